@@ -1,0 +1,170 @@
+"""Constructs rPrograms for Roller's 119 operators on one device of the tables, and checks the paper's alignment facts.
+
+    python benchmarks/construct.py --device nvidia-v100
+
+Prints one line per operator (tiles, time to construct, predicted time, the artifact's measured time, alignment) and
+writes all of it as JSON. No GPU is needed: construction reads only the device tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tvm_ext import device_db
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.plan import RProgram
+from tvm_ext.testing.tensor_exprs import roller_operators
+from tvm_ext.tir_passes.roller.check import alignment_facts
+from tvm_ext.tir_passes.roller.construct import construct
+
+HERE = Path(__file__).resolve().parent
+WORKLOAD = HERE / "workloads" / "roller_ops.csv"
+REPEATS = 3
+
+
+def _measured() -> dict[str, float]:
+    with WORKLOAD.open(newline="", encoding="utf-8") as file:
+        return {row["id"]: float(row["v100_ms_roller_top1"]) for row in csv.DictReader(file)}
+
+
+def _tiles(program: RProgram) -> str:
+    lines = []
+    for layer, tile in program.tiles:
+        sizes = " ".join(f"{axis}={size}" for axis, size in tile.sizes.items() if size > 1)
+        padding = " ".join(f"{tensor}+{pad}" for tensor, pad in tile.storage_padding)
+        lines.append(f"{layer}: {sizes or 'one point'}" + (f" (padding {padding})" if padding else ""))
+    return "\n".join(lines)
+
+
+def _run(device: DeviceSpec, k: int) -> list[dict[str, Any]]:
+    measured = _measured()
+    rows = []
+    for name, expr in roller_operators(WORKLOAD):
+        wall, cpu = [], []
+        for _ in range(REPEATS):
+            start, busy = time.perf_counter(), time.process_time()
+            construction = construct(expr, device, k=k, fuse_axes=True)
+            wall.append((time.perf_counter() - start) * 1e3)
+            cpu.append((time.process_time() - busy) * 1e3)
+        best = construction.programs[0]
+        facts = alignment_facts(construction.canonical.expr, best, device)
+        rows.append(
+            {
+                "id": name,
+                "operator": expr.name,
+                "construct_ms": min(wall),
+                "construct_cpu_ms": min(cpu),  # what it takes on a machine that does nothing else
+                "programs": len(construction.programs),
+                "tiles": {layer: {**tile.sizes, "padding": dict(tile.storage_padding)} for layer, tile in best.tiles},
+                "tiles_text": _tiles(best),
+                "epsilon": best.epsilon,
+                "partitions": best.partition_count,
+                "shrunk": best.shrunk,
+                "predicted_ms": best.prediction.time_s * 1e3,
+                "bound": best.prediction.bound,
+                "artifact_v100_ms": measured[name],
+                "alignment": facts,
+            }
+        )
+    return rows
+
+
+def _table(device: DeviceSpec, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"Roller's operators on {device.name}", show_lines=False)
+    for column in (
+        "id",
+        "operator",
+        "tiles",
+        "ε",
+        "parts",
+        "bound",
+        "ms predicted",
+        "ms artifact (V100)",
+        "ms construct",
+        "not aligned",
+    ):
+        table.add_column(column)
+    for row in rows:
+        failed = ", ".join(rule for rule, holds in row["alignment"].items() if holds is False)
+        table.add_row(
+            row["id"],
+            row["operator"],
+            row["tiles_text"],
+            f"{row['epsilon']:g}",
+            str(row["partitions"]) + (" shrunk" if row["shrunk"] else ""),
+            row["bound"],
+            f"{row['predicted_ms']:.3f}",
+            f"{row['artifact_v100_ms']:.3f}",
+            f"{row['construct_ms']:.1f}",
+            failed or "-",
+        )
+    return table
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    times = [row["construct_ms"] for row in rows]
+    aligned = Counter(rule for row in rows for rule, holds in row["alignment"].items() if holds is not False)
+    return {
+        "operators": len(rows),
+        "construct_ms_median": statistics.median(times),
+        "construct_cpu_ms_median": statistics.median(row["construct_cpu_ms"] for row in rows),
+        "construct_ms_mean": statistics.fmean(times),
+        "construct_ms_max": max(times),
+        "aligned": dict(aligned),
+        "bound": dict(Counter(row["bound"] for row in rows)),
+    }
+
+
+def _environment() -> dict[str, str]:
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": git.stdout.strip() if git.returncode == 0 else "unknown",
+        "python": platform.python_version(),
+        "host": platform.processor() or platform.machine(),
+    }
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="name in the device tables")] = "nvidia-v100",
+    k: Annotated[int, typer.Option(min=1, help="rPrograms to construct per operator")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file; default benchmarks/results/construct-DEVICE.json")
+    ] = None,
+) -> None:
+    """Construct for all operators, print the table and the summary, write the JSON."""
+    spec = device_db.lookup(device)
+    rows = _run(spec, k)
+    console = Console(width=200)
+    console.print(_table(spec, rows))
+    summary = _summary(rows)
+    for key, value in summary.items():
+        console.print(f"{key}: {value}")
+    path = out or HERE / "results" / f"construct-{spec.name}.json"
+    _write(path, {"device": spec.name, "k": k, **_environment(), "summary": summary, "operators": rows})
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,71 @@
+"""Fixtures for all tests. The environment is set here, before anything imports TVM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).resolve().parent / "golden"
+
+# Measurements of this machine are worth keeping between runs, but apart from the user's own.
+os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)`` compares ``text`` with the file ``tests/golden/name`` (see ``--update-golden``)."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is absent; make it with --update-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that differ between tests and not between runs."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def immutable_modules() -> Iterator[None]:
+    """A PassContext in which a pass that writes to its input fails (house rule: passes are pure)."""
+    from tvm_ext._tvm import PassContext
+
+    with PassContext(config={"testing.immutable_module": True}):
+        yield
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``run_python(code, *interpreter_flags, **environment)`` in a process of its own, in an empty folder.
+
+    An environment variable set to None is removed. The process finds this source tree, and not the fixtures above.
+    """
+
+    def run(code: str, *flags: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        kept = {name: value for name, value in variables.items() if value is not None}
+        command = [sys.executable, *flags, "-c", code]
+        return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=300)
+
+    return run

@@ -1,0 +1,91 @@
+"""Every script and notebook under examples/ runs, in a process of its own, as a reader would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.testing import models_bert
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+CELL_TIMEOUT_S = 600
+
+
+def environment() -> dict[str, str]:
+    """The tests' environment, in which the package is found whether or not it is installed."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run_script(path: Path, tmp_path: Path) -> str:
+    command = [sys.executable, str(path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    printed = run_script(EXAMPLES / "quickstart.py", tmp_path)
+    assert "(1, 24, 56, 56)" in printed
+    assert re.search(r"\d+ kernels: .*rtile", printed), printed
+
+
+def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
+    printed = run_script(EXAMPLES / "pipeline.py", tmp_path)
+    assert re.search(r"kernels by path: \{'rtile': [1-9]", printed), printed
+    difference = re.search(r"largest difference from relay.build: (\S+)", printed)
+    assert difference is not None, printed
+    assert float(difference[1]) < 1e-5
+
+
+def test_every_script_has_a_test() -> None:
+    assert [path.name for path in SCRIPTS] == ["pipeline.py", "quickstart.py"]
+    assert [path.name for path in NOTEBOOKS] == ["bert.ipynb", "resnet.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_committed_without_outputs(path: Path) -> None:
+    """Outputs carry machine paths and numbers that nobody can reproduce; readers make their own."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells] == [[] for _ in cells]
+    assert {cell["execution_count"] for cell in cells} == {None}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("nbclient", "ipykernel", "matplotlib", "onnxruntime"):
+        pytest.importorskip(package, reason=f"executing notebooks needs {package}")
+    if path.stem == "bert":
+        _require_minilm()
+    import nbformat
+    from nbclient import NotebookClient
+
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert "relative error" in "".join(output.get("text", "") for output in outputs)
+    plots = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(plots) >= 3
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+def _require_minilm() -> None:
+    try:
+        models_bert.minilm_directory()
+    except UnsupportedEnvironmentError as error:
+        pytest.skip(str(error))

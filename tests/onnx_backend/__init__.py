@@ -1,0 +1,1 @@
+"""ONNX's own backend tests, run through the plugin and through stock TVM."""

@@ -1,0 +1,165 @@
+"""Runs cases in worker processes, so that a crash or a hang costs one case and is seen.
+
+    python -m tests.onnx_backend.harness --system ours --output results.json
+
+writes {system: {case: "pass" | "pass bound" | "fail: reason" | "crash: reason" | "hang"}}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from tests.onnx_backend.cases import Case, load_cases
+from tests.onnx_backend.systems import SYSTEMS
+
+_FORK = multiprocessing.get_context("fork")
+# Some hundred times the slowest case: what exceeds it hangs.
+CASE_SECONDS = 90.0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Worker:
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    case: str
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def run_cases(cases: Mapping[str, Case], systems: Sequence[str], workers: int) -> dict[str, dict[str, str]]:
+    """{system: {case: outcome}} for every case, in `workers` forked processes."""
+    todo = iter([(system, name) for system in systems for name in cases])
+    outcomes: dict[str, dict[str, str]] = {system: {} for system in systems}
+    active: dict[Connection, tuple[str, _Worker]] = {}
+
+    def start_next(worker: _Worker | None) -> None:
+        job = next(todo, None)
+        if job is None:
+            if worker is not None:
+                worker.stop()
+            return
+        worker = worker or _start(cases)
+        worker.case = job[1]
+        worker.connection.send(job)
+        active[worker.connection] = (job[0], worker)
+
+    for _ in range(workers):
+        start_next(None)
+    while active:
+        ready = wait(list(active), timeout=CASE_SECONDS)
+        if not ready:
+            # Nobody has finished for the whole limit: every active case hangs.
+            for system, worker in _drain(active):
+                outcomes[system][worker.case] = "hang"
+                worker.stop()
+                start_next(None)
+            continue
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            system, worker = active.pop(connection)
+            outcome, survivor = _receive(worker)
+            outcomes[system][worker.case] = outcome
+            start_next(survivor)
+    return {system: dict(sorted(found.items())) for system, found in outcomes.items()}
+
+
+def _drain(active: dict[Connection, tuple[str, _Worker]]) -> Iterator[tuple[str, _Worker]]:
+    jobs = list(active.values())
+    active.clear()
+    yield from jobs
+
+
+def _receive(worker: _Worker) -> tuple[str, _Worker | None]:
+    try:
+        return str(worker.connection.recv()), worker
+    except EOFError:
+        worker.process.join()
+        code = worker.process.exitcode
+        worker.stop()
+        return f"crash: exit code {code}", None
+
+
+def _start(cases: Mapping[str, Case]) -> _Worker:
+    ours, theirs = _FORK.Pipe()
+    process = _FORK.Process(target=_serve, args=(ours, theirs, cases), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process=process, connection=ours, case="")
+
+
+def _serve(parents: Connection, connection: Connection, cases: Mapping[str, Case]) -> None:
+    # With this copy of the parent's end open, the parent's death would go unnoticed.
+    parents.close()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            system, name = connection.recv()
+        except EOFError:
+            return
+        connection.send(_outcome(system, cases[name]))
+
+
+def _outcome(system: str, case: Case) -> str:
+    """`pass`, or `pass bound` where only a later way of the system passes, or the first way's failure."""
+    first, *others = SYSTEMS[system]
+    failure = _failure(first, case)
+    if failure is None:
+        return "pass"
+    return "pass bound" if any(_failure(way, case) is None for way in others) else failure
+
+
+def _failure(way: Callable[[Case], None], case: Case) -> str | None:
+    try:
+        way(case)
+    except Exception as error:  # noqa: BLE001 - a case fails by whatever the system under test raises
+        return f"fail: {type(error).__name__}: {_one_line(error)}"
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return re.sub(r"0x[0-9a-f]+", "0x", " ".join(str(error).split()))[:300]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", type=Path, help="a file with one case name a line")
+    parser.add_argument("--match", default="", help="a regular expression that the names contain")
+    parser.add_argument("--parts", type=int, default=1, help="take every n-th case only")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args(arguments)
+    chosen = set(given.only.read_text().split()) if given.only else None
+    # Every n-th of the sorted names: the same cases in every run, and all operators among them.
+    cases = {
+        name: case
+        for index, (name, case) in enumerate(load_cases().items())
+        if index % given.parts == 0 and (chosen is None or name in chosen) and re.search(given.match, name)
+    }
+    outcomes = run_cases(cases, given.system, given.workers)
+    given.output.write_text(json.dumps(outcomes, indent=1) + "\n")
+    for system, found in outcomes.items():
+        plain = sum(outcome == "pass" for outcome in found.values())
+        bound = sum(outcome == "pass bound" for outcome in found.values())
+        print(f"{system}: {plain} of {len(found)} cases pass, {bound} more with configuring inputs bound")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

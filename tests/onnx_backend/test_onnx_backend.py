@@ -1,0 +1,82 @@
+"""ONNX's backend tests through `relay.frontend.from_onnx` and `relay.build(enable_roller=True)`.
+
+What stock TVM passes must pass; other failures are those of a committed list that only shrinks; nothing crashes or
+hangs. The everyday run takes every sixth case, the marker `slow` all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+STOCK_PASSES = set(json.loads((FOLDER / "stock_passes.json").read_text())["cases"])
+EXPECTED_FAILURES = (FOLDER / "expected_failures.txt").read_text().split()
+EVERYDAY_PARTS = 6
+
+Outcomes = dict[str, str]
+
+
+def _run(folder: Path, parts: int) -> Outcomes:
+    """Runs in a process of its own: the harness forks, which TVM's thread pool in this one would not survive."""
+    output = folder / "outcomes.json"
+    harness = [sys.executable, "-W", "ignore", "-m", "tests.onnx_backend.harness"]
+    subprocess.run(
+        [*harness, "--system", "ours", "--parts", str(parts), "--output", str(output)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    outcomes: Outcomes = json.loads(output.read_text())["ours"]
+    return outcomes
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(EVERYDAY_PARTS, id="slice", marks=pytest.mark.timeout(1200)),
+        pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return _run(tmp_path_factory.mktemp("onnx_backend"), request.param)
+
+
+def test_there_are_cases(outcomes: Outcomes) -> None:
+    """An empty run would pass everything below."""
+    assert len(outcomes) > 250
+    assert sum(outcome == "pass" for outcome in outcomes.values()) > 100
+
+
+def test_nothing_crashes_or_hangs(outcomes: Outcomes) -> None:
+    assert {name: outcome for name, outcome in outcomes.items() if outcome.startswith(("crash", "hang"))} == {}
+
+
+def test_what_stock_passes_passes(outcomes: Outcomes) -> None:
+    """As it is: without the constants that our `from_onnx` can be given."""
+    lost = {name: outcomes[name] for name in STOCK_PASSES & outcomes.keys() if outcomes[name] != "pass"}
+    assert lost == {}
+
+
+def test_no_unexpected_failures(outcomes: Outcomes) -> None:
+    failed = {name: outcome for name, outcome in outcomes.items() if not outcome.startswith("pass")}
+    assert {name: outcome for name, outcome in failed.items() if name not in EXPECTED_FAILURES} == {}
+
+
+def test_expected_failures_fail(outcomes: Outcomes) -> None:
+    """A case that passes leaves the list: `python -m tests.onnx_backend.lists failures`."""
+    passed = [name for name in EXPECTED_FAILURES if outcomes.get(name, "fail").startswith("pass")]
+    assert passed == []
+
+
+def test_list_is_sorted_and_disjoint() -> None:
+    assert sorted(set(EXPECTED_FAILURES)) == EXPECTED_FAILURES
+    assert not STOCK_PASSES.intersection(EXPECTED_FAILURES)

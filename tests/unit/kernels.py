@@ -1,0 +1,72 @@
+"""Small TensorIR functions and a way to run them, for the tests of kernel construction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te
+
+from tvm_ext import device_db
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.options import BuildOptions
+from tvm_ext.plan import CHOICE, CONSTANT_PARAMS, KernelChoice, from_json
+from tvm_ext.relay_passes.pack_constants import pack
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
+
+TARGET = "llvm"
+
+
+def cpu() -> DeviceSpec:
+    return device_db.device_for_target(TARGET, measure=False)[0]
+
+
+def legalised(build: Any, *shapes: tuple[int, ...], dtype: str = "float32", fuse: bool = True) -> Any:
+    """The single PrimFunc that stock TVM makes of ``build(*inputs)``."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(build(*inputs))
+        builder.emit_func_output(result)
+    passes = [relax.transform.LegalizeOps()]
+    if fuse:
+        passes += [relax.transform.AnnotateTIROpPattern(), relax.transform.FuseOps(), relax.transform.FuseTIR()]
+    module = tvm.transform.Sequential(passes)(builder.get())
+    functions = [f for _, f in module.functions_items() if not isinstance(f, relax.Function)]
+    assert len(functions) == 1
+    return functions[0]
+
+
+def from_te(*tensors: Any) -> Any:
+    return te.create_prim_func(list(tensors))
+
+
+def constructed(
+    func: Any, *, constants: tuple[int, ...] = (), device: DeviceSpec | None = None
+) -> tuple[Any, KernelChoice]:
+    if constants:
+        func = func.with_attr(CONSTANT_PARAMS, list(constants))
+    kernel = construct_kernel(func, "operator", device or cpu(), BuildOptions())
+    return kernel, from_json(KernelChoice, str(kernel.attrs[CHOICE]))
+
+
+def run(
+    kernel: Any, choice: KernelChoice, arrays: list[np.ndarray[Any, Any]], output_shape: tuple[int, ...], dtype: str
+) -> Any:
+    """The kernel's output, which starts as NaN (or -99), for inputs that are packed as its choice asks."""
+    packed = list(arrays)
+    for how in choice.packs:
+        packed[how.param_index] = pack(arrays[how.param_index], how)
+    target = device_db.device_for_target(TARGET, measure=False)[1]
+    library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
+    poison = np.full(output_shape, np.nan if "float" in dtype else -99, dtype)
+    output = tvm.runtime.tensor(poison)
+    library(*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in packed], output)
+    return output.numpy()
+
+
+def relative_error(actual: Any, expected: Any) -> float:
+    actual, expected = np.asarray(actual, "float64"), np.asarray(expected, "float64")
+    return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30))

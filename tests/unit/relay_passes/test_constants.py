@@ -1,0 +1,76 @@
+"""Constants: which parameters are known at compile time, and their packed copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.unit.kernels import cpu
+from tvm_ext._tvm import Constant
+from tvm_ext.options import BuildOptions
+from tvm_ext.plan import CONSTANT_PARAMS, ConstantPack
+from tvm_ext.relay_passes.annotate_constants import AnnotateConstants, tir_calls
+from tvm_ext.relay_passes.pack_constants import PackConstants, pack
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+
+
+def two_layers(second_weight_is_constant: bool, rng: np.random.Generator) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 32), "float32"))
+    v = relax.Var("v", relax.TensorType((32, 32), "float32"))
+    first = relax.const(rng.standard_normal((32, 32)).astype("f4"))
+    second = relax.const(rng.standard_normal((32, 32)).astype("f4")) if second_weight_is_constant else v
+    with builder.function("main", [x, v]):
+        with builder.dataflow():
+            hidden = builder.emit(relax.op.matmul(x, first))
+            result = builder.emit_output(relax.op.matmul(hidden, second))
+        builder.emit_func_output(result)
+    return relax.transform.LegalizeOps()(builder.get())
+
+
+def test_a_weight_that_is_constant_at_every_call_is_marked(rng, immutable_modules):
+    module = AnnotateConstants()(two_layers(True, rng))
+    assert [int(i) for i in module["matmul"].attrs[CONSTANT_PARAMS]] == [1]
+
+
+def test_one_variable_call_makes_it_variable(rng, immutable_modules):
+    module = AnnotateConstants()(two_layers(False, rng))
+    assert CONSTANT_PARAMS not in module["matmul"].attrs
+
+
+def test_packing_rewrites_every_call_and_keeps_the_result(rng):
+    module = two_layers(True, rng)
+    x = rng.standard_normal((4, 32)).astype("f4")
+    packed = tvm.transform.Sequential([AnnotateConstants(), ConstructKernels(cpu(), BuildOptions()), PackConstants()])(
+        module
+    )
+    calls = tir_calls(packed)
+    assert [call.args[0].name_hint for call in calls] == ["matmul_packed", "matmul_packed"]
+    shapes = [call.args[1].fields[1].value.shape for call in calls]
+    assert all(isinstance(call.args[1].fields[1], Constant) for call in calls)
+    assert all(tuple(shape) != (32, 32) for shape in shapes)
+    weights = [call.args[1].fields[1].value.numpy().astype("f8") for call in tir_calls(module)]
+    expected = x.astype("f8") @ weights[0] @ weights[1]
+    machine = relax.VirtualMachine(tvm.compile(packed, "llvm"), tvm.cpu())
+    actual = machine["main"](x, np.zeros((32, 32), "f4")).numpy()
+    assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-6
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.data(),
+)
+def test_packing_is_an_indexed_copy_with_zeros_outside(shape, data):
+    array = np.arange(1, np.prod(shape) + 1, dtype="float32").reshape(shape)
+    rank = data.draw(st.integers(1, 3))
+    extents = tuple(data.draw(st.integers(1, 4)) for _ in range(rank))
+    strides = tuple(data.draw(st.integers(-4, 6)) for _ in range(rank))
+    offset = data.draw(st.integers(0, 5))
+    result = pack(array, ConstantPack(param_index=0, extents=extents, strides=strides, offset=offset))
+    flat = array.reshape(-1)
+    for position in np.ndindex(*extents):
+        source = offset + sum(i * s for i, s in zip(position, strides, strict=True))
+        assert result[position] == (flat[source] if 0 <= source < flat.size else 0)

@@ -1,0 +1,134 @@
+"""The pipeline: purity, the order's promises, the pass clock, targets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext import pipeline
+from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import PassClock
+from tvm_ext.plan import CHOICE
+
+
+def small_module() -> tvm.IRModule:
+    """relu(x @ transpose(w)) reshaped and added to itself; ``w`` is a constant."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((6, 8), "float32"))
+    weight = relax.const(np.arange(80, dtype="float32").reshape(10, 8) / 40 - 1)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, builder.emit(relax.op.permute_dims(weight))))
+            flat = builder.emit(relax.op.reshape(builder.emit(relax.op.nn.relu(product)), (60,)))
+            result = builder.emit_output(relax.op.add(flat, flat))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    weight = np.arange(80, dtype="float32").reshape(10, 8).astype("float64") / 40 - 1
+    return 2 * np.maximum(x.astype("float64") @ weight.T, 0).reshape(60)
+
+
+def run(executable: object, x: np.ndarray) -> np.ndarray:
+    return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
+
+
+@pytest.fixture
+def plan() -> pipeline.BuildPlan:
+    return pipeline.plan_build("llvm", BuildOptions())
+
+
+def test_every_pass_is_pure(plan: pipeline.BuildPlan) -> None:
+    mod = small_module()
+    before = mod.clone()
+    with tvm.transform.PassContext(config={"testing.immutable_module": True}), plan.target:
+        kernels = plan.construct(mod)
+        copy = kernels.clone()
+        plan.lower(kernels)
+    tvm.ir.assert_structural_equal(mod, before)
+    tvm.ir.assert_structural_equal(kernels, copy)
+
+
+def test_construction_is_deterministic(plan: pipeline.BuildPlan) -> None:
+    with plan.target:
+        tvm.ir.assert_structural_equal(plan.construct(small_module()), plan.construct(small_module()))
+
+
+def test_each_kernel_carries_its_choice_and_reshapes_are_views(plan: pipeline.BuildPlan) -> None:
+    with plan.target:
+        kernels = plan.construct(small_module())
+    functions = {gvar.name_hint: func for gvar, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)}
+    assert functions, "there are kernels"
+    assert all(CHOICE in func.attrs for func in functions.values())
+    assert not any("reshape" in name or "transpose" in name for name in functions)
+    assert "R.reshape" in kernels["main"].script()
+
+
+def test_the_result_is_right(plan: pipeline.BuildPlan) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype("float32")
+    with plan.target:
+        executable = relax.build(plan.construct(small_module()), plan.target, relax_pipeline=plan.lower)
+    np.testing.assert_allclose(run(executable, x), expected(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("roller", [True, False, "auto"])
+def test_registered_pipeline_and_stock_passes_mix(roller: bool | str) -> None:
+    x = np.random.default_rng(1).standard_normal((6, 8)).astype("float32")
+    mixed = tvm.transform.Sequential(
+        [relax.transform.EliminateCommonSubexpr(), pipeline.relax_pipeline(enable_roller=roller)]
+    )
+    executable = tvm.compile(small_module(), tvm.target.Target("llvm"), relax_pipeline=mixed)
+    np.testing.assert_allclose(run(executable, x), expected(x), rtol=1e-5, atol=1e-5)
+
+
+def test_options_of_the_registered_pipeline_are_checked() -> None:
+    with pytest.raises(OptionError, match="candidates"):
+        relax.get_pipeline("tvm_ext", candidate=3)
+
+
+def test_gpu_targets_are_refused_unless_roller_may_stand_back() -> None:
+    with pytest.raises(TargetError, match="emits kernels for CPUs only"):
+        pipeline.plan_build("nvidia-v100", BuildOptions())
+    for roller in ("auto", False):
+        plan = pipeline.plan_build("nvidia-v100", BuildOptions(enable_roller=roller))  # type: ignore[arg-type]
+        assert plan.target.kind.name == "cuda"
+        with plan.target:
+            kernels = plan.construct(small_module())
+        functions = [func for _, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)]
+        assert functions
+        assert not any(CHOICE in func.attrs for func in functions)
+
+
+def test_num_threads_limits_the_units() -> None:
+    assert pipeline.plan_build("llvm", BuildOptions(num_threads=1)).device.unit_count == 1
+
+
+def test_clock_charges_a_pass_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """outer runs 0..10, inner 1..4 and again 5..6 within it: 6 seconds are outer's own."""
+    times = iter([0.0, 1.0, 4.0, 5.0, 6.0, 10.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    started: list[str] = []
+    clock = PassClock(on_start=started.append)
+    clock.before("outer")
+    for _ in range(2):
+        clock.before("inner")
+        clock.after("inner")
+    clock.after("outer")
+    assert clock.seconds == {"outer": 6.0, "inner": 4.0}
+    assert started == ["outer", "inner", "inner"]
+
+
+def test_timed_context_keeps_the_users_settings() -> None:
+    with tvm.transform.PassContext(opt_level=3, disabled_pass=["FuseOps"], config={"tirx.disable_vectorize": True}):
+        clock = PassClock()
+        with pipeline.timed_context(clock):
+            current = tvm.transform.PassContext.current()
+            assert current.opt_level == 3
+            assert list(current.disabled_pass) == ["FuseOps"]
+            assert bool(current.config["tirx.disable_vectorize"])
+            relax.transform.CanonicalizeBindings()(small_module())
+    assert "CanonicalizeBindings" in clock.seconds

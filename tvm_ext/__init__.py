@@ -1,0 +1,46 @@
+"""Roller's kernel construction for stock TVM: ONNX in, constructed kernels out.
+
+>>> from tvm_ext import relay
+>>> mod, params = relay.frontend.from_onnx(model)  # doctest: +SKIP
+>>> lib = relay.build(mod, "llvm", params=params)  # doctest: +SKIP
+
+Importing this package checks the environment (`errors.UnsupportedEnvironmentError`), sets TVM's thread count unless
+the user has, imports TVM and registers the plugin with it. `relay` and the passes are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tvm_ext import _autoload, _environment, options
+from tvm_ext.errors import TvmExtError
+from tvm_ext.options import BuildOptions
+
+if TYPE_CHECKING:
+    from tvm_ext import relay
+
+__version__ = "0.1.0"
+__all__ = ["BuildOptions", "TvmExtError", "__version__", "relay"]
+
+_LAZY_MODULES = ("relay",)
+
+
+def _start() -> None:
+    """Check, then register. When TVM itself is importing us, its entry point `_autoload.autoload` does both."""
+    options.configure_threads()
+    if _autoload.is_importing("tvm"):
+        return
+    _environment.check_environment()
+    import tvm  # noqa: F401 - runs the entry point where the plugin is installed
+
+    _autoload.register()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"tvm_ext.{name}")
+    raise AttributeError(f"module 'tvm_ext' has no attribute {name!r}")
+
+
+_start()

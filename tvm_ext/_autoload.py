@@ -1,0 +1,146 @@
+"""Registers the plugin with stock TVM: pipelines, typed PassContext options, and `tvm.relay` where TVM has none.
+
+`autoload` is the entry point (group ``tvm.backends``) that `import tvm` calls at its end; `import tvm_ext` calls
+`register` as well, so that a source checkout which is not installed works the same. Both are cheap, since what is
+registered is looked up when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from tvm_ext.errors import TvmExtError
+
+PIPELINE_NAME = "tvm_ext"
+OPTIONS_LIBRARY = "tvm_ext_options"
+
+MODULE_ALIASES = {
+    "tvm.relay": "tvm_ext.relay",
+    "tvm.relay.frontend": "tvm_ext.frontend",
+    "tvm.contrib.graph_executor": "tvm_ext.graph_module",
+}
+"""Modules that older TVMs had, and ours which stand in for them."""
+
+# Whatever goes wrong here must not reach the user of plain TVM; TVM's own loader turns anything else into a warning.
+_EXPECTED_FAILURES = (
+    TvmExtError,
+    ImportError,
+    OSError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def autoload() -> None:
+    """Register the plugin, or warn why not; never raises. After a refusal `import tvm_ext` raises the reason."""
+    try:
+        from tvm_ext._environment import check_environment
+
+        check_environment()
+        register()
+    except _EXPECTED_FAILURES as error:
+        if not is_importing("tvm_ext"):  # else that import is on its way and calls `register` itself
+            _forget_package()
+        _warn(f"tvm_ext is not available: {error}")
+
+
+def register() -> None:
+    """Register everything, once; a second call does nothing more. Raises what TVM raises where it refuses."""
+    from tvm.base import _RUNTIME_ONLY
+
+    if not _RUNTIME_ONLY:  # TVM_USE_RUNTIME_LIB=1: no compiler, hence nothing to register with
+        register_pipelines()
+        register_config_options()
+        register_module_aliases()  # last: nothing can fail after it
+
+
+def register_pipelines() -> None:
+    """Register the Relax and the TensorIR pipeline called "tvm_ext"; they are built when they are asked for."""
+    from tvm_ext import _tvm
+
+    _tvm.register_relax_pipeline(PIPELINE_NAME, _relax_pipeline)
+    _tvm.register_tir_pipeline(PIPELINE_NAME, _tir_pipeline)
+
+
+def register_config_options() -> bool:
+    """Register the typed ``tvm_ext.*`` PassContext options; False where the native part is absent or does not load.
+
+    They are a convenience beside `BuildOptions`, so their absence is not an error; `tvm-ext doctor` reports it.
+    """
+    from tvm_ext import _native
+
+    try:
+        return _native.load(OPTIONS_LIBRARY)
+    except (OSError, RuntimeError) as error:
+        _warn(f"tvm_ext's PassContext options are not available: {error}")
+        return False
+
+
+def register_module_aliases() -> None:
+    """Let `from tvm import relay`, `import tvm.relay` and `tvm.relay` give `tvm_ext.relay`, imported on first use."""
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_AliasFinder())  # last: a module of TVM's own is found before
+    import tvm
+
+    if not hasattr(tvm, "__getattr__"):
+        tvm.__getattr__ = _missing_tvm_attribute
+
+
+def _relax_pipeline(**options: Any) -> Any:
+    return importlib.import_module("tvm_ext.pipeline").relax_pipeline(**options)
+
+
+def _tir_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.pipeline").tir_pipeline()
+
+
+def _missing_tvm_attribute(name: str) -> Any:
+    if f"tvm.{name}" in MODULE_ALIASES:
+        return importlib.import_module(f"tvm.{name}")
+    raise AttributeError(f"module 'tvm' has no attribute {name!r}")
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Resolves the names of `MODULE_ALIASES` to the very module objects they stand for."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(fullname, self) if fullname in MODULE_ALIASES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system takes the entry that a module leaves for itself in sys.modules, not the object it made.
+        # `import a.b` asks no finder where `a` is a plain module, so names below this one are entered as well.
+        for alias, ours in MODULE_ALIASES.items():
+            if alias == module.__name__ or alias.startswith(f"{module.__name__}."):
+                sys.modules[alias] = importlib.import_module(ours)
+
+
+def is_importing(name: str) -> bool:
+    """Whether the import of module ``name`` has begun and not ended."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _forget_package() -> None:
+    """Drop the half-registered package, so that a later `import tvm_ext` starts afresh and raises the reason."""
+    for name in [name for name in sys.modules if name == "tvm_ext" or name.startswith("tvm_ext.")]:
+        del sys.modules[name]
+
+
+def _warn(message: str) -> None:
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:  # python -W error: even then `import tvm` goes on
+        sys.stderr.write(f"warning: {message}\n")

@@ -1,0 +1,195 @@
+"""The only home of TVM names that have moved between releases, all as of apache-tvm 0.27.0.post1.
+
+TVM ships no type information, so everything here is `Any`. What stock TVM does not import by itself (the ONNX
+importer, TVMScript's dialects) is behind a function or left to its user, which keeps `import tvm_ext` quick.
+
+Where these names were before (0.20 or so, still the majority of what is written about TVM):
+``tvm.tir`` is `tirx`, its schedules are `s_tir`; ``tvm.arith`` is ``tvm.sym``; ``struct_info`` is ``ty``;
+``stmt_functor.post_order_visit``, ``ir_transform`` and ``substitute`` are tvm-ffi's `structural_walk`,
+`structural_map` and `structural_mutate`; ``tvm.nd.array`` is `tensor`; a schedule's ``get_block`` is ``get_sblock``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, sym, te, tirx, topi
+from tvm.relax import dpl
+from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor
+from tvm.relax.expr_functor import mutator as expr_mutator
+from tvm.relax.expr_functor import visitor as expr_visitor
+from tvm.target import codegen as _codegen
+
+__all__ = [
+    "ALREADY_SCHEDULED",
+    "CALL_TIR",
+    "Analyzer",
+    "Buffer",
+    "BufferStore",
+    "Call",
+    "Constant",
+    "DataflowBlock",
+    "DataflowVar",
+    "For",
+    "ForKind",
+    "GlobalVar",
+    "IRModule",
+    "IndexMap",
+    "IterVar",
+    "PassContext",
+    "PrimFunc",
+    "PyExprMutator",
+    "PyExprVisitor",
+    "SBlock",
+    "SBlockRealize",
+    "Schedule",
+    "ScheduleError",
+    "Sequential",
+    "Target",
+    "TensorIntrin",
+    "TensorLoad",
+    "Var",
+    "VirtualMachine",
+    "assert_structural_equal",
+    "copy_module",
+    "cpu_dataflow_lower_passes",
+    "cpu_finalize_passes",
+    "cpu_legalize_passes",
+    "cpu_library_dispatch_passes",
+    "detect_iter_map",
+    "detect_linear_equation",
+    "dpl",
+    "expr_mutator",
+    "expr_visitor",
+    "import_onnx",
+    "ir",
+    "llvm_get_system_cpu",
+    "module_pass",
+    "onnx_operators",
+    "pass_instrument",
+    "prim_func_pass",
+    "register_relax_pipeline",
+    "register_tir_pipeline",
+    "relax",
+    "relax_function_pass",
+    "relax_pipelines",
+    "s_tir",
+    "structural_equal",
+    "structural_hash",
+    "structural_map",
+    "structural_mutate",
+    "structural_walk",
+    "sym",
+    "target_has_feature",
+    "te",
+    "tensor",
+    "tir_pipelines",
+    "tirx",
+    "topi",
+    "tvm",
+    "tvm_ffi",
+]
+
+# --- IR nodes -----------------------------------------------------------------------------------------------------
+IRModule: Any = tvm.IRModule
+GlobalVar: Any = ir.GlobalVar
+Call: Any = ir.Call
+Constant: Any = ir.GenericConst  # was relax.Constant; field `value` (was `data`); make one with relax.const
+Var: Any = ir.Var  # a buffer is a Var too, its shape, dtype and scope are in `.ty`
+TensorLoad: Any = ir.TensorLoad  # was tir.BufferLoad; fields `source` (was `buffer`) and `indices`
+PrimFunc: Any = tirx.PrimFunc
+Buffer: Any = tirx.Buffer
+BufferStore: Any = tirx.BufferStore
+For: Any = tirx.For
+ForKind: Any = tirx.ForKind
+IterVar: Any = tirx.IterVar
+IndexMap: Any = tirx.IndexMap
+SBlock: Any = s_tir.SBlock  # was tir.Block
+SBlockRealize: Any = s_tir.SBlockRealize
+DataflowBlock: Any = relax.DataflowBlock
+DataflowVar: Any = relax.DataflowVar
+CALL_TIR: Any = ir.Op.get("relax.call_tir")
+
+ALREADY_SCHEDULED = "tirx.is_scheduled"
+"""Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
+
+# --- schedules and analysis ---------------------------------------------------------------------------------------
+Schedule: Any = s_tir.Schedule
+ScheduleError: Any = s_tir.ScheduleError
+TensorIntrin: Any = s_tir.TensorIntrin
+Analyzer: Any = sym.Analyzer
+detect_iter_map: Any = sym.detect_iter_map
+detect_linear_equation: Any = sym.detect_linear_equation
+
+# --- structural functors (tvm-ffi; they work on TensorIR and on Relax) --------------------------------------------
+structural_walk: Any = tvm_ffi.structural_walk
+structural_map: Any = tvm_ffi.structural_map
+structural_mutate: Any = tvm_ffi.structural_mutate
+structural_equal: Any = tvm_ffi.structural_equal
+structural_hash: Any = tvm_ffi.structural_hash
+assert_structural_equal: Any = ir.assert_structural_equal
+
+# --- passes -------------------------------------------------------------------------------------------------------
+PassContext: Any = tvm.transform.PassContext
+Sequential: Any = tvm.transform.Sequential
+module_pass: Any = tvm.transform.module_pass
+prim_func_pass: Any = tirx.transform.prim_func_pass
+relax_function_pass: Any = relax.transform.function_pass
+pass_instrument: Any = tvm.ir.instrument.pass_instrument
+# `relax.pipeline.dataflow_lower_passes` raises AttributeError in this release; its per-target parts work.
+cpu_library_dispatch_passes: Any = _cpu_pipeline.library_dispatch_passes
+cpu_legalize_passes: Any = _cpu_pipeline.legalize_passes
+cpu_dataflow_lower_passes: Any = _cpu_pipeline.dataflow_lower_passes
+cpu_finalize_passes: Any = _cpu_pipeline.finalize_passes
+
+# --- target and runtime -------------------------------------------------------------------------------------------
+Target: Any = tvm.target.Target
+VirtualMachine: Any = relax.VirtualMachine
+tensor: Any = tvm.runtime.tensor
+llvm_get_system_cpu: Any = _codegen.llvm_get_system_cpu
+target_has_feature: Any = _codegen.target_has_features
+
+
+def copy_module(mod: Any) -> Any:
+    """A module with the same functions: passes receive the caller's own module and must not write to it."""
+    return tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+
+
+def import_onnx(model: Any, **options: Any) -> Any:
+    """Stock `from_onnx`, which imports `onnx` itself (about 0.2 s)."""
+    from tvm.relax.frontend.onnx import from_onnx
+
+    return from_onnx(model, **options)
+
+
+def onnx_operators() -> Any:
+    """The names of the operators that stock `from_onnx` has a converter for."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    return onnx_frontend._get_convert_map().keys()
+
+
+# --- registered pipelines -----------------------------------------------------------------------------------------
+def relax_pipelines() -> Any:
+    """The mutable map from name to factory of Relax pipelines."""
+    return relax.pipeline.PIPELINE_MAP
+
+
+def tir_pipelines() -> Any:
+    """The mutable map from name to factory of TensorIR pipelines."""
+    return tirx.compilation_pipeline.PIPELINE_MAP
+
+
+def register_relax_pipeline(name: str, factory: Any) -> None:
+    """Make ``relax.get_pipeline(name, **kwargs)`` call ``factory(**kwargs)``; a name that is taken stays as it is."""
+    if name not in relax_pipelines():
+        relax.register_pipeline(name)(factory)
+
+
+def register_tir_pipeline(name: str, factory: Any) -> None:
+    """Make ``tirx.get_tir_pipeline(name)`` call ``factory()``; a name that is taken stays as it is."""
+    if name not in tir_pipelines():
+        tirx.register_tir_pipeline(name, factory)

@@ -1,0 +1,109 @@
+"""What the commands share: reading arguments, loading models, progress on the error stream."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tvm_ext.errors import InputError, ModelError, OptionError
+
+Shapes = dict[str, list[int]]
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """``["input=1,3,224,224"]`` as a dict; raises OptionError for anything else. ``input=`` is a scalar."""
+    return dict(_parse_shape(text) for text in texts)
+
+
+def _parse_shape(text: str) -> tuple[str, list[int]]:
+    # Names may contain "=", sizes cannot: split at the last one.
+    name, separator, sizes = text.rpartition("=")
+    numbers = [size.strip() for size in sizes.replace("x", ",").split(",") if size.strip()]
+    if not separator or not name or not all(number.isdigit() for number in numbers):
+        raise OptionError(
+            f"--shape {text!r} is not of the form NAME=SIZE,SIZE,...", "write e.g. --shape input=1,3,224,224"
+        )
+    return name, [int(number) for number in numbers]
+
+
+def load_model(model: str, batch: int = 1, sequence: int = 128) -> Any:
+    """The path of a model file, or the ONNX model of a built-in name; raises ModelError for neither."""
+    check_model(model)
+    if Path(model).is_file():
+        return model
+    from tvm_ext.testing import models
+
+    return models.build_model(model, batch, sequence=sequence)
+
+
+def check_model(model: str) -> None:
+    """Raise ModelError unless ``model`` is a file or a built-in name."""
+    from tvm_ext.testing import models
+
+    if Path(model).is_file() or model in models.names():
+        return
+    nearest = difflib.get_close_matches(model, models.names(), n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    raise ModelError(
+        f"{model!r} is neither a file nor a built-in model.",
+        f"{hint}The built-in models are {', '.join(models.names())}",
+    )
+
+
+def read_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    """Arrays from ``NAME=file.npy`` and ``file.npz``; raises InputError for a file that cannot be read."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if not separator and not text.endswith(".npz"):
+            raise InputError(
+                f"--input {text!r} is not of the form NAME=FILE.npy.", "write NAME=FILE.npy, or a FILE.npz"
+            )
+        loaded = _load_array(path if separator else text)
+        if isinstance(loaded, Mapping):
+            values.update(loaded)
+        else:
+            values[name] = loaded
+    return values
+
+
+def _load_array(path: str) -> Any:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be read as a NumPy file: {error}.", "write it with numpy.save or numpy.savez"
+        ) from error
+
+
+class Steps:
+    """A long piece of work's progress: ``begin`` starts its next step, ``detail`` says what the step is doing."""
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self._progress, self._count, self._title = progress, count, ""
+        self._task = progress.add_task("", total=count, completed=-1)
+
+    def begin(self, title: str) -> None:
+        self._title = title
+        self._progress.update(self._task, description=title, advance=1)
+
+    def detail(self, text: str) -> None:
+        self._progress.update(self._task, description=f"{self._title}: {text}")
+
+
+@contextlib.contextmanager
+def progress_bar(count: int) -> Iterator[Steps]:
+    """Shows ``count`` steps on the error stream while it lasts; silent unless that is a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, text, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Steps(progress, count)

@@ -1,0 +1,105 @@
+"""One operator's construction, for people: its expression, its rPrograms on any device of the tables, and what lost."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.device_db import device_for_target
+from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import graph_passes, operator_passes
+from tvm_ext.plan import CONSTANT_PARAMS
+from tvm_ext.recorder import call_counts
+from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.stages import OperatorBody, read_operator
+from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.tir_passes.construct_kernels import canonical_stage
+from tvm_ext.tir_passes.plan_kernels import TileGroup, plan, simplify
+from tvm_ext.tir_passes.roller.construct import Construction, construct
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnchorExplanation:
+    """One reduction of an operator that Roller tiles: what it computes, and the construction for it."""
+
+    expr: TensorExpr
+    epilogue: tuple[str, ...]
+    construction: Construction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """An operator on a device. ``note`` says why there is nothing to construct, where there is nothing."""
+
+    operator: str
+    calls: int
+    device: str
+    anchors: tuple[AnchorExplanation, ...]
+    row_stages: tuple[str, ...]  # stages without data reuse: they run row by row, with nothing to choose
+    note: str = ""
+
+
+def operators_of(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod``, parameters bound, as one unscheduled PrimFunc per fused operator: what construction starts from."""
+    _, target = device_for_target("llvm", measure=False)
+    passes = [*graph_passes(), *operator_passes(target), AnnotateConstants()]
+    with target:
+        return tvm.transform.Sequential(passes, name="tvm_ext.operators")(mod)
+
+
+def operator_names(operators: tvm.IRModule) -> list[tuple[str, int]]:
+    """(name, call sites) of every operator, in the order of their first call."""
+    calls = call_counts(operators)
+    known = [gvar.name_hint for gvar, func in operators.functions_items() if isinstance(func, tirx.PrimFunc)]
+    return [(name, count) for name, count in calls.items() if name in known]
+
+
+def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: BuildOptions) -> Explanation:
+    """Construct for the operator ``name``; raises InputError for an unknown one, with the nearest names."""
+    calls = dict(operator_names(operators))
+    if name not in calls:
+        nearest = difflib.get_close_matches(name, calls, n=5, cutoff=0.3) or list(calls)
+        raise InputError(f"the model has no operator {name!r}.", f"did you mean {', '.join(nearest)}?")
+    function = operators[name]
+    try:
+        operator = simplify(read_operator(function, name))
+        groups = plan(operator)
+    except IllegalRewrite as refusal:
+        return Explanation(
+            operator=name, calls=calls[name], device=device.name, anchors=(), row_stages=(), note=refusal.problem
+        )
+    constants = _constants(function, operator)
+    tiled = [group for group in groups if isinstance(group, TileGroup)]
+    rows = [stage.name for group in groups if not isinstance(group, TileGroup) for stage in group.stages]
+    return Explanation(
+        operator=name,
+        calls=calls[name],
+        device=device.name,
+        anchors=tuple(_anchor(group, name, device, options, constants) for group in tiled),
+        row_stages=tuple(rows),
+        note=""
+        if tiled
+        else "no reduction with data reuse: nothing is kept in tiles, the rows are split among the units",
+    )
+
+
+def _constants(function: Any, operator: OperatorBody) -> list[Any]:
+    indices = function.attrs[CONSTANT_PARAMS] if function.attrs and CONSTANT_PARAMS in function.attrs else []
+    return [operator.params[int(index)] for index in indices]
+
+
+def _anchor(
+    group: TileGroup, name: str, device: DeviceSpec, options: BuildOptions, constants: list[Any]
+) -> AnchorExplanation:
+    _, expr = canonical_stage(group.anchor, name, constants=constants, epilogue=group.epilogue)
+    return AnchorExplanation(
+        expr=expr,
+        epilogue=tuple(item.name for item in group.epilogue),
+        construction=construct(expr, device, k=options.candidates, epsilon=options.epsilon or None),
+    )

@@ -1,0 +1,169 @@
+"""What the operating system says of this machine's CPU: model, features, clock, caches. Reads files, runs nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+SYSFS_CPU = Path("/sys/devices/system/cpu")
+
+# Linux's names of x86 vector features that differ from LLVM's; the others are spelt alike.
+_LLVM_NAMES = {
+    "avx512_vnni": "avx512vnni",
+    "avx512_bf16": "avx512bf16",
+    "avx512_fp16": "avx512fp16",
+    "avx512_vbmi2": "avx512vbmi2",
+    "avx512_bitalg": "avx512bitalg",
+    "avx512_vpopcntdq": "avx512vpopcntdq",
+    "avx512_vp2intersect": "avx512vp2intersect",
+    "avx_vnni": "avxvnni",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+    "amx_int8": "amx-int8",
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    "bmi1": "bmi",
+    "asimd": "neon",
+    "asimddp": "dotprod",
+    "asimdhp": "fullfp16",
+}
+CHECKED_X86_FEATURES = (
+    *("sse4.1", "sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "gfni", "vaes", "vpclmulqdq", "avxvnni"),
+    *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
+    *("avx512vnni", "avx512bf16", "avx512fp16", "avx512bitalg", "avx512vpopcntdq", "avx512vp2intersect"),
+    *("amx-tile", "amx-bf16", "amx-int8"),
+)
+CHECKED_ARM_FEATURES = ("neon", "dotprod", "fullfp16", "i8mm", "bf16", "sve", "sve2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheInfo:
+    """One data or unified cache of the first CPU; ``sharer_count`` of the CPUs that this process may use share it."""
+
+    level: int
+    size_bytes: int
+    line_bytes: int
+    sharer_count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuInfo:
+    """This machine's CPU. ``features`` are in LLVM's spelling and None where the system does not list them."""
+
+    machine: str  # "x86_64", "aarch64"
+    model: str
+    features: frozenset[str] | None
+    clock_ghz: float | None
+    clock_source: str
+    caches: tuple[CacheInfo, ...]
+
+    def bytes_per_core(self, level: int, core_count: int) -> int | None:
+        """The part of the cache of ``level`` that one of ``core_count`` busy CPUs has to itself.
+
+        Two hyper-threads on a 48 KiB L1 have 24 KiB each when both are used.
+        """
+        cache = self.cache(level)
+        return None if cache is None else cache.size_bytes // min(cache.sharer_count, core_count)
+
+    def cache(self, level: int) -> CacheInfo | None:
+        return next((item for item in self.caches if item.level == level), None)
+
+    @property
+    def checked_features(self) -> tuple[str, ...]:
+        """The vector features that a target is compared by on this architecture."""
+        return CHECKED_ARM_FEATURES if self.machine == "aarch64" else CHECKED_X86_FEATURES
+
+
+def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:
+    """Read ``cpuinfo`` and ``sysfs``; what is missing there (macOS, a strict container) is None or empty."""
+    fields = _first_processor(_read_text(cpuinfo))
+    flags = fields.get("flags") or fields.get("Features")
+    clock, clock_source = _clock(fields, sysfs)
+    return CpuInfo(
+        machine=_machine(platform.machine()),
+        model=fields.get("model name") or " ".join(_arm_model(fields)) or platform.processor() or "unknown CPU",
+        features=frozenset(_LLVM_NAMES.get(name, name) for name in flags.split()) if flags else None,
+        clock_ghz=clock,
+        clock_source=clock_source,
+        caches=_caches(sysfs),
+    )
+
+
+def _machine(name: str) -> str:
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
+
+
+def _first_processor(text: str | None) -> dict[str, str]:
+    """The "key : value" lines up to the first empty one, which ends the first processor."""
+    lines = (text or "").split("\n\n")[0].splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def _arm_model(fields: dict[str, str]) -> list[str]:
+    return [f"{key} {fields[key]}" for key in ("CPU implementer", "CPU part") if key in fields]
+
+
+def _clock(fields: dict[str, str], sysfs: Path) -> tuple[float | None, str]:
+    """Highest clock in GHz: cpufreq's maximum in kHz, else the current MHz of /proc/cpuinfo."""
+    maximum = _read_text(sysfs / "cpu0" / "cpufreq" / "cpuinfo_max_freq")
+    if maximum is not None and maximum.strip().isdigit():
+        return int(maximum) / 1e6, "cpufreq cpuinfo_max_freq"
+    current = fields.get("cpu MHz", "")
+    if re.fullmatch(r"\d+(\.\d+)?", current) and float(current) > 0:
+        return float(current) / 1e3, "/proc/cpuinfo cpu MHz"
+    return None, ""
+
+
+def _caches(sysfs: Path) -> tuple[CacheInfo, ...]:
+    found = [_cache(folder) for folder in sorted((sysfs / "cpu0" / "cache").glob("index*"))]
+    known = tuple(item for item in found if item is not None)
+    return known or _sysconf_caches()
+
+
+def _cache(folder: Path) -> CacheInfo | None:
+    texts = {name: _read_text(folder / name) for name in ("level", "type", "size", "coherency_line_size")}
+    if None in texts.values() or str(texts["type"]).strip() not in ("Data", "Unified"):
+        return None
+    size = re.fullmatch(r"(\d+)([KM]?)", str(texts["size"]).strip())
+    level, line = str(texts["level"]).strip(), str(texts["coherency_line_size"]).strip()
+    if size is None or not level.isdigit() or not line.isdigit() or int(line) == 0 or int(size[1]) == 0:
+        return None
+    scale = {"": 1, "K": 1024, "M": 1024 * 1024}[size[2]]
+    sharers = _usable(_cpu_list(_read_text(folder / "shared_cpu_list") or ""))
+    return CacheInfo(
+        level=int(level), size_bytes=int(size[1]) * scale, line_bytes=int(line), sharer_count=max(1, len(sharers))
+    )
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """The CPUs of Linux's list notation: "0-2,64" is {0, 1, 2, 64}."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
+
+
+def _usable(cpus: frozenset[int]) -> frozenset[int]:
+    return cpus & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
+
+
+def _sysconf_caches() -> tuple[CacheInfo, ...]:
+    """The caches by `os.sysconf`, where sysfs has none; glibc answers 0 for what it does not know."""
+    caches = []
+    for level, name in ((1, "LEVEL1_DCACHE"), (2, "LEVEL2_CACHE"), (3, "LEVEL3_CACHE")):
+        keys = (f"SC_{name}_SIZE", f"SC_{name}_LINESIZE")
+        if all(key in os.sysconf_names for key in keys):
+            size, line = (os.sysconf(key) for key in keys)
+            if size > 0 and line > 0:
+                caches.append(CacheInfo(level=level, size_bytes=size, line_bytes=line, sharer_count=1))
+    return tuple(caches)
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,55 @@
+"""Every exception that `tvm_ext` raises on purpose.
+
+User errors say what was wrong, at which operator and shape, which limit was passed, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class TvmExtError(Exception):
+    """Base of every error that `tvm_ext` raises on purpose.
+
+    Parameters
+    ----------
+    problem
+        What is wrong, in one sentence, naming the operator, tensor, shape and limit concerned.
+    remedy
+        What the user can do about it; empty where there is nothing to do.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}\n  remedy: {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class UnsupportedEnvironmentError(TvmExtError):
+    """The installed TVM, tvm-ffi, compiler or CPU is not one that this plugin can work with."""
+
+
+class OptionError(TvmExtError, ValueError):
+    """A build option or environment variable has a value that is not allowed."""
+
+
+class TargetError(TvmExtError, ValueError):
+    """The target is unknown, misspelt or not supported."""
+
+
+class ModelError(TvmExtError, ValueError):
+    """The model file or module cannot be imported: corrupt, cyclic, unsupported operators, unsafe paths."""
+
+
+class InputError(TvmExtError, ValueError):
+    """An input or parameter has a wrong name, shape or dtype, at build time or at run time."""
+
+
+class ExportError(TvmExtError, OSError):
+    """A library could not be written or read; nothing half-written is left behind."""
+
+
+class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refused transformation
+    """A rule applies to this operator but may not be carried out; the message is the reason.
+
+    This is the only exception that searches and fallbacks catch. A rule that does not apply at all
+    answers ``None`` instead of raising.
+    """

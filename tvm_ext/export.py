@@ -1,0 +1,106 @@
+"""Exporting an executable as one shared library that also carries a text: its signature and report."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from tvm_ext.errors import ExportError
+from tvm_ext.files import check_space, produce_atomically
+from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
+
+METADATA_FUNCTION = "tvm_ext_metadata"
+_PIECE_LENGTH = 1000
+_SHOWN_LINES = 15
+
+_ELF64_LITTLE = b"\x7fELF\x02\x01"
+_ELF_HEADER = struct.Struct("<40xQ10xHH2x")
+"""Of a 64-bit ELF file: offset of the section table (at byte 40), size and number of its entries (at 58 and 60)."""
+
+_METADATA_SOURCE = """
+#include <tvm/ffi/c_api.h>
+static const char text[] =
+{literal};
+#ifdef __cplusplus
+extern "C"
+#endif
+TVM_FFI_DLL_EXPORT int __tvm_ffi_{function}(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {{
+  TVMFFIByteArray view;
+  view.data = text;
+  view.size = {size};
+  return TVMFFIStringFromByteArray(&view, result);
+}}
+"""
+
+
+def export_executable(executable: Any, metadata: str, path: Path, size_bytes: int) -> None:
+    """Write ``executable`` to the shared library ``path``, in which function `METADATA_FUNCTION` returns ``metadata``.
+
+    Atomic; raises ExportError where the compiler fails or the file, of about ``size_bytes``, cannot be written.
+    """
+    if path.suffix not in (".so", ".dylib", ".dll"):
+        raise ExportError(f"{path.name!r} is not the name of a shared library.", f"call it {path.stem}.so")
+    with tempfile.TemporaryDirectory(prefix="tvm_ext-export-") as name:
+        folder = Path(name)
+        check_space(folder, size_bytes)  # the object files
+        addon = compile_metadata(metadata, folder)
+        produce_atomically(path, lambda temporary: _link(executable, addon, temporary, size_bytes, folder))
+
+
+def check_complete(path: Path) -> None:
+    """Raise ExportError for a shared library that was cut off, e.g. by an interrupted copy.
+
+    The loader maps a file without looking at its length: touching what is missing ends the process (SIGBUS). In an ELF
+    file the last thing, behind all segments, is the table of sections, whose place and size stand in the header.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_ELF_HEADER.size)
+    if len(header) < _ELF_HEADER.size or not header.startswith(_ELF64_LITTLE):
+        return  # another format, or no library at all: the loader says so
+    section_table, entry_size, entry_count = _ELF_HEADER.unpack(header)
+    needed = section_table + entry_size * entry_count
+    if size < needed:
+        raise ExportError(f"{path} was cut off: it has {size} of at least {needed} bytes.", "copy or export it again")
+
+
+def compile_metadata(metadata: str, folder: Path) -> Path:
+    """An object file defining `METADATA_FUNCTION`; raises ExportError where the compiler fails."""
+    source, result = folder / "metadata.cc", folder / "metadata.o"
+    source.write_text(
+        _METADATA_SOURCE.format(literal=c_literal(metadata), size=len(metadata), function=METADATA_FUNCTION)
+    )
+    includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
+    _compile(lambda: tvm.support.cc.create_shared(str(result), [str(source)], options=["-c", "-fPIC", *includes]))
+    return result
+
+
+def c_literal(text: str) -> str:
+    """``text`` as a C string literal, one piece per line. JSON as Python writes it is printable ASCII, so that only two
+    characters need escaping: ``{"a":"b\\n"}`` becomes ``"{\\"a\\":\\"b\\\\n\\"}"``.
+    """
+    assert text.isascii(), "JSON as Python writes it"
+    assert text.isprintable(), "JSON on one line"
+    pieces = (text[start : start + _PIECE_LENGTH] for start in range(0, max(len(text), 1), _PIECE_LENGTH))
+    return "\n".join('"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"' for piece in pieces)
+
+
+def _link(executable: Any, addon: Path, path: Path, size_bytes: int, folder: Path) -> None:
+    check_space(path.parent, size_bytes)
+    with without_lines(CONSTANT_SCOPES):
+        _compile(lambda: executable.export_library(str(path), addons=[str(addon)], workspace_dir=str(folder)))
+
+
+def _compile(action: Any) -> None:
+    """Run ``action``, with a compiler's failure turned into an ExportError. TVM reports it as a plain RuntimeError."""
+    try:
+        action()
+    except RuntimeError as error:
+        reason = "\n".join(str(error).strip().splitlines()[-_SHOWN_LINES:])
+        remedy = "install a working C++ compiler (g++ or clang++), free some disk space"
+        raise ExportError(f"the C++ compiler failed: {reason}", remedy) from error

@@ -1,0 +1,118 @@
+"""Roller's hardware abstraction layer (paper §3.3, Figure 9): what a device is, as plain data.
+
+A `DeviceSpec` describes multiple homogeneous execution units over a hierarchy of memory layers. It needs
+no device to be present: the rows live in `device_db.py`, and `probe.py` fills a row for the CPU at hand.
+
+Worked example, V100: 80 units (SMs) of 4 TEUs (warp schedulers, 32 lanes each); layers
+``L0`` registers, ``L1`` shared memory (48 KiB a unit, 32 banks of 4 bytes), ``L2`` global memory (32-byte
+transactions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Scope = Literal["teu", "unit", "device"]
+"""Who owns one instance of a memory layer: each TEU, each execution unit (SM, core), or the whole device."""
+
+DeviceKind = Literal["cpu", "cuda", "rocm", "ipu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """One published or measured number behind a field of a `DeviceSpec`, with where it comes from.
+
+    Where sources differ, each has its own `Fact` and exactly one of them is ``used``.
+    """
+
+    field: str  # dotted path in the DeviceSpec, e.g. "layers.L1.capacity_bytes"
+    value: float | int | str
+    unit: str  # "bytes", "GB/s", "GFLOP/s", "GHz", "count", ...
+    source: str
+    used: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLayer:
+    """One layer of the memory hierarchy; layer 0 is the highest (registers).
+
+    ``bandwidth_gb_per_s`` is the device-wide rate (all units together) at which the layer *above* can load
+    from this layer; it is ``None`` for the highest layer, from which the TEU reads for free. For a layer
+    shared by all units, the model splits it evenly among them (paper §3.3).
+    """
+
+    name: str  # "L0", "L1", ...
+    description: str  # "zmm registers", "shared memory", ...
+    scope: Scope
+    capacity_bytes: int | None  # of one instance; None: the lowest layer, taken as unbounded
+    bandwidth_gb_per_s: float | None
+    transaction_bytes: int  # smallest useful unit of movement from this layer (cache line, memory sector)
+    bank_count: int | None = None
+    bank_bytes: int | None = None
+    latency_ns: float | None = None
+    opt_in_capacity_bytes: int | None = None  # reachable only by asking for it (CUDA dynamic shared memory)
+    cache_bytes: int | None = None  # of the hardware cache in front of a lowest layer (a GPU's L2 cache)
+
+    def __post_init__(self) -> None:
+        assert self.capacity_bytes is None or self.capacity_bytes > 0
+        assert self.bandwidth_gb_per_s is None or self.bandwidth_gb_per_s > 0
+        assert self.transaction_bytes > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    """A device as Roller sees it (paper §3.3).
+
+    ``peak_gflops`` holds (key, GFLOP/s of the whole device) pairs, a multiply-add counting as two. A key is a dtype
+    (the vector units' rate) or a dtype with ``_tensor`` appended (the rate of the matrix units): ``float16_tensor``.
+    ``teu_lanes`` is the parallelism of one TEU in 32-bit elements: a warp (32), a wavefront (64), a SIMD register
+    (4, 8, 16). ``register_limit`` is the number of architectural vector registers (CPU) or the per-thread register
+    budget (GPU, IPU).
+    ``tensor_core_shape`` is the (m, n, k) of the matrix instruction that rTiles align with, if any.
+    """
+
+    name: str
+    kind: DeviceKind
+    description: str
+    aliases: tuple[str, ...] = ()
+    target: tuple[tuple[str, str | int | tuple[str, ...]], ...] = ()  # stock TVM target as sorted (key, value) pairs
+    compute_capability: tuple[int, int] | None = None
+    unit_count: int
+    teus_per_unit: int
+    teu_lanes: int
+    clock_ghz: float | None
+    register_limit: int
+    register_bytes: int  # of one register: 64 for zmm, 4 for a GPU thread's register
+    max_threads_per_block: int | None = None
+    max_threads_per_unit: int | None = None
+    registers_per_unit: int | None = None  # of ``register_bytes`` each, shared by the unit's resident threads
+    layers: tuple[MemoryLayer, ...]
+    peak_gflops: tuple[tuple[str, float], ...]
+    tensor_core_shape: tuple[int, int, int] | None = None
+    fma_pipes: int | None = None  # CPU: vector FMAs started per cycle and core
+    fma_latency_cycles: int | None = None  # CPU: before the next FMA on the same accumulator may start
+    loads_per_cycle: int | None = None  # CPU: vector loads or broadcasts started per cycle and core
+    stores_per_cycle: int | None = None  # CPU: stores started per cycle and core
+    launch_overhead_us: float | None = None  # starting one parallel region or kernel
+    facts: tuple[Fact, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        assert min(self.unit_count, self.teus_per_unit, self.teu_lanes) > 0
+        assert len(self.layers) >= 2, "a device has at least registers and one memory"
+        assert [layer.name for layer in self.layers] == [f"L{i}" for i in range(len(self.layers))]
+
+    @property
+    def lowest_layer(self) -> MemoryLayer:
+        return self.layers[-1]
+
+    def layer(self, name: str) -> MemoryLayer:
+        """The layer called ``name``; raises KeyError where there is none."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise KeyError(name)
+
+    def peak_gflops_of(self, dtype: str) -> float | None:
+        """Peak GFLOP/s of the whole device for ``dtype``, or None where it is not known."""
+        return dict(self.peak_gflops).get(dtype)

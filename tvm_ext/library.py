@@ -1,0 +1,170 @@
+"""A built model: what `relay.build` returns, what is exported, and what is loaded again."""
+
+from __future__ import annotations
+
+import collections
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.runtime.vm import VirtualMachine
+
+from tvm_ext import plan
+from tvm_ext.errors import ExportError, InputError
+from tvm_ext.export import METADATA_FUNCTION, check_complete, export_executable
+from tvm_ext.files import produce_atomically
+from tvm_ext.graph_module import GraphModule, TensorSpec
+from tvm_ext.report import BuildReport
+from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
+
+_CODE_BYTES_PER_KERNEL = 50_000
+"""Ample: ResNet-50's 27 kernels take about a tenth of it. Only used to tell a full disk beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """What travels inside an exported library beside the code."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    report: BuildReport
+
+
+class Library:
+    """A built model with its report.
+
+    ``lib["default"](device)`` gives a `GraphModule`, as old Relay code expects; `vm` the plain Relax VirtualMachine.
+
+    Attributes
+    ----------
+    inputs, outputs
+        `TensorSpec` of each, in order.
+    report
+        The `BuildReport`; `profile` puts measured times into it.
+    executable
+        TVM's own executable (or the loaded module, for a library that was loaded).
+    """
+
+    def __init__(self, executable: Any, signature: Signature, path: Path | None = None) -> None:
+        self.executable = executable
+        self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
+        self._path = path
+
+    @classmethod
+    def from_module(cls, module: tvm.runtime.Module, path: Path | None = None) -> Library:
+        """The library behind a module loaded with `tvm.runtime.load_module`; raises ExportError for a foreign one."""
+        function = module.get_function(METADATA_FUNCTION, query_imports=True) if _has_metadata(module) else None
+        if function is None:
+            raise ExportError(
+                "this module was not exported by tvm_ext: it carries no description of its inputs.",
+                "use tvm.relax.VirtualMachine for it, or export it with tvm_ext's export_library",
+            )
+        return cls(module, plan.from_json(Signature, str(function())), path)
+
+    def __getitem__(self, name: str) -> Callable[..., GraphModule]:
+        if name != "default":
+            raise InputError(
+                f"the library has no entry {name!r}.",
+                'use lib["default"](device), or lib.vm(device) for single functions',
+            )
+        return lambda device=None: GraphModule(self, device)
+
+    def vm(self, device: tvm.runtime.Device | None = None) -> VirtualMachine:
+        """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``."""
+        return VirtualMachine(self.executable, device if device is not None else tvm.cpu())
+
+    def export_library(self, path: str | Path) -> None:
+        """Write one shared library holding code, constants, report and the description of inputs and outputs.
+
+        Load it with `relay.load`, or without this package with ``tvm.runtime.load_module`` and
+        ``tvm.relax.VirtualMachine``. The file appears whole or not at all.
+        Raises ExportError where it cannot be written.
+        """
+        if self._path is not None:
+            source = self._path
+            produce_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
+            return
+        signature = Signature(inputs=self.inputs, outputs=self.outputs, report=self.report)
+        metadata = plan.to_json(signature)
+        code_bytes = _CODE_BYTES_PER_KERNEL * (len(self.report.operators) + 1)
+        size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
+        export_executable(self.executable, metadata, Path(path), size_bytes)
+
+    def profile(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        device: tvm.runtime.Device | None = None,
+        repeat: int = 5,
+    ) -> BuildReport:
+        """Measure each operator (median over ``repeat`` runs of its mean over calls) and the whole model.
+
+        ``inputs``, by name, are random (seeded) where left out. Returns the report with the times in, which
+        replaces `report`.
+        """
+        module = GraphModule(self, device)
+        module.run(**(random_inputs(self.inputs) if inputs is None else inputs))  # a warm-up: pages, thread pool
+        runs = [_profile_once(module.vm, module.arguments()) for _ in range(repeat)]
+        seconds = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        whole = module.benchmark(number=1, repeat=repeat)
+        self.report = self.report.with_measurements(seconds, float(whole.median))
+        return self.report
+
+
+def load(path: str | Path) -> Library:
+    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one."""
+    path = Path(path)
+    if not path.is_file():
+        raise ExportError(f"there is no file {path}.", "check the path")
+    check_complete(path)
+    try:
+        with without_lines(CONSTANT_SCOPES):
+            module = tvm.runtime.load_module(str(path.absolute()))
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ExportError(f"{path} cannot be loaded: {reason}", "export it again, with the same TVM") from error
+    return Library.from_module(module, path.absolute())
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Seeded random values by input name: normal for floats; 0 and 1, always valid indices, for integers."""
+    generator = np.random.default_rng(seed)
+    return {spec.name: _random(generator, spec) for spec in specs}
+
+
+def _random(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    if spec.shape is None or any(isinstance(size, str) for size in spec.shape):
+        raise InputError(f"input {spec} has dimensions that are only known at run time.", "pass a value for it")
+    shape = tuple(int(size) for size in spec.shape)
+    if "float" in spec.dtype:
+        return generator.standard_normal(shape).astype(np.dtype(spec.dtype))
+    return generator.integers(0, 2, shape).astype(spec.dtype)
+
+
+def _has_metadata(module: tvm.runtime.Module) -> bool:
+    return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
+
+
+def _profile_once(vm: VirtualMachine, arguments: Sequence[Any]) -> dict[str, float]:
+    """Mean seconds per call of every function that one run of ``main`` calls."""
+    seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
+    calls: collections.Counter[str] = collections.Counter()
+    start = [0.0]
+
+    def instrument(_function: Any, name: str, before: bool, _result: Any, *_arguments: Any) -> int:
+        if before:
+            start[0] = time.perf_counter()
+        else:
+            seconds[name] += time.perf_counter() - start[0]
+            calls[name] += 1
+        return 0  # VMInstrumentReturnKind.NO_OP
+
+    vm.set_instrument(instrument)
+    vm["main"](*arguments)
+    vm.set_instrument(lambda *_: 0)
+    return {name: seconds[name] / calls[name] for name in calls}

@@ -1,0 +1,104 @@
+"""The cache of micro-benchmark results: one JSON file per machine, safe against corruption and concurrent processes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from tvm_ext import _tvm, microbench, options
+from tvm_ext.errors import ExportError
+from tvm_ext.files import write_atomically
+from tvm_ext.microbench import BenchPlan, CpuMeasurement
+from tvm_ext.plan import from_json, to_json
+
+SCHEMA = 1  # of the file and of the micro-benchmarks: a change of either makes old files unknown
+LOCK_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedMeasurement:
+    """The content of a cache file; ``key`` is the text that its name is the digest of."""
+
+    schema: int
+    key: str
+    measurement: CpuMeasurement
+
+
+def cache_key(plan: BenchPlan, model: str) -> str:
+    """What the figures depend on: CPU model, target with features, sizes, threads, TVM's version, our schema.
+
+    The clock that the system reports is left out: it wanders, and is only a guess for the lengths of the runs.
+    """
+    sizes = [(stream.layer, stream.bytes_per_core) for stream in plan.streams]
+    return repr((SCHEMA, str(_tvm.tvm.__version__), model, plan.target, plan.register_bytes, plan.core_count, sizes))
+
+
+def cache_file(key: str) -> Path:
+    """Where the result for ``key`` is kept."""
+    return options.cache_directory() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+@functools.cache
+def measured(plan: BenchPlan, model: str) -> CpuMeasurement:
+    """The figures for ``plan`` on this machine: from the cache, else measured and put there.
+
+    Processes that ask at the same time wait for the first (their measurements would disturb each other). A corrupt file
+    is measured anew with a warning; where the folder cannot be written, the result lives as long as the process.
+    """
+    key = cache_key(plan, model)
+    path = cache_file(key)
+    found = _read(path, key)
+    if found is not None:
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S):
+            return _read(path, key) or _measure_and_write(plan, key, path)
+    except (OSError, ExportError, filelock.Timeout) as error:
+        _warn(f"the CPU's micro-benchmarks cannot be kept in {path.parent} ({error}); they are run in each process")
+        return microbench.measure(plan)
+
+
+def forget() -> int:
+    """Delete the cached measurements, so that the next probe measures anew; answers how many there were."""
+    files = list(options.cache_directory().glob("cpu-*.json"))
+    for path in files:
+        path.unlink(missing_ok=True)
+    measured.cache_clear()
+    return len(files)
+
+
+def _measure_and_write(plan: BenchPlan, key: str, path: Path) -> CpuMeasurement:
+    measurement = microbench.measure(plan)
+    content = to_json(CachedMeasurement(schema=SCHEMA, key=key, measurement=measurement))
+    write_atomically(path, content.encode())
+    return measurement
+
+
+def _read(path: Path, key: str) -> CpuMeasurement | None:
+    """The measurement in ``path``, None (with a warning, unless there is no file) where it cannot be used."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        _warn(f"the cached measurement {path} cannot be read ({error}); it is ignored")
+        return None
+    try:
+        found = from_json(CachedMeasurement, text)
+    except (ValueError, AttributeError) as error:
+        _warn(f"the cached measurement {path} is corrupt ({error}); it is ignored and measured anew")
+        return None
+    if found.schema != SCHEMA or found.key != key:
+        _warn(f"the cached measurement {path} is of another machine or version; it is ignored and measured anew")
+        return None
+    return found.measurement
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)

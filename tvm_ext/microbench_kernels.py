@@ -1,0 +1,90 @@
+"""The TensorIR kernels of `microbench.py`, in TVMScript; importing it takes a while, so only a measurement does."""
+
+# TVMScript's annotations are no types.
+# mypy: disable-error-code="valid-type,untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T  # noqa: N812 - the name that TVMScript is written with
+
+LOAD_CHAINS = 16
+"""Independent accumulators of `load_kernel`: more than the latency of an addition times the loads of a cycle."""
+
+
+def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> Any:
+    """Per core ``chains`` vectors x, each ``steps`` times x = x * a + b."""
+
+    @T.prim_func(s_tir=True)
+    def main(operands: T.Buffer((2, lanes), dtype), sums: T.Buffer((cores, chains * lanes), dtype)):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        for core in T.parallel(cores):
+            x = T.alloc_buffer((chains * lanes,), dtype, scope="local")
+            for chain in T.unroll(chains):
+                for lane in T.vectorized(lanes):
+                    x[chain * lanes + lane] = operands[0, lane]
+            for _ in range(steps):
+                for chain in T.unroll(chains):
+                    for lane in T.vectorized(lanes):
+                        x[chain * lanes + lane] = x[chain * lanes + lane] * operands[0, lane] + operands[1, lane]
+            for chain in T.unroll(chains):
+                for lane in T.vectorized(lanes):
+                    sums[core, chain * lanes + lane] = x[chain * lanes + lane]
+
+    return main
+
+
+def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> Any:
+    """Per core ``passes`` sums over ``blocks`` x 16 vectors of its own row of ``data``, float32."""
+    width, chains = LOAD_CHAINS * lanes, LOAD_CHAINS
+
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((cores, blocks * width), "float32"), sums: T.Buffer((cores, width), "float32")):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        for core in T.parallel(cores):
+            x = T.alloc_buffer((width,), "float32", scope="local")
+            for chain in T.unroll(chains):
+                for lane in T.vectorized(lanes):
+                    x[chain * lanes + lane] = T.float32(0)
+            for _ in range(passes):
+                for block in range(blocks):
+                    for chain in T.unroll(chains):
+                        for lane in T.vectorized(lanes):
+                            x[chain * lanes + lane] = (
+                                x[chain * lanes + lane] + data[core, block * width + chain * lanes + lane]
+                            )
+            for chain in T.unroll(chains):
+                for lane in T.vectorized(lanes):
+                    sums[core, chain * lanes + lane] = x[chain * lanes + lane]
+
+    return main
+
+
+def clock_kernel(steps: int) -> Any:
+    """``steps`` rounds of xorshift64 on one number."""
+
+    @T.prim_func(s_tir=True)
+    def main(seed: T.Buffer((1,), "uint64"), result: T.Buffer((1,), "uint64")):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        x = T.alloc_buffer((1,), "uint64", scope="local")
+        x[0] = seed[0]
+        for _ in range(steps):
+            x[0] = x[0] ^ (x[0] << T.uint64(13))
+            x[0] = x[0] ^ (x[0] >> T.uint64(7))
+            x[0] = x[0] ^ (x[0] << T.uint64(17))
+        result[0] = x[0]
+
+    return main
+
+
+def launch_kernel(cores: int) -> Any:
+    """A parallel region in which each core writes one number to a cache line of its own."""
+
+    @T.prim_func(s_tir=True)
+    def main(result: T.Buffer((cores, 64), "float32")):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        for core in T.parallel(cores):
+            result[core, 0] = T.float32(1)
+
+    return main

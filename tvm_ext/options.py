@@ -1,0 +1,215 @@
+"""What a user may ask of a build, as one frozen record, and the only place that reads the environment.
+
+Three ways set an option, the later winning: the defaults below; ``tvm_ext.*`` keys of the current TVM
+``PassContext``; arguments of ``relay.build``.
+
+Environment variables
+---------------------
+``TVM_EXT_CACHE_DIR``
+    Folder for measurements that are worth keeping; default: the user's cache folder.
+``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
+    TVM's thread count; respected if set, chosen by `configure_threads` if not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from tvm_ext.errors import OptionError
+
+CONFIG_PREFIX = "tvm_ext."
+
+_CACHE_VARIABLE = "TVM_EXT_CACHE_DIR"
+_THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+_CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildOptions:
+    """Options of one build.
+
+    Parameters
+    ----------
+    enable_roller
+        True: construct rPrograms and emit kernels from them (paper §3); a target that no emitter serves is an error.
+        ``"auto"``: the same, but such a target is left to stock TVM. False: stock TVM's schedules everywhere.
+    candidates
+        K: how many rPrograms construction keeps per operator, best first (paper §3.2, Figure 8; the paper uses 10).
+    epsilon
+        The bound ε on padding that construction starts from (paper §3.1: ``(S - N % S) / N <= epsilon``); it grows
+        greedily while fewer than K rPrograms are found (§3.4). 0 starts from tiles that divide their axis.
+    device
+        Name of the device tables' row to construct for; None: the row that belongs to the target.
+    num_threads
+        CPU cores that kernels are divided among; None: as many as this process may use.
+
+    Raises
+    ------
+    OptionError
+        for a value of the wrong type or outside its range.
+    """
+
+    enable_roller: bool | Literal["auto"] = True
+    candidates: int = 10
+    epsilon: float = 0.0
+    device: str | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
+            raise _wrong_value("enable_roller", self.enable_roller, 'True, False or "auto"')
+        _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
+        _check_fraction("epsilon", self.epsilon)
+        if self.device is not None and (not isinstance(self.device, str) or not self.device.strip()):
+            raise _wrong_value("device", self.device, "the name of a device (see `tvm-ext devices`) or None")
+        if self.num_threads is not None:
+            _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
+
+    @classmethod
+    def create(cls, **values: Any) -> BuildOptions:
+        """`BuildOptions` from keyword arguments; an unknown name raises `OptionError` with the nearest known one."""
+        return cls.default().updated(**values)
+
+    @classmethod
+    def default(cls) -> BuildOptions:
+        return cls()
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options, which are also the ``tvm_ext.*`` keys of a PassContext."""
+        return tuple(item.name for item in fields(cls))
+
+    @classmethod
+    def current(cls, **values: Any) -> BuildOptions:
+        """The defaults, overridden by the current PassContext's ``tvm_ext.*`` keys, overridden by ``values``."""
+        return cls.from_config(_pass_context_config()).updated(**values)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BuildOptions:
+        """The options that a PassContext's ``config`` sets; keys without our prefix are somebody else's."""
+        ours = {
+            key.removeprefix(CONFIG_PREFIX): value for key, value in config.items() if key.startswith(CONFIG_PREFIX)
+        }
+        return cls.create(**ours)
+
+    def updated(self, **values: Any) -> BuildOptions:
+        """A copy with ``values`` in place; an unknown name raises `OptionError` with the nearest known one."""
+        known = self.names()
+        for name in values:
+            if name not in known:
+                raise OptionError(f"there is no build option called {name!r}.", _suggestion(name, known))
+        return replace(self, **values)
+
+
+def _pass_context_config() -> Mapping[str, Any]:
+    from tvm_ext._tvm import PassContext  # importing TVM here keeps this module usable before TVM is loaded
+
+    config: Mapping[str, Any] = PassContext.current().config
+    return config
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    options = sorted(known)
+    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    listing = "the options are " + ", ".join(options)
+    return f"did you mean {nearest[0]!r}? Otherwise, {listing}" if nearest else listing
+
+
+def _wrong_value(name: str, value: object, allowed: str) -> OptionError:
+    return OptionError(f"option {name!r} is {value!r}, which is not {allowed}.", f"pass {allowed}")
+
+
+def _check_integer(name: str, value: object, *, minimum: int, maximum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise _wrong_value(name, value, f"a whole number from {minimum} to {maximum}")
+
+
+def _check_fraction(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and 0 <= value <= 1):
+        raise _wrong_value(name, value, "a number from 0 to 1")
+
+
+def cache_directory() -> Path:
+    """The folder for cached measurements: ``TVM_EXT_CACHE_DIR``, else the user's cache folder. It may not exist yet.
+
+    Raises `OptionError` where ``TVM_EXT_CACHE_DIR`` names something that is not a folder.
+    """
+    chosen = os.environ.get(_CACHE_VARIABLE, "").strip()
+    path = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("tvm_ext")
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"{_CACHE_VARIABLE} names {path}, which is not a folder.", "name a folder, or unset it")
+    return path.absolute()
+
+
+def usable_core_count() -> int:
+    """CPU cores this process may use: its affinity mask, further limited by its control group's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _control_group_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    # A quota of 1.5 cores keeps two threads busy three quarters of the time; rounding down would waste half a core.
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def _control_group_cores(membership: Path, root: Path) -> float | None:
+    """The tightest CPU quota on the way from this process' control group to the root, in cores; None: no limit.
+
+    Version 2 states ``cpu.max`` as "quota period" in microseconds, e.g. "150000 100000" for 1.5 cores, "max" for
+    none; version 1 has the two numbers in ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us``.
+    """
+    quotas = [_read_quota(folder) for folder in _control_group_folders(membership, root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _control_group_folders(membership: Path, root: Path) -> list[Path]:
+    """Every folder whose quota applies. A container often sees its own group as the root, hence the root itself."""
+    folders = [root, root / "cpu"]
+    for line in (_read_text(membership) or "").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        if hierarchy == "0" or "cpu" in controllers.split(","):
+            base = root if hierarchy == "0" else root / "cpu"
+            parts = [part for part in path.split("/") if part and part != ".."]
+            folders += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return folders
+
+
+def _read_quota(folder: Path) -> float | None:
+    text = _read_text(folder / "cpu.max")
+    if text is None:
+        quota, period = _read_text(folder / "cpu.cfs_quota_us"), _read_text(folder / "cpu.cfs_period_us")
+        text = f"{quota} {period}"
+    numbers = text.split()
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or int(numbers[1]) == 0:
+        return None
+    return int(numbers[0]) / int(numbers[1])
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def configure_threads() -> int | None:
+    """Let TVM use every core this process may use, unless the user has set a thread count.
+
+    Stock TVM takes half of the logical cores of an x86 machine, one of two. The count is read by TVM when its pool
+    starts, at the first parallel kernel, so this must run before. Returns the count set, None where the user's stands.
+    The choice is remembered beside it, so that a child process that is pinned to fewer cores chooses anew.
+    """
+    ours = os.environ.get(_CHOSEN_THREADS_VARIABLE)
+    if any(
+        os.environ.get(name) not in (None, "", ours if name == _THREAD_VARIABLES[0] else "")
+        for name in _THREAD_VARIABLES
+    ):
+        return None
+    count = usable_core_count()
+    os.environ[_THREAD_VARIABLES[0]] = os.environ[_CHOSEN_THREADS_VARIABLE] = str(count)
+    return count

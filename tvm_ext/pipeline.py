@@ -1,0 +1,228 @@
+"""The whole way from a Relax module to VM code, as named passes read from top to bottom.
+
+Each function below returns the passes of one phase; `kernel_pipeline` and `lowering_pipeline` put them in order.
+`relay.build` runs the two one after the other so that the report can read the kernels in between; the registered
+pipeline ``"tvm_ext"`` (`relax_pipeline`) is both in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext._tvm import (
+    cpu_dataflow_lower_passes,
+    cpu_finalize_passes,
+    cpu_library_dispatch_passes,
+    module_pass,
+    pass_instrument,
+)
+from tvm_ext.device_db import device_for_target
+from tvm_ext.device_facts import with_unit_count
+from tvm_ext.errors import TargetError
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.options import BuildOptions
+from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.relay_passes.bound_gathers import BoundGathers
+from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+
+
+def graph_passes() -> list[tvm.transform.Pass]:
+    """Rewrites of the graph while operators still are operators."""
+    return [
+        # Inference forms of batch_norm, dropout, ...: they return tuples, which would hide their consumers from fusion.
+        relax.transform.DecomposeOpsForInference(),
+        # Importers ask for unchecked gathers; an index out of range must not crash the process.
+        BoundGathers(),
+        # `y = x` bindings left by importers would each break a fusion chain.
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
+    """From operators to one PrimFunc per fused operator."""
+    return [
+        # Sorting, scanning and sampling have no tensor expression: stock TVM's own kernels, before LegalizeOps.
+        *cpu_library_dispatch_passes(target),
+        relax.transform.LegalizeOps(),
+        # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).
+        relax.transform.AnnotateTIROpPattern(),
+        # After BindParams a transposed or cast weight is a constant expression. Batch normalisation was folded at
+        # import, so few calls are left to evaluate (each costs one small LLVM build).
+        relax.transform.FoldConstant(),
+        # Before FuseOps, unlike stock: a reshape alone is a free view, but fused into a neighbour its `//` and `%`
+        # would make that neighbour's accesses non-affine, which rTiles cannot follow.
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        # Weights folded away above leave dead functions, for which no kernel should be constructed.
+        relax.transform.DeadCodeElimination(),
+    ]
+
+
+def kernel_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """From one PrimFunc per operator to one scheduled kernel per operator. Nothing when Roller is switched off."""
+    if options.enable_roller is False:
+        return []
+    return [
+        # Construction may repack what is constant at every call, so it has to know before it chooses.
+        AnnotateConstants(),
+        ConstructKernels(device, options),
+        # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
+        PackConstants(),
+    ]
+
+
+def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
+    """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
+    dataflow = cpu_dataflow_lower_passes(target)
+    # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
+    dataflow = [item for item in dataflow if item.info.name != "RewriteDataflowReshape"]
+    return [*dataflow, *cpu_finalize_passes(target)]
+
+
+def kernel_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
+    """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
+    passes = [*graph_passes(), *operator_passes(target), *kernel_passes(device, options)]
+    return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
+
+
+def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:
+    """Every pass after the kernels."""
+    return tvm.transform.Sequential(lowering_passes(target), name="tvm_ext.lowering")
+
+
+def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
+    """The registered Relax pipeline ``"tvm_ext"``: ``tvm.compile(mod, target, relax_pipeline="tvm_ext")``.
+
+    The target is the one `tvm.compile` was given, taken at its word: ``"llvm"`` there generates code for the plainest
+    x86-64 (`relay.build` passes the machine's real features instead). ``settings`` are fields of `BuildOptions`;
+    what they leave open, the ``tvm_ext.*`` options of the current PassContext decide.
+    """
+    BuildOptions.create(**settings)  # a wrong setting is an error here, not deep inside a build
+
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        plan = plan_build(tvm.target.Target.current() or "llvm", BuildOptions.current(**settings))
+        with plan.target:
+            return plan.lower(plan.construct(mod))
+
+    return module_pass(run, opt_level=0, name="tvm_ext")
+
+
+def tir_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, to which the kernels constructed here are tailored.
+
+    Returns the triple that `tvm.tirx.build` expects: (pipeline, host finalisation, device finalisation).
+    """
+    return tvm.tirx.get_tir_pipeline("default")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildPlan:
+    """What a target and options come to: the device to construct for, the target for code, the two pipelines."""
+
+    device: DeviceSpec
+    target: tvm.target.Target
+    construct: tvm.transform.Pass  # IRModule of operators -> call_tir graph of kernels
+    lower: tvm.transform.Pass  # -> what the VM executes
+
+
+def plan_build(target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions) -> BuildPlan:
+    """Resolve ``target`` and put the passes in order; raises TargetError where kernels cannot be emitted for it."""
+    device, resolved = device_for_target(target)
+    if device.kind != "cpu":
+        return _plan_without_emitter(device, resolved, options)
+    if options.num_threads is not None:
+        device = with_unit_count(device, options.num_threads)
+    return BuildPlan(
+        device=device,
+        target=resolved,
+        construct=kernel_pipeline(resolved, device, options),
+        lower=lowering_pipeline(resolved),
+    )
+
+
+def _plan_without_emitter(device: DeviceSpec, target: tvm.target.Target, options: BuildOptions) -> BuildPlan:
+    """Stock TVM's whole pipeline for a device no emitter serves, if ``enable_roller`` allows it."""
+    if options.enable_roller is True:
+        raise TargetError(
+            f"cannot build for {device.name} (target kind {target.kind.name}): "
+            "this version constructs rPrograms for GPUs but emits kernels for CPUs only.",
+            f"`tvm-ext explain MODEL --operator NAME --device {device.name}` shows the rPrograms constructed for it; "
+            "GPU emitters arrive in a later version. Build for target 'llvm' to run on this machine's CPU, or pass "
+            "enable_roller='auto' to leave every operator to stock TVM",
+        )
+    gpu_pipelines = {"cuda": relax.backend.cuda.pipeline, "rocm": relax.backend.rocm.pipeline}
+    stock = gpu_pipelines.get(target.kind.name, relax.backend.gpu_generic.pipeline)
+    construct = [*stock.library_dispatch_passes(target), *stock.legalize_passes(target)]
+    lower = [*stock.dataflow_lower_passes(target), *stock.finalize_passes(target)]
+    return BuildPlan(
+        device=device,
+        target=target,
+        construct=tvm.transform.Sequential(construct, name="tvm_ext.kernels"),
+        lower=tvm.transform.Sequential(lower, name="tvm_ext.lowering"),
+    )
+
+
+@dataclass(slots=True)
+class PassClock:
+    """Self time of every pass run under it, as a PassInstrument: a pass is not charged for passes it runs inside.
+
+    Worked example: ``Sequential`` runs for 5 s, of which FuseOps 3 s and FuseTIR 1.5 s; it is charged 0.5 s.
+    """
+
+    on_start: Callable[[str], None] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    _open: list[list[float]] = field(default_factory=list)  # per running pass: [start, seconds spent in inner passes]
+
+    def before(self, name: str) -> None:
+        if self.on_start is not None:
+            self.on_start(name)
+        self.seconds.setdefault(name, 0.0)
+        self._open.append([time.perf_counter(), 0.0])
+
+    def after(self, name: str) -> None:
+        start, inner = self._open.pop()
+        elapsed = time.perf_counter() - start
+        self.seconds[name] += elapsed - inner
+        if self._open:
+            self._open[-1][1] += elapsed
+
+    def instrument(self) -> Any:
+        """A fresh PassInstrument that feeds this clock."""
+        clock = self
+
+        class PassClockInstrument:
+            def run_before_pass(self, _mod: tvm.IRModule, info: Any) -> None:
+                clock.before(str(info.name))
+
+            def run_after_pass(self, _mod: tvm.IRModule, info: Any) -> None:
+                clock.after(str(info.name))
+
+        return pass_instrument(PassClockInstrument)()
+
+
+def timed_context(clock: PassClock) -> contextlib.AbstractContextManager[Any]:
+    """A PassContext like the current one in which ``clock`` runs.
+
+    Where the user's context carries instruments of their own, it is left as it is and the clock stays empty: entering
+    them a second time would call their ``exit_pass_ctx`` early, at which e.g. PassTimingInstrument forgets everything.
+    """
+    current = tvm.transform.PassContext.current()
+    if current.instruments:
+        return contextlib.nullcontext(current)
+    return tvm.transform.PassContext(  # type: ignore[no-any-return]
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=list(current.disabled_pass),
+        instruments=[clock.instrument()],
+        config=dict(current.config),
+    )

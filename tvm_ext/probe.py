@@ -1,0 +1,176 @@
+"""Fills a `DeviceSpec` for the CPU at hand: by arithmetic at once, by micro-benchmarks once per machine."""
+
+from __future__ import annotations
+
+from tvm_ext import _tvm, device_rows_cpu, measurement_cache, options
+from tvm_ext.cpu_info import CpuInfo, read_cpu_info
+from tvm_ext.device_facts import fact, spec_from_facts, with_facts, with_unit_count
+from tvm_ext.device_rows_cpu import Isa
+from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.microbench import BenchPlan, CpuMeasurement, StreamSize
+
+_SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
+_LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
+
+TargetPairs = tuple[tuple[str, str | int | tuple[str, ...]], ...]
+
+
+def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuInfo | None = None) -> DeviceSpec:
+    """This machine's CPU.
+
+    Parameters
+    ----------
+    measure
+        True: peaks and bandwidths come from the micro-benchmarks of `microbench.py`, run once per machine (about two
+        seconds) and cached under `options.cache_directory`. False: from clock x width arithmetic, in milliseconds.
+    unit_count
+        Cores to use; None: as many as this process may use and TVM's thread pool has.
+    info
+        What the operating system says; None: read it.
+
+    Raises
+    ------
+    UnsupportedEnvironmentError
+        on an x86-64 CPU without AVX2 and FMA, or a CPU of another architecture.
+    """
+    info = info or read_cpu_info()
+    cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
+    isa = isa_of(info)
+    spec = spec_from_facts(
+        name="cpu",
+        kind="cpu",
+        description=f"this machine: {info.model}, {isa.name}",
+        aliases=("llvm", "host"),
+        target=host_target(info, cores),
+        layers=device_rows_cpu.cpu_layers(isa, info.cache(3) is not None),
+        facts=device_rows_cpu.cpu_facts(isa, _shape(info, isa, cores)),
+    )
+    if measure:
+        spec = _with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model))
+    return with_unit_count(spec, unit_count or cores)
+
+
+def bench_plan(spec: DeviceSpec, info: CpuInfo) -> BenchPlan:
+    """What to measure on ``spec``: per layer a buffer that fits it and not the layer above.
+
+    Example, 48 KiB L1, 1 MiB L2, 32 MiB L3 on 2 cores: 24 KiB and 512 KiB for the core's own caches; for L3 4 MiB a
+    core (four times L2, at most L2 plus half a core's share of L3); for DRAM 64 MiB a core (four times L3 in all).
+    """
+    l1, l2 = spec.layer("L1").capacity_bytes, spec.layer("L2").capacity_bytes
+    assert l1 is not None
+    assert l2 is not None
+    streams = [StreamSize(layer="L1", bytes_per_core=l1 // 2), StreamSize(layer="L2", bytes_per_core=l2 // 2)]
+    largest = l2 * spec.unit_count
+    l3 = info.cache(3)
+    if l3 is not None:
+        share = l3.size_bytes // (2 * spec.unit_count)
+        streams.append(StreamSize(layer="L3", bytes_per_core=l2 + min(share, 3 * l2)))
+        largest = max(largest, l3.size_bytes)
+    dram_bytes = min(max(4 * largest, _SMALLEST_DRAM_BUFFER), _LARGEST_DRAM_BUFFER)
+    streams.append(StreamSize(layer=spec.lowest_layer.name, bytes_per_core=dram_bytes // spec.unit_count))
+    assert spec.clock_ghz is not None
+    return BenchPlan(
+        target=spec.target,
+        register_count=spec.register_limit,
+        register_bytes=spec.register_bytes,
+        core_count=spec.unit_count,
+        clock_ghz=spec.clock_ghz,
+        streams=tuple(streams),
+    )
+
+
+def _with_measurement(spec: DeviceSpec, found: CpuMeasurement) -> DeviceSpec:
+    """``spec`` with the measured figures used; the arithmetic ones stay as unused facts.
+
+    FMA pipes follow from the rate of one core: 253 GFLOP/s at 3.95 GHz with 16 lanes = 253 / (3.95 x 16 x 2) = 2.0.
+    """
+    source = f"measured on this machine, best of many runs (the median up to {found.spread:.0%} slower)"
+    pipes = found.float32_gflops_one_core / (found.clock_ghz * spec.teu_lanes * 2)
+    facts = [
+        fact("clock_ghz", found.clock_ghz, "GHz", f"{source}: chain of dependent integer operations"),
+        fact("fma_pipes", max(1, round(pipes)), "per cycle", f"{source}: {pipes:.2f} = one core's FMA rate per clock"),
+        fact("launch_overhead_us", found.launch_overhead_us, "us", f"{source}: empty parallel region"),
+        fact("peak_gflops.float32", found.float32_gflops, "GFLOP/s", f"{source}: independent FMA chains"),
+        fact("peak_gflops.float64", found.float64_gflops, "GFLOP/s", f"{source}: independent FMA chains"),
+    ]
+    for key, ratio in (("float16", 1.0), ("bfloat16", 1.0), ("int32", 0.5), ("int8", 0.5)):
+        derived = f"{ratio:g} x float32, {source}"
+        facts.append(fact(f"peak_gflops.{key}", found.float32_gflops * ratio, "GFLOP/s", derived))
+    for layer, rate in found.streams_gb_per_s:
+        facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
+    return with_facts(spec, facts)
+
+
+def isa_of(info: CpuInfo) -> Isa:
+    """The best instruction set of the tables that this machine's CPU has."""
+    if info.machine == "aarch64":
+        return device_rows_cpu.NEON
+    features = _features(info)
+    for isa in device_rows_cpu.X86_ISAS:
+        if features.issuperset(isa.features):
+            return isa
+    raise UnsupportedEnvironmentError(
+        f"the CPU {info.model!r} ({info.machine}) has neither AVX2 with FMA, nor AVX-512, nor NEON.",
+        "run on a newer CPU, or build for another one by naming a device such as 'cpu-avx2'",
+    )
+
+
+def host_target(info: CpuInfo, cores: int) -> TargetPairs:
+    """The stock TVM target that uses all that this CPU has, as sorted pairs.
+
+    LLVM's guess of the model (``mcpu``) decides the tuning; where the guess has more or fewer vector features than the
+    operating system lists, ``mattr`` corrects it. Example: a hypervisor hides the model of an AVX-512 CPU, LLVM guesses
+    ``rocketlake``, Linux lists avx512_bf16: ``+avx512bf16``. Intel models carry the tuning ``prefer-256-bit``, under
+    which LLVM vectorises with half of a register: ``-prefer-256-bit``.
+    """
+    mcpu = str(_tvm.llvm_get_system_cpu())
+    attributes = _corrections(info, mcpu)
+    pairs: dict[str, str | int | tuple[str, ...]] = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
+    if attributes:
+        pairs["mattr"] = attributes
+    return tuple(sorted(pairs.items()))
+
+
+def _corrections(info: CpuInfo, mcpu: str) -> tuple[str, ...]:
+    guess = _tvm.Target({"kind": "llvm", "mcpu": mcpu})
+    attributes = []
+    if info.features is not None:
+        for name in info.checked_features:
+            has, guessed = name in info.features, bool(_tvm.target_has_feature(name, guess))
+            if has != guessed:
+                attributes.append(f"{'+' if has else '-'}{name}")
+    if isa_of(info) is device_rows_cpu.AVX512 and _tvm.target_has_feature("prefer-256-bit", guess):
+        attributes.append("-prefer-256-bit")
+    return tuple(attributes)
+
+
+def _features(info: CpuInfo) -> frozenset[str]:
+    """The CPU's vector features: the operating system's list, else those of LLVM's guess."""
+    if info.features is not None:
+        return info.features
+    guess = _tvm.Target({"kind": "llvm", "mcpu": str(_tvm.llvm_get_system_cpu())})
+    return frozenset(name for name in info.checked_features if _tvm.target_has_feature(name, guess))
+
+
+def _shape(info: CpuInfo, isa: Isa, cores: int) -> device_rows_cpu.CpuShape:
+    """Sizes from the operating system; what it does not say is taken from the table row of the instruction set."""
+    row = next(row for row in device_rows_cpu.CPU_ROWS if row.name == isa.row)
+    l1, l2 = (info.bytes_per_core(level, cores) for level in (1, 2))
+    line, l3 = info.cache(1), info.cache(3)
+    known = "sysfs, a core's share" if l1 and l2 else f"table row {row.name}: the system describes no caches"
+    row_clock = row.clock_ghz
+    assert row_clock is not None
+    return device_rows_cpu.CpuShape(
+        core_count=cores,
+        clock_ghz=info.clock_ghz or row_clock,
+        line_bytes=line.line_bytes if line else device_rows_cpu.DEFAULT_LINE_BYTES,
+        l1_bytes=l1 or int(row.layer("L1").capacity_bytes or 0),
+        l2_bytes=l2 or int(row.layer("L2").capacity_bytes or 0),
+        l3_bytes=l3.size_bytes if l3 else None,
+        dram_gb_per_s=device_rows_cpu.DRAM_GB_PER_S_PER_CORE * cores,
+        count_source="affinity mask and control group quota of this process",
+        clock_source=info.clock_source or f"table row {row.name}: the system names no clock",
+        cache_source=known,
+        dram_source=f"{device_rows_cpu.DRAM_GB_PER_S_PER_CORE:g} GB/s per core, {device_rows_cpu.ASSUMED}",
+    )

@@ -1,0 +1,119 @@
+"""Reads a build's kernels and clocks into a `BuildReport`."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext import plan as records
+from tvm_ext._environment import installed_version
+from tvm_ext._tvm import Constant
+from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import BuildPlan, PassClock
+from tvm_ext.plan import CHOICE, KernelChoice
+from tvm_ext.report import BuildReport, OperatorReport, PassTime, ceilings_of
+
+_DISTRIBUTIONS = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx")
+
+
+def record(
+    mod: tvm.IRModule, kernels: tvm.IRModule, plan: BuildPlan, options: BuildOptions, clock: PassClock, build_s: float
+) -> BuildReport:
+    """The report of a build that turned ``mod`` into ``kernels`` (a graph of ``call_tir``) in ``build_s`` seconds."""
+    attributes = dict(mod.attrs) if mod.attrs else {}
+    passes = tuple(PassTime(name=name, seconds=seconds) for name, seconds in clock.seconds.items())
+    import_s = attributes.get(IMPORT_SECONDS)
+    return BuildReport(
+        model=str(attributes.get(MODEL_NAME, "main")),
+        device=plan.device.name,
+        device_description=plan.device.description,
+        target=str(plan.target),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        options=tuple((name, str(getattr(options, name))) for name in BuildOptions.names()),
+        versions=versions(),
+        ceilings=ceilings_of(plan.device),
+        operators=operators(kernels, plan, options),
+        passes=passes,
+        import_s=None if import_s is None else float(import_s),
+        build_s=build_s,
+        constant_bytes=constant_bytes(kernels),
+        code_generation_s=max(0.0, build_s - sum(item.seconds for item in passes)),
+    )
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Name and version of what a build depends on; what is not installed is left out."""
+    known = ((name, installed_version(name)) for name in _DISTRIBUTIONS)
+    return (("python", platform.python_version()), *((name, version) for name, version in known if version is not None))
+
+
+def operators(kernels: tvm.IRModule, plan: BuildPlan, options: BuildOptions) -> tuple[OperatorReport, ...]:
+    """One entry per PrimFunc, in the order of their first call."""
+    calls = call_counts(kernels)
+    functions = {gvar.name_hint: func for gvar, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)}
+    order = {name: position for position, name in enumerate(calls)}
+    choices = {
+        name: choice_of(name, functions[name], plan, options)
+        for name in sorted(functions, key=lambda name: order.get(name, len(order)))
+    }
+    shared = Counter(choice.operator for choice in choices.values())
+    return tuple(
+        OperatorReport(
+            name=choice.operator if shared[choice.operator] == 1 else function,
+            function=function,
+            choice=choice,
+            calls=calls[function],
+        )
+        for function, choice in choices.items()
+    )
+
+
+def call_counts(mod: tvm.IRModule) -> Counter[str]:
+    """How often each PrimFunc is called, counting call sites, in program order."""
+    counts: Counter[str] = Counter()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.ir.Call) and node.args and isinstance(node.args[0], tvm.ir.GlobalVar):
+            counts[str(node.args[0].name_hint)] += 1
+
+    for _, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return counts
+
+
+def constant_bytes(mod: tvm.IRModule) -> int:
+    """Size of all constants of the graph, each counted once."""
+    sizes: dict[Any, int] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, Constant):
+            value = node.value
+            sizes[node] = math.prod(value.shape) * np.dtype(str(value.dtype)).itemsize
+
+    for _, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return sum(sizes.values())
+
+
+def choice_of(name: str, function: Any, plan: BuildPlan, options: BuildOptions) -> KernelChoice:
+    """The KernelChoice recorded at construction; where none was, stock TVM's kernel is used as it is, and why."""
+    text = function.attrs.get(CHOICE) if function.attrs else None
+    if text is not None:
+        return records.from_json(KernelChoice, str(text))
+    if options.enable_roller is False:
+        reason = "enable_roller=False: stock TVM's kernel"
+    elif plan.device.kind != "cpu":
+        reason = f"no emitter for {plan.device.name}: stock TVM's kernel"
+    else:
+        reason = "made after kernel construction by a stock pass"
+    return KernelChoice(operator=name, path="stock", reason=reason, device=plan.device.name)

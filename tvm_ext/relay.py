@@ -1,0 +1,129 @@
+"""Relay's face over Relax: import a model, build it, run it.
+
+>>> from tvm import relay                                  # or: from tvm_ext import relay
+>>> mod, params = relay.frontend.from_onnx("model.onnx", shape={"input": (1, 3, 224, 224)})
+>>> lib = relay.build(mod, target="llvm", params=params)
+>>> module = relay.GraphModule(lib["default"](tvm.cpu()))
+>>> module.run(input=data)
+>>> module.get_output(0).numpy()
+>>> print(lib.report)                                      # what was done to each operator, and why
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext import frontend, graph_module, recorder
+from tvm_ext import graph_module as graph_executor
+from tvm_ext.errors import InputError
+from tvm_ext.graph_module import GraphModule, TensorSpec, find_spec
+from tvm_ext.library import Library, Signature, load
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import BuildPlan, PassClock, plan_build, timed_context
+from tvm_ext.relay_passes.import_model import require_bound_dimensions
+from tvm_ext.signature import input_specs, output_specs, spec_of
+
+__all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
+
+
+def build(
+    mod: tvm.IRModule | relax.Function,
+    target: str | dict[str, Any] | tvm.target.Target = "llvm",
+    params: Mapping[str, Any] | None = None,
+    *,
+    enable_roller: bool | Literal["auto"] | None = None,
+    options: BuildOptions | None = None,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Library:
+    """Compile a Relax module with kernels that Roller constructs.
+
+    Parameters
+    ----------
+    mod
+        A module whose ``main`` is the model (or that function); never modified.
+    target
+        Anything stock TVM accepts, or a device of our tables (``tvm-ext devices``). ``"llvm"`` is this machine's CPU
+        with all its features.
+    params
+        Values (NumPy or TVM) for parameters of ``main`` by name; they become constants of the library.
+    enable_roller
+        Whether kernels are constructed: True, False (stock TVM's) or ``"auto"``; None leaves it to ``options``.
+    options
+        All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
+    progress
+        Is told the name of each pass as it begins.
+    settings
+        Single fields of `BuildOptions`, which win over ``options``.
+
+    Raises
+    ------
+    InputError
+        for parameters that do not fit, or an input dimension that is still open, naming both.
+    TargetError, OptionError
+        for an unknown target or option, with the nearest known ones.
+    """
+    if enable_roller is not None:
+        settings["enable_roller"] = enable_roller
+    chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
+    plan = plan_build(target, chosen)
+    start = time.perf_counter()
+    mod = prepare(mod, params or {})
+    clock = PassClock(on_start=progress)
+    with plan.target, timed_context(clock):
+        kernels = plan.construct(mod)
+        executable = _generate_code(plan, kernels)
+    seconds = time.perf_counter() - start
+    report = recorder.record(mod, kernels, plan, chosen, clock, seconds)
+    return Library(executable, Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report))
+
+
+def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any]) -> tvm.IRModule:
+    """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says."""
+    mod = bind_params(_as_module(mod), params)
+    require_bound_dimensions(mod)
+    return mod
+
+
+def bind_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
+    """A copy of ``mod`` whose parameters ``params`` are constants; raises InputError where one does not fit."""
+    specs = input_specs(mod)
+    variables = {var.name: var for var in mod["main"].params}
+    values = {}
+    for name, value in params.items():
+        spec = find_spec(specs, name)
+        _check_param(spec, value)
+        values[variables[spec.name]] = (
+            value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
+        )
+    if not values:
+        return mod
+    return relax.transform.BindParams("main", values)(mod)
+
+
+def _as_module(mod: tvm.IRModule | relax.Function) -> tvm.IRModule:
+    if isinstance(mod, relax.Function):
+        return tvm.IRModule({"main": mod})
+    if "main" not in [variable.name_hint for variable in mod.get_global_vars()]:
+        raise InputError("the module has no function 'main'.", "rename the function to build to 'main'")
+    return mod
+
+
+def _check_param(spec: TensorSpec, value: Any) -> None:
+    given = spec_of(spec.name, value)
+    assert given.shape is not None
+    if not spec.accepts([int(size) for size in given.shape], given.dtype):
+        raise InputError(
+            f"parameter {spec.name!r} should be {spec}, but is {given}.",
+            "pass the parameters that belong to this model",
+        )
+
+
+def _generate_code(plan: BuildPlan, kernels: tvm.IRModule) -> Any:
+    return relax.build(kernels, plan.target, relax_pipeline=plan.lower, tir_pipeline="default")

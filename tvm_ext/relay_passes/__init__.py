@@ -1,0 +1,1 @@
+"""Stages on the graph: ONNX import and Relax passes."""

@@ -1,0 +1,40 @@
+"""Tells each TensorIR function which of its parameters are compile-time constants, so that kernels may repack them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._tvm import CALL_TIR, Call, Constant, GlobalVar, PrimFunc, copy_module, module_pass, relax, structural_walk
+from ..plan import CONSTANT_PARAMS
+
+
+def tir_calls(mod: Any) -> list[Any]:
+    """Every ``call_tir`` of the module's Relax functions, in program order."""
+    calls: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if call.op == CALL_TIR:
+            calls.append(call)
+
+    for _, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            structural_walk(func.body, (Call, visit), order="pre")
+    return calls
+
+
+@module_pass(opt_level=0, name="tvm_ext.AnnotateConstants")
+class AnnotateConstants:
+    """Set `CONSTANT_PARAMS` on every PrimFunc that Relax calls; a variable at any call is not in it."""
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        constant: dict[Any, set[int]] = {}
+        for call in tir_calls(mod):
+            callee = call.args[0]
+            assert isinstance(callee, GlobalVar)
+            own = {i for i, arg in enumerate(call.args[1].fields) if isinstance(arg, Constant)}
+            constant[callee] = constant[callee] & own if callee in constant else own
+        result = copy_module(mod)
+        for callee, indices in constant.items():
+            if isinstance(mod[callee], PrimFunc) and indices:
+                result[callee] = mod[callee].with_attr(CONSTANT_PARAMS, sorted(indices))
+        return result

@@ -1,0 +1,80 @@
+"""Lays out the constants of a call as its kernel wants them: the compile-time half of packing (paper §3.1, storage)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._tvm import CALL_TIR, Constant, PyExprMutator, expr_mutator, module_pass, relax
+from ..plan import CHOICE, ConstantPack, KernelChoice, from_json
+
+PACKED = "tvm_ext.packed"
+"""PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
+
+
+def pack(array: np.ndarray[Any, Any], how: ConstantPack) -> np.ndarray[Any, Any]:
+    """The packed copy of ``array``: ``[i...]`` is ``array.flat[offset + sum(i * stride)]``, or 0 outside."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    reach = [(extent - 1) * stride for extent, stride in zip(how.extents, how.strides, strict=True)]
+    low = how.offset + sum(step for step in reach if step < 0)
+    high = how.offset + sum(step for step in reach if step > 0)
+    before, after = max(0, -low), max(0, high + 1 - flat.size)
+    padded = np.pad(flat, (before, after)) if before or after else flat
+    view = np.lib.stride_tricks.as_strided(
+        padded[how.offset + before :], how.extents, [stride * flat.itemsize for stride in how.strides], writeable=False
+    )
+    return np.ascontiguousarray(view)
+
+
+@expr_mutator
+class _Repack(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any) -> None:
+        super().__init__(mod)
+        self.choices = {
+            gv: choice
+            for gv, func in mod.functions_items()
+            if func.attrs
+            and CHOICE in func.attrs
+            and (choice := from_json(KernelChoice, str(func.attrs[CHOICE]))).packs
+        }
+        self.renamed: dict[Any, Any] = {}
+        self.done: dict[tuple[Any, ConstantPack], Any] = {}
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        if call.op != CALL_TIR or call.args[0] not in self.choices:
+            return call
+        arguments = list(call.args[1].fields)
+        for how in self.choices[call.args[0]].packs:
+            arguments[how.param_index] = self._packed(arguments[how.param_index], how)
+        return relax.call_tir(self._renamed(call.args[0]), arguments, call.ty_args[0])
+
+    def _renamed(self, old: Any) -> Any:
+        """The kernel under a new name: its parameters changed, and a GlobalVar's type cannot."""
+        if old not in self.renamed:
+            func = self.builder_.get()[old].with_attr(PACKED, True)
+            self.renamed[old] = self.builder_.add_func(func, f"{old.name_hint}_packed")
+        return self.renamed[old]
+
+    def _packed(self, constant: Any, how: ConstantPack) -> Any:
+        assert isinstance(constant, Constant), "only parameters that are constants at every call are packed"
+        key = (constant.value, how)
+        if key not in self.done:
+            self.done[key] = relax.const(pack(constant.value.numpy(), how))
+        return self.done[key]
+
+
+@module_pass(opt_level=0, name="tvm_ext.PackConstants")
+class PackConstants:
+    """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        mutator = _Repack(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        result = mutator.builder_.get()
+        for old in mutator.renamed:
+            del result[old]
+        return result

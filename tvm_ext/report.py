@@ -1,0 +1,151 @@
+"""What a build did: per operator the path taken, why, and its predicted and measured time; per pass the time spent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tvm_ext import plan
+from tvm_ext.hal import DeviceSpec, MemoryLayer
+from tvm_ext.plan import KernelChoice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorReport:
+    """One kernel of the built model. Times are of one call, in seconds; ``calls`` counts its call sites.
+
+    ``name`` is the operator's, as `tvm-ext explain` knows it; ``function`` the kernel's in the library, which differs
+    where weights were repacked for it.
+    """
+
+    name: str
+    function: str
+    choice: KernelChoice
+    calls: int
+    measured_s: float | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        return self.choice.program.prediction.time_s if self.choice.program else None
+
+    @property
+    def bound(self) -> str:
+        """The resource that binds by the performance model's word; empty where there is no prediction."""
+        return self.choice.program.prediction.bound if self.choice.program else ""
+
+    @property
+    def total_s(self) -> float | None:
+        """Time over all calls: measured where it was, otherwise predicted."""
+        time_s = self.measured_s if self.measured_s is not None else self.predicted_s
+        return None if time_s is None else time_s * self.calls
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity in FLOP per byte of compulsory traffic; None where one of them is zero."""
+        return self.choice.flops / self.choice.bytes if self.choice.flops and self.choice.bytes else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """One limit of the device's roofline: ``value`` in GFLOP/s (kind "compute") or GB/s (kind "memory")."""
+
+    name: str
+    kind: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTime:
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildReport:
+    """The record of one build. ``import_s`` is None for a module that did not come through `from_onnx`."""
+
+    model: str
+    device: str
+    device_description: str
+    target: str
+    created: str  # ISO 8601, UTC
+    options: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]
+    ceilings: tuple[Ceiling, ...]
+    operators: tuple[OperatorReport, ...]
+    passes: tuple[PassTime, ...]
+    import_s: float | None
+    build_s: float
+    constant_bytes: int  # of the parameters as the kernels read them
+    code_generation_s: float  # the part of build_s outside every pass: LLVM, linking
+    run_s: float | None = None  # one run of the whole model, measured
+
+    def bound_of(self, operator: OperatorReport) -> str:
+        """What binds ``operator``, a memory layer by its full name: "L4 DRAM" rather than "L4"."""
+        memories = (ceiling.name for ceiling in self.ceilings if ceiling.kind == "memory")
+        return next((name for name in memories if operator.bound and name.split()[0] == operator.bound), operator.bound)
+
+    def path_counts(self) -> dict[str, int]:
+        """Number of kernels per path ("rtile", "fallback", "stock")."""
+        return dict(Counter(operator.choice.path for operator in self.operators))
+
+    def operator(self, name: str) -> OperatorReport:
+        """The operator called ``name``; raises KeyError where there is none."""
+        for operator in self.operators:
+            if operator.name == name:
+                return operator
+        raise KeyError(name)
+
+    def with_measurements(self, seconds: Mapping[str, float], run_s: float | None) -> BuildReport:
+        """A copy with measured seconds per call by kernel function, and of one run of the whole model."""
+        operators = tuple(replace(op, measured_s=seconds.get(op.function, op.measured_s)) for op in self.operators)
+        return replace(self, operators=operators, run_s=run_s)
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` gives back an equal report."""
+        return plan.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> BuildReport:
+        """Raises ValueError where ``text`` is not a report."""
+        return plan.from_json(cls, text)
+
+    def to_html(self) -> str:
+        """One self-contained page: roofline, time per operator, table, passes."""
+        from tvm_ext.report_html import render
+
+        return render(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report atomically: HTML for a name ending in .html, JSON otherwise."""
+        from tvm_ext.files import write_atomically
+
+        text = self.to_html() if str(path).endswith((".html", ".htm")) else self.to_json() + "\n"
+        write_atomically(path, text.encode())
+
+    def table(self) -> str:
+        """The operators and totals as text, one line per operator, the slowest first."""
+        from tvm_ext.report_text import render
+
+        return render(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def ceilings_of(device: DeviceSpec) -> tuple[Ceiling, ...]:
+    """The roofline's limits that the device tables know: peak per dtype, bandwidth per memory layer."""
+    peaks = [Ceiling(name=dtype, kind="compute", value=gflops) for dtype, gflops in device.peak_gflops]
+    layers = [
+        Ceiling(name=_layer_title(layer), kind="memory", value=layer.bandwidth_gb_per_s)
+        for layer in device.layers
+        if layer.bandwidth_gb_per_s is not None
+    ]
+    return (*peaks, *layers)
+
+
+def _layer_title(layer: MemoryLayer) -> str:
+    named_already = layer.description.startswith(layer.name)
+    return layer.description if named_already else f"{layer.name} {layer.description}"

@@ -1,0 +1,81 @@
+"""A `BuildReport` as a table for the terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tvm_ext.report import BuildReport, OperatorReport
+
+
+def render(report: BuildReport, width: int = 160) -> str:
+    """The report as plain text of at most ``width`` columns."""
+    buffer = StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_jupyter=False)
+    show(report, console)
+    return buffer.getvalue().rstrip("\n")
+
+
+def show(report: BuildReport, console: Console) -> None:
+    """Print the summary and one line per operator, the slowest first."""
+    console.print(Text(summary(report)))
+    console.print(operator_table(report))
+
+
+def summary(report: BuildReport) -> str:
+    """Model, device, path counts and times in three lines."""
+    counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
+    calls = sum(operator.calls for operator in report.operators)
+    size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
+    imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
+    built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
+    run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
+    return (
+        f"{report.model} for {report.device} ({report.device_description})\n"
+        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}\n"
+        f"{imported}{built}{run}"
+    )
+
+
+def operator_table(report: BuildReport) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("operator", overflow="fold", max_width=44)
+    for header in ("calls", "predicted", "measured", "all calls"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for header in ("path", "bound"):
+        table.add_column(header, no_wrap=True)
+    table.add_column("how and why", overflow="fold")
+    for operator in by_time(report):
+        table.add_row(*_cells(operator, report.bound_of(operator)))
+    return table
+
+
+def by_time(report: BuildReport) -> list[OperatorReport]:
+    """The operators, the one with most time over all calls first; those without a time last."""
+    return sorted(report.operators, key=lambda operator: -(operator.total_s or 0.0))
+
+
+def _cells(operator: OperatorReport, bound: str) -> tuple[Text, ...]:
+    times = (operator.predicted_s, operator.measured_s, operator.total_s)
+    cells = (
+        operator.name,
+        str(operator.calls),
+        *map(format_time, times),
+        operator.choice.path,
+        bound,
+        operator.choice.reason,
+    )
+    return tuple(map(Text, cells))
+
+
+def format_time(seconds: float | None) -> str:
+    """Three significant digits in the unit that suits: ``1.23 ms``; a dash for None."""
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.3g} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,90 @@
+"""What a measurement must state to be worth keeping: machine, versions, date and commit, as one record."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from tvm_ext import options
+from tvm_ext._tvm import tvm_ffi
+
+_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
+_GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Where and when a measurement was taken. ``commit`` is None outside a checkout; "+" marks uncommitted changes."""
+
+    device: str
+    cores: int  # that this process may use
+    threads: int  # that TVM's pool runs
+    system: str
+    versions: tuple[tuple[str, str], ...]  # (package, version), "python" first; absent packages are left out
+    load_average: float | None  # runnable processes over the last minute; a busy machine's times mean little
+    date: str  # ISO 8601, UTC
+    commit: str | None
+
+
+def current_environment() -> Environment:
+    """This machine, process and checkout now. Starts TVM's thread pool."""
+    return Environment(
+        device=_processor_name(Path("/proc/cpuinfo")),
+        cores=options.usable_core_count(),
+        threads=thread_count(),
+        system=f"{platform.system()} {platform.machine()}",
+        versions=(("python", platform.python_version()), *_versions()),
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        commit=_commit(Path(__file__).resolve().parents[2]),
+    )
+
+
+def thread_count() -> int:
+    """Threads of TVM's pool in this process; asking starts the pool."""
+    return int(tvm_ffi.get_global_func("runtime.NumThreads")())
+
+
+def _processor_name(cpuinfo: Path) -> str:
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [(package, _version(package)) for package in _PACKAGES]
+    return [(package, version) for package, version in found if version is not None]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(checkout: Path) -> str | None:
+    """Short hash of the checkout that this file lies in; None for an installed package or where git is absent."""
+    if not (checkout / ".git").exists():
+        return None
+    head = _git(checkout, "rev-parse", "--short=12", "HEAD")
+    if not head:
+        return None
+    return head + ("+" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,1 @@
+"""Passes over TensorIR and the construction of their schedules."""

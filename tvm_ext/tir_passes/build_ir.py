@@ -1,0 +1,125 @@
+"""Small constructors for TensorIR statements, so that emitters read like the loops that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._tvm import BufferStore, For, ForKind, TensorLoad, Var, tirx
+from ..errors import IllegalRewrite
+from ..stages import dtype_of
+
+Expr = Any
+Stmt = Any
+INDEX_DTYPE = "int64"
+
+SERIAL, PARALLEL, UNROLLED, VECTORIZED = (
+    ForKind.SERIAL,
+    ForKind.PARALLEL,
+    ForKind.UNROLLED,
+    ForKind.VECTORIZED,
+)
+
+
+def index(value: int) -> Expr:
+    return tirx.IntImm(INDEX_DTYPE, value)
+
+
+def new_buffer(shape: Sequence[int], dtype: str, name: str, scope: str = "global") -> Any:
+    return tirx.decl_buffer([index(size) for size in shape], dtype, name, scope=scope, data_alignment=64)
+
+
+def loop(extent: int | Expr, kind: Any, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
+    """``for name in range(extent): body(name)``; an extent of 1 makes no loop."""
+    if isinstance(extent, int):
+        if extent == 1:
+            return body(index(0))
+        extent = index(extent)
+    variable = Var(name, INDEX_DTYPE)
+    return For(variable, index(0), extent, kind, body(variable))
+
+
+def nest(extents: Sequence[int], kind: Any, names: Sequence[str], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+    """Nested loops, the first one outermost."""
+
+    def inner(position: int, done: tuple[Expr, ...]) -> Stmt:
+        if position == len(extents):
+            return body(done)
+        return loop(extents[position], kind, names[position], lambda v: inner(position + 1, (*done, v)))
+
+    return inner(0, ())
+
+
+def split_index(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
+    """Row-major coordinates of ``flat`` in a grid: (flat // (e1*e2)) , (flat // e2) % e1, flat % e2."""
+    parts: list[Expr] = []
+    for position, extent in reversed(list(enumerate(extents))):
+        if extent == 1:
+            parts.append(index(0))
+        elif position == 0 or all(e == 1 for e in extents[:position]):
+            parts.append(flat)
+        else:
+            parts.append(tirx.floormod(flat, index(extent)))
+        flat = tirx.floordiv(flat, index(extent)) if extent != 1 else flat
+    return tuple(reversed(parts))
+
+
+def load(buffer: Any, indices: Sequence[Expr]) -> Expr:
+    return tirx.BufferLoad(buffer, list(indices))
+
+
+def store(buffer: Any, value: Expr, indices: Sequence[Expr]) -> Stmt:
+    return BufferStore(buffer, value, list(indices))
+
+
+def allocate(buffer: Any) -> Stmt:
+    return tirx.AllocBuffer(buffer, {})
+
+
+def sequence(*statements: Stmt) -> Stmt:
+    return statements[0] if len(statements) == 1 else tirx.stmt_seq(*statements)
+
+
+def as_index(expr: Expr, variable: Any) -> Expr:
+    """``expr`` in the integer type of ``variable``, which it replaces: TE counts in int32, Relax in int64."""
+    dtype = str(variable.ty.dtype)
+    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
+
+
+def lanes_of(dtype: str, register_bytes: int) -> int:
+    """Elements of ``dtype`` in one SIMD register; at least 1."""
+    return max(1, register_bytes * 8 // max(8, int(tirx.const(0, dtype).ty.dtype.bits)))
+
+
+def combine(combiner: str | None, a: Expr, b: Expr) -> Expr:
+    """One step of a reduction; raises IllegalRewrite for a combiner that no kernel has."""
+    if combiner == "sum":
+        return a + b
+    if combiner == "prod":
+        return a * b
+    if combiner == "max":
+        return tirx.max(a, b)
+    if combiner == "min":
+        return tirx.min(a, b)
+    raise IllegalRewrite(f"no kernel combines by {combiner}")
+
+
+HALF_TYPES = ("float16", "bfloat16")
+
+
+def accumulator_dtype(dtype: str) -> str:
+    """The type that a reduction to ``dtype`` is accumulated in: float32 for half precision."""
+    return "float32" if dtype in HALF_TYPES else dtype
+
+
+def in_dtype(value: Expr, dtype: str) -> Expr:
+    """``value`` computed in ``dtype``: half-precision products are accumulated, and so must be formed, in float32."""
+    if dtype_of(value) == dtype:
+        return value
+    kind = type(value).__name__
+    if kind in ("Mul", "Add", "Sub"):
+        a, b = in_dtype(value.a, dtype), in_dtype(value.b, dtype)
+        return a * b if kind == "Mul" else a + b if kind == "Add" else a - b
+    if kind == "Cast" and isinstance(value.value, TensorLoad) and dtype_of(value.value) == dtype:
+        return value.value
+    return tirx.Cast(dtype, value)

@@ -1,0 +1,230 @@
+"""The pass that gives every TensorIR function its kernel: constructed by Roller or a stated fallback, with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._tvm import ALREADY_SCHEDULED, BufferStore, PrimFunc, copy_module, module_pass, structural_walk, tirx
+from ..errors import IllegalRewrite
+from ..hal import DeviceSpec
+from ..options import BuildOptions
+from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, to_json
+from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
+from ..stage_rewrites import drop_unit_axes, fuse_axes, split_divided_axes
+from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
+from ..tensor_expr import TensorExpr
+from .build_ir import allocate, sequence
+from .emit_rows import emit_rows
+from .plan_kernels import RowGroup, TileGroup, plan, simplify
+from .roller.canonical import canonicalise
+from .roller.construct import construct
+from .roller.emit_cpu import TileKernel, emit_tile_kernel
+from .schedule_fallback import schedule_fallback
+from .vector_math import expand_math
+
+
+@module_pass(opt_level=0, name="tvm_ext.ConstructKernels")
+class ConstructKernels:
+    """Replace every unscheduled PrimFunc by a scheduled one, with its `KernelChoice` in attribute ``tvm_ext.choice``.
+
+    A kernel whose choice has ``packs`` wants its constants in another layout: `PackConstants` must follow.
+
+    Parameters
+    ----------
+    device
+        The CPU to construct for.
+    options
+        ``candidates`` and ``epsilon`` go to the construction (paper §3.2).
+    """
+
+    def __init__(self, device: DeviceSpec, options: BuildOptions) -> None:
+        self.device, self.options = device, options
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        result = copy_module(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
+                result[gv] = construct_kernel(func, gv.name_hint, self.device, self.options)
+        return result
+
+
+def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
+    """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice."""
+    try:
+        body, choice = _constructed(func, name, device, options)
+    except IllegalRewrite as refusal:
+        body, choice = _fallback(func, name, device, refusal)
+    return body.with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
+
+
+def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[Any, KernelChoice]:
+    try:
+        scheduled, what = schedule_fallback(func)
+    except IllegalRewrite as second:
+        reason = f"no kernel constructed: {refusal}; not scheduled either: {second}"
+        return func, KernelChoice(operator=name, path="stock", reason=reason, device=device.name)
+    reason = f"no kernel constructed: {refusal}; {what}"
+    return scheduled, KernelChoice(operator=name, path="fallback", reason=reason, device=device.name)
+
+
+def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[Any, KernelChoice]:
+    operator = simplify(read_operator(func, name))
+    constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
+    constants = [operator.params[i] for i in constant]
+    groups = plan(operator)
+    statements: list[Any] = []
+    packs: list[tuple[Any, ConstantPack]] = []
+    programs: list[RProgram] = []
+    notes: list[str] = []
+    for group in groups:
+        if isinstance(group, TileGroup):
+            tiled = _tile_kernel(group, operator, constants, device, options)
+            if tiled is not None:
+                statements += tiled[0].statements
+                packs += tiled[0].packs
+                programs.append(tiled[1])
+                notes.append(f"{group.anchor.name} in register tiles {tiled[1].tile('L0')}" + _fused(group.epilogue))
+                continue
+        for rows in _as_rows(group):
+            expected = _row_program(rows, operator, device)
+            programs += [expected] if expected else []
+            statements += emit_rows(rows.stages, device, _kept(rows, operator))
+            notes.append(f"{' + '.join(s.name for s in rows.stages)} row by row")
+    params = list(operator.params)
+    for packed, how in packs:
+        params[how.param_index] = packed
+    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
+    attrs["s_tir"] = True
+    params, body = _any_alignment(params, expand_math(sequence(*_allocations(statements, operator), *statements)))
+    new = tirx.PrimFunc(params, body, func.ret_type).with_attrs(attrs)
+    slowest = max(programs, key=lambda p: p.prediction.time_s, default=None)
+    choice = KernelChoice(
+        operator=name,
+        path="rtile",
+        reason="; ".join(notes),
+        device=device.name,
+        flops=sum(_flops(stage) for stage in operator.stages),
+        bytes=sum(_bytes(param) for param in operator.params),
+        program=slowest,
+        packs=tuple(how for _, how in packs),
+    )
+    return new, choice
+
+
+def _allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:
+    """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles."""
+    used: list[Any] = []
+
+    def visit(store: Any) -> None:
+        used.append(store.buffer)
+
+    for statement in statements:
+        structural_walk(statement, (BufferStore, visit))
+    inner = [stage.target for stage in operator.stages if not operator.is_output(stage.target)]
+    return [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
+
+
+def _as_rows(group: TileGroup | RowGroup) -> list[RowGroup]:
+    """The group as row kernels; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
+    if isinstance(group, RowGroup):
+        return [_canonical_rows(group)]
+    return [_canonical_rows(RowGroup(stages=(stage,))) for stage in (group.anchor, *group.epilogue)]
+
+
+def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
+    """The parameters without TVM's promise of 64-byte alignment, which a NumPy array handed to the VM does not keep.
+
+    Vector instructions for unaligned addresses cost nothing where the address happens to be aligned.
+    """
+    relaxed = [
+        tirx.decl_buffer(
+            param.ty.shape, dtype_of(param), param.name, data_alignment=max(1, int(itemsize_bytes(dtype_of(param))))
+        )
+        for param in params
+    ]
+    return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))
+
+
+def _fused(epilogue: Sequence[Stage]) -> str:
+    return f" with {', '.join(stage.name for stage in epilogue)} fused" if epilogue else ""
+
+
+def _flops(stage: Stage) -> float:
+    return (count_flops(stage.value) + (1.0 if stage.is_reduction else 0.0)) * stage.point_count
+
+
+def _bytes(param: Any) -> float:
+    size = itemsize_bytes(dtype_of(param))
+    for extent in static_shape(param):
+        size *= extent
+    return size
+
+
+def _kept(group: RowGroup, operator: OperatorBody) -> list[Any]:
+    """Buffers of the group that others read later, and outputs."""
+    outside = [s for s in operator.stages if not any(s.target.same_as(own.target) for own in group.stages)]
+    return [
+        stage.target
+        for stage in group.stages
+        if operator.is_output(stage.target)
+        or any(load.source.same_as(stage.target) for s in outside for load in s.loads())
+    ]
+
+
+def canonical_stage(stage: Stage, expr_name: str = "", **about: Any) -> tuple[Stage, TensorExpr]:
+    """``stage`` and its expression in canonical form: unit axes dropped, divided axes split, axes fused (paper §3.2).
+
+    The i-th axis of the expression is the i-th variable of the stage, its i-th input the stage's i-th load.
+    ``about`` goes to `tensor_expr_of`.
+    """
+    stage = split_divided_axes(drop_unit_axes(stage))
+    form = canonicalise(tensor_expr_of(stage, name=expr_name or stage.name, **about))
+    names = list(axis_names(stage))
+    groups = [[names.index(original) for original in originals] for _, originals in form.groups]
+    return fuse_axes(stage, groups), form.expr
+
+
+def _canonical_rows(group: RowGroup) -> RowGroup:
+    """Fuse what a lone injective stage or the reduction axes of a row allow."""
+    if len(group.stages) == 1 and not group.stages[0].is_reduction:
+        return RowGroup(stages=(canonical_stage(group.stages[0])[0],))
+    return RowGroup(stages=tuple(_fuse_reduction(stage) for stage in group.stages))
+
+
+def _fuse_reduction(stage: Stage) -> Stage:
+    if not stage.is_reduction:
+        return stage
+    names = axis_names(stage)
+    groups: list[list[int]] = []
+    for _, originals in canonicalise(tensor_expr_of(stage, name=stage.name)).groups:
+        run = [names.index(original) for original in originals]
+        groups += [run] if stage.kinds[run[0]] == "reduce" else [[p] for p in run]
+    present = {p for run in groups for p in run}
+    groups += [[p] for p in range(len(names)) if p not in present]  # unit axes, which canonical form leaves out
+    return fuse_axes(stage, sorted(groups))
+
+
+def _row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:
+    """The rProgram of the group's largest stage: what the model expects of it (the rows decide the loops)."""
+    largest = max(group.stages, key=lambda stage: stage.point_count)
+    _, expr = canonical_stage(largest, operator.name)
+    return next(iter(construct(expr, device, k=1).programs), None)
+
+
+def _tile_kernel(
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+) -> tuple[TileKernel, RProgram] | None:
+    """The best rProgram and its kernel; None where no rTile has a spatial axis to vectorise."""
+    readers: dict[Any, int] = {}
+    for stage in operator.stages:
+        for load in stage.loads():
+            readers[load.source] = readers.get(load.source, 0) + 1
+    packable = [c for c in constants if readers.get(c, 0) == 1]
+    anchor, expr = canonical_stage(group.anchor, operator.name, constants=packable, epilogue=group.epilogue)
+    programs = construct(expr, device, k=options.candidates, first_epsilon=options.epsilon).programs
+    spatial = [axis.name for axis in expr.spatial]
+    program = next((program for program in programs if program.vector_axis in spatial), None)
+    if program is None:
+        return None
+    return emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params), program

@@ -1,0 +1,337 @@
+"""Emits stages that share their leading axes as one parallel loop over rows; a row stays in cache between stages.
+
+Softmax, layer and RMS normalisation, means and variances, and every injective operator have this form: the first p axes
+of all stages run together, so that what one stage leaves in a row-sized buffer, the next one finds in L1.
+
+    parallel for row in fused first p axes:
+      m = max over k of x[row, k]                 # a reduction over the contiguous axis: SIMD partial results
+      for k: e[k] = exp(x[row, k] - m)            # e is a row, not the tensor
+      s = sum over k of e[k]
+      for k: y[row, k] = e[k] / s
+
+Worked example of p: softmax over (n, h, k) has maxelem[n, h], exp[n, h, k] and sum[n, h]; every read of one of
+them addresses n and h by the reader's own first two axes, and no other axis agrees, so p is 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .._tvm import Call, structural_walk, tirx
+from ..hal import DeviceSpec
+from ..stage_exprs import flat_stride
+from ..stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
+from .build_ir import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Expr,
+    Stmt,
+    accumulator_dtype,
+    allocate,
+    as_index,
+    combine,
+    in_dtype,
+    index,
+    lanes_of,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    sequence,
+    split_index,
+    store,
+)
+
+LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
+PARALLEL_MIN_BYTES = 64 * 1024  # one core moves this much in about the time that starting a parallel region takes
+PARTIAL_REGISTERS = 4  # independent partial results of a reduction: latency of an add over its throughput
+
+
+def shared_axes(stages: Sequence[Stage]) -> int:
+    """How many leading axes all stages have in common (see the module's example); a lone stage keeps its last apart."""
+    limit = min(len(stage.spatial) for stage in stages)
+    if len(stages) == 1:
+        return max(0, limit - 1) if not stages[0].is_reduction else limit
+    count = 0
+    while count < limit and _agree(stages, count):
+        count += 1
+    return count
+
+
+def _agree(stages: Sequence[Stage], position: int) -> bool:
+    extents = {stage.extent(stage.spatial[position]) for stage in stages}
+    written = [stage.target for stage in stages if any(reads(other.value, stage.target) for other in stages)]
+    if len(extents) != 1:
+        return False
+    for stage in stages:
+        variable = stage.spatial[position]
+        if len(stage.indices) <= position or not stage.indices[position].same_as(variable):
+            return False
+        for item in stage.loads():
+            internal = any(item.source.same_as(buffer) for buffer in written)
+            if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
+                return False
+    return True
+
+
+def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any]) -> list[Stmt]:
+    """Statements that run ``stages``; buffers in ``keep`` are read later and are written whole, the rest row by row."""
+    count = shared_axes(stages)
+    extents = [stages[0].extent(v) for v in stages[0].spatial[:count]]
+    # Scalar stages agree on an extent of 1 as well: any stage's extents serve.
+    rows = 1
+    for extent in extents:
+        rows *= extent
+    shrunk = [_shrink(stage.target, count) for stage in stages if not any(stage.target.same_as(k) for k in keep)]
+
+    def row(task: Expr) -> Stmt:
+        at = split_index(task, extents) if count else ()
+        body = [_stage_statement(_relocate(stage, shrunk, count), at, count, device) for stage in stages]
+        return sequence(*(allocate(small) for _, small in shrunk), *body)
+
+    chunks = _single_loop(stages, count)
+    if chunks is not None:
+        return [_chunked(stages[0], chunks, device)]
+    kind = PARALLEL if rows > 1 and _moved_bytes(stages) > PARALLEL_MIN_BYTES and device.unit_count > 1 else SERIAL
+    return [loop(rows, kind, "row", row)]
+
+
+def _moved_bytes(stages: Sequence[Stage]) -> float:
+    """Rough work of the stages in bytes, a reduction counting every point that it reads."""
+    return float(sum(stage.point_count * 4 * max(1, len(stage.loads())) for stage in stages))
+
+
+def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
+    shape = list(static_shape(buffer)[count:]) or [1]
+    size = 1
+    for extent in shape:
+        size *= extent
+    scope = "local" if size * 8 <= LOCAL_ROW_BYTES else "global"
+    return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
+
+
+def _relocate(stage: Stage, shrunk: Sequence[tuple[Any, Any]], count: int) -> Stage:
+    """``stage`` reading and writing the row buffers, whose first ``count`` dimensions are gone."""
+
+    def swap(item: Any) -> Any:
+        for old, new in shrunk:
+            if item.source.same_as(old):
+                return load(new, list(item.indices[count:]) or [index(0)])
+        return item
+
+    moved = dataclasses.replace(stage, value=replace_loads(stage.value, swap))
+    for old, new in shrunk:
+        if stage.target.same_as(old):
+            moved = dataclasses.replace(moved, target=new, indices=tuple(stage.indices[count:]) or (index(0),))
+    return moved
+
+
+def _stage_statement(stage: Stage, at: Sequence[Expr], count: int, device: DeviceSpec) -> Stmt:
+    outer = stage.spatial[:count]
+    table = [(v, as_index(a, v)) for v, a in zip(outer, at, strict=True)]
+    inner = [(v, stage.extent(v)) for v in stage.spatial[count:]]
+    if stage.is_reduction:
+        return _reduction(stage, table, inner, device)
+    return _spatial(stage, table, inner)
+
+
+def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+    """Plain nested loops with the last axis innermost, which LLVM vectorises."""
+
+    def body(values: tuple[Expr, ...]) -> Stmt:
+        full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
+        return store(stage.target, substitute(stage.value, full), [substitute(i, full) for i in stage.indices])
+
+    return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
+
+
+def _reduction(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec) -> Stmt:
+    if inner and not _contiguous_in(stage, stage.reduction[-1]):
+        return _accumulate_in_place(stage, table, inner)
+
+    def body(values: tuple[Expr, ...]) -> Stmt:
+        full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
+        return _reduce_row(stage, full, device)
+
+    return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
+
+
+def _contiguous_in(stage: Stage, variable: Any) -> bool:
+    """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
+    strides = [flat_stride(item, variable, stage) for item in stage.loads()]
+    return 1 in strides and all(stride in (0, 1) for stride in strides)
+
+
+def _accumulate_in_place(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+    """Reduction axes outside, the row's own axes inside: ``for k: for j: y[j] += x[k, j]`` runs along contiguous j."""
+    dtype = accumulator_dtype(dtype_of(stage.target))
+    extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
+    wide = dtype != dtype_of(stage.target)
+    sums = new_buffer(extents, dtype, "sums") if wide else stage.target
+
+    def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Any, Expr]]:
+        own = [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
+        return table + own + [(v, as_index(k, v)) for v, k in zip(stage.reduction, ks, strict=False)]
+
+    def at(values: Sequence[Expr]) -> list[Expr]:
+        return list(values) if wide else [substitute(i, full(values)) for i in stage.indices]
+
+    def start(values: tuple[Expr, ...]) -> Stmt:
+        return store(sums, in_dtype(stage.init, dtype), at(values))
+
+    def step(values: tuple[Expr, ...], ks: tuple[Expr, ...]) -> Stmt:
+        value = in_dtype(substitute(stage.value, full(values, ks)), dtype)
+        return store(sums, combine(stage.combiner, load(sums, at(values)), value), at(values))
+
+    def finish(values: tuple[Expr, ...]) -> Stmt:
+        narrow = tirx.Cast(dtype_of(stage.target), load(sums, list(values)))
+        return store(stage.target, narrow, [substitute(i, full(values)) for i in stage.indices])
+
+    reduction = nest(
+        [stage.extent(v) for v in stage.reduction],
+        SERIAL,
+        [v.name for v in stage.reduction],
+        lambda ks: nest(extents, SERIAL, names, lambda values: step(values, ks)),
+    )
+    statements = [nest(extents, SERIAL, names, start), reduction]
+    if wide:
+        statements = [allocate(sums), *statements, nest(extents, SERIAL, names, finish)]
+    return sequence(*statements)
+
+
+def _neutral(stage: Stage) -> Expr:
+    """The value that leaves a partial result unchanged; max and min start every partial from the initial value."""
+    dtype = accumulator_dtype(dtype_of(stage.target))
+    if stage.combiner == "sum":
+        return tirx.const(0, dtype)
+    return tirx.const(1, dtype) if stage.combiner == "prod" else in_dtype(stage.init, dtype)
+
+
+def _reduce_row(stage: Stage, table: list[tuple[Any, Expr]], device: DeviceSpec) -> Stmt:
+    """One reduced element: SIMD partial results over the contiguous last axis, then a sum over them.
+
+    Worked example, sum over 100 with 16 lanes and 4 registers: one block of 64, then two vectors of 16 (the first
+    register), then four scalars; floating-point addition is thereby reordered, as every vectorising compiler may.
+    """
+    dtype = accumulator_dtype(dtype_of(stage.target))
+    last = stage.reduction[-1]
+    extent = stage.extent(last)
+    outer = [(v, stage.extent(v)) for v in stage.reduction[:-1]]
+    lanes = lanes_of(dtype, device.register_bytes)
+    vectorised = extent >= lanes > 1 and _contiguous_in(stage, last)
+    registers = min(PARTIAL_REGISTERS, extent // lanes) if vectorised else 0
+    scalar = new_buffer((1,), dtype, "total", "local")
+    partial = new_buffer((max(1, registers) * lanes,), dtype, "partial", "local")
+    zero = index(0)
+
+    def value_at(ks: Sequence[Expr], k: Expr) -> Expr:
+        full = table + [(v, as_index(x, v)) for (v, _), x in zip(outer, ks, strict=True)]
+        return in_dtype(substitute(stage.value, [*full, (last, as_index(k, last))]), dtype)
+
+    def accumulate(buffer: Any, at: Expr, ks: Sequence[Expr], k: Expr) -> Stmt:
+        return store(buffer, combine(stage.combiner, load(buffer, [at]), value_at(ks, k)), [at])
+
+    def vectors(ks: Sequence[Expr], start: Expr, width: int) -> Stmt:
+        """``width`` SIMD registers' worth of elements from ``start`` on, each into its own partial result."""
+        return loop(
+            width,
+            UNROLLED,
+            "u",
+            lambda u: loop(
+                lanes,
+                VECTORIZED,
+                "v",
+                lambda v: accumulate(partial, u * index(lanes) + v, ks, start + u * index(lanes) + v),
+            ),
+        )
+
+    def one_line(ks: tuple[Expr, ...]) -> Stmt:
+        body: list[Stmt] = []
+        done = 0
+        if vectorised:
+            block = registers * lanes
+            blocks = extent // block
+            body.append(loop(blocks, SERIAL, "block", lambda b: vectors(ks, b * index(block), registers)))
+            done = blocks * block
+            left = (extent - done) // lanes
+            if left:
+                body.append(vectors(ks, index(done), left))
+                done += left * lanes
+        if done < extent:
+            body.append(loop(extent - done, SERIAL, "k", lambda k: accumulate(scalar, zero, ks, index(done) + k)))
+        return sequence(*body)
+
+    at = [substitute(i, table) for i in stage.indices]
+    statements = [allocate(scalar), store(scalar, in_dtype(stage.init, dtype), [zero])]
+    if vectorised:
+        statements += [
+            allocate(partial),
+            loop(registers * lanes, VECTORIZED, "v", lambda v: store(partial, _neutral(stage), [v])),
+        ]
+    statements.append(nest([e for _, e in outer], SERIAL, [v.name for v, _ in outer], one_line))
+    if vectorised:
+        statements += _fold(stage, partial, registers, lanes)
+        statements.append(
+            loop(
+                lanes,
+                UNROLLED,
+                "v",
+                lambda v: store(scalar, combine(stage.combiner, load(scalar, [zero]), load(partial, [v])), [zero]),
+            )
+        )
+    statements.append(store(stage.target, in_dtype(load(scalar, [zero]), dtype_of(stage.target)), at))
+    return sequence(*statements)
+
+
+def _fold(stage: Stage, partial: Any, registers: int, lanes: int) -> list[Stmt]:
+    """Combine the partial registers into the first one."""
+
+    def step(first: int) -> Stmt:
+        def one(v: Expr) -> Stmt:
+            other = load(partial, [index(first) + v])
+            return store(partial, combine(stage.combiner, load(partial, [v]), other), [v])
+
+        return loop(lanes, VECTORIZED, "v", one)
+
+    return [step(r * lanes) for r in range(1, registers)]
+
+
+# --- one contiguous injective stage --------------------------------------------------------------------------------
+def _single_loop(stages: Sequence[Stage], count: int) -> int | None:
+    """The length of the only axis of a lone injective stage (all its axes have been fused into one), or None."""
+    if len(stages) != 1 or stages[0].is_reduction or len(stages[0].variables) != 1 or count != 0:
+        return None
+    return stages[0].extents[0]
+
+
+def _chunked(stage: Stage, extent: int, device: DeviceSpec) -> Stmt:
+    """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
+    variable = stage.variables[0]
+
+    def body(k: Expr) -> Stmt:
+        table = [(variable, as_index(k, variable))]
+        return store(stage.target, substitute(stage.value, table), [substitute(i, table) for i in stage.indices])
+
+    if _moved_bytes([stage]) <= PARALLEL_MIN_BYTES or device.unit_count == 1:
+        return loop(extent, SERIAL, "i", body)
+    grain = 4 * device.teu_lanes
+    chunk = -(-extent // (device.unit_count * grain)) * grain
+    chunks = -(-extent // chunk)
+
+    def run(task: Expr) -> Stmt:
+        start = task * index(chunk)
+        length: Any = chunk if extent % chunk == 0 else tirx.min(index(chunk), index(extent) - start)
+        return loop(length, SERIAL, "i", lambda i: body(start + i))
+
+    return loop(chunks, PARALLEL, "chunk", run)
+
+
+def has_call(stage: Stage) -> bool:
+    """Whether the stage's value calls a function, so that computing it twice costs more than storing it."""
+    found: list[bool] = []
+    structural_walk(stage.value, (Call, lambda _: found.append(True)))
+    return bool(found)

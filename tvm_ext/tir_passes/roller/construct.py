@@ -1,0 +1,273 @@
+"""ConstructProg (paper §3.2): from a tensor expression and a device to rPrograms, best predicted first.
+
+Scale up: `search.TileSearch` builds the single-unit program (Figure 8). Scale out: its lowest unit-owned tiles are
+spread evenly over the units, reduction axes staying on one. Operators with fewer tiles than units are shrunk along the
+axis with the smallest data reuse score; ε grows until ``k`` programs are there. On a CPU the axis that fills the vector
+registers is a choice: each legal one is constructed and the model ranks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tvm_ext.access_table import Shape, vector_use
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.perf_model import PerfModel
+from tvm_ext.plan import Prediction, RProgram, RTile
+from tvm_ext.tensor_expr import TensorExpr
+
+from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
+from .canonical import CanonicalForm, canonicalise
+from .rtile import conflict_degree, storage_padding
+from .scale_out import shrink
+from .search import Found, Move, Outcome, TileSearch
+
+EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
+"""Padding bounds tried in turn until enough programs are there (§3.2; Figure 17 evaluates 0.4 and 1.0)."""
+
+CPU_EPSILON = 0.2
+"""A CPU tries bounds up to this one in any case: its last tiles are cut, not padded, so ε wastes nothing there."""
+
+MIN_POOL = 6
+"""Register tiles that compete under the model even where a single program is wanted."""
+
+
+GOOD_ENOUGH = 2.0
+"""ε keeps growing while the best program takes more than this many times the operator's roofline time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnlargeStep:
+    """One step of the construction of the best program, for people: what was tried, what it cost, how it ended."""
+
+    layer: str
+    tile: RTile
+    axis: str | None
+    larger: RTile
+    reuse_score: float
+    footprint_bytes: float
+    capacity_bytes: float
+    mem_perf_gflops: float
+    max_compute_gflops: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """A program that lost against the best one, and why."""
+
+    program: RProgram
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Construction:
+    """What `construct` found: programs best first, the steps to the best, the canonical form, and who lost."""
+
+    programs: tuple[RProgram, ...]
+    steps: tuple[EnlargeStep, ...]
+    canonical: CanonicalForm
+    rejected: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    model: PerfModel
+    shapes: tuple[Shape, ...]
+    padding: tuple[int, ...]
+    prediction: Prediction
+    epsilon: float
+    shrunk: bool
+    moves: tuple[Move, ...]
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Predicted time; among equals the one that loads its layers least."""
+        return self.prediction.time_s, sum(cost.time_s for cost in self.prediction.layers)
+
+
+def construct(
+    expr: TensorExpr,
+    device: DeviceSpec,
+    *,
+    k: int = 10,
+    epsilon: float | None = None,
+    first_epsilon: float = 0.0,
+    rules: frozenset[str] = ALL_RULES,
+    fuse_axes: bool = False,
+    vector_axes: Sequence[str] | None = None,
+) -> Construction:
+    """Up to ``k`` rPrograms for ``expr`` on ``device``, best predicted first; empty where nothing fits the device.
+
+    Tiles name the axes of ``expr``. With ``fuse_axes`` they name the axes of the canonical form instead (``h*w``),
+    for emitters that merge loops first. ``epsilon`` fixes the padding bound, which otherwise grows through `EPSILONS`
+    from ``first_epsilon`` on. ``vector_axes`` restricts the axes that may fill a CPU's vector registers.
+    """
+    canonical = canonicalise(expr, fuse=fuse_axes)
+    models = [_model(canonical.expr, device, axis, rules) for axis in _vector_axes(canonical.expr, device, vector_axes)]
+    candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
+    for bound, allowed in _relaxations(rules, epsilon, first_epsilon):
+        for model in models:
+            for candidate in _candidates(model, allowed, bound, k):
+                candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
+        enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
+        enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
+        if enough or (candidates and bound >= EPSILONS[-1]):
+            break
+    ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
+    digest = expr.digest
+    programs = [_program(candidate, expr, canonical, digest) for candidate in ranked[: k + 10]]
+    return Construction(
+        programs=tuple(programs[:k]),
+        steps=_steps(ranked[0]) if ranked else (),
+        canonical=canonical,
+        rejected=tuple(_alternative(program, programs[0]) for program in programs[1:]),
+    )
+
+
+def _relaxations(
+    rules: frozenset[str], epsilon: float | None, first_epsilon: float
+) -> list[tuple[float, frozenset[str]]]:
+    """(ε, rules) in the order in which they are tried: ε grows, then, for operators of a few points, rules go."""
+    if epsilon is not None:
+        return [(epsilon, rules)]
+    dropped = ({SHAPE}, {SHAPE, MEMORY}, {SHAPE, MEMORY, UNIT})
+    bounds = [bound for bound in EPSILONS if bound >= first_epsilon] or [first_epsilon]
+    return [(bound, rules) for bound in bounds] + [(bounds[-1], rules - some) for some in dropped]
+
+
+def _close_to_roofline(models: Sequence[PerfModel], candidates: Iterable[_Candidate]) -> bool:
+    """Whether the best program is within a factor of the roofline, so that more padding cannot gain much."""
+    best = min(candidate.prediction.time_s for candidate in candidates)
+    overhead = (models[0].device.launch_overhead_us or 0.0) * 1e-6
+    return best - overhead <= GOOD_ENOUGH * models[0].roofline_s()
+
+
+def _model(expr: TensorExpr, device: DeviceSpec, axis: str | None, rules: frozenset[str]) -> PerfModel:
+    model = PerfModel(expr, device, axis)
+    model.tensor_core = TENSOR_CORE in rules and tensor_core_steps(expr, device) is not None
+    return model
+
+
+def _vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | None) -> list[str | None]:
+    """Axes whose neighbours may share a register, or None alone where no axis is contiguous anywhere.
+
+    Spatial axes along which the output or an input is contiguous, or a constant can be repacked; where there are none
+    (a sum over everything) the contiguous reduction axes. On a GPU: the axis along which the output is contiguous.
+    """
+    if device.kind != "cpu":
+        last = [axis.name for axis in expr.spatial if expr.output.stride(axis.name) == 1]
+        return [last[-1] if last else None]
+    for axes in (expr.spatial, expr.reduction):
+        names = [a.name for a in axes if any(vector_use(access, a.name) == "vector" for access in expr.accesses)]
+        if wanted is not None:
+            names = [name for name in names if name in wanted]
+        if names:
+            return list(names)
+    return [None]
+
+
+def _candidates(model: PerfModel, rules: frozenset[str], epsilon: float, k: int) -> list[_Candidate]:
+    pool = max(k, MIN_POOL)
+    below = 1 if model.is_cpu else 3
+    quotas = (pool * below, below, *(1 for _ in range(model.last_level)))
+    found = []
+    for result in TileSearch(model, rules, epsilon, quotas).run():
+        found.append(_candidate(model, result, result.shapes, rules, epsilon, shrunk=False))
+        shrunk = shrink(model, result.shapes)
+        if shrunk is not None:
+            found.append(_candidate(model, result, shrunk, rules, epsilon, shrunk=True))
+    return found
+
+
+def _candidate(
+    model: PerfModel, found: Found, shapes: tuple[Shape, ...], rules: frozenset[str], epsilon: float, *, shrunk: bool
+) -> _Candidate:
+    padding: tuple[int, ...] = ()
+    conflicts = 1.0
+    if not model.is_cpu and len(shapes) > 1:
+        if BANK in rules:
+            padding = storage_padding(model, shapes[1], shapes[0])
+        else:
+            conflicts = _conflicts(model, shapes)
+    moves = found.trail.moves() if found.trail is not None else ()
+    return _Candidate(model, shapes, padding, model.predict(shapes, padding, conflicts), epsilon, shrunk, moves)
+
+
+def _conflicts(model: PerfModel, shapes: tuple[Shape, ...]) -> float:
+    """Conflict degree of the worst input where nothing is padded (the ablation without bank alignment)."""
+    layer = model.device.layers[1]
+    padded = storage_padding(model, shapes[1], shapes[0])
+    degree = 1
+    for table, padding in zip(model.inputs, padded, strict=True):
+        if padding and layer.bank_count and layer.bank_bytes:
+            width = max(1, int(layer.bank_bytes / table.itemsize_bytes))
+            row, read = table.spans(shapes[1])[-1], table.spans(model.one_reduction_step(shapes[0]))[-1]
+            degree = max(degree, conflict_degree(row, read, model.device.teu_lanes, layer.bank_count, width))
+    return float(degree)
+
+
+# ---- to records ------------------------------------------------------------------------------------------------
+
+
+def _program(candidate: _Candidate, expr: TensorExpr, canonical: CanonicalForm, digest: str) -> RProgram:
+    model, device = candidate.model, candidate.model.device
+    partitions = model.partition_count(candidate.shapes)
+    tiles = []
+    for level, shape in enumerate(candidate.shapes):
+        padding = candidate.padding if level == 1 else ()
+        tiles.append((device.layers[level].name, _rtile(model, shape, expr, canonical, padding)))
+    return RProgram(
+        device=device.name,
+        expr_digest=digest,
+        tiles=tuple(tiles),
+        vector_axis=model.vector_axis,
+        unit_count=min(device.unit_count, partitions),
+        partition_count=partitions,
+        epsilon=candidate.epsilon,
+        shrunk=candidate.shrunk,
+        prediction=candidate.prediction,
+    )
+
+
+def _rtile(
+    model: PerfModel, shape: Shape, expr: TensorExpr, canonical: CanonicalForm, padding: tuple[int, ...] = ()
+) -> RTile:
+    """The tile over the expression's axes; axes of extent 1, which the canonical form drops, have size 1."""
+    sizes = {**dict(zip(model.names, shape, strict=True)), **dict.fromkeys(canonical.dropped, 1)}
+    order = [axis.name for axis in expr.axes if axis.name in sizes]
+    names = order if len(order) == len(sizes) else [*model.names, *canonical.dropped]
+    stored = tuple((t.tensor, pad) for t, pad in zip(model.inputs, padding, strict=False) if pad)
+    return RTile(axes=tuple(names), shape=tuple(sizes[name] for name in names), storage_padding=stored)
+
+
+def _steps(candidate: _Candidate) -> tuple[EnlargeStep, ...]:
+    model = candidate.model
+    steps = []
+    for move in candidate.moves:
+        shown = [RTile(axes=model.names, shape=shape) for shape in (move.tile, move.larger)]
+        steps.append(
+            EnlargeStep(
+                layer=model.device.layers[move.level].name,
+                tile=shown[0],
+                axis=None if move.axis is None else model.names[move.axis],
+                larger=shown[1],
+                reuse_score=move.score,
+                footprint_bytes=model.footprint_bytes(move.level, move.larger),
+                capacity_bytes=model.capacity_bytes(move.level),
+                mem_perf_gflops=model.mem_perf_gflops(move.level, move.larger),
+                max_compute_gflops=model.max_compute_gflops(),
+                outcome=move.outcome,
+            )
+        )
+    return tuple(steps)
+
+
+def _alternative(program: RProgram, best: RProgram) -> Alternative:
+    slower = program.prediction.time_s / best.prediction.time_s if best.prediction.time_s else 1.0
+    if slower > 1.0005:
+        reason = f"predicted {slower:.2f}x slower, bound by {program.prediction.bound}"
+    else:
+        reason = "predicted as fast, but loads its memory layers more"
+    return Alternative(program=program, reason=reason)
