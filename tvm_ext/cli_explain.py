@@ -19,9 +19,9 @@ from tvm_ext.recorder import call_counts
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.stages import OperatorBody, read_operator
 from tvm_ext.tensor_expr import TensorExpr
-from tvm_ext.tir_passes.construct_kernels import canonical_stage
+from tvm_ext.tir_passes.construct_kernels import construct_anchor
 from tvm_ext.tir_passes.plan_kernels import TileGroup, plan, simplify
-from tvm_ext.tir_passes.roller.construct import Construction, construct
+from tvm_ext.tir_passes.roller.construct import Construction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
         operator=name,
         calls=calls[name],
         device=device.name,
-        anchors=tuple(_anchor(group, name, device, options, constants) for group in tiled),
+        anchors=tuple(_anchor(group, operator, constants, device, options) for group in tiled),
         row_stages=tuple(rows),
         note=""
         if tiled
@@ -95,11 +95,11 @@ def _constants(function: Any, operator: OperatorBody) -> list[Any]:
 
 
 def _anchor(
-    group: TileGroup, name: str, device: DeviceSpec, options: BuildOptions, constants: list[Any]
+    group: TileGroup, operator: OperatorBody, constants: list[Any], device: DeviceSpec, options: BuildOptions
 ) -> AnchorExplanation:
-    _, expr = canonical_stage(group.anchor, name, constants=constants, epilogue=group.epilogue)
+    _, expr, construction = construct_anchor(group, operator, constants, device, options)
     return AnchorExplanation(
         expr=expr,
         epilogue=tuple(item.name for item in group.epilogue),
-        construction=construct(expr, device, k=options.candidates, epsilon=options.epsilon or None),
+        construction=construction,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._tvm import BufferStore, For, ForKind, TensorLoad, Var, tirx
+from .._tvm import BufferStore, For, ForKind, TensorLoad, Var, structural_walk, tirx
 from ..errors import IllegalRewrite
 from ..stages import dtype_of
 
@@ -102,6 +102,22 @@ def combine(combiner: str | None, a: Expr, b: Expr) -> Expr:
     if combiner == "min":
         return tirx.min(a, b)
     raise IllegalRewrite(f"no kernel combines by {combiner}")
+
+
+def vector_kind(*values: Expr) -> Any:
+    """The kind of a loop over SIMD lanes that computes ``values``: UNROLLED where stock TVM would vectorise wrongly.
+
+    Its VectorizeLoop divides a ramp by dividing base and stride, which is not truncated division: ``(1 - 2*v) / 2`` for
+    v = 0, 1 is 0, 0 but becomes 0, -1. Average pooling counts its window that way.
+    """
+    found: list[bool] = []
+
+    def visit(node: Any) -> None:
+        found.append("float" not in dtype_of(node))
+
+    for value in values:
+        structural_walk(value, [(tirx.Div, visit), (tirx.Mod, visit)], order="pre")
+    return UNROLLED if any(found) else VECTORIZED
 
 
 HALF_TYPES = ("float16", "bfloat16")

@@ -18,7 +18,7 @@ from .build_ir import allocate, sequence
 from .emit_rows import emit_rows
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .roller.canonical import canonicalise
-from .roller.construct import construct
+from .roller.construct import Construction, construct
 from .roller.emit_cpu import TileKernel, emit_tile_kernel
 from .schedule_fallback import schedule_fallback
 from .vector_math import expand_math
@@ -216,15 +216,25 @@ def _tile_kernel(
     group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
 ) -> tuple[TileKernel, RProgram] | None:
     """The best rProgram and its kernel; None where no rTile has a spatial axis to vectorise."""
+    anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
+    spatial = [axis.name for axis in expr.spatial]
+    program = next((program for program in construction.programs if program.vector_axis in spatial), None)
+    if program is None:
+        return None
+    return emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params), program
+
+
+def construct_anchor(
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+) -> tuple[Stage, TensorExpr, Construction]:
+    """The group's anchor in canonical form, as stage and as expression, and what Roller constructs for it.
+
+    Of ``constants``, those that one load alone reads count as repackable.
+    """
     readers: dict[Any, int] = {}
     for stage in operator.stages:
         for load in stage.loads():
             readers[load.source] = readers.get(load.source, 0) + 1
     packable = [c for c in constants if readers.get(c, 0) == 1]
     anchor, expr = canonical_stage(group.anchor, operator.name, constants=packable, epilogue=group.epilogue)
-    programs = construct(expr, device, k=options.candidates, first_epsilon=options.epsilon).programs
-    spatial = [axis.name for axis in expr.spatial]
-    program = next((program for program in programs if program.vector_axis in spatial), None)
-    if program is None:
-        return None
-    return emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params), program
+    return anchor, expr, construct(expr, device, k=options.candidates, first_epsilon=options.epsilon)

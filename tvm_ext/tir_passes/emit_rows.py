@@ -44,6 +44,7 @@ from .build_ir import (
     sequence,
     split_index,
     store,
+    vector_kind,
 )
 
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
@@ -222,7 +223,7 @@ def _reduce_row(stage: Stage, table: list[tuple[Any, Expr]], device: DeviceSpec)
     extent = stage.extent(last)
     outer = [(v, stage.extent(v)) for v in stage.reduction[:-1]]
     lanes = lanes_of(dtype, device.register_bytes)
-    vectorised = extent >= lanes > 1 and _contiguous_in(stage, last)
+    vectorised = extent >= lanes > 1 and _contiguous_in(stage, last) and vector_kind(stage.value) == VECTORIZED
     registers = min(PARTIAL_REGISTERS, extent // lanes) if vectorised else 0
     scalar = new_buffer((1,), dtype, "total", "local")
     partial = new_buffer((max(1, registers) * lanes,), dtype, "partial", "local")

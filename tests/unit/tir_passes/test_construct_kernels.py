@@ -148,3 +148,14 @@ def test_the_pass_skips_what_is_scheduled_already():
     func = legalised(lambda x: op.nn.relu(x), (3, 5)).with_attr("global_symbol", "f").with_attr(ALREADY_SCHEDULED, True)
     module = tvm.IRModule({"f": func})
     assert structural_equal(ConstructKernels(cpu(), BuildOptions())(module)["f"], func)
+
+
+def test_truncated_division_in_an_epilogue_is_exact():
+    """The window count of a dilated average pool divides a negative position, which vectors of stock TVM get wrong."""
+    x = np.arange(1, 22, dtype="f4").reshape(1, 1, 3, 7)
+
+    def build(v):
+        return op.nn.avg_pool2d(v, pool_size=[2, 3], strides=[2, 2], dilation=[2, 2])
+
+    windows = [[x[0, 0, [0, 2]][:, [2 * o, 2 * o + 2, 2 * o + 4]].mean() for o in range(2)]]
+    check(legalised(build, x.shape), [x], np.array(windows, "f8")[None, None])

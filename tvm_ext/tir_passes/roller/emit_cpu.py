@@ -30,7 +30,6 @@ from ..build_ir import (
     PARALLEL,
     SERIAL,
     UNROLLED,
-    VECTORIZED,
     Expr,
     Stmt,
     allocate,
@@ -44,6 +43,7 @@ from ..build_ir import (
     sequence,
     split_index,
     store,
+    vector_kind,
 )
 from .epilogue import store_tile
 from .pack_inputs import pack_on_entry
@@ -157,11 +157,12 @@ def _register_tile(
     # Rows start on whole registers, whatever the pieces: an aligned row is one aligned spill.
     width = -(-sum(length for _, length in pieces) // layout.lanes) * layout.lanes
     accumulators = new_buffer((count, width), layout.accumulator_dtype, "acc", "local")
+    kind = vector_kind(update)
 
     def each(body: Callable[[tuple[Expr, ...], Expr, Expr], Stmt]) -> Stmt:
         def registers(offsets: tuple[Expr, ...]) -> Stmt:
             def one(first: int, length: int) -> Stmt:
-                return loop(length, VECTORIZED, "v", lambda v: body(offsets, flat(offsets, rows), index(first) + v))
+                return loop(length, kind, "v", lambda v: body(offsets, flat(offsets, rows), index(first) + v))
 
             return sequence(*(one(first, length) for first, length in pieces))
 

@@ -10,7 +10,6 @@ from ...stages import Stage, dtype_of, reads, replace_loads, substitute
 from ..build_ir import (
     SERIAL,
     UNROLLED,
-    VECTORIZED,
     Expr,
     Stmt,
     allocate,
@@ -22,6 +21,7 @@ from ..build_ir import (
     new_buffer,
     sequence,
     store,
+    vector_kind,
 )
 from .register_tile import TileLayout, flat, vectors
 
@@ -76,13 +76,14 @@ def _store_along_vector(
 ) -> Stmt:
     """The output is contiguous along the vector axis: one vector store per accumulator register."""
     rows = [sizes[p] for p in layout.rows]
+    kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
         element = load(accumulators, [flat(offsets, rows), lane])
         return _write(layout, epilogue, element, layout.element(at, offsets, lane))
 
     def row(offsets: tuple[Expr, ...]) -> Stmt:
-        return _vector_loops(vectors(sizes[layout.vector], layout.lanes), lambda lane: one(offsets, lane))
+        return _vector_loops(kind, vectors(sizes[layout.vector], layout.lanes), lambda lane: one(offsets, lane))
 
     return nest(rows, UNROLLED, _row_names(layout), row)
 
@@ -105,6 +106,7 @@ def _store_transposed(
     strides = [layout.expr.output.stride(layout.names[p]) for p in layout.rows]
     along = next((i for i, stride in enumerate(strides) if stride == 1 and rows[i] > 1), None)
     length = 1 if along is None else rows[along]
+    kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def one(lane: Expr, outer: tuple[Expr, ...], v: Expr) -> Stmt:
         offsets = outer if along is None else (*outer[:along], v, *outer[along + 1 :])
@@ -115,7 +117,10 @@ def _store_transposed(
         extents = [1 if i == along else size for i, size in enumerate(rows)]
         pieces = vectors(length, layout.lanes)
         return nest(
-            extents, SERIAL, _row_names(layout), lambda outer: _vector_loops(pieces, lambda v: one(lane, outer, v))
+            extents,
+            SERIAL,
+            _row_names(layout),
+            lambda outer: _vector_loops(kind, pieces, lambda v: one(lane, outer, v)),
         )
 
     copy = each(lambda _offsets, row, lane: store(spill, load(accumulators, [row, lane]), [row, lane]))
@@ -126,10 +131,10 @@ def _row_names(layout: TileLayout) -> list[str]:
     return [f"{layout.stage.variables[p].name}_r" for p in layout.rows]
 
 
-def _vector_loops(pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
-    """``body(position)`` in one vectorised loop per (first, length) of ``pieces``."""
+def _vector_loops(kind: Any, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
+    """``body(position)`` in one loop over lanes per (first, length) of ``pieces``."""
 
     def piece(first: int, length: int) -> Stmt:
-        return loop(length, VECTORIZED, "v", lambda v: body(index(first) + v))
+        return loop(length, kind, "v", lambda v: body(index(first) + v))
 
     return sequence(*(piece(first, length) for first, length in pieces))
