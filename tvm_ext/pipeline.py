@@ -30,6 +30,7 @@ from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.bound_gathers import BoundGathers
+from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
@@ -61,8 +62,7 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
         # Before FuseOps, unlike stock: a reshape alone is a free view, but fused into a neighbour its `//` and `%`
         # would make that neighbour's accesses non-affine, which rTiles cannot follow.
         relax.transform.RewriteDataflowReshape(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
+        FuseOperators(),
         # Weights folded away above leave dead functions, for which no kernel should be constructed.
         relax.transform.DeadCodeElimination(),
     ]

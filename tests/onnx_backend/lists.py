@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,6 +23,10 @@ from tests.onnx_backend.harness import run_cases
 FOLDER = Path(__file__).parent
 STOCK_PASSES = FOLDER / "stock_passes.json"
 EXPECTED_FAILURES = FOLDER / "expected_failures.txt"
+# Cases whose outcome depends on rounding or on the code generator: half precision at the edge of the tolerance, one of
+# Mish's 10000 elements (relative error 1.26e-3 against 1e-3 with stock kernels), and shifts by a negative count or by
+# more than the width of the type, which LLVM leaves undefined. They count neither way.
+EITHER_WAY = re.compile(r"attention_.*fp16|silu_fp16|test_mish|bitshift_\w+_int32_(negative_shift|shift_ge_width)")
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "onnx", "numpy")
 
 
@@ -46,7 +51,9 @@ def record_stock(workers: int) -> None:
 def record_failures(system: str, workers: int) -> None:
     """Without a list yet, the first one; otherwise the list without what passes now."""
     outcomes = run_cases(load_cases(), [system], workers)[system]
-    failed = {name for name, outcome in outcomes.items() if not outcome.startswith("pass")}
+    failed = {
+        name for name, outcome in outcomes.items() if not outcome.startswith("pass") and not EITHER_WAY.search(name)
+    }
     known = set(expected_failures()) if EXPECTED_FAILURES.exists() else failed
     _write(EXPECTED_FAILURES, "\n".join(sorted(known & failed)))
     print(

@@ -204,7 +204,8 @@ def clean_graph(graph: OnnxGraph) -> OnnxGraph:
     graph = fold_channel_scales(graph)
     # After the folding, which needs the bias as an operand of the convolution.
     graph = split_biases(graph)
-    return settle_empty_tensors(drop_dead_nodes(graph))
+    graph = settle_empty_tensors(graph)
+    return drop_dead_nodes(graph)
 
 
 def _parameter_names(graph: OnnxGraph) -> list[str]:

@@ -61,7 +61,8 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
         assert isinstance(constant, Constant), "only parameters that are constants at every call are packed"
         key = (constant.value, how)
         if key not in self.done:
-            self.done[key] = relax.const(pack(constant.value.numpy(), how))
+            packed = pack(constant.value.numpy(), how)
+            self.done[key] = relax.const(packed, str(packed.dtype))  # without a dtype, int64 would become int32
         return self.done[key]
 
 
