@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..stage_exprs import access_of, axis_names, count_flops, linear_index
-from ..stage_rewrites import inline
+from ..stage_rewrites import inline, split_divided_axes
 from ..stages import OperatorBody, Stage, reads
 from .emit_rows import has_call, shared_axes
 from .roller.epilogue import reads_only_its_own_element
@@ -107,6 +107,7 @@ def _may_join(group: RowGroup, stage: Stage) -> bool:
 
 def is_tiled(stage: Stage) -> bool:
     """Whether a reduction has what register tiles exploit: an input used for several outputs, or a sliding window."""
+    stage = split_divided_axes(stage)  # a grouped convolution is affine only then
     if not stage.is_reduction or not stage.spatial or not _is_affine(stage):
         return False
     names = dict(zip([v.name for v in stage.variables], axis_names(stage), strict=True))

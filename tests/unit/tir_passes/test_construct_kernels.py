@@ -159,3 +159,15 @@ def test_truncated_division_in_an_epilogue_is_exact():
 
     windows = [[x[0, 0, [0, 2]][:, [2 * o, 2 * o + 2, 2 * o + 4]].mean() for o in range(2)]]
     check(legalised(build, x.shape), [x], np.array(windows, "f8")[None, None])
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_every_convolution_runs_in_register_tiles(groups, rng):
+    x, w = rng.standard_normal((1, 8, 9, 9)).astype("f4"), rng.standard_normal((16, 8 // groups, 3, 3)).astype("f4")
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype("f8"), (3, 3), axis=(2, 3))
+    grouped = windows.reshape(1, groups, 8 // groups, 7, 7, 3, 3)
+    weights = w.reshape(groups, 16 // groups, 8 // groups, 3, 3)
+    expected = np.einsum("ngchwrs,gfcrs->ngfhw", grouped, weights).reshape(1, 16, 7, 7)
+    func = legalised(lambda a, b: op.nn.conv2d(a, b, groups=groups), x.shape, w.shape)
+    _, choice = check(func, [x, w], expected, constants=(1,))
+    assert "in register tiles" in choice.reason

@@ -11,8 +11,8 @@ The shape of every kernel is that of the paper's Figure 6, with the CPU's layers
           out[...] = epilogue(acc)
 
 No tile is guarded and none reads past a tensor: where a tile does not divide its axis, the last tile is emitted again
-at its own smaller size (x = 83 in tiles of 14 is five tiles of 14 and one of 13). docs/roller.md says why these are
-plain loops and not schedule primitives.
+at its own smaller size (x = 83 in tiles of 14 is five tiles of 14 and one of 13). docs/architecture.md says why these
+are plain loops and not schedule primitives.
 """
 
 from __future__ import annotations
