@@ -23,7 +23,7 @@ from tvm_ext._tvm import (
     module_pass,
     pass_instrument,
 )
-from tvm_ext.device_db import device_for_target
+from tvm_ext.device_db import device_for_target, lookup
 from tvm_ext.device_facts import with_unit_count
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec
@@ -138,6 +138,8 @@ class BuildPlan:
 def plan_build(target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions) -> BuildPlan:
     """Resolve ``target`` and put the passes in order; raises TargetError where kernels cannot be emitted for it."""
     device, resolved = device_for_target(target)
+    if options.device is not None:
+        device = _chosen_device(options.device, device)
     if device.kind != "cpu":
         return _plan_without_emitter(device, resolved, options)
     if options.num_threads is not None:
@@ -148,6 +150,18 @@ def plan_build(target: str | dict[str, Any] | tvm.target.Target, options: BuildO
         construct=kernel_pipeline(resolved, device, options),
         lower=lowering_pipeline(resolved),
     )
+
+
+def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
+    """The row ``name``, to construct for instead of the target's own; raises TargetError for one of another kind."""
+    device = lookup(name)
+    if device.kind != target_device.kind:
+        raise TargetError(
+            f"option device={name!r} is a {device.kind} device, but the target's is {target_device.name}, "
+            f"a {target_device.kind} device.",
+            f"choose a {target_device.kind} row (`tvm-ext devices` lists them), or pass {name!r} as the target",
+        )
+    return device
 
 
 def _plan_without_emitter(device: DeviceSpec, target: tvm.target.Target, options: BuildOptions) -> BuildPlan:

@@ -132,3 +132,12 @@ def test_timed_context_keeps_the_users_settings() -> None:
             assert bool(current.config["tirx.disable_vectorize"])
             relax.transform.CanonicalizeBindings()(small_module())
     assert "CanonicalizeBindings" in clock.seconds
+
+
+def test_the_device_option_chooses_the_row_to_construct_for() -> None:
+    assert pipeline.plan_build("llvm", BuildOptions(device="cpu-avx2")).device.name == "cpu-avx2"
+
+
+def test_a_device_of_another_kind_is_refused() -> None:
+    with pytest.raises(TargetError, match=r"nvidia-v100.*cuda device"):
+        pipeline.plan_build("llvm", BuildOptions(device="nvidia-v100"))

@@ -1,0 +1,264 @@
+"""Builds one case, runs it, and compares it with the reference: the whole test of one random operator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tvm_ext import relay
+from tvm_ext._tvm import PassContext, tensor
+from tvm_ext.cpu_info import read_cpu_info
+from tvm_ext.graph_module import flatten_outputs
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import plan_build
+from tvm_ext.testing.random_operators import reference
+from tvm_ext.testing.random_operators.record import Array, OperatorCase
+from tvm_ext.testing.random_operators.relax_module import module_of, parameter_names
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+
+ROUNDOFF_FACTORS = {"float32": (2.0, 16.0), "float16": (0.5, 3.0)}
+"""(a, b) of `tolerance`, three times what is observed. In single precision b covers the polynomials of exp, tanh and
+erf, which half precision's coarser unit hides."""
+
+SMALLEST_MAGNITUDE = 0.1
+"""Times the typical magnitude: a result smaller than this has vanished by cancellation, and is compared with this."""
+
+PURITY_EVERY = 7
+"""Every seventh case is constructed once more to see that no pass writes to its input. Coprime to the number of slots,
+so that all kinds have their turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorPath:
+    """How one kernel of the case was made, and why."""
+
+    name: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseResult:
+    """What came of a case. ``problem`` is empty where everything holds; ``error`` is relative, by norm."""
+
+    index: int
+    kind: str
+    outcome: str  # "passed", "wrong", "path", "raised", "crashed" or "timed out"
+    problem: str
+    error: float
+    tolerance: float
+    paths: tuple[OperatorPath, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+
+class WrongResultError(AssertionError):
+    """The outputs are not what the reference says, or not the same twice."""
+
+
+def tolerance(case: OperatorCase, out_dtype: str) -> float:
+    """The allowed relative error by norm: ``u * (a * sqrt(K) + b)``, and 0 for integers.
+
+    Rounding K additions of values of either sign errs by about u * sqrt(K) relative to the sum's own size, each
+    rounding being a random fraction of u. Worked example: K = 4096 in single precision, u = 6e-8, allows
+    6e-8 * (2 * 64 + 16) = 8.6e-6; one forgotten product out of 4096 would be 1 / sqrt(4096) = 1.6e-2.
+    """
+    dtypes = [item.dtype for item in case.inputs if "float" in item.dtype] + [out_dtype]
+    floats = [dtype for dtype in dtypes if dtype in UNIT_ROUNDOFF]
+    if not floats or "float" not in out_dtype:
+        return 0.0
+    coarsest = max(floats, key=lambda dtype: UNIT_ROUNDOFF[dtype])
+    a, b = ROUNDOFF_FACTORS[coarsest]
+    return UNIT_ROUNDOFF[coarsest] * (a * math.sqrt(case.reduction_size) + b)
+
+
+def relative_error(actual: Array, expected: Array, typical_magnitude: float) -> float:
+    """||actual - expected|| / ||expected||, the latter at least that of values of a tenth of the typical magnitude."""
+    if actual.shape != expected.shape:
+        return math.inf
+    difference = np.linalg.norm((actual.astype(np.float64) - expected.astype(np.float64)).ravel())
+    if not np.isfinite(difference):
+        return math.inf
+    least = SMALLEST_MAGNITUDE * typical_magnitude * math.sqrt(expected.size)
+    size = max(float(np.linalg.norm(expected.astype(np.float64).ravel())), least)
+    return float(difference) / size if size else (0.0 if difference == 0 else math.inf)
+
+
+def build(case: OperatorCase, *, enable_roller: bool = True) -> relay.Library:
+    """The case built for this machine's CPU, its constant inputs bound."""
+    return relay.build(
+        module_of(case), target_of(case), params=constants(case), options=options_of(case), enable_roller=enable_roller
+    )
+
+
+def target_of(case: OperatorCase) -> str:
+    """This machine's CPU, with AVX2 alone where the case asks for it and the machine is an x86 that has it."""
+    return "cpu-avx2" if case.narrow_registers and _has_avx2() else "llvm"
+
+
+@cache
+def _has_avx2() -> bool:
+    return {"avx2", "fma", "f16c"} <= (read_cpu_info().features or frozenset())
+
+
+def options_of(case: OperatorCase) -> BuildOptions:
+    return BuildOptions(num_threads=case.num_threads, epsilon=case.epsilon)
+
+
+def constants(case: OperatorCase) -> dict[str, Array]:
+    """The values of the constant inputs by parameter name."""
+    values = zip(parameter_names(case), case.data(0), case.inputs, strict=True)
+    return {name: value for name, value, item in values if item.constant}
+
+
+def check_purity(case: OperatorCase) -> None:
+    """Run every pass up to scheduled kernels under ``testing.immutable_module``: TVM raises if one writes to its input.
+
+    The passes after that are stock TVM's, some of which do.
+    """
+    mod = relay.prepare(module_of(case), constants(case))
+    plan = plan_build(target_of(case), options_of(case))
+    with plan.target, PassContext(config={"testing.immutable_module": True}):
+        plan.construct(mod)
+
+
+def check(case: OperatorCase) -> CaseResult:
+    """Build, run, compare. Raises WrongResultError, and whatever building and running raise; see `attempt`.
+
+    Three runs with inputs A, B, A: the outputs of the first two are overwritten with NaN and freed, so that the VM's
+    memory pool hands the same memory out again, and the third must equal the first bit by bit. An element that is
+    never written, or one read before it is written, then shows as NaN or as a value of B's.
+    """
+    start = time.perf_counter()
+    if case.index % PURITY_EVERY == 0:
+        check_purity(case)
+    library = build(case)
+    machine = library.vm()
+    first = _run_and_poison(machine, case, 0)
+    errors = compare(case, first)
+    _run_and_poison(machine, case, 1)
+    again = _run_and_poison(machine, case, 0)
+    if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
+        raise WrongResultError("the same inputs gave other results the second time")
+    paths = tuple(
+        OperatorPath(name=item.name, path=item.choice.path, reason=item.choice.reason)
+        for item in library.report.operators
+    )
+    problem = path_problem(case, paths)
+    error, allowed = max(errors, key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0])
+    return CaseResult(
+        index=case.index,
+        kind=case.kind,
+        outcome="path" if problem else "passed",
+        problem=problem,
+        error=error,
+        tolerance=allowed,
+        paths=paths,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def path_problem(case: OperatorCase, paths: Sequence[OperatorPath]) -> str:
+    """Why the paths taken are not those expected: every operator says why, and what has an rTile gets one."""
+    silent = [item.name for item in paths if not item.reason]
+    if silent:
+        return f"no reason is given for {', '.join(silent)}"
+    others = [item for item in paths if item.path != "rtile"]
+    if case.must_be_rtile and others:
+        return "; ".join(f"{item.name} took the path {item.path}: {item.reason}" for item in others)
+    return ""
+
+
+def compare(case: OperatorCase, outputs: Sequence[Array]) -> list[tuple[float, float]]:
+    """(relative error, tolerance) of each output; raises WrongResultError where one is too far off."""
+    expected = reference.evaluate(case, case.data(0))
+    if len(outputs) != len(expected):
+        raise WrongResultError(f"{len(outputs)} outputs instead of {len(expected)}")
+    errors = []
+    for position, (actual, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        allowed = tolerance(case, str(actual.dtype))
+        error = relative_error(actual, wanted, case.typical_magnitude)
+        if not error <= allowed:
+            raise WrongResultError(_difference(position, actual, wanted, error, allowed))
+        errors.append((error, allowed))
+    return errors
+
+
+def _difference(position: int, actual: Array, wanted: Array, error: float, allowed: float) -> str:
+    if actual.shape != wanted.shape:
+        return f"output {position} has shape {actual.shape} instead of {wanted.shape}"
+    unlike = ~np.isclose(actual.astype(np.float64), wanted.astype(np.float64), rtol=1e-2, atol=1e-3)
+    where = tuple(int(i) for i in np.argwhere(unlike)[0]) if unlike.any() else ()
+    sample = f"; first at {list(where)}: {actual[where]} instead of {wanted[where]}" if unlike.any() else ""
+    return (
+        f"output {position} {list(actual.shape)} errs by {error:.2e}, more than {allowed:.2e}; "
+        f"{int(unlike.sum())} of {actual.size} elements are off by more than 1 %{sample}"
+    )
+
+
+def run_once(library: relay.Library, case: OperatorCase) -> list[Array]:
+    """The outputs for the first draw of inputs."""
+    return _run_and_poison(library.vm(), case, 0)
+
+
+def _run_and_poison(machine: Any, case: OperatorCase, draw: int) -> list[Array]:
+    inputs = [value for value, item in zip(case.data(draw), case.inputs, strict=True) if not item.constant]
+    outputs = list(flatten_outputs(machine["main"](*[tensor(value) for value in inputs])))
+    values = [item.numpy().copy() for item in outputs]
+    for item, value in zip(outputs, values, strict=True):
+        item.copyfrom(_poison(value))
+    return values
+
+
+def _poison(value: Array) -> Array:
+    if np.issubdtype(value.dtype, np.floating):
+        return np.full_like(value, np.nan)
+    return ~value if value.dtype == np.bool_ else np.full_like(value, np.iinfo(value.dtype).max)
+
+
+# What TVM, NumPy and this package raise.
+EXPECTED_ERRORS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def attempt(case: OperatorCase) -> CaseResult:
+    """`check`, with whatever goes wrong in it turned into a result."""
+    start = time.perf_counter()
+    try:
+        return check(case)
+    except WrongResultError as error:
+        outcome, problem = "wrong", str(error)
+    except EXPECTED_ERRORS as error:
+        outcome, problem = "raised", f"{type(error).__name__}: {error}"
+    return failure(case, outcome, problem, time.perf_counter() - start)
+
+
+def failure(case: OperatorCase, outcome: str, problem: str, seconds: float) -> CaseResult:
+    return CaseResult(
+        index=case.index,
+        kind=case.kind,
+        outcome=outcome,
+        problem=problem,
+        error=math.inf,
+        tolerance=0.0,
+        seconds=seconds,
+    )
