@@ -65,6 +65,11 @@ class Prediction:
     layers: tuple[LayerCost, ...]
     bound: str  # "compute", or the name of a memory layer, or "launch"
 
+    @property
+    def busy_s(self) -> float:
+        """Time of the busiest resource, without the launch: what there is to divide among units."""
+        return max(self.compute_s, *(cost.time_s for cost in self.layers), 0.0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RProgram:

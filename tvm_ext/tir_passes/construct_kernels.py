@@ -14,7 +14,7 @@ from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_o
 from ..stage_rewrites import drop_unit_axes, fuse_axes, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
-from .build_ir import allocate, sequence
+from .build_ir import PARALLEL, allocate, outer_kind, sequence
 from .emit_rows import emit_rows
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .roller.canonical import canonicalise
@@ -89,7 +89,8 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         for rows in _as_rows(group):
             expected = _row_program(rows, operator, device)
             programs += [expected] if expected else []
-            statements += emit_rows(rows.stages, device, _kept(rows, operator))
+            kind = outer_kind(expected.prediction.busy_s, device) if expected else PARALLEL
+            statements += emit_rows(rows.stages, device, _kept(rows, operator), kind)
             notes.append(f"{' + '.join(s.name for s in rows.stages)} row by row")
     params = list(operator.params)
     for packed, how in packs:

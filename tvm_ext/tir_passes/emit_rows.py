@@ -24,7 +24,6 @@ from ..hal import DeviceSpec
 from ..stage_exprs import flat_stride
 from ..stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
 from .build_ir import (
-    PARALLEL,
     SERIAL,
     UNROLLED,
     VECTORIZED,
@@ -48,7 +47,6 @@ from .build_ir import (
 )
 
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
-PARALLEL_MIN_BYTES = 64 * 1024  # one core moves this much in about the time that starting a parallel region takes
 PARTIAL_REGISTERS = 4  # independent partial results of a reduction: latency of an add over its throughput
 
 
@@ -79,8 +77,11 @@ def _agree(stages: Sequence[Stage], position: int) -> bool:
     return True
 
 
-def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any]) -> list[Stmt]:
-    """Statements that run ``stages``; buffers in ``keep`` are read later and are written whole, the rest row by row."""
+def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any], kind: Any) -> list[Stmt]:
+    """Statements that run ``stages`` in an outer loop of ``kind``, PARALLEL or SERIAL.
+
+    Buffers in ``keep`` are read by others and written whole, the rest row by row.
+    """
     count = shared_axes(stages)
     extents = [stages[0].extent(v) for v in stages[0].spatial[:count]]
     # Scalar stages agree on an extent of 1 as well: any stage's extents serve.
@@ -96,14 +97,8 @@ def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any]) 
 
     chunks = _single_loop(stages, count)
     if chunks is not None:
-        return [_chunked(stages[0], chunks, device)]
-    kind = PARALLEL if rows > 1 and _moved_bytes(stages) > PARALLEL_MIN_BYTES and device.unit_count > 1 else SERIAL
+        return [_chunked(stages[0], chunks, device, kind)]
     return [loop(rows, kind, "row", row)]
-
-
-def _moved_bytes(stages: Sequence[Stage]) -> float:
-    """Rough work of the stages in bytes, a reduction counting every point that it reads."""
-    return float(sum(stage.point_count * 4 * max(1, len(stage.loads())) for stage in stages))
 
 
 def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
@@ -309,7 +304,7 @@ def _single_loop(stages: Sequence[Stage], count: int) -> int | None:
     return stages[0].extents[0]
 
 
-def _chunked(stage: Stage, extent: int, device: DeviceSpec) -> Stmt:
+def _chunked(stage: Stage, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
     """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
     variable = stage.variables[0]
 
@@ -317,7 +312,7 @@ def _chunked(stage: Stage, extent: int, device: DeviceSpec) -> Stmt:
         table = [(variable, as_index(k, variable))]
         return store(stage.target, substitute(stage.value, table), [substitute(i, table) for i in stage.indices])
 
-    if _moved_bytes([stage]) <= PARALLEL_MIN_BYTES or device.unit_count == 1:
+    if kind == SERIAL:
         return loop(extent, SERIAL, "i", body)
     grain = 4 * device.teu_lanes
     chunk = -(-extent // (device.unit_count * grain)) * grain
@@ -328,7 +323,7 @@ def _chunked(stage: Stage, extent: int, device: DeviceSpec) -> Stmt:
         length: Any = chunk if extent % chunk == 0 else tirx.min(index(chunk), index(extent) - start)
         return loop(length, SERIAL, "i", lambda i: body(start + i))
 
-    return loop(chunks, PARALLEL, "chunk", run)
+    return loop(chunks, kind, "chunk", run)
 
 
 def has_call(stage: Stage) -> bool:

@@ -27,7 +27,6 @@ from ...plan import ConstantPack, RProgram
 from ...stages import Stage, replace_loads, substitute
 from ...tensor_expr import TensorExpr
 from ..build_ir import (
-    PARALLEL,
     SERIAL,
     UNROLLED,
     Expr,
@@ -40,6 +39,7 @@ from ..build_ir import (
     loop,
     nest,
     new_buffer,
+    outer_kind,
     sequence,
     split_index,
     store,
@@ -73,7 +73,7 @@ def emit_tile_kernel(
     parameters. Raises IllegalRewrite where the program has no spatial axis to vectorise.
     """
     layout = lay_out(stage, expr, program, device)
-    kind = PARALLEL if layout.unit_count > 1 else SERIAL
+    kind = outer_kind(program.prediction.busy_s, device)
     entry = [
         pack_on_entry(item, stage, layout.vector, layout.tile[layout.vector], kind)
         for item in layout.packed

@@ -37,7 +37,6 @@ class TileLayout:
     accumulator_dtype: str  # half precision is accumulated in float32
     packed: tuple[PackedInput, ...]
     round_lanes: bool  # whether a partial register may be computed whole
-    unit_count: int
     panel: Any  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Any
 
@@ -123,7 +122,6 @@ def lay_out(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpe
         accumulator_dtype=dtype,
         packed=packed,
         round_lanes=_only_padded_panels(stage, expr, names[vector], packed),
-        unit_count=program.unit_count,
         panel=Var("panel", INDEX_DTYPE),
         lane=Var("lane", INDEX_DTYPE),
     )
