@@ -21,7 +21,7 @@ from typing import Any
 
 from .._tvm import Call, structural_walk, tirx
 from ..hal import DeviceSpec
-from ..stage_exprs import flat_stride
+from ..stage_exprs import flat_stride, itemsize_bytes
 from ..stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
 from .build_ir import (
     SERIAL,
@@ -47,6 +47,7 @@ from .build_ir import (
 )
 
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
+TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 PARTIAL_REGISTERS = 4  # independent partial results of a reduction: latency of an add over its throughput
 
 
@@ -57,6 +58,19 @@ def shared_axes(stages: Sequence[Stage]) -> int:
         return max(0, limit - 1) if not stages[0].is_reduction else limit
     count = 0
     while count < limit and _agree(stages, count):
+        count += 1
+    return count
+
+
+def _task_axes(stage: Stage, device: DeviceSpec) -> int:
+    """Leading axes of a lone injective stage that are divided into tasks; the others stay plain loops inside.
+
+    As few as give every unit enough tasks: each task divides its number into coordinates, which a loop gets for free.
+    Worked example, padding (64, 58, 58) on two units: 64 tasks of 58 x 58, not 3712 tasks of 58.
+    """
+    tasks, count = 1, 0
+    while count < len(stage.spatial) - 1 and tasks < TASKS_PER_UNIT * device.unit_count:
+        tasks *= stage.extent(stage.spatial[count])
         count += 1
     return count
 
@@ -82,7 +96,7 @@ def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any], 
 
     Buffers in ``keep`` are read by others and written whole, the rest row by row.
     """
-    count = shared_axes(stages)
+    count = shared_axes(stages) if len(stages) > 1 or stages[0].is_reduction else _task_axes(stages[0], device)
     extents = [stages[0].extent(v) for v in stages[0].spatial[:count]]
     # Scalar stages agree on an extent of 1 as well: any stage's extents serve.
     rows = 1
@@ -106,7 +120,7 @@ def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
     size = 1
     for extent in shape:
         size *= extent
-    scope = "local" if size * 8 <= LOCAL_ROW_BYTES else "global"
+    scope = "local" if size * itemsize_bytes(dtype_of(buffer)) <= LOCAL_ROW_BYTES else "global"
     return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
 
 
