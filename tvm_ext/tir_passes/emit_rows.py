@@ -21,12 +21,10 @@ from typing import Any
 
 from .._tvm import Call, structural_walk, tirx
 from ..hal import DeviceSpec
-from ..stage_exprs import flat_stride, itemsize_bytes
+from ..stage_exprs import itemsize_bytes
 from ..stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
 from .build_ir import (
     SERIAL,
-    UNROLLED,
-    VECTORIZED,
     Expr,
     Stmt,
     accumulator_dtype,
@@ -35,7 +33,6 @@ from .build_ir import (
     combine,
     in_dtype,
     index,
-    lanes_of,
     load,
     loop,
     nest,
@@ -43,12 +40,11 @@ from .build_ir import (
     sequence,
     split_index,
     store,
-    vector_kind,
 )
+from .reduce_row import contiguous_in, reduce_row
 
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
 TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
-PARTIAL_REGISTERS = 4  # independent partial results of a reduction: latency of an add over its throughput
 
 
 def shared_axes(stages: Sequence[Stage]) -> int:
@@ -160,20 +156,14 @@ def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any,
 
 
 def _reduction(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec) -> Stmt:
-    if inner and not _contiguous_in(stage, stage.reduction[-1]):
+    if inner and not contiguous_in(stage, stage.reduction[-1]):
         return _accumulate_in_place(stage, table, inner)
 
     def body(values: tuple[Expr, ...]) -> Stmt:
         full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return _reduce_row(stage, full, device)
+        return reduce_row(stage, full, device)
 
     return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
-
-
-def _contiguous_in(stage: Stage, variable: Any) -> bool:
-    """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
-    strides = [flat_stride(item, variable, stage) for item in stage.loads()]
-    return 1 in strides and all(stride in (0, 1) for stride in strides)
 
 
 def _accumulate_in_place(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
@@ -211,103 +201,6 @@ def _accumulate_in_place(stage: Stage, table: list[tuple[Any, Expr]], inner: lis
     if wide:
         statements = [allocate(sums), *statements, nest(extents, SERIAL, names, finish)]
     return sequence(*statements)
-
-
-def _neutral(stage: Stage) -> Expr:
-    """The value that leaves a partial result unchanged; max and min start every partial from the initial value."""
-    dtype = accumulator_dtype(dtype_of(stage.target))
-    if stage.combiner == "sum":
-        return tirx.const(0, dtype)
-    return tirx.const(1, dtype) if stage.combiner == "prod" else in_dtype(stage.init, dtype)
-
-
-def _reduce_row(stage: Stage, table: list[tuple[Any, Expr]], device: DeviceSpec) -> Stmt:
-    """One reduced element: SIMD partial results over the contiguous last axis, then a sum over them.
-
-    Worked example, sum over 100 with 16 lanes and 4 registers: one block of 64, then two vectors of 16 (the first
-    register), then four scalars; floating-point addition is thereby reordered, as every vectorising compiler may.
-    """
-    dtype = accumulator_dtype(dtype_of(stage.target))
-    last = stage.reduction[-1]
-    extent = stage.extent(last)
-    outer = [(v, stage.extent(v)) for v in stage.reduction[:-1]]
-    lanes = lanes_of(dtype, device.register_bytes)
-    vectorised = extent >= lanes > 1 and _contiguous_in(stage, last) and vector_kind(stage.value) == VECTORIZED
-    registers = min(PARTIAL_REGISTERS, extent // lanes) if vectorised else 0
-    scalar = new_buffer((1,), dtype, "total", "local")
-    partial = new_buffer((max(1, registers) * lanes,), dtype, "partial", "local")
-    zero = index(0)
-
-    def value_at(ks: Sequence[Expr], k: Expr) -> Expr:
-        full = table + [(v, as_index(x, v)) for (v, _), x in zip(outer, ks, strict=True)]
-        return in_dtype(substitute(stage.value, [*full, (last, as_index(k, last))]), dtype)
-
-    def accumulate(buffer: Any, at: Expr, ks: Sequence[Expr], k: Expr) -> Stmt:
-        return store(buffer, combine(stage.combiner, load(buffer, [at]), value_at(ks, k)), [at])
-
-    def vectors(ks: Sequence[Expr], start: Expr, width: int) -> Stmt:
-        """``width`` SIMD registers' worth of elements from ``start`` on, each into its own partial result."""
-        return loop(
-            width,
-            UNROLLED,
-            "u",
-            lambda u: loop(
-                lanes,
-                VECTORIZED,
-                "v",
-                lambda v: accumulate(partial, u * index(lanes) + v, ks, start + u * index(lanes) + v),
-            ),
-        )
-
-    def one_line(ks: tuple[Expr, ...]) -> Stmt:
-        body: list[Stmt] = []
-        done = 0
-        if vectorised:
-            block = registers * lanes
-            blocks = extent // block
-            body.append(loop(blocks, SERIAL, "block", lambda b: vectors(ks, b * index(block), registers)))
-            done = blocks * block
-            left = (extent - done) // lanes
-            if left:
-                body.append(vectors(ks, index(done), left))
-                done += left * lanes
-        if done < extent:
-            body.append(loop(extent - done, SERIAL, "k", lambda k: accumulate(scalar, zero, ks, index(done) + k)))
-        return sequence(*body)
-
-    at = [substitute(i, table) for i in stage.indices]
-    statements = [allocate(scalar), store(scalar, in_dtype(stage.init, dtype), [zero])]
-    if vectorised:
-        statements += [
-            allocate(partial),
-            loop(registers * lanes, VECTORIZED, "v", lambda v: store(partial, _neutral(stage), [v])),
-        ]
-    statements.append(nest([e for _, e in outer], SERIAL, [v.name for v, _ in outer], one_line))
-    if vectorised:
-        statements += _fold(stage, partial, registers, lanes)
-        statements.append(
-            loop(
-                lanes,
-                UNROLLED,
-                "v",
-                lambda v: store(scalar, combine(stage.combiner, load(scalar, [zero]), load(partial, [v])), [zero]),
-            )
-        )
-    statements.append(store(stage.target, in_dtype(load(scalar, [zero]), dtype_of(stage.target)), at))
-    return sequence(*statements)
-
-
-def _fold(stage: Stage, partial: Any, registers: int, lanes: int) -> list[Stmt]:
-    """Combine the partial registers into the first one."""
-
-    def step(first: int) -> Stmt:
-        def one(v: Expr) -> Stmt:
-            other = load(partial, [index(first) + v])
-            return store(partial, combine(stage.combiner, load(partial, [v]), other), [v])
-
-        return loop(lanes, VECTORIZED, "v", one)
-
-    return [step(r * lanes) for r in range(1, registers)]
 
 
 # --- one contiguous injective stage --------------------------------------------------------------------------------
