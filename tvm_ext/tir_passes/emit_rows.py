@@ -48,10 +48,10 @@ TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 
 
 def shared_axes(stages: Sequence[Stage]) -> int:
-    """How many leading axes all stages have in common (see the module's example); a lone stage keeps its last apart."""
+    """How many leading axes all stages have in common (see the module's example); a lone reduction has all its own."""
     limit = min(len(stage.spatial) for stage in stages)
     if len(stages) == 1:
-        return max(0, limit - 1) if not stages[0].is_reduction else limit
+        return limit
     count = 0
     while count < limit and _agree(stages, count):
         count += 1
