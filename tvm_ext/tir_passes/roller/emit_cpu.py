@@ -186,7 +186,7 @@ def _register_tile(
         allocate(accumulators),
         each(lambda _offsets, row, lane: store(accumulators, initial, [row, lane])),
         reduction,
-        *store_tile(layout, epilogue, accumulators, at, sizes, each),
+        *store_tile(layout, epilogue, accumulators, at, sizes),
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..._tvm import tirx
@@ -24,9 +27,7 @@ from ..build_ir import (
     vector_kind,
 )
 from .register_tile import TileLayout, flat, vectors
-
-EachRegister = Callable[[Callable[[tuple[Expr, ...], Expr, Expr], Stmt]], Stmt]
-"""Runs ``body(row offsets, row number, lane)`` for every SIMD register of a tile."""
+from .transpose_registers import transpose_registers
 
 
 def reads_only_its_own_element(consumer: Stage, anchor: Stage) -> bool:
@@ -45,12 +46,11 @@ def store_tile(
     accumulators: Any,
     at: dict[int, Expr],
     sizes: dict[int, int],
-    each: EachRegister,
 ) -> list[Stmt]:
     """Statements that store the tile of ``sizes`` at tile coordinates ``at``, through ``epilogue``."""
     if sizes[layout.vector] == 1 or layout.expr.output.stride(layout.names[layout.vector]) == 1:
         return [_store_along_vector(layout, epilogue, accumulators, at, sizes)]
-    return _store_transposed(layout, epilogue, accumulators, at, sizes, each)
+    return _store_transposed(layout, epilogue, accumulators, at, sizes)
 
 
 def _write(layout: TileLayout, epilogue: Sequence[Stage], element: Expr, table: list[tuple[Any, Expr]]) -> Stmt:
@@ -88,43 +88,110 @@ def _store_along_vector(
     return nest(rows, UNROLLED, _row_names(layout), row)
 
 
-def _store_transposed(
-    layout: TileLayout,
-    epilogue: Sequence[Stage],
-    accumulators: Any,
-    at: dict[int, Expr],
-    sizes: dict[int, int],
-    each: EachRegister,
-) -> list[Stmt]:
-    """The output is contiguous along another axis: spill the tile once, then write it along that axis.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Spill:
+    """Memory for a tile with, per SIMD register of lanes, the elements of each lane contiguous.
 
-    The copy keeps every index of the accumulators constant, without which LLVM would hold them in memory.
+    Per piece of lanes and per combination of the outer rows, the rows ``along`` which the output is contiguous are
+    transposed in blocks of a power of two.
     """
-    rows = [sizes[p] for p in layout.rows]
-    shape = [int(size) for size in accumulators.ty.shape]
-    spill = new_buffer(shape, layout.accumulator_dtype, "spill", "local")
+
+    buffer: Any
+    rows: tuple[int, ...]
+    along: int | None  # position in ``rows``
+    blocks: tuple[tuple[int, int, int], ...]  # (first row, rows, registers: rows rounded up to a power of two)
+
+    @property
+    def outer(self) -> list[int]:
+        return [1 if i == self.along else size for i, size in enumerate(self.rows)]
+
+    @property
+    def padded_rows(self) -> int:
+        return sum(registers for _, _, registers in self.blocks)
+
+    def row(self, offsets: Sequence[Any], position: Any) -> list[Any]:
+        """The rows' offsets with ``position`` along the contiguous one."""
+        return [position if i == self.along else offset for i, offset in enumerate(offsets)]
+
+    def start(self, first_lane: int, width: int, outer: Any, first_row: int) -> Any:
+        """Where a block's elements begin; ``outer`` numbers the combination of the outer rows."""
+        return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
+
+
+def _store_transposed(
+    layout: TileLayout, epilogue: Sequence[Stage], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+) -> list[Stmt]:
+    """The output is contiguous along another axis: transpose the tile in registers, then write it along that axis."""
+    rows = tuple(sizes[p] for p in layout.rows)
     strides = [layout.expr.output.stride(layout.names[p]) for p in layout.rows]
     along = next((i for i, stride in enumerate(strides) if stride == 1 and rows[i] > 1), None)
-    length = 1 if along is None else rows[along]
+    blocks = _blocks(1 if along is None else rows[along], layout.lanes)
+    size = prod(rows) // (1 if along is None else rows[along]) * sum(registers for _, _, registers in blocks)
+    width = int(accumulators.ty.shape[1])
+    buffer = new_buffer((size * width,), layout.accumulator_dtype, "spill", "local")
+    spill = _Spill(buffer=buffer, rows=rows, along=along, blocks=blocks)
+    statements: list[Stmt] = [allocate(buffer)]
+    for first, length in layout.pieces(sizes[layout.vector]):
+        statements += _transpose(spill, accumulators, first, length)
+        written = min(length, sizes[layout.vector] - first)
+        if written > 0:
+            statements.append(_write_lanes(layout, epilogue, spill, at, first, length, written))
+    return statements
+
+
+def _blocks(rows: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
+    """(first row, rows, registers) of the blocks in which ``rows`` are transposed: 14 are one block of 16 registers."""
+    sizes = [(first, min(lanes, rows - first)) for first in range(0, rows, lanes)]
+    return tuple((first, own, 1 << (own - 1).bit_length()) for first, own in sizes)
+
+
+def _transpose(spill: _Spill, accumulators: Any, first: int, width: int) -> list[Stmt]:
+    """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the accumulators in memory.
+
+    The registers beyond a block's rows repeat its last one and are not stored.
+    """
+
+    def row(offsets: Sequence[int]) -> int:
+        return sum(offset * prod(spill.rows[i + 1 :]) for i, offset in enumerate(offsets))
+
+    statements = []
+    for outer, offsets in enumerate(itertools.product(*(range(size) for size in spill.outer))):
+        for start, length, registers in spill.blocks:
+            numbers = [row(spill.row(offsets, start + min(r, length - 1))) for r in range(registers)]
+            to = spill.start(first, width, outer, start)
+            statements += transpose_registers(accumulators, numbers, first, width, spill.buffer, to)
+    return statements
+
+
+def _write_lanes(
+    layout: TileLayout,
+    epilogue: Sequence[Stage],
+    spill: _Spill,
+    at: dict[int, Expr],
+    first: int,
+    width: int,
+    written: int,
+) -> Stmt:
+    """Write the lanes of one piece, each along the rows that are contiguous in the output."""
     kind = vector_kind(*(consumer.value for consumer in epilogue))
 
-    def one(lane: Expr, outer: tuple[Expr, ...], v: Expr) -> Stmt:
-        offsets = outer if along is None else (*outer[:along], v, *outer[along + 1 :])
-        element = load(spill, [flat(offsets, rows), lane])
-        return _write(layout, epilogue, element, layout.element(at, offsets, lane))
+    def block(lane: Expr, offsets: tuple[Expr, ...], start: int, length: int, registers: int) -> Stmt:
+        begin = spill.start(first, width, flat(offsets, spill.outer), start)
+
+        def one(v: Expr) -> Stmt:
+            element = load(spill.buffer, [begin + lane * index(registers) + v])
+            row = spill.row(offsets, index(start) + v)
+            return _write(layout, epilogue, element, layout.element(at, row, index(first) + lane))
+
+        return _vector_loops(kind, vectors(length, layout.lanes), one)
 
     def write(lane: Expr) -> Stmt:
-        extents = [1 if i == along else size for i, size in enumerate(rows)]
-        pieces = vectors(length, layout.lanes)
-        return nest(
-            extents,
-            SERIAL,
-            _row_names(layout),
-            lambda outer: _vector_loops(kind, pieces, lambda v: one(lane, outer, v)),
-        )
+        def blocks(offsets: tuple[Expr, ...]) -> Stmt:
+            return sequence(*(block(lane, offsets, *item) for item in spill.blocks))
 
-    copy = each(lambda _offsets, row, lane: store(spill, load(accumulators, [row, lane]), [row, lane]))
-    return [allocate(spill), copy, loop(sizes[layout.vector], SERIAL, "lane", write)]
+        return nest(spill.outer, SERIAL, _row_names(layout), blocks)
+
+    return loop(written, SERIAL, "lane", write)
 
 
 def _row_names(layout: TileLayout) -> list[str]:
