@@ -1,60 +1,118 @@
 """Whole models: this plugin beside ONNX Runtime and stock TVM, interleaved, medians, in one process.
 
-    python benchmarks/models.py                       # every built-in model, batch 1
-    python benchmarks/models.py resnet50 --batch 8 --rounds 20
+    python benchmarks/models.py                       # every built-in model, batch 1, encoders of 16 and 128 tokens
+    python benchmarks/models.py resnet50 --batch 1 --batch 8 --rounds 20
+    python benchmarks/models.py --peer onnxruntime --explain
 
-Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each model.
+With ``--explain``, a model that ONNX Runtime runs faster is also timed operator by operator on both sides, and the
+operators that lose most are listed. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each model.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
+from _explain import Explanation, explain
+from rich.table import Table
 
 from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.relay_passes.load_onnx import load_onnx
 from tvm_ext.testing import models
 from tvm_ext.testing.bench import STOCK_BUDGET_S, BenchResult, bench, result_table
+from tvm_ext.testing.contenders import ONNX_RUNTIME, PEERS
+
+ENCODERS = ("minilm", "bert_base_layer")
+"""The models to which the number of tokens matters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelResult:
+    """One model, and the operators that explain its gap where that was asked for and there is one."""
+
+    result: BenchResult
+    explanation: Explanation | None = None
+
+    def record(self) -> dict[str, Any]:
+        fields = asdict(self.result)
+        del fields["environment"]
+        peers = [item.name for item in self.result.timings[1:]]
+        return {
+            **fields,
+            "speedup": {name: self.result.speedup(name) for name in peers},
+            "fastest_speedup": {name: self.result.fastest_speedup(name) for name in peers},
+            "explanation": None if self.explanation is None else asdict(self.explanation),
+        }
+
+
+def summary(results: Sequence[ModelResult]) -> Table:
+    """Per peer: geometric mean of the speed-ups, the lowest, and how many models are not slower."""
+    rows = Table("peer", "models", "geometric mean", "lowest", "not slower")
+    for peer in PEERS:
+        ratios = [(ratio, item.result.model) for item in results if (ratio := item.result.speedup(peer)) is not None]
+        if ratios:
+            mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
+            wins = sum(ratio >= 1 for ratio, _ in ratios)
+            rows.add_row(peer, str(len(ratios)), f"{mean:.2f}x", f"{lowest:.2f}x {where}", str(wins))
+    return rows
+
+
+def runs(names: Sequence[str], sequences: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """(model, tokens): an encoder once for each number of tokens, any other model once."""
+    for name in names:
+        for sequence in sequences if name in ENCODERS else sequences[:1]:
+            yield name, sequence
+
+
+def measure(name: str, batch: int, sequence: int, with_explanation: bool, **settings: Any) -> ModelResult | None:
+    """Time one model, and explain its gap; None, with a line of reason, where the model cannot be had."""
+    gc.collect()  # the last model's weights, up to half a gigabyte
+    try:
+        with progress() as tell:
+            result = bench(name, batch=batch, sequence=sequence, progress=tell, **settings)
+    except UnsupportedEnvironmentError as error:
+        print(f"skipped {name}: {error}")
+        return None
+    show(result.table())
+    if not with_explanation or (result.speedup(ONNX_RUNTIME) or 1.0) >= 1.0:
+        return ModelResult(result=result)
+    proto = models.build_model(name, batch, sequence) if name in models.names() else load_onnx(name)
+    explanation = explain(name, proto)
+    show(explanation.table())
+    return ModelResult(result=result, explanation=explanation)
 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Built-in names or ONNX files; all built-in ones.")] = None,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Tokens, for the encoders.")] = 128,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; 1.")] = None,
+    sequence: Annotated[list[int] | None, typer.Option(min=1, help="Tokens, for the encoders; 16 and 128.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender gets.")] = 10,
     peer: Annotated[list[str] | None, typer.Option(help="Whom to compare with; all that are installed.")] = None,
     stock_budget_s: Annotated[float, typer.Option(help="Seconds of runs that stock TVM is given.")] = STOCK_BUDGET_S,
-    output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
+    explain: Annotated[bool, typer.Option(help="List the operators that make a model slower than a peer.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Where to write the JSON; one batch size only.")] = None,
 ) -> None:
     """Time models and write the results."""
-    environment = current_environment()
-    what = f"models-batch{batch}"
-    path = output or result_path(what, environment)
-    results: list[BenchResult] = []
-    for name in names or models.names():
-        gc.collect()  # the last model's weights, up to half a gigabyte
-        try:
-            with progress() as tell:
-                result = bench(
-                    name,
-                    batch=batch,
-                    sequence=sequence,
-                    rounds=rounds,
-                    peers=peer or None,
-                    stock_budget_s=stock_budget_s,
-                    progress=tell,
-                )
-        except UnsupportedEnvironmentError as error:
-            print(f"skipped {name}: {error}")
-            continue
-        results.append(result)
-        show(result.table())
-        write_results(path, what, environment, results)
-    show(result_table(results))
-    print(f"written: {path}")
+    for size in batch or [1]:
+        environment = current_environment()
+        what = f"models-batch{size}"
+        path = output or result_path(what, environment)
+        results: list[ModelResult] = []
+        for name, tokens in runs(names or models.names(), sequence or [16, 128]):
+            settings = {"rounds": rounds, "peers": peer or None, "stock_budget_s": stock_budget_s}
+            result = measure(name, size, tokens, explain, **settings)
+            if result is not None:
+                results.append(result)
+                write_results(path, what, environment, [item.record() for item in results])
+        show(result_table([item.result for item in results]))
+        show(summary(results))
+        print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class OperatorResult:
             "gflops": self.rate(OURS, self.flops),
             "gb_per_s": self.rate(OURS, self.bytes),
             "speedup": {item.name: self.result.speedup(item.name) for item in self.result.timings[1:]},
+            "fastest_speedup": {item.name: self.result.fastest_speedup(item.name) for item in self.result.timings[1:]},
             **fields,
         }
 

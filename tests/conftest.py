@@ -17,6 +17,8 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 
 # Measurements of this machine are worth keeping between runs, but apart from the user's own.
 os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
+# Tests build what they test anew; those of the cache name a temporary folder.
+os.environ["TVM_EXT_KERNEL_CACHE"] = "off"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,15 +17,19 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx, topi
 from tvm.relax import dpl
+from tvm.relax import vm_build as _vm_build
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor
 from tvm.relax.expr_functor import mutator as expr_mutator
 from tvm.relax.expr_functor import visitor as expr_visitor
 from tvm.target import codegen as _codegen
 
+from tvm_ext import errors
+
 __all__ = [
     "ALREADY_SCHEDULED",
     "CALL_TIR",
+    "IF_THEN_ELSE",
     "Analyzer",
     "Buffer",
     "BufferStore",
@@ -77,6 +81,7 @@ __all__ = [
     "relax_function_pass",
     "relax_pipelines",
     "s_tir",
+    "save_json",
     "structural_equal",
     "structural_hash",
     "structural_map",
@@ -91,6 +96,8 @@ __all__ = [
     "topi",
     "tvm",
     "tvm_ffi",
+    "vm_generate",
+    "vm_link",
 ]
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
@@ -112,6 +119,7 @@ SBlockRealize: Any = s_tir.SBlockRealize
 DataflowBlock: Any = relax.DataflowBlock
 DataflowVar: Any = relax.DataflowVar
 CALL_TIR: Any = ir.Op.get("relax.call_tir")
+IF_THEN_ELSE: Any = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one with tirx.if_then_else
 
 ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
@@ -128,9 +136,16 @@ detect_linear_equation: Any = sym.detect_linear_equation
 structural_walk: Any = tvm_ffi.structural_walk
 structural_map: Any = tvm_ffi.structural_map
 structural_mutate: Any = tvm_ffi.structural_mutate
+save_json: Any = ir.save_json
 structural_equal: Any = tvm_ffi.structural_equal
 structural_hash: Any = tvm_ffi.structural_hash
 assert_structural_equal: Any = ir.assert_structural_equal
+
+# --- errors -------------------------------------------------------------------------------------------------------
+# An exception that crosses TVM's C++ frames comes out as a RuntimeError unless its class is known by name: Ctrl-C while
+# a pass runs would be caught, with an empty message, by whoever expects errors of TVM.
+for _error in (KeyboardInterrupt, *errors.ALL):
+    tvm_ffi.register_error(_error)
 
 # --- passes -------------------------------------------------------------------------------------------------------
 PassContext: Any = tvm.transform.PassContext
@@ -151,6 +166,19 @@ VirtualMachine: Any = relax.VirtualMachine
 tensor: Any = tvm.runtime.tensor
 llvm_get_system_cpu: Any = _codegen.llvm_get_system_cpu
 target_has_feature: Any = _codegen.target_has_features
+
+
+def vm_generate(mod: Any) -> tuple[Any, Any]:
+    """Bytecode of the Relax functions of a lowered ``mod``, as a builder, and a module of its PrimFuncs."""
+    builder = relax.ExecBuilder()
+    left = _vm_build._vmcodegen(builder, mod)
+    functions = {gv: func for gv, func in left.functions_items() if isinstance(func, PrimFunc)}
+    return builder, tvm.IRModule(functions)
+
+
+def vm_link(builder: Any, target: Any, library: Any, constants: Any) -> Any:
+    """The executable of ``builder``'s bytecode and ``library``'s kernels. A builder can be linked once."""
+    return _vm_build.VMExecutable(_vm_build._ffi_api.VMLink(builder, target, library, [], constants))
 
 
 def copy_module(mod: Any) -> Any:

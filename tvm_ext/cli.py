@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, devices, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, devices, cache, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it).
@@ -186,7 +186,7 @@ def explain(
             load_model(model, batch, sequence), shape=parse_shapes(shape or []) or None
         )
         steps.begin("dividing it into operators")
-        operators = operators_of(relay.prepare(mod, params))
+        operators = operators_of(relay.prepare(mod, params), spec, BuildOptions.current())
     if operator is None:
         _list_operators(operator_names(operators), as_json)
         return
@@ -220,6 +220,31 @@ def devices(
         _print_json("[" + ",".join(map(plan.to_json, specs)) + "]")
     else:
         _console().print(cli_devices.overview(specs))
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where compiled kernels are kept and how much room they take, or delete them."""
+    from tvm_ext import kernel_cache
+    from tvm_ext.options import kernel_cache_directory
+
+    folder = kernel_cache_directory()
+    if folder is None:
+        _print_json('{"folder": null}') if as_json else typer.echo("the kernel cache is switched off")
+        return
+    deleted = kernel_cache.clear(folder) if clear else 0
+    sizes = [size for _, size, _ in kernel_cache.entries(folder)]
+    limit = kernel_cache.SIZE_LIMIT_BYTES
+    if as_json:
+        state = {"folder": str(folder), "kernels": len(sizes), "bytes": sum(sizes), "limit_bytes": limit}
+        _print_json(json.dumps({**state, "deleted": deleted}))
+        return
+    if clear:
+        typer.echo(f"deleted {deleted} kernels")
+    typer.echo(f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB")
 
 
 @app.command()

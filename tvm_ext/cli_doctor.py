@@ -18,7 +18,8 @@ from tvm_ext import _environment, _native, device_db, relay
 from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
 from tvm_ext.errors import TvmExtError
 from tvm_ext.export import compile_metadata
-from tvm_ext.options import BuildOptions, cache_directory, usable_core_count
+from tvm_ext.kernel_cache import entries
+from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, usable_core_count
 
 State = Literal["ok", "note", "problem"]
 
@@ -127,6 +128,9 @@ def _cache() -> Iterator[Finding]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         yield Finding(name="cache", state="ok", detail=f"{folder} is writable")
+    kernels = kernel_cache_directory()
+    size = "switched off" if kernels is None else f"{kernels}, {sum(s for _, s, _ in entries(kernels)) / 1e6:.1f} MB"
+    yield Finding(name="kernel cache", state="note" if kernels is None else "ok", detail=size)
 
 
 def _compiler() -> Iterator[Finding]:

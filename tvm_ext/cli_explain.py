@@ -13,14 +13,15 @@ from tvm_ext.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import graph_passes, operator_passes
+from tvm_ext.pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.plan import CONSTANT_PARAMS
 from tvm_ext.recorder import call_counts
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.stages import OperatorBody, read_operator
 from tvm_ext.tensor_expr import TensorExpr
 from tvm_ext.tir_passes.construct_kernels import construct_anchor
-from tvm_ext.tir_passes.plan_kernels import TileGroup, plan, simplify
+from tvm_ext.tir_passes.plan_kernels import RowGroup, TileGroup, plan, simplify
+from tvm_ext.tir_passes.plan_windows import WindowGroup, take_windows, window_kernel
 from tvm_ext.tir_passes.roller.construct import Construction
 
 
@@ -45,10 +46,16 @@ class Explanation:
     note: str = ""
 
 
-def operators_of(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod``, parameters bound, as one unscheduled PrimFunc per fused operator: what construction starts from."""
+def operators_of(
+    mod: tvm.IRModule, device: DeviceSpec | None = None, options: BuildOptions | None = None
+) -> tvm.IRModule:
+    """``mod``, parameters bound, as one unscheduled PrimFunc per fused operator: what construction starts from.
+
+    For a CPU ``device`` the operators are in the layouts in which a build with ``options`` has them.
+    """
     _, target = device_for_target("llvm", measure=False)
-    passes = [*graph_passes(), *operator_passes(target), AnnotateConstants()]
+    blocked = layout_passes(device, options or BuildOptions()) if device is not None and device.kind == "cpu" else []
+    passes = [*graph_passes(), *blocked, *operator_passes(target), AnnotateConstants()]
     with target:
         return tvm.transform.Sequential(passes, name="tvm_ext.operators")(mod)
 
@@ -69,22 +76,23 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
     function = operators[name]
     try:
         operator = simplify(read_operator(function, name))
-        groups = plan(operator)
+        groups = take_windows(plan(operator), operator)[0] if device.kind == "cpu" else plan(operator)
     except IllegalRewrite as refusal:
         return Explanation(
             operator=name, calls=calls[name], device=device.name, anchors=(), row_stages=(), note=refusal.problem
         )
     constants = _constants(function, operator)
     tiled = [group for group in groups if isinstance(group, TileGroup)]
-    rows = [stage.name for group in groups if not isinstance(group, TileGroup) for stage in group.stages]
+    rows = [stage.name for group in groups if isinstance(group, RowGroup) for stage in group.stages]
+    windows = [window_kernel(group, device)[2] for group in groups if isinstance(group, WindowGroup)]
     return Explanation(
         operator=name,
         calls=calls[name],
         device=device.name,
         anchors=tuple(_anchor(group, operator, constants, device, options) for group in tiled),
         row_stages=tuple(rows),
-        note=""
-        if tiled
+        note="; ".join(windows)
+        if tiled or windows
         else "no reduction with data reuse: nothing is kept in tiles, the rows are split among the units",
     )
 

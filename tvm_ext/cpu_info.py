@@ -32,7 +32,7 @@ _LLVM_NAMES = {
     "asimdhp": "fullfp16",
 }
 CHECKED_X86_FEATURES = (
-    *("sse4.1", "sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "gfni", "vaes", "vpclmulqdq", "avxvnni"),
+    *("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "gfni", "vaes", "vpclmulqdq", "avxvnni"),
     *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi", "avx512vbmi2"),
     *("avx512vnni", "avx512bf16", "avx512fp16", "avx512bitalg", "avx512vpopcntdq", "avx512vp2intersect"),
     *("amx-tile", "amx-bf16", "amx-int8"),
@@ -76,6 +76,24 @@ class CpuInfo:
     def checked_features(self) -> tuple[str, ...]:
         """The vector features that a target is compared by on this architecture."""
         return CHECKED_ARM_FEATURES if self.machine == "aarch64" else CHECKED_X86_FEATURES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuNeeds:
+    """What code asks of a CPU: its architecture ("x86_64", "aarch64"; empty: any) and vector features, LLVM's names."""
+
+    machine: str = ""
+    features: tuple[str, ...] = ()
+
+    def unmet_by(self, info: CpuInfo) -> str:
+        """What ``info`` lacks, in words, or nothing; a CPU whose system lists no features is believed to have all.
+
+        Code with an instruction that the CPU lacks ends the process (SIGILL).
+        """
+        if self.machine not in ("", info.machine):
+            return f"is an {info.machine} and not an {self.machine}"
+        missing = [] if info.features is None else [name for name in self.features if name not in info.features]
+        return f"lacks {', '.join(missing)}" if missing else ""
 
 
 def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:

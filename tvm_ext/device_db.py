@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tvm_ext import _tvm, device_rows_cpu
-from tvm_ext.cpu_info import read_cpu_info
+from tvm_ext.cpu_info import CHECKED_ARM_FEATURES, CHECKED_X86_FEATURES, CpuNeeds, read_cpu_info
 from tvm_ext.device_facts import with_unit_count
 from tvm_ext.device_rows_accelerator import ACCELERATOR_ROWS
 from tvm_ext.device_rows_cpu import CPU_ROWS, Isa
@@ -58,7 +60,7 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
     Raises
     ------
     TargetError
-        for a misspelt target (with the nearest names), one without a row, or a CPU without AVX2, AVX-512 or NEON.
+        for a misspelt target (with the nearest names), one without a row, or a CPU that is neither x86-64 nor AArch64.
     """
     if isinstance(target, str):
         row = _find(target)
@@ -75,6 +77,15 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
     raise TargetError(
         f"target kind {kind!r} has no device row.", f"use llvm, cuda or rocm, or name a device: {', '.join(names())}"
     )
+
+
+def cpu_needs(target: Any) -> CpuNeeds:
+    """What code for the resolved ``target`` asks of the CPU that runs it; nothing for the target of a GPU."""
+    if str(target.kind.name) != "llvm":
+        return CpuNeeds()
+    machine = _architecture(str(target.attrs.get("mtriple", ""))) or read_cpu_info().machine
+    checked = {"x86_64": CHECKED_X86_FEATURES, "aarch64": CHECKED_ARM_FEATURES}.get(machine, ())
+    return CpuNeeds(machine=machine, features=tuple(n for n in checked if _tvm.target_has_feature(n, target)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +184,7 @@ def _cpu_device(target: Any, measure: bool) -> tuple[DeviceSpec, Any]:
     if not explicit and not foreign:
         spec = probe_cpu(measure=measure, unit_count=cores, info=host)
         return spec, _merge_host(target, attributes, spec)
-    isa = _isa_of_target(target, attributes)
+    isa = _isa_of_target(target, attributes, host.machine)
     if not foreign and isa is isa_of(host):
         return probe_cpu(measure=measure, unit_count=cores, info=host), target
     row = next(row for row in CPU_ROWS if row.name == isa.row)
@@ -189,8 +200,13 @@ def _core_count(attributes: dict[str, Any]) -> int | None:
 
 
 def _is_native_triple(triple: str, machine: str) -> bool:
+    return _architecture(triple) in ("", machine)
+
+
+def _architecture(triple: str) -> str:
+    """The first part of an LLVM triple, spelt as Linux does; empty for the triple of this machine."""
     architecture = triple.partition("-")[0]
-    return not triple or {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture) == machine
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
 
 
 def _merge_host(target: Any, attributes: dict[str, Any], spec: DeviceSpec) -> Any:
@@ -203,15 +219,21 @@ def _merge_host(target: Any, attributes: dict[str, Any], spec: DeviceSpec) -> An
     return _tvm.Target(config, target.host) if target.host is not None else _tvm.Target(config)
 
 
-def _isa_of_target(target: Any, attributes: dict[str, Any]) -> Isa:
+ISAS_OF_MACHINE: Mapping[str, tuple[Isa, ...]] = MappingProxyType(
+    {"x86_64": device_rows_cpu.X86_ISAS, "aarch64": (device_rows_cpu.NEON,)}
+)
+"""Instruction sets best first. A 32-bit x86 has SSE2 and AVX too, but half of the registers, and no row."""
+
+
+def _isa_of_target(target: Any, attributes: dict[str, Any], machine: str) -> Isa:
     _check_model(target, attributes)
-    for isa in (*device_rows_cpu.X86_ISAS, device_rows_cpu.NEON):
+    for isa in ISAS_OF_MACHINE.get(_architecture(str(attributes.get("mtriple", ""))) or machine, ()):
         if all(_tvm.target_has_feature(name, target) for name in isa.features):
             return isa
     raise TargetError(
-        f"target {target} has neither AVX2 with FMA, nor AVX-512, nor NEON.",
-        "name an mcpu that has one of them (haswell, x86-64-v3, x86-64-v4, neoverse-n1), or leave mcpu and mattr out, "
-        "which means this machine",
+        f"target {target} is neither a 64-bit x86 with SSE2, AVX2 or AVX-512 nor an AArch64 with NEON.",
+        "name an mcpu that is one of them (x86-64, haswell, x86-64-v4, neoverse-n1), or leave mtriple, mcpu and mattr "
+        "out, which means this machine",
     )
 
 

@@ -1,4 +1,4 @@
-"""CPU rows: what an instruction set offers, and three machines that stand for it.
+"""CPU rows: what an instruction set offers, and a machine that stands for each.
 
 The figures of an instruction set (`Isa`) are those of one core and hold wherever it is implemented; sizes, clocks and
 counts belong to the named machine of each row, and `probe.py` replaces them by those of the machine at hand.
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from tvm_ext.device_facts import LayerText, fact, spec_from_facts
 from tvm_ext.hal import DeviceSpec, Fact
 
+NEHALEM = "Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on Nehalem"
 INTEL_MANUAL = "Intel 64 and IA-32 Architectures Optimization Reference Manual, cache tables of the microarchitecture"
 ARM_N1 = "Arm Neoverse N1 Software Optimization Guide"
 ASSUMED = "assumption until measured"
@@ -29,11 +30,19 @@ class Isa:
     register_bytes: int
     register_name: str
     fma_pipes: int
+    fma_latency_cycles: int
+    loads_per_cycle: int
+    l2_ways: int
+    tlb_pages: int
     l1_bytes_per_cycle: float
     l2_bytes_per_cycle: float
     l3_bytes_per_cycle: float
     source: str
+    latency_source: str
+    register_note: str = "registers of the architecture"
 
+
+MODERN_LATENCY = "Skylake to Golden Cove, Zen 3 to Zen 5, Neoverse N1"
 
 AVX512 = Isa(
     name="AVX-512",
@@ -43,10 +52,15 @@ AVX512 = Isa(
     register_bytes=64,
     register_name="zmm",
     fma_pipes=2,
+    fma_latency_cycles=4,
+    loads_per_cycle=2,
+    l2_ways=16,
+    tlb_pages=3072,
     l1_bytes_per_cycle=128,
     l2_bytes_per_cycle=48,
     l3_bytes_per_cycle=10,
     source=INTEL_MANUAL,
+    latency_source=MODERN_LATENCY,
 )
 AVX2 = Isa(
     name="AVX2",
@@ -56,10 +70,15 @@ AVX2 = Isa(
     register_bytes=32,
     register_name="ymm",
     fma_pipes=2,
+    fma_latency_cycles=4,
+    loads_per_cycle=2,
+    l2_ways=8,
+    tlb_pages=1536,
     l1_bytes_per_cycle=64,
     l2_bytes_per_cycle=25,
     l3_bytes_per_cycle=10,
     source=INTEL_MANUAL,
+    latency_source=MODERN_LATENCY,
 )
 NEON = Isa(
     name="NEON",
@@ -69,15 +88,40 @@ NEON = Isa(
     register_bytes=16,
     register_name="v",
     fma_pipes=2,
+    fma_latency_cycles=4,
+    loads_per_cycle=2,
+    l2_ways=8,
+    tlb_pages=1024,
     l1_bytes_per_cycle=32,
     l2_bytes_per_cycle=16,
     l3_bytes_per_cycle=8,
     source=ARM_N1,
+    latency_source=MODERN_LATENCY,
 )
-X86_ISAS = (AVX512, AVX2)  # best first
+SSE2 = Isa(
+    name="SSE2",
+    row="cpu-sse2",
+    features=("sse2",),
+    register_count=14,
+    register_bytes=16,
+    register_name="xmm",
+    fma_pipes=1,  # one multiplication and one addition start per cycle
+    fma_latency_cycles=4,
+    loads_per_cycle=1,
+    l2_ways=8,
+    tlb_pages=512,
+    l1_bytes_per_cycle=16,
+    l2_bytes_per_cycle=8,
+    l3_bytes_per_cycle=5,
+    source=NEHALEM,
+    register_note="registers, 16 less 2 for products: an instruction overwrites one of its two operands",
+    latency_source="Nehalem: the addition that a chain of accumulations waits for takes 3, Skylake's takes 4",
+)
+X86_ISAS = (AVX512, AVX2, SSE2)  # best first; every x86-64 has the last
 LAUNCH_OVERHEAD_US = 5.0
 DRAM_GB_PER_S_PER_CORE = 12.0
 DEFAULT_LINE_BYTES = 64
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +153,20 @@ def cpu_facts(isa: Isa, shape: CpuShape) -> tuple[Fact, ...]:
         fact("teus_per_unit", 1, "count", "a core's FMA pipes act as one TEU"),
         fact("teu_lanes", isa.register_bytes // 4, "float32 lanes", f"{isa.name} register width / 4 bytes"),
         fact("clock_ghz", shape.clock_ghz, "GHz", shape.clock_source),
-        fact("register_limit", isa.register_count, "count", f"{isa.name} architecture: {isa.register_name} registers"),
+        fact(
+            "register_limit",
+            isa.register_count,
+            "count",
+            f"{isa.name}: {isa.register_name} registers{isa.register_note}",
+        ),
         fact("register_bytes", isa.register_bytes, "bytes", f"{isa.name} architecture"),
         fact("fma_pipes", isa.fma_pipes, "per cycle", f"table default; {isa.source}"),
-        fact("fma_latency_cycles", 4, "cycles", f"Skylake to Golden Cove, Zen 3 to Zen 5, Neoverse N1; {isa.source}"),
-        fact("loads_per_cycle", 2, "per cycle", f"two load ports of the register's width; {isa.source}"),
+        fact("fma_latency_cycles", isa.fma_latency_cycles, "cycles", f"{isa.latency_source}; {isa.source}"),
+        fact("loads_per_cycle", isa.loads_per_cycle, "per cycle", f"load ports of the register's width; {isa.source}"),
         fact("stores_per_cycle", 1, "per cycle", f"one store of the register's width; {isa.source}"),
+        fact("l2_ways", isa.l2_ways, "lines", f"table default; {isa.source}"),
+        fact("tlb_pages", isa.tlb_pages, "pages", f"second-level TLB, table default; {isa.source}"),
+        fact("page_bytes", PAGE_BYTES, "bytes", "small pages, the operating system's default"),
         fact("launch_overhead_us", LAUNCH_OVERHEAD_US, "us", ASSUMED),
         fact("layers.L0.transaction_bytes", isa.register_bytes, "bytes", "one register"),
     ]
@@ -216,6 +268,25 @@ CPU_AVX2 = _row(
         dram_source="4 channels DDR4-2400 x 8 bytes",
     ),
 )
+CPU_SSE2 = _row(
+    SSE2,
+    "any other x86-64 CPU, sized as an Intel Xeon X5570 (4 cores)",
+    ("sse2", "sse", "x86-64", "x86-64-v2"),
+    {"mcpu": "x86-64"},
+    CpuShape(
+        core_count=4,
+        clock_ghz=2.93,
+        line_bytes=64,
+        l1_bytes=32 * 1024,
+        l2_bytes=256 * 1024,
+        l3_bytes=8 * 1024 * 1024,
+        dram_gb_per_s=32.0,
+        count_source="Intel Xeon X5570, product table",
+        clock_source="Intel Xeon X5570, product table: base clock",
+        cache_source="Intel Xeon X5570, product table; Intel optimization manual (Nehalem)",
+        dram_source="3 channels DDR3-1333 x 8 bytes",
+    ),
+)
 CPU_NEON = _row(
     NEON,
     "any AArch64 CPU with NEON, sized as an AWS Graviton2 (64 Neoverse N1 cores)",
@@ -235,5 +306,5 @@ CPU_NEON = _row(
         dram_source="8 channels DDR4-3200 x 8 bytes",
     ),
 )
-CPU_ROWS = (CPU_AVX512, CPU_AVX2, CPU_NEON)
-ISA_OF_ROW: Mapping[str, Isa] = MappingProxyType({isa.row: isa for isa in (AVX512, AVX2, NEON)})
+CPU_ROWS = (CPU_AVX512, CPU_AVX2, CPU_SSE2, CPU_NEON)
+ISA_OF_ROW: Mapping[str, Isa] = MappingProxyType({isa.row: isa for isa in (*X86_ISAS, NEON)})

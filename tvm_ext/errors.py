@@ -5,6 +5,8 @@ User errors say what was wrong, at which operator and shape, which limit was pas
 
 from __future__ import annotations
 
+_REMEDY = "\n  remedy: "
+
 
 class TvmExtError(Exception):
     """Base of every error that `tvm_ext` raises on purpose.
@@ -18,7 +20,9 @@ class TvmExtError(Exception):
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(f"{problem}\n  remedy: {remedy}" if remedy else problem)
+        if not remedy:  # made again from its text, by what carried it through C++
+            problem, _, remedy = problem.partition(_REMEDY)
+        super().__init__(f"{problem}{_REMEDY}{remedy}" if remedy else problem)
         self.problem = problem
         self.remedy = remedy
 
@@ -53,3 +57,16 @@ class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refuse
     This is the only exception that searches and fallbacks catch. A rule that does not apply at all
     answers ``None`` instead of raising.
     """
+
+
+ALL: tuple[type[TvmExtError], ...] = (
+    TvmExtError,
+    UnsupportedEnvironmentError,
+    OptionError,
+    TargetError,
+    ModelError,
+    InputError,
+    ExportError,
+    IllegalRewrite,
+)
+"""Every class above."""

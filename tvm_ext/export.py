@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tvm
 import tvm_ffi
 
 from tvm_ext.errors import ExportError
-from tvm_ext.files import check_space, produce_atomically
+from tvm_ext.files import check_space, produce_atomically, write_objects
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
 METADATA_FUNCTION = "tvm_ext_metadata"
@@ -38,8 +39,12 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_{function}(void* self, const TVMFFIAny* args, i
 """
 
 
-def export_executable(executable: Any, metadata: str, path: Path, size_bytes: int) -> None:
+def export_executable(
+    executable: Any, metadata: str, path: Path, size_bytes: int, objects: Sequence[bytes] = ()
+) -> None:
     """Write ``executable`` to the shared library ``path``, in which function `METADATA_FUNCTION` returns ``metadata``.
+
+    ``objects`` are object files that belong to it, as their content.
 
     Atomic; raises ExportError where the compiler fails or the file, of about ``size_bytes``, cannot be written.
     """
@@ -48,8 +53,8 @@ def export_executable(executable: Any, metadata: str, path: Path, size_bytes: in
     with tempfile.TemporaryDirectory(prefix="tvm_ext-export-") as name:
         folder = Path(name)
         check_space(folder, size_bytes)  # the object files
-        addon = compile_metadata(metadata, folder)
-        produce_atomically(path, lambda temporary: _link(executable, addon, temporary, size_bytes, folder))
+        addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
+        produce_atomically(path, lambda temporary: _link(executable, addons, temporary, size_bytes, folder))
 
 
 def check_complete(path: Path) -> None:
@@ -90,10 +95,10 @@ def c_literal(text: str) -> str:
     return "\n".join('"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"' for piece in pieces)
 
 
-def _link(executable: Any, addon: Path, path: Path, size_bytes: int, folder: Path) -> None:
+def _link(executable: Any, addons: list[str], path: Path, size_bytes: int, folder: Path) -> None:
     check_space(path.parent, size_bytes)
     with without_lines(CONSTANT_SCOPES):
-        _compile(lambda: executable.export_library(str(path), addons=[str(addon)], workspace_dir=str(folder)))
+        _compile(lambda: executable.export_library(str(path), addons=addons, workspace_dir=str(folder)))
 
 
 def _compile(action: Any) -> None:

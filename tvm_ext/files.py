@@ -6,22 +6,23 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tvm_ext.errors import ExportError
 
 
-def write_atomically(path: str | Path, content: bytes) -> None:
+def write_atomically(path: str | Path, content: bytes, *, durable: bool = True) -> None:
     """Replace the file ``path`` by ``content``; raises ExportError, and leaves the old file, where that fails."""
-    produce_atomically(path, lambda temporary: temporary.write_bytes(content))
+    produce_atomically(path, lambda temporary: temporary.write_bytes(content), durable=durable)
 
 
-def produce_atomically(path: str | Path, produce: Callable[[Path], object]) -> None:
+def produce_atomically(path: str | Path, produce: Callable[[Path], object], *, durable: bool = True) -> None:
     """Let ``produce`` write a temporary file beside ``path``, then move it into place once it is on the disk.
 
     A kill or a full disk at any moment leaves either the old file or the new one under ``path``. The temporary name
-    ends in the same suffix (linkers and loaders look at it) and starts with a dot.
+    ends in the same suffix (linkers and loaders look at it) and starts with a dot. Without ``durable`` nobody waits for
+    the disk: after a power cut the file may be torn, which is for files that carry a checksum and can be made again.
 
     Raises
     ------
@@ -32,9 +33,11 @@ def produce_atomically(path: str | Path, produce: Callable[[Path], object]) -> N
     with _temporary_beside(path) as temporary:
         try:
             produce(temporary)
-            _flush(temporary)
+            if durable:
+                _flush(temporary)
             os.replace(temporary, path)
-            _flush(path.parent)
+            if durable:
+                _flush(path.parent)
         except ExportError:
             raise
         except OSError as error:
@@ -55,6 +58,14 @@ def check_space(folder: Path, size_bytes: int) -> None:
         raise ExportError(
             f"{folder} has no room for {megabytes:.1f} MB: {error.strerror or error}.", _remedy(error)
         ) from error
+
+
+def write_objects(objects: Sequence[bytes], folder: Path) -> list[str]:
+    """The object files with the given contents, in ``folder``, for a linker."""
+    paths = [folder / f"kernel{index}.o" for index in range(len(objects))]
+    for path, content in zip(paths, objects, strict=True):
+        path.write_bytes(content)
+    return [str(path) for path in paths]
 
 
 @contextlib.contextmanager

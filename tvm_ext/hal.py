@@ -94,6 +94,9 @@ class DeviceSpec:
     fma_latency_cycles: int | None = None  # CPU: before the next FMA on the same accumulator may start
     loads_per_cycle: int | None = None  # CPU: vector loads or broadcasts started per cycle and core
     stores_per_cycle: int | None = None  # CPU: stores started per cycle and core
+    l2_ways: int | None = None  # CPU: lines that one set of a core's L2 cache holds
+    tlb_pages: int | None = None  # CPU: pages that a core's second-level TLB covers
+    page_bytes: int | None = None
     launch_overhead_us: float | None = None  # starting one parallel region or kernel
     facts: tuple[Fact, ...] = field(default=(), compare=False)
 

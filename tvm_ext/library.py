@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext import plan
-from tvm_ext.errors import ExportError, InputError
+from tvm_ext.cpu_info import CpuNeeds, read_cpu_info
+from tvm_ext.errors import ExportError, InputError, TargetError
 from tvm_ext.export import METADATA_FUNCTION, check_complete, export_executable
 from tvm_ext.files import produce_atomically
 from tvm_ext.graph_module import GraphModule, TensorSpec
@@ -34,6 +35,19 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     report: BuildReport
+    cpu: CpuNeeds
+
+
+class ExportParts(Protocol):
+    """What exporting takes where the executable's kernels were linked already: their object files, and an executable
+    without them. ``link_again`` is None where the executable itself can be exported.
+    """
+
+    @property
+    def objects(self) -> tuple[bytes, ...]: ...
+
+    @property
+    def link_again(self) -> Callable[[], Any] | None: ...
 
 
 class Library:
@@ -47,13 +61,20 @@ class Library:
         `TensorSpec` of each, in order.
     report
         The `BuildReport`; `profile` puts measured times into it.
+    cpu
+        The `CpuNeeds` of the code.
     executable
-        TVM's own executable (or the loaded module, for a library that was loaded).
+        TVM's own executable (or the loaded module, for a library that was loaded). Its kernels are linked already, so
+        that it cannot be exported by itself.
     """
 
-    def __init__(self, executable: Any, signature: Signature, path: Path | None = None) -> None:
+    def __init__(
+        self, executable: Any, signature: Signature, path: Path | None = None, code: ExportParts | None = None
+    ) -> None:
         self.executable = executable
+        self._code = code
         self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
+        self.cpu = signature.cpu
         self._path = path
 
     @classmethod
@@ -76,7 +97,18 @@ class Library:
         return lambda device=None: GraphModule(self, device)
 
     def vm(self, device: tvm.runtime.Device | None = None) -> VirtualMachine:
-        """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``."""
+        """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``.
+
+        Raises TargetError where this machine's CPU lacks what the code was built for.
+        """
+        host = read_cpu_info()
+        unmet = self.cpu.unmet_by(host)
+        if unmet:
+            raise TargetError(
+                f"this library cannot run on this CPU ({host.model}), which {unmet}.",
+                "build the model on this machine for target 'llvm', or for what all your machines have, "
+                'e.g. {"kind": "llvm", "mcpu": "x86-64-v3"}',
+            )
         return VirtualMachine(self.executable, device if device is not None else tvm.cpu())
 
     def export_library(self, path: str | Path) -> None:
@@ -84,17 +116,27 @@ class Library:
 
         Load it with `relay.load`, or without this package with ``tvm.runtime.load_module`` and
         ``tvm.relax.VirtualMachine``. The file appears whole or not at all.
-        Raises ExportError where it cannot be written.
+        Raises ExportError where it cannot be written, TargetError where the code is not for this kind of processor,
+        whose linker joins it.
         """
+        machine = read_cpu_info().machine
+        if self.cpu.machine not in ("", machine):
+            raise TargetError(
+                f"this library was built for {self.cpu.machine}; the linker of this {machine} machine cannot join it.",
+                "build and export on a machine of that kind, or link `executable` with a cross compiler: "
+                "executable.export_library(path, fcompile=tvm.support.cc.cross_compiler(...))",
+            )
         if self._path is not None:
             source = self._path
             produce_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
             return
-        signature = Signature(inputs=self.inputs, outputs=self.outputs, report=self.report)
+        signature = Signature(inputs=self.inputs, outputs=self.outputs, report=self.report, cpu=self.cpu)
         metadata = plan.to_json(signature)
         code_bytes = _CODE_BYTES_PER_KERNEL * (len(self.report.operators) + 1)
         size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
-        export_executable(self.executable, metadata, Path(path), size_bytes)
+        again = self._code.link_again if self._code is not None else None
+        executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
+        export_executable(executable, metadata, Path(path), size_bytes, objects)
 
     def profile(
         self,

@@ -7,6 +7,8 @@ Environment variables
 ---------------------
 ``TVM_EXT_CACHE_DIR``
     Folder for measurements that are worth keeping; default: the user's cache folder.
+``TVM_EXT_KERNEL_CACHE``
+    What ``kernel_cache="auto"`` means: ``off``, a folder, or (unset) the folder ``kernels`` in the one above.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
 """
@@ -28,6 +30,7 @@ from tvm_ext.errors import OptionError
 CONFIG_PREFIX = "tvm_ext."
 
 _CACHE_VARIABLE = "TVM_EXT_CACHE_DIR"
+_KERNEL_CACHE_VARIABLE = "TVM_EXT_KERNEL_CACHE"
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
 
@@ -50,6 +53,12 @@ class BuildOptions:
         Name of the device tables' row to construct for; None: the row that belongs to the target.
     num_threads
         CPU cores that kernels are divided among; None: as many as this process may use.
+    kernel_cache
+        Where compiled kernels are kept for later builds: ``"auto"`` (the user's cache folder, or what
+        ``TVM_EXT_KERNEL_CACHE`` says), ``"off"``, or a folder.
+    layout
+        Of what lies between convolutions and poolings on a CPU: ``"NCHW"`` as the model says, ``"NCHWc"`` in blocks of
+        channels wherever an operator allows it, ``"auto"`` in blocks where the gain pays for the transforms.
 
     Raises
     ------
@@ -62,6 +71,8 @@ class BuildOptions:
     epsilon: float = 0.0
     device: str | None = None
     num_threads: int | None = None
+    kernel_cache: str = "auto"
+    layout: Literal["auto", "NCHW", "NCHWc"] = "auto"
 
     def __post_init__(self) -> None:
         if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
@@ -72,6 +83,10 @@ class BuildOptions:
             raise _wrong_value("device", self.device, "the name of a device (see `tvm-ext devices`) or None")
         if self.num_threads is not None:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
+        if self.layout not in ("auto", "NCHW", "NCHWc"):
+            raise _wrong_value("layout", self.layout, '"auto", "NCHW" or "NCHWc"')
+        if not isinstance(self.kernel_cache, str) or not self.kernel_cache.strip():
+            raise _wrong_value("kernel_cache", self.kernel_cache, '"auto", "off" or the name of a folder')
 
     @classmethod
     def create(cls, **values: Any) -> BuildOptions:
@@ -147,6 +162,22 @@ def cache_directory() -> Path:
     if path.exists() and not path.is_dir():
         raise OptionError(f"{_CACHE_VARIABLE} names {path}, which is not a folder.", "name a folder, or unset it")
     return path.absolute()
+
+
+def kernel_cache_directory(setting: str = "auto") -> Path | None:
+    """The folder that `BuildOptions.kernel_cache` asks for, which may not exist yet; None where it is switched off.
+
+    Raises `OptionError` where it is something that is not a folder.
+    """
+    chosen = setting.strip()
+    if chosen == "auto":
+        chosen = os.environ.get(_KERNEL_CACHE_VARIABLE, "").strip() or "auto"
+    if chosen == "off":
+        return None
+    path = cache_directory() / "kernels" if chosen == "auto" else Path(chosen).expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"the kernel cache {path} is not a folder.", "name a folder, or pass kernel_cache='off'")
+    return path
 
 
 def usable_core_count() -> int:

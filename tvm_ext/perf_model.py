@@ -16,32 +16,31 @@ All bandwidths and peaks are device-wide, so that times of the whole operator fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, log2, pow, prod
+from math import ceil, prod
 
 from tvm_ext.access_table import Shape, access_table, vector_lanes
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.plan import LayerCost, Prediction, RTile
+from tvm_ext.register_tiles import RegisterTiles, overlapped
 from tvm_ext.tensor_expr import TensorExpr
 
 REPORTED_UNITS_PER_G = 1e9
 
-COMPILER_SHARE = 10
-"""One vector register in so many is left to a CPU's compiler, which otherwise spills: 3 of 32, 1 of 16.
+MEMORY_OVERLAP = 3
+"""How nearly a CPU's computation and the loads of its caches run at once: t1, t2 take (t1**3 + t2**3) ** (1/3).
 
-The paper lowers V100's 255 registers to 96 for the same reason (§4). Measured: docs/roller.md, "What was fitted".
+Loads from L2 that take half as long as the arithmetic add 4 %, as long 26 %. Measured: docs/roller.md.
 """
 
-OVERLAP_NORM = 4
-"""How imperfectly a CPU's resources overlap: busy times t1, t2 take (t1**4 + t2**4) ** (1/4) together.
 
-Equal times take 19 % longer than one of them; a time of half the longest adds 1.5 %. Measured: docs/roller.md.
+CACHE_SHARE = 0.75
+"""Share of a CPU's L2 or L3 that a tile may fill: addressed physically, they have sets that scattered pages overfill.
+
+Measured: loads from 1 MiB of L2 fall from 220 to 170 GB/s between 0.5 and 0.75 of it, to 150 at 0.95, 110 beyond it.
+L1 keeps its rate to the last line.
 """
 
-PACKING_CYCLES = 3
-"""Cycles that a CPU takes to copy one element of a strided input into its panel: address, load, scattered store.
-
-Measured: the 1.4 million elements of a 3x3 stride-2 window over (3, 227, 227) take 0.9 ms on one 3.9 GHz core.
-"""
+FIRST_PHYSICAL_LEVEL = 2
 
 
 class PerfModel:
@@ -58,11 +57,13 @@ class PerfModel:
         self.vector = None if vector_axis is None else self.names.index(vector_axis)
         self.is_cpu = device.kind == "cpu"
         self.lanes = vector_lanes(expr, device) if self.is_cpu and vector_axis is not None else 1
-        self.inputs = tuple(access_table(expr, access, vector_axis, is_cpu=self.is_cpu) for access in expr.inputs)
-        self.output = access_table(expr, expr.output, vector_axis, is_cpu=self.is_cpu)
+        self.inputs = tuple(access_table(expr, access, vector_axis, device) for access in expr.inputs)
+        self.output = access_table(expr, expr.output, vector_axis, device)
+        self.core = RegisterTiles(expr, device, self.vector, self.lanes, self.inputs, self.output)
         self.last_level = len(device.layers) - 1
         self.partition_level = max(i for i, layer in enumerate(device.layers[:-1]) if layer.scope != "device" or i == 0)
         self.tensor_core = False
+        self._orders: dict[Shape, tuple[int, ...]] = {}
         self._traffic: dict[tuple[int, Shape], float] = {}
         self._footprint: dict[tuple[int, Shape, tuple[int, ...]], float] = {}
 
@@ -73,12 +74,11 @@ class PerfModel:
         layer = self.device.layers[level]
         if level == 0:
             registers = self.device.register_limit
-            if self.is_cpu:
-                registers -= registers // COMPILER_SHARE
             return float(registers * self.device.register_bytes * (self.device.teu_lanes if self.tensor_core else 1))
         if layer.capacity_bytes is None:
             return float("inf")
-        return layer.capacity_bytes / (self.device.unit_count if layer.scope == "device" else 1)
+        own = layer.capacity_bytes / (self.device.unit_count if layer.scope == "device" else 1)
+        return own * CACHE_SHARE if self.is_cpu and level >= FIRST_PHYSICAL_LEVEL else own
 
     def footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int] = ()) -> float:
         """MemFootprint: bytes that the tile occupies in ``level``.
@@ -94,7 +94,7 @@ class PerfModel:
     def _footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int]) -> float:
         if level == 0:
             if self.is_cpu:
-                return float(self.registers(shape) * self.device.register_bytes)
+                return float(self.core.registers(shape) * self.device.register_bytes)
             return self._thread_register_bytes(shape)
         transaction = self.device.layers[level].transaction_bytes
         if self.is_cpu:
@@ -120,34 +120,6 @@ class PerfModel:
             return shape
         return tuple(1 if i in self.reduction and i != self.vector else size for i, size in enumerate(shape))
 
-    def in_registers(self, shape: Shape) -> Shape:
-        """The tile's shape with the vector axis counted in registers: 33 floats of 16 lanes are 3 registers."""
-        if self.vector is None:
-            return shape
-        count = -(-shape[self.vector] // self.lanes)
-        return (*shape[: self.vector], count, *shape[self.vector + 1 :])
-
-    def accumulators(self, shape: Shape) -> int:
-        """Vector registers that hold the output tile; along a vectorised reduction axis each lane sums its share."""
-        units = self.in_registers(shape)
-        return prod(units[i] for i in self.spatial)
-
-    def operand_loads(self, shape: Shape) -> list[int]:
-        """Load instructions of one reduction step per input: registers, broadcasts, or one per lane for a gather."""
-        units = self.in_registers(self.one_reduction_step(shape))
-        loads = []
-        for table in self.inputs:
-            count = table.elements(units)
-            loads.append(count * self.lanes if table.vector_use == "gather" else count)
-        return loads
-
-    def registers(self, shape: Shape) -> int:
-        """Vector registers: accumulators, the smallest operand kept whole, one register to stream each other one."""
-        units = self.in_registers(self.one_reduction_step(shape))
-        operands = [table.elements(units) for table in self.inputs]
-        kept = min(operands, default=0)
-        return self.accumulators(shape) + kept + max(0, len(operands) - 1)
-
     # ---- MemTraffic --------------------------------------------------------------------------------------------
 
     def traffic_bytes(self, level: int, shape: Shape) -> float:
@@ -165,7 +137,7 @@ class PerfModel:
     def _traffic_bytes(self, level: int, shape: Shape) -> float:
         spatial, steps = self._tile_ratios(shape) if self.is_cpu else self.tile_counts(shape)
         if level == 0 and self.is_cpu:
-            loads = self.operand_loads(shape)
+            loads = self.core.operand_loads(shape)
             # A broadcast takes a load slot as a whole register does, so both count as one register's width.
             per_step = sum(n * (steps if t.uses_reduction else 1) for n, t in zip(loads, self.inputs, strict=True))
             return float(spatial * per_step * self.device.register_bytes)
@@ -226,12 +198,12 @@ class PerfModel:
         latency, pipes = self.device.fma_latency_cycles, self.device.fma_pipes
         if not self.is_cpu or self.expr.combiner is None or latency is None or pipes is None:
             return True
-        return self.accumulators(shape) >= latency * pipes
+        return self.core.accumulators(shape) >= latency * pipes
 
     def compute_s(self, register_tile: Shape, upper_tile: Shape | None = None) -> float:
         """Seconds of computing on all units, padding included; ``upper_tile`` is a GPU's threadblock tile."""
         if self.is_cpu and self.clock_hz:
-            return self._cpu_cycles(register_tile) / (self.clock_hz * self.device.unit_count)
+            return self.core.total_cycles(register_tile) / (self.clock_hz * self.device.unit_count)
         points = float(prod(-(-e // t) * t for e, t in zip(self.extents, register_tile, strict=True)))
         if upper_tile is not None:
             points = float(prod(-(-e // t) * t for e, t in zip(self.extents, upper_tile, strict=True)))
@@ -259,65 +231,6 @@ class PerfModel:
             return peak * REPORTED_UNITS_PER_G / (device.unit_count * device.teu_lanes * 2 * device.fma_pipes)
         return (device.clock_ghz or 0.0) * REPORTED_UNITS_PER_G
 
-    def _cpu_cycles(self, shape: Shape) -> float:
-        """Cycles of all register tiles on one core; the last tile of an axis runs at its own smaller size.
-
-        83 rows in tiles of 14 are five tiles of 14 and one of 13.
-        """
-        steps = self.tile_counts(shape)[1]
-        kinds: list[tuple[int, Shape]] = [(1, shape)]
-        for i in self.spatial:
-            full, rest = divmod(self.extents[i], shape[i])
-            if rest:
-                cut = [(n, (*s[:i], rest, *s[i + 1 :])) for n, s in kinds]
-                kinds = [(n * full, s) for n, s in kinds if full] + cut
-            else:
-                kinds = [(n * full, s) for n, s in kinds]
-        tiles = sum(count * self._tile_cycles(tile, steps) for count, tile in kinds)
-        return tiles + self._packing_cycles()
-
-    def _tile_cycles(self, shape: Shape, steps: int) -> float:
-        """Cycles of one register tile over the whole reduction.
-
-        One step of i=12, j=32: 24 FMAs on 2 pipes are 12 cycles, 2 + 12 loads on 2 ports are 7, and 4 of latency are
-        hidden: 12.4 cycles. Of i=1, j=16 (one accumulator): 0.5 and 1 cycles, but each FMA waits 4.
-        A tile ends with its stores: one per register, or one per element where the output is strided.
-        """
-        device = self.device
-        accumulators = self.accumulators(shape)
-        operations = max(1.0, self.expr.flops_per_point / 2) * self._instructions_per_multiply_add()
-        arithmetic = accumulators * operations / (device.fma_pipes or 1)
-        loads = self.operand_loads(shape)
-        gathers = sum(n for n, t in zip(loads, self.inputs, strict=True) if t.vector_use == "gather")
-        once = sum(n for n, t in zip(loads, self.inputs, strict=True) if not t.uses_reduction and self.reduction)
-        issue = (sum(loads) - once) / device.loads_per_cycle if device.loads_per_cycle else 0.0
-        latency = (device.fma_latency_cycles or 0) if self.expr.combiner is not None else 0
-        step = _overlapped(arithmetic, issue, float(latency), float(gathers))
-        return steps * step + self._store_cycles(accumulators) + latency
-
-    def _instructions_per_multiply_add(self) -> float:
-        """1 with fused multiply-add; 2 where the type's peak is half of float32's at as many lanes (int32)."""
-        peak32, peak = self.device.peak_gflops_of("float32"), self.device.peak_gflops_of(self.expr.output.dtype)
-        if not peak32 or not peak:
-            return 1.0
-        return min(2.0, max(1.0, peak32 / peak * self.lanes / self.device.teu_lanes))
-
-    def _packing_cycles(self) -> float:
-        """Cycles of copying strided inputs into vectors on entry, element by element."""
-        if self.device.stores_per_cycle is None:
-            return 0.0
-        return PACKING_CYCLES * sum(table.packed_elements for table in self.inputs)
-
-    def _store_cycles(self, accumulators: int) -> float:
-        per_cycle = self.device.stores_per_cycle
-        if per_cycle is None:
-            return 0.0
-        if self.vector in self.reduction:  # add the lanes together: log2(lanes) shuffles and additions
-            return accumulators * (2 * log2(self.lanes) + 1) / per_cycle
-        stores = accumulators * (1 if self.output.vector_use == "vector" else self.lanes)
-        epilogue = sum(stage.flops_per_element for stage in self.expr.epilogue) / 2
-        return stores / per_cycle + accumulators * epilogue / (self.device.fma_pipes or 1)
-
     def roofline_s(self) -> float:
         """Time that no program can beat: all arithmetic at peak, or every tensor moved once from the lowest layer."""
         bandwidth = self.device.lowest_layer.bandwidth_gb_per_s
@@ -339,8 +252,8 @@ class PerfModel:
     def predict(self, shapes: Sequence[Shape], padding: Sequence[int] = (), conflict_degree: float = 1.0) -> Prediction:
         """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
 
-        Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `OVERLAP_NORM`); the
-        launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer.
+        Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `MEMORY_OVERLAP`);
+        the launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer.
         """
         balance = self.balance(self.partition_count(shapes))
         upper = shapes[1] if not self.is_cpu and len(shapes) > 1 else None
@@ -348,7 +261,7 @@ class PerfModel:
         costs = []
         for level, shape in enumerate(shapes):
             below = self.device.layers[level + 1]
-            traffic = self.traffic_bytes(level, shape)
+            traffic = self.traffic_bytes(level, self.resident_tile(level, shapes) if self.is_cpu else shape)
             if level + 1 == self.last_level:
                 traffic += self._fused_bytes()
             time = traffic / (below.bandwidth_gb_per_s * REPORTED_UNITS_PER_G) if below.bandwidth_gb_per_s else 0.0
@@ -359,6 +272,52 @@ class PerfModel:
             )
         return self._bind(compute, tuple(costs))
 
+    def resident_tile(self, level: int, shapes: Sequence[Shape]) -> Shape:
+        """What a CPU's cache in ``level`` holds at a time: its tile and those that run after it, while they fit.
+
+        A cache keeps what earlier tiles left in it. Tiles run along `loop_order`, within the tile of the layer below
+        first: where 32x2x4 tiles run along the last axis of 128x28x28 and all 28 columns fit, they are loaded once.
+        """
+        tile = shapes[level]
+        if level == 0 or self.footprint_bytes(level, tile) > self.capacity_bytes(level):
+            return tile
+        within = shapes[level + 1] if level + 1 < len(shapes) else self.extents
+        for bounds in (within, self.extents):
+            for axis in reversed(self.loop_order(shapes[0])):
+                grown = self._grown(level, tile, axis, bounds[axis])
+                if grown[axis] < bounds[axis]:
+                    return grown
+                tile = grown
+        return tile
+
+    def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Shape:
+        """``tile`` repeated along ``axis`` as often as the layer holds, at most to ``bound``."""
+        capacity = self.capacity_bytes(level)
+        fits, too_many = 1, -(-bound // tile[axis]) + 1
+        while too_many - fits > 1:
+            count = (fits + too_many) // 2
+            larger = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])
+            if self.footprint_bytes(level, larger) <= capacity:
+                fits = count
+            else:
+                too_many = count
+        return (*tile[:axis], fits * tile[axis], *tile[axis + 1 :])
+
+    def loop_order(self, register_tile: Shape) -> tuple[int, ...]:
+        """Spatial axes from the outermost loop in: last the one along which the most loaded bytes stay put."""
+        if register_tile not in self._orders:
+            self._orders[register_tile] = self._loop_order(register_tile)
+        return self._orders[register_tile]
+
+    def _loop_order(self, register_tile: Shape) -> tuple[int, ...]:
+        deep = tuple(self.extents[i] if i in self.reduction else size for i, size in enumerate(register_tile))
+
+        def kept_bytes(axis: int) -> float:
+            unused = [t for t in self.inputs if not t.uses(axis)]
+            return sum(t.itemsize_bytes * prod(deep[i] for i in range(len(deep)) if t.uses(i)) for t in unused)
+
+        return tuple(sorted(self.spatial, key=kept_bytes))
+
     def _fused_bytes(self) -> float:
         points = prod(self.extents[i] for i in self.spatial)
         return points * sum(s.extra_bytes_per_element for s in (*self.expr.prologue, *self.expr.epilogue))
@@ -367,17 +326,9 @@ class PerfModel:
         launch = (self.device.launch_overhead_us or 0.0) * 1e-6
         times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
         slowest = max(times, key=lambda name: times[name])
-        together = _overlapped(*_distinct_times(compute_s, costs)) if self.is_cpu else times[slowest]
+        together = overlapped(_distinct_times(compute_s, costs), MEMORY_OVERLAP) if self.is_cpu else times[slowest]
         bound = "launch" if launch > times[slowest] else slowest
         return Prediction(time_s=together + launch, compute_s=compute_s, layers=costs, bound=bound)
-
-
-def _overlapped(*times: float) -> float:
-    """Time of activities that run at once on a CPU, a little above the longest."""
-    longest = max(times)
-    if longest <= 0:
-        return 0.0
-    return longest * pow(sum((time / longest) ** OVERLAP_NORM for time in times), 1 / OVERLAP_NORM)
 
 
 def _distinct_times(compute_s: float, costs: tuple[LayerCost, ...]) -> list[float]:

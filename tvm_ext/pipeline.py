@@ -27,12 +27,16 @@ from tvm_ext.device_db import device_for_target, lookup
 from tvm_ext.device_facts import with_unit_count
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec
+from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.bound_gathers import BoundGathers
+from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
+from tvm_ext.relay_passes.layout import BlockChannels
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 
 
 def graph_passes() -> list[tvm.transform.Pass]:
@@ -42,10 +46,20 @@ def graph_passes() -> list[tvm.transform.Pass]:
         relax.transform.DecomposeOpsForInference(),
         # Importers ask for unchecked gathers; an index out of range must not crash the process.
         BoundGathers(),
+        # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
+        ExpandTransposedConvolutions(),
         # `y = x` bindings left by importers would each break a fusion chain.
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
     ]
+
+
+def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
+    if options.enable_roller is False or options.layout == "NCHW":
+        return []
+    # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
+    return [BlockChannels(device, options.layout)]
 
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
@@ -68,16 +82,23 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     ]
 
 
-def kernel_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
-    """From one PrimFunc per operator to one scheduled kernel per operator. Nothing when Roller is switched off."""
+def kernel_passes(
+    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
+) -> list[tvm.transform.Pass]:
+    """From one PrimFunc per operator to one scheduled kernel per operator. Nothing when Roller is switched off.
+
+    Kernels that ``cache`` has are sealed: only `code_generation.generate` makes a library of them.
+    """
     if options.enable_roller is False:
         return []
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
-        ConstructKernels(device, options),
+        ConstructKernels(device, options, cache),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
+        # On one core no kernel starts threads, however it was made.
+        *([SerialiseLoops()] if device.unit_count == 1 else []),
     ]
 
 
@@ -89,9 +110,16 @@ def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     return [*dataflow, *cpu_finalize_passes(target)]
 
 
-def kernel_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
+def kernel_pipeline(
+    target: tvm.target.Target, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
+) -> tvm.transform.Sequential:
     """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
-    passes = [*graph_passes(), *operator_passes(target), *kernel_passes(device, options)]
+    passes = [
+        *graph_passes(),
+        *layout_passes(device, options),
+        *operator_passes(target),
+        *kernel_passes(device, options, cache),
+    ]
     return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
 
 
@@ -131,11 +159,14 @@ class BuildPlan:
 
     device: DeviceSpec
     target: tvm.target.Target
+    options: BuildOptions
     construct: tvm.transform.Pass  # IRModule of operators -> call_tir graph of kernels
     lower: tvm.transform.Pass  # -> what the VM executes
 
 
-def plan_build(target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions) -> BuildPlan:
+def plan_build(
+    target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions, cache: KernelCache | None = None
+) -> BuildPlan:
     """Resolve ``target`` and put the passes in order; raises TargetError where kernels cannot be emitted for it."""
     device, resolved = device_for_target(target)
     if options.device is not None:
@@ -147,7 +178,8 @@ def plan_build(target: str | dict[str, Any] | tvm.target.Target, options: BuildO
     return BuildPlan(
         device=device,
         target=resolved,
-        construct=kernel_pipeline(resolved, device, options),
+        options=options,
+        construct=kernel_pipeline(resolved, device, options, cache),
         lower=lowering_pipeline(resolved),
     )
 
@@ -181,6 +213,7 @@ def _plan_without_emitter(device: DeviceSpec, target: tvm.target.Target, options
     return BuildPlan(
         device=device,
         target=target,
+        options=options,
         construct=tvm.transform.Sequential(construct, name="tvm_ext.kernels"),
         lower=tvm.transform.Sequential(lower, name="tvm_ext.lowering"),
     )

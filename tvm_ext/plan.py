@@ -133,6 +133,40 @@ class KernelChoice:
         assert self.reason, f"{self.operator}: a choice must say why"
 
 
+LAYOUT = "tvm_ext.layout"
+"""Module attribute: what was decided about layouts, a `LayoutRecord` as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutChain:
+    """Connected operators for which channel-blocked layouts were considered together, and what was decided.
+
+    ``saved_elements`` is the estimated gain, in the time of moving so many elements once.
+    """
+
+    operators: tuple[str, ...]
+    blocked_count: int
+    transform_count: int
+    saved_elements: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutRecord:
+    """All chains of a module, in blocks of ``block`` channels."""
+
+    block: int
+    chains: tuple[LayoutChain, ...]
+
+    @property
+    def blocked_count(self) -> int:
+        return sum(chain.blocked_count for chain in self.chains)
+
+    @property
+    def transform_count(self) -> int:
+        return sum(chain.transform_count for chain in self.chains)
+
+
 T = TypeVar("T")
 
 

@@ -32,7 +32,7 @@ def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuI
     Raises
     ------
     UnsupportedEnvironmentError
-        on an x86-64 CPU without AVX2 and FMA, or a CPU of another architecture.
+        on a CPU that is neither an x86-64 nor an AArch64.
     """
     info = info or read_cpu_info()
     cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
@@ -111,8 +111,8 @@ def isa_of(info: CpuInfo) -> Isa:
         if features.issuperset(isa.features):
             return isa
     raise UnsupportedEnvironmentError(
-        f"the CPU {info.model!r} ({info.machine}) has neither AVX2 with FMA, nor AVX-512, nor NEON.",
-        "run on a newer CPU, or build for another one by naming a device such as 'cpu-avx2'",
+        f"the CPU {info.model!r} ({info.machine}) has neither SSE2, AVX2 with FMA, AVX-512 nor NEON.",
+        "run on an x86-64 or AArch64 CPU, or build for one by naming a device such as 'cpu-avx2'",
     )
 
 

@@ -15,22 +15,32 @@ from tvm import relax, tirx
 from tvm_ext import plan as records
 from tvm_ext._environment import installed_version
 from tvm_ext._tvm import Constant
+from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import BuildPlan, PassClock
-from tvm_ext.plan import CHOICE, KernelChoice
+from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord
 from tvm_ext.report import BuildReport, OperatorReport, PassTime, ceilings_of
 
+_KERNEL_PASSES = {"tvm_ext.ConstructKernels": "kernel construction", "tvm_ext.PackConstants": "packing constants"}
 _DISTRIBUTIONS = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx")
 
 
 def record(
-    mod: tvm.IRModule, kernels: tvm.IRModule, plan: BuildPlan, options: BuildOptions, clock: PassClock, build_s: float
+    mod: tvm.IRModule,
+    kernels: tvm.IRModule,
+    plan: BuildPlan,
+    options: BuildOptions,
+    clock: PassClock,
+    watch: Stopwatch,
+    code: CodeTimes,
+    cache: CacheUse,
 ) -> BuildReport:
-    """The report of a build that turned ``mod`` into ``kernels`` (a graph of ``call_tir``) in ``build_s`` seconds."""
+    """The report of a build that turned ``mod`` into ``kernels`` (a graph of ``call_tir``) in the time of ``watch``."""
     attributes = dict(mod.attrs) if mod.attrs else {}
     passes = tuple(PassTime(name=name, seconds=seconds) for name, seconds in clock.seconds.items())
     import_s = attributes.get(IMPORT_SECONDS)
+    import_s = None if import_s is None else float(import_s)
     return BuildReport(
         model=str(attributes.get(MODEL_NAME, "main")),
         device=plan.device.name,
@@ -42,11 +52,43 @@ def record(
         ceilings=ceilings_of(plan.device),
         operators=operators(kernels, plan, options),
         passes=passes,
-        import_s=None if import_s is None else float(import_s),
-        build_s=build_s,
+        import_s=import_s,
+        build_s=watch.seconds,
         constant_bytes=constant_bytes(kernels),
-        code_generation_s=max(0.0, build_s - sum(item.seconds for item in passes)),
+        code_generation_s=sum(phase.seconds for phase in watch.phases if phase.name == GENERATING),
+        phases=phases_of(watch, clock, import_s),
+        code=code,
+        kernel_cache=cache,
+        layout=layout_record(kernels),
     )
+
+
+def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:
+    """What `BlockChannels` decided; None where it did not run."""
+    text = kernels.attrs.get(LAYOUT) if kernels.attrs else None
+    return None if text is None else records.from_json(LayoutRecord, str(text))
+
+
+def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:
+    """Import and the phases of ``watch``, with the passes that make kernels set apart from the graph's.
+
+    Worked example: construction took 2.0 s, of it ConstructKernels 1.2 s and PackConstants 0.3 s: "graph passes" get
+    the other 0.5 s. Where the clock did not run (the user's own instruments did), nothing is set apart.
+    """
+    first = [] if import_s is None else [Phase(name="import", seconds=import_s)]
+    phases = first + [part for phase in watch.phases for part in _apart(phase, clock)]
+    totals: dict[str, float] = {}
+    for phase in phases:  # a build that was done twice has each of them twice
+        totals[phase.name] = totals.get(phase.name, 0.0) + phase.seconds
+    return tuple(Phase(name=name, seconds=seconds) for name, seconds in totals.items())
+
+
+def _apart(phase: Phase, clock: PassClock) -> list[Phase]:
+    if phase.name != CONSTRUCTING or not clock.seconds:
+        return [phase]
+    parts = [Phase(name=title, seconds=clock.seconds.get(name, 0.0)) for name, title in _KERNEL_PASSES.items()]
+    rest = max(0.0, phase.seconds - sum(part.seconds for part in parts))
+    return [Phase(name="graph passes", seconds=rest), *parts]
 
 
 def versions() -> tuple[tuple[str, str], ...]:

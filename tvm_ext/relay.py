@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -21,13 +20,19 @@ from tvm import relax
 
 from tvm_ext import frontend, graph_module, recorder
 from tvm_ext import graph_module as graph_executor
+from tvm_ext.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, Stopwatch
+from tvm_ext.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
+from tvm_ext.cpu_info import read_cpu_info
+from tvm_ext.device_db import cpu_needs
 from tvm_ext.errors import InputError
 from tvm_ext.graph_module import GraphModule, TensorSpec, find_spec
+from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.library import Library, Signature, load
-from tvm_ext.options import BuildOptions
+from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pipeline import BuildPlan, PassClock, plan_build, timed_context
 from tvm_ext.relay_passes.import_model import require_bound_dimensions
 from tvm_ext.signature import input_specs, output_specs, spec_of
+from tvm_ext.tir_passes.construct_kernels import kernel_context
 
 __all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
 
@@ -72,16 +77,24 @@ def build(
     if enable_roller is not None:
         settings["enable_roller"] = enable_roller
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
-    plan = plan_build(target, chosen)
-    start = time.perf_counter()
+    cache = KernelCache.for_build(chosen)
+    plan = plan_build(target, chosen, cache)
+    watch, clock = Stopwatch(), PassClock(on_start=progress)
     mod = prepare(mod, params or {})
-    clock = PassClock(on_start=progress)
-    with plan.target, timed_context(clock):
-        kernels = plan.construct(mod)
-        executable = _generate_code(plan, kernels)
-    seconds = time.perf_counter() - start
-    report = recorder.record(mod, kernels, plan, chosen, clock, seconds)
-    return Library(executable, Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report))
+    watch.split(BINDING)
+    if not _compiles_by_kernel(mod, plan):
+        cache.switch_off()
+    try:
+        kernels, code = _compile(mod, plan, cache, clock, watch)
+    except UnusableCodeError as error:
+        cache.note("unusable", f"{error}; the kernels are compiled as one module, and not kept")
+        cache.switch_off()
+        kernels, code = _compile(mod, plan, cache, clock, watch, whole=True)
+    if code.times.compiled:
+        cache.trim()
+    report = recorder.record(mod, kernels, plan, chosen, clock, watch, code.times, cache.use())
+    signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu_needs(plan.target))
+    return Library(code.executable, signature, code=code)
 
 
 def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any]) -> tvm.IRModule:
@@ -125,5 +138,28 @@ def _check_param(spec: TensorSpec, value: Any) -> None:
         )
 
 
-def _generate_code(plan: BuildPlan, kernels: tvm.IRModule) -> Any:
-    return relax.build(kernels, plan.target, relax_pipeline=plan.lower, tir_pipeline="default")
+def _compiles_by_kernel(mod: tvm.IRModule, plan: BuildPlan) -> bool:
+    """Whether kernels can become object files that are linked and loaded here; the cache holds nothing else."""
+    here = not cpu_needs(plan.target).unmet_by(read_cpu_info())
+    foreign = mod.attrs is not None and "external_mods" in mod.attrs
+    return plan.device.kind == "cpu" and here and not foreign and can_link()
+
+
+def _compile(
+    mod: tvm.IRModule, plan: BuildPlan, cache: KernelCache, clock: PassClock, watch: Stopwatch, *, whole: bool = False
+) -> tuple[tvm.IRModule, GeneratedCode]:
+    """The kernels of ``mod`` in their graph, and its code; ``whole``: all kernels in one LLVM module."""
+    watched = bool(tvm.transform.PassContext.current().instruments)  # by somebody who wants to see all passes
+    with plan.target, timed_context(clock):
+        kernels = plan.construct(mod)
+        watch.split(CONSTRUCTING)
+        lowered = plan.lower(kernels)
+        watch.split(LOWERING)
+        if whole or not _compiles_by_kernel(mod, plan):
+            code = generate_whole(lowered, plan.target)
+        else:
+            context = kernel_context(plan.device, plan.options)
+            threads = 1 if watched else usable_core_count()
+            code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
+        watch.split(GENERATING)
+    return kernels, code

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tvm_ext import plan
+from tvm_ext.build_profile import CacheUse, CodeTimes, Phase
 from tvm_ext.hal import DeviceSpec, MemoryLayer
-from tvm_ext.plan import KernelChoice
+from tvm_ext.plan import KernelChoice, LayoutRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +80,36 @@ class BuildReport:
     import_s: float | None
     build_s: float
     constant_bytes: int  # of the parameters as the kernels read them
-    code_generation_s: float  # the part of build_s outside every pass: LLVM, linking
+    code_generation_s: float  # the part of build_s after the last graph pass: TensorIR passes, LLVM, linking
     run_s: float | None = None  # one run of the whole model, measured
+    phases: tuple[Phase, ...] = ()  # of the build and, first, the import, in their order
+    code: CodeTimes = field(default_factory=CodeTimes)
+    kernel_cache: CacheUse = field(default_factory=CacheUse)
+    layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
 
     def bound_of(self, operator: OperatorReport) -> str:
         """What binds ``operator``, a memory layer by its full name: "L4 DRAM" rather than "L4"."""
         memories = (ceiling.name for ceiling in self.ceilings if ceiling.kind == "memory")
         return next((name for name in memories if operator.bound and name.split()[0] == operator.bound), operator.bound)
+
+    def layout_summary(self) -> str:
+        """How many operators work in blocks of channels, in a few words; empty where none could."""
+        if self.layout is None or not self.layout.chains:
+            return ""
+        candidates = sum(len(chain.operators) for chain in self.layout.chains)
+        transforms = self.layout.transform_count
+        return (
+            f"{self.layout.blocked_count} of {candidates} operators in NCHW{self.layout.block}c "
+            f"with {transforms} transform{'' if transforms == 1 else 's'}"
+        )
+
+    def cache_summary(self) -> str:
+        """What the kernel cache did, in a few words."""
+        use = self.kernel_cache
+        shared = f", {use.duplicates} equal to another" if use.duplicates else ""
+        if use.folder is None:
+            return f"kernel cache off{shared}"
+        return f"kernel cache: {use.hits} found, {use.misses} made{shared}"
 
     def path_counts(self) -> dict[str, int]:
         """Number of kernels per path ("rtile", "fallback", "stock")."""

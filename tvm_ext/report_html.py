@@ -8,7 +8,7 @@ from string import Template
 
 from tvm_ext.report import BuildReport, OperatorReport
 from tvm_ext.report_svg import points, roofline
-from tvm_ext.report_text import by_time, format_time
+from tvm_ext.report_text import by_time, code_summary, format_time
 
 _SHOWN_OPERATORS = 25
 _SHOWN_PASSES = 15
@@ -37,7 +37,7 @@ def render(report: BuildReport) -> str:
         bars_note=_bars_note(report),
         table=_table(report),
         passes=_pass_bars(report),
-        passes_note=_passes_note(report),
+        passes_note=escape(_passes_note(report)),
         facts=_facts(report),
     )
 
@@ -164,18 +164,22 @@ def _passes_note(report: BuildReport) -> str:
     if not report.passes:
         return "Passes were not timed: the build ran inside a PassContext with instruments of its own."
     total = format_time(report.build_s)
-    return f"Self time of each pass, of {total} altogether; code generation is what no pass accounts for."
+    return (
+        f"First the phases of the build, then the self time of each graph pass, of {total} altogether. "
+        f"{code_summary(report)}. {report.cache_summary()}. " + " ".join(f"{n}." for n in report.kernel_cache.notes)
+    )
 
 
 def _pass_bars(report: BuildReport) -> str:
-    entries = [("code generation (LLVM) and linking", report.code_generation_s)]
-    entries += [(item.name, item.seconds) for item in report.passes]
-    entries.sort(key=lambda entry: -entry[1])
+    phases = [(phase.name, phase.seconds) for phase in report.phases]
+    phases = phases or [("code generation (LLVM) and linking", report.code_generation_s)]
+    entries = sorted(((item.name, item.seconds) for item in report.passes), key=lambda entry: -entry[1])
     shown, rest = entries[:_SHOWN_PASSES], entries[_SHOWN_PASSES:]
     if rest:
         shown.append((f"{len(rest)} more passes", sum(seconds for _, seconds in rest)))
-    longest = max(seconds for _, seconds in shown)
-    rows = [_bar(name, seconds, None, longest, format_time(seconds), "rtile") for name, seconds in shown]
+    longest = max(seconds for _, seconds in [*phases, *shown])
+    rows = [_bar(name, seconds, None, longest, format_time(seconds), "fallback") for name, seconds in phases]
+    rows += [_bar(name, seconds, None, longest, format_time(seconds), "rtile") for name, seconds in shown]
     return f'<div class="bars" id="pass-bars">{"".join(rows)}</div>'
 
 

@@ -23,6 +23,28 @@ def show(report: BuildReport, console: Console) -> None:
     """Print the summary and one line per operator, the slowest first."""
     console.print(Text(summary(report)))
     console.print(operator_table(report))
+    for line in profile(report):
+        console.print(Text(line))
+
+
+def profile(report: BuildReport) -> list[str]:
+    """Where the time of the build went: lines of phases, code generation and the cache, then its notes."""
+    if not report.phases:
+        return []
+    parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
+    return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes]
+
+
+def code_summary(report: BuildReport) -> str:
+    """How many kernels were compiled and the processor time of it."""
+    code = report.code
+    if not (code.compiled or code.link_s):
+        return "code generation of all kernels as one module"
+    return (
+        f"code generation of {code.compiled} kernels on {code.threads} thread(s): "
+        f"processor time {format_time(code.lowering_s)} to lower and optimise, "
+        f"{format_time(code.objects_s)} for machine code; linking {format_time(code.link_s)}"
+    )
 
 
 def summary(report: BuildReport) -> str:
@@ -30,12 +52,13 @@ def summary(report: BuildReport) -> str:
     counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
     calls = sum(operator.calls for operator in report.operators)
     size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
+    layout = f"; {report.layout_summary()}" if report.layout_summary() else ""
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
     return (
         f"{report.model} for {report.device} ({report.device_description})\n"
-        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}\n"
+        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{layout}\n"
         f"{imported}{built}{run}"
     )
 

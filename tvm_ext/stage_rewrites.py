@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ._tvm import Var, structural_map, structural_walk, tirx
-from .stages import Expr, Stage, dtype_of, replace_loads, substitute
+from ._tvm import Var, structural_equal, structural_map, structural_walk, tirx
+from .stages import Expr, Stage, dtype_of, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
 
 
@@ -117,6 +117,78 @@ def fuse_axes(stage: Stage, groups: Sequence[Sequence[int]]) -> Stage:
             size *= stage.extents[p]
         axes.append((fused, size, stage.kinds[group[0]]))
     return _with_axes(stage, axes, table)
+
+
+def address_runs(stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[int]], *, stores: bool) -> Stage:
+    """``stage`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0, f]``.
+
+    The row-major address is the same, but neighbours along f are neighbours in memory without division: a vector that
+    crosses from one row of W = 21 into the next is one load, not 16. ``fused`` holds the fused axes' variables,
+    ``extents`` what each was fused from; ``stores`` also addresses the target so.
+    """
+    runs = [(variable, tuple(sizes)) for variable, sizes in zip(fused, extents, strict=True)]
+
+    def joined(indices: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+        result = list(indices)
+        for variable, sizes in runs:
+            first = _run_start(indices, shape, variable, sizes)
+            if first is not None:
+                zero = tirx.IntImm(dtype_of(variable), 0)
+                result[first : first + len(sizes)] = [zero] * (len(sizes) - 1) + [variable]
+        return result
+
+    def load(item: Any) -> Any:
+        indices = joined(item.indices, static_shape(item.source))
+        unchanged = all(a is b for a, b in zip(indices, item.indices, strict=True))
+        return item if unchanged else tirx.BufferLoad(item.source, indices)
+
+    value = replace_loads(stage.value, load)
+    indices = tuple(joined(stage.indices, static_shape(stage.target))) if stores else stage.indices
+    return dataclasses.replace(stage, value=value, indices=indices)
+
+
+def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, sizes: tuple[int, ...]) -> int | None:
+    """The first of the consecutive dimensions whose indices are the digits of ``variable`` in base ``sizes``."""
+    digits: list[Any] = []
+    remaining: Any = variable
+    for size in reversed(sizes[1:]):
+        extent = tirx.IntImm(dtype_of(variable), size)
+        digits.insert(0, tirx.floormod(remaining, extent))
+        remaining = tirx.floordiv(remaining, extent)
+    digits.insert(0, remaining)
+    for first in range(len(indices) - len(sizes) + 1):
+        if tuple(shape[first + 1 : first + len(sizes)]) == sizes[1:] and all(
+            structural_equal(index, digit) for index, digit in zip(indices[first:], digits, strict=False)
+        ):
+            return first
+    return None
+
+
+def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether ``stage`` uses its spatial axes ``dims``, of extents ``sizes``, only as one run of memory."""
+    variables = [stage.spatial[d] for d in dims]
+
+    def mentions(node: Any) -> bool:
+        found: list[bool] = []
+        structural_walk(node, (Var, lambda v: found.append(any(v.same_as(own) for own in variables))))
+        return any(found)
+
+    def whole(indices: Sequence[Any], shape: Sequence[int]) -> bool:
+        if not any(mentions(index) for index in indices):
+            return True
+        first = next(i for i, index in enumerate(indices) if mentions(index))
+        run = indices[first : first + len(variables)]
+        return (
+            len(run) == len(variables)
+            and all(index.same_as(variable) for index, variable in zip(run, variables, strict=True))
+            and tuple(shape[first + 1 : first + len(variables)]) == tuple(sizes[1:])
+            and not any(mentions(index) for index in indices[first + len(variables) :])
+        )
+
+    accesses = [(load.indices, static_shape(load.source)) for load in stage.loads()]
+    accesses.append((stage.indices, static_shape(stage.target)))
+    rest = replace_loads(stage.value, lambda load: tirx.const(0, dtype_of(load)))
+    return not mentions(rest) and all(whole(indices, shape) for indices, shape in accesses)
 
 
 def _with_axes(stage: Stage, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]) -> Stage:

@@ -133,6 +133,20 @@ def test_bench_against_onnx_runtime(command: Command, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
+def test_cache_is_shown_and_cleared(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", str(tmp_path / "kernels"))
+    assert "0 kernels, 0.0 MB" in command("cache")[1]
+    command("compile", "mlp", "-o", tmp_path / "m.so")
+    state = json.loads(command("cache", "--json")[1])
+    assert state["folder"] == str(tmp_path / "kernels")
+    assert state["kernels"] >= 3
+    assert 0 < state["bytes"] <= state["limit_bytes"]
+    assert f"deleted {state['kernels']} kernels" in command("cache", "--clear")[1]
+    assert json.loads(command("cache", "--json")[1])["kernels"] == 0
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", "off")
+    assert "switched off" in command("cache")[1]
+
+
 def test_doctor_finds_this_installation_sound(command: Command) -> None:
     code, out, _ = command("doctor", "--json")
     findings = json.loads(out)

@@ -147,6 +147,10 @@ def test_lookup_suggests_the_nearest_names(wrong: str, nearest: str) -> None:
         ({"kind": "rocm", "mcpu": "gfx906"}, "amd-mi50", "mcpu", "gfx906"),
         ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, "cpu-neon", "mcpu", "neoverse-n1"),
         ("cpu-avx2", "cpu-avx2", "mcpu", "x86-64-v3"),
+        ("sse", "cpu-sse2", "mcpu", "x86-64"),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core2"}, "cpu-sse2", "mcpu", "core2"),
+        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sandybridge"}, "cpu-sse2", "mcpu", "sandybridge"),
+        ({"kind": "llvm", "mtriple": "amd64-pc-linux", "mcpu": "x86-64-v2"}, "cpu-sse2", "mcpu", "x86-64-v2"),
     ],
 )
 def test_device_for_target(target: object, device: str, attribute: str, value: str) -> None:
@@ -224,8 +228,8 @@ def test_an_avx2_target_is_the_avx2_row_on_an_avx512_machine(target: dict[str, A
         ({"kind": "llvm", "num-cores": "two"}, "num-cores", "correct the named option"),
         ({"kind": "llvm", "num-cores": 0}, "num-cores", "from 1 up"),
         ({"kind": "llvm", "mcpu": "hasswell"}, "mcpu 'hasswell'", "'haswell'"),
-        ({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "core2"}, "neither AVX2", "haswell"),
-        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "neither AVX2", "haswell"),
+        ({"kind": "llvm", "mtriple": "riscv64-linux-gnu"}, "is neither a 64-bit x86", "haswell"),
+        ({"kind": "llvm", "mtriple": "i686-linux-gnu", "mcpu": "haswell"}, "is neither a 64-bit x86", "x86-64"),
         ({"kind": "llvm", "mcpu": "haswell", "mattr": ["+bogus"]}, "bogus", "mattr"),
         ({"kind": "cuda", "arch": "sm_86"}, "sm_86", "nvidia-a100"),
         ({"kind": "opencl"}, "opencl", "cuda"),

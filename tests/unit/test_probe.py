@@ -134,8 +134,9 @@ def test_the_instruction_set_follows_the_features() -> None:
     assert probe.isa_of(_info(features=frozenset({"avx2", "fma"}))) is device_rows_cpu.AVX2
     assert probe.isa_of(_info(features=frozenset(device_rows_cpu.AVX512.features))) is device_rows_cpu.AVX512
     assert probe.isa_of(_info(machine="aarch64")) is device_rows_cpu.NEON
-    with pytest.raises(UnsupportedEnvironmentError, match="neither AVX2") as caught:
-        probe.isa_of(_info(features=frozenset({"sse4.2", "avx"})))
+    assert probe.isa_of(_info(features=frozenset({"sse2", "sse4.2", "avx"}))) is device_rows_cpu.SSE2
+    with pytest.raises(UnsupportedEnvironmentError, match="neither SSE2, AVX2") as caught:
+        probe.isa_of(_info(features=frozenset({"mmx"})))
     assert "cpu-avx2" in caught.value.remedy
 
 

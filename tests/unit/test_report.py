@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
 from tvm_ext.errors import ExportError
 from tvm_ext.hal import DeviceSpec, MemoryLayer
+from tvm_ext.pipeline import PassClock
 from tvm_ext.plan import KernelChoice, LayerCost, Prediction, RProgram, RTile
+from tvm_ext.recorder import phases_of
 from tvm_ext.report import BuildReport, Ceiling, OperatorReport, PassTime, ceilings_of
 from tvm_ext.report_svg import LogAxis, points
 from tvm_ext.report_text import by_time, format_time
@@ -36,6 +40,9 @@ def operator(name: str, *, path: str = "rtile", measured_s: float | None = None,
     return OperatorReport(name=name, function=f"{name}_packed", choice=choice, calls=calls, measured_s=measured_s)
 
 
+PROFILE = ("phases", "code", "kernel_cache")
+
+
 @pytest.fixture
 def report() -> BuildReport:
     return BuildReport(
@@ -55,6 +62,40 @@ def report() -> BuildReport:
         passes=(PassTime(name="FuseOps", seconds=0.25), PassTime(name="LegalizeOps", seconds=0.5)),
         import_s=0.125, build_s=2.0, constant_bytes=8_000_000, code_generation_s=1.25, run_s=7e-3,
     )  # fmt: skip
+
+
+@pytest.fixture
+def profiled(report: BuildReport) -> BuildReport:
+    return replace(
+        report,
+        phases=(Phase(name="import", seconds=0.125), Phase(name="graph passes", seconds=0.5)),
+        code=CodeTimes(threads=2, compiled=3, lowering_s=0.75, objects_s=0.5, link_s=0.0625),
+        kernel_cache=CacheUse(folder="/kernels", hits=4, misses=3, duplicates=1, notes=("an entry was corrupt",)),
+    )
+
+
+def test_the_build_profile_is_in_every_form_of_the_report(profiled: BuildReport) -> None:
+    assert BuildReport.from_json(profiled.to_json()) == profiled
+    for text in (profiled.table(), profiled.to_html()):
+        for part in ("graph passes", "500 ms", "3 kernels on 2 thread(s)", "4 found, 3 made, 1 equal", "was corrupt"):
+            assert part in text, part
+
+
+def test_a_report_without_a_build_profile_is_read_and_shown(report: BuildReport) -> None:
+    old = {name: value for name, value in json.loads(report.to_json()).items() if name not in PROFILE}
+    assert BuildReport.from_json(json.dumps(old)) == report
+    assert "build profile" not in report.table()
+
+
+def test_phases_do_not_overlap() -> None:
+    clock, watch = PassClock(), Stopwatch()
+    clock.seconds.update({"tvm_ext.ConstructKernels": 1.2, "tvm_ext.PackConstants": 0.3, "FuseOps": 0.4})
+    watch.phases += [Phase(name=CONSTRUCTING, seconds=2.0), Phase(name=GENERATING, seconds=1.0)]
+    phases = {phase.name: phase.seconds for phase in phases_of(watch, clock, 0.5)}
+    assert list(phases) == ["import", "graph passes", "kernel construction", "packing constants", "code generation"]
+    assert phases["graph passes"] == pytest.approx(0.5)
+    assert sum(phases.values()) == pytest.approx(0.5 + watch.seconds)
+    assert [phase.name for phase in phases_of(watch, PassClock(), None)] == [CONSTRUCTING, GENERATING]
 
 
 def test_json_is_lossless(report: BuildReport) -> None:

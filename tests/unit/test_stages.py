@@ -10,7 +10,14 @@ from tests.unit.kernels import from_te, legalised
 from tvm_ext._tvm import structural_equal, tirx
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.stage_exprs import axis_names, count_flops, itemsize_bytes, linear_index, tensor_expr_of
-from tvm_ext.stage_rewrites import drop_unit_axes, fuse_axes, inline, split_divided_axes
+from tvm_ext.stage_rewrites import (
+    address_runs,
+    drop_unit_axes,
+    fuse_axes,
+    inline,
+    reads_whole_runs,
+    split_divided_axes,
+)
 from tvm_ext.stages import read_operator
 from tvm_ext.tensor_expr import LinearIndex
 
@@ -111,6 +118,49 @@ def test_group_convolution_becomes_affine():
     expr = tensor_expr_of(split, name="g")
     assert all(index is not None for access in expr.inputs for index in access.indices)
     assert expr.point_count == stage.point_count
+
+
+def _point_wise(x_shape: tuple[int, ...]):
+    """A 1x1 convolution of an input of ``x_shape``: out[f, y, x] = sum over c of in[c, y, x] * w[f, c]."""
+    x, w = te.placeholder(x_shape, name="x"), te.placeholder((4, 3), name="w")
+    c = te.reduce_axis((0, 3), "c")
+    out = te.compute((4, 5, 7), lambda f, i, j: te.sum(x[c, i, j] * w[f, c], axis=c), name="out")
+    (stage,) = read_operator(from_te(x, w, out), "point_wise").stages
+    return stage, fuse_axes(stage, [[0], [1, 2], [3]])
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_fused_axis_runs_along_memory(stores: bool):
+    stage, fused = _point_wise((3, 5, 7))
+    joined = address_runs(fused, [fused.variables[1]], [[5, 7]], stores=stores)
+    f, yx, c = fused.variables
+    (read,) = [load for load in joined.loads() if load.source.same_as(stage.loads()[0].source)]
+    assert structural_equal(list(read.indices), [c, tirx.IntImm("int32", 0), yx])
+    assert structural_equal(list(joined.indices), [f, tirx.IntImm("int32", 0), yx]) == stores
+
+
+def test_a_fused_axis_divides_where_rows_have_gaps():
+    """Of an input one column wider than the result a run of the result's columns is no run."""
+    _, fused = _point_wise((3, 5, 8))
+    joined = address_runs(fused, [fused.variables[1]], [[5, 7]], stores=False)
+    assert structural_equal(joined.value, fused.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (lambda a, b, f, y, x: a[f, y, x] + b[0, y, x], True),
+        (lambda a, b, f, y, x: a[f, y, x] * 2.0, True),
+        (lambda a, b, f, y, x: a[f, y, x] + b[0, 0, x], False),
+        (lambda a, b, f, y, x: a[f, x, y], False),
+        (lambda a, b, f, y, x: te.if_then_else(y > 1, a[f, y, x], 0.0), False),
+    ],
+)
+def test_an_epilogue_that_tells_rows_apart_is_seen(expression, expected: bool):
+    a, b = te.placeholder((4, 6, 6), name="a"), te.placeholder((1, 6, 6), name="b")
+    out = te.compute((4, 6, 6), lambda f, y, x: expression(a, b, f, y, x), name="out")
+    (stage,) = read_operator(from_te(a, b, out), "epilogue").stages
+    assert reads_whole_runs(stage, [1, 2], [6, 6]) == expected
 
 
 def test_fused_axes_address_the_same_elements():

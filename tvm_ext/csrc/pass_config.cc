@@ -67,6 +67,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<double>("tvm_ext.epsilon", "float");
   Register<String>("tvm_ext.device", "str");
   Register<int64_t>("tvm_ext.num_threads", "int");
+  Register<String>("tvm_ext.kernel_cache", "str");
+  Register<String>("tvm_ext.layout", "str");
 }
 
 }  // namespace

@@ -18,12 +18,16 @@ from tvm_ext.relay_passes.load_onnx import load_onnx
 from tvm_ext.report_text import format_time
 from tvm_ext.testing import contenders, models, timing
 from tvm_ext.testing.contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
-from tvm_ext.testing.environment import Environment, current_environment, thread_count
+from tvm_ext.testing.environment import Environment, current_environment
+from tvm_ext.testing.placement import Placement, on_main_core, place_threads
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
 
 Array = npt.NDArray[Any]
+
+OtherPeer = Callable[[Mapping[str, Array], int, Placement | None], Contender]
+"""Prepares a contender of a benchmark's own from the inputs, the number of threads and their cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,11 @@ class BenchResult:
         ours, other = self.timing(OURS), self.timing(peer)
         return other.median_s / ours.median_s if ours is not None and other is not None else None
 
+    def fastest_speedup(self, peer: str) -> float | None:
+        """`speedup` of the fastest samples: what is left of a comparison on a machine that is busy with other work."""
+        ours, other = self.timing(OURS), self.timing(peer)
+        return min(other.samples_s) / min(ours.samples_s) if ours is not None and other is not None else None
+
     def table(self) -> Table:
         return result_table([self])
 
@@ -74,6 +83,7 @@ def bench(
     target: Any = "llvm",
     options: BuildOptions | None = None,
     peers: Sequence[str] | None = None,
+    others: Sequence[OtherPeer] = (),
     rounds: int = 8,
     stock_budget_s: float = STOCK_BUDGET_S,
     seed: int = 0,
@@ -84,13 +94,14 @@ def bench(
     ``model`` is a built-in name (`models.names`, for which ``batch`` and ``sequence`` count), a path or a ModelProto.
     ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime" and "stock_tvm"; None takes every one
     that is installed and lists the others as skipped. ``progress`` is told each step: one to build or load each
-    contender, one to time them all.
+    contender, one to time them all. Each thread of a contender has a core to itself meanwhile (`placement`).
 
     Raises InputError for an unknown peer, UnsupportedEnvironmentError for a named peer that is not installed, and what
     importing and building the model raise.
     """
     environment = current_environment()  # first, so that its load average states what others do, not this
     tell = progress or (lambda _step: None)
+    placement = place_threads(environment.threads)
     chosen, skipped = _choose_peers(peers)
     name, proto = _load(model, batch, sequence, seed)
     values = dict(inputs) if inputs is not None else dict(models.random_inputs(proto, seed, shape=shape))
@@ -99,17 +110,20 @@ def bench(
     entrants = [ours]
     if ONNX_RUNTIME in chosen:
         tell("loading it into ONNX Runtime")
-        entrants.append(contenders.prepare_onnx_runtime(proto, values, thread_count()))
+        entrants.append(contenders.prepare_onnx_runtime(proto, values, environment.threads, placement))
     if STOCK_TVM in chosen:
         tell("building it with stock TVM")
         entrants.append(contenders.prepare_stock_tvm(proto, values, shape, target))
+    entrants += [prepare(values, environment.threads, placement) for prepare in others]
     tell(f"timing {len(entrants)} contenders in turns")
+    with on_main_core(placement):
+        timings = _measure(entrants, rounds, stock_budget_s)
     return BenchResult(
         model=name,
         inputs=tuple((key, tuple(value.shape)) for key, value in values.items()),
         target=str(target),
         environment=environment,
-        timings=_measure(entrants, rounds, stock_budget_s),
+        timings=timings,
         skipped=skipped,
     )
 
@@ -171,12 +185,16 @@ def _measure(entrants: Sequence[Contender], rounds: int, stock_budget_s: float) 
 
 
 def _errors(entrants: Sequence[Contender]) -> dict[str, float]:
-    """Each contender's error against ONNX Runtime, from the outputs of the run before; empty without ONNX Runtime."""
+    """Each contender's error against ONNX Runtime, from the outputs of the run before; empty without ONNX Runtime.
+
+    A contender without outputs marks a limit of the machine, and has no error.
+    """
     reference = next((entrant.outputs() for entrant in entrants if entrant.name == ONNX_RUNTIME), None)
     if reference is None:
         return {}
     others = [entrant for entrant in entrants if entrant.name != ONNX_RUNTIME]
-    return {entrant.name: relative_error(entrant.outputs(), reference) for entrant in others}
+    results = {entrant.name: entrant.outputs() for entrant in others}
+    return {name: relative_error(values, reference) for name, values in results.items() if values}
 
 
 def result_table(results: Sequence[BenchResult]) -> Table:

@@ -1,4 +1,4 @@
-"""The ways to run one ONNX model that benchmarks compare: this plugin, ONNX Runtime and stock TVM."""
+"""The ways to run one ONNX model that benchmarks compare: this plugin, ONNX Runtime, stock TVM; NumPy for a matmul."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from tvm_ext.device_db import device_for_target
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.options import BuildOptions
+from tvm_ext.testing.placement import AFFINITY_KEY, Placement, place_openblas
 
-OURS, ONNX_RUNTIME, STOCK_TVM = "tvm_ext", "onnxruntime", "stock_tvm"
+OURS, ONNX_RUNTIME, STOCK_TVM, NUMPY = "tvm_ext", "onnxruntime", "stock_tvm", "numpy"
 PEERS = (ONNX_RUNTIME, STOCK_TVM)
 
 ONNX_RUNTIME_REMEDY = "pip install onnxruntime"
+THREADPOOLCTL_REMEDY = "pip install threadpoolctl"
 
 Array = npt.NDArray[Any]
 Shapes = Mapping[str, Sequence[int]]
@@ -38,6 +40,7 @@ class Contender:
     run: Callable[[], None]
     outputs: Callable[[], list[Array]]
     library: relay.Library | None = None  # ours only: holds the build report
+    close: Callable[[], str] = str  # ends profiling, where it was asked for, and says in which file it is
 
 
 def missing_peer(name: str) -> UnsupportedEnvironmentError | None:
@@ -71,9 +74,17 @@ def prepare_ours(
     )
 
 
-def prepare_onnx_runtime(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int) -> Contender:
+def prepare_onnx_runtime(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    threads: int,
+    placement: Placement | None = None,
+    profile_prefix: str | None = None,
+) -> Contender:
     """An ONNX Runtime CPU session with all graph optimisations and as many threads as TVM's pool.
 
+    Its workers are bound as ``placement`` says; None leaves them unbound. With ``profile_prefix`` the session notes the
+    time of every node, for a file of that name which `Contender.close` completes.
     Raises UnsupportedEnvironmentError where ONNX Runtime is not installed.
     """
     try:
@@ -83,6 +94,11 @@ def prepare_onnx_runtime(model: onnx.ModelProto, inputs: Mapping[str, Array], th
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
     settings.log_severity_level = 3
+    if placement is not None and placement.worker_cores:
+        settings.add_session_config_entry(AFFINITY_KEY, placement.onnx_runtime_affinities)
+    if profile_prefix is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = profile_prefix
     start = time.perf_counter()
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     built = time.perf_counter()
@@ -92,7 +108,37 @@ def prepare_onnx_runtime(model: onnx.ModelProto, inputs: Mapping[str, Array], th
     def run() -> None:
         results[0] = session.run(None, feeds)
 
-    return Contender(name=ONNX_RUNTIME, import_s=0.0, build_s=built - start, run=run, outputs=lambda: results[0])
+    return Contender(
+        name=ONNX_RUNTIME,
+        import_s=0.0,
+        build_s=built - start,
+        run=run,
+        outputs=lambda: results[0],
+        close=lambda: str(session.end_profiling()) if profile_prefix is not None else "",
+    )
+
+
+def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Placement | None = None) -> Contender:
+    """`np.matmul` of two matrices into an array that is there already, by NumPy's own BLAS on ``threads`` threads.
+
+    An OpenBLAS has its workers bound as ``placement`` says. The number of threads stays set for the process.
+    Raises UnsupportedEnvironmentError where threadpoolctl is not installed, which sets it.
+    """
+    try:
+        import threadpoolctl
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", THREADPOOLCTL_REMEDY) from error
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    blas.limit(limits=threads)
+    for library in blas.info():
+        if placement is not None and library["internal_api"] == "openblas":
+            place_openblas(library["filepath"], placement)
+    result = np.empty((left.shape[0], right.shape[1]), left.dtype)
+
+    def run() -> None:
+        np.matmul(left, right, out=result)
+
+    return Contender(name=NUMPY, import_s=0.0, build_s=0.0, run=run, outputs=lambda: [result])
 
 
 def prepare_stock_tvm(

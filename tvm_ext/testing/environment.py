@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tvm_ext import options
 from tvm_ext._tvm import tvm_ffi
+from tvm_ext.testing.placement import place_threads
 
 _PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
 _GIT_TIMEOUT_S = 10.0
@@ -24,6 +25,7 @@ class Environment:
     device: str
     cores: int  # that this process may use
     threads: int  # that TVM's pool runs
+    placement: str  # which core each contender's threads are kept on while times are taken; "unbound" if on none
     system: str
     versions: tuple[tuple[str, str], ...]  # (package, version), "python" first; absent packages are left out
     load_average: float | None  # runnable processes over the last minute; a busy machine's times mean little
@@ -33,10 +35,12 @@ class Environment:
 
 def current_environment() -> Environment:
     """This machine, process and checkout now. Starts TVM's thread pool."""
+    threads = thread_count()
     return Environment(
         device=_processor_name(Path("/proc/cpuinfo")),
         cores=options.usable_core_count(),
-        threads=thread_count(),
+        threads=threads,
+        placement=str(place_threads(threads) or "unbound"),
         system=f"{platform.system()} {platform.machine()}",
         versions=(("python", platform.python_version()), *_versions()),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

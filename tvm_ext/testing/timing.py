@@ -87,7 +87,7 @@ def _repeats(runner: Runner) -> int:
 
 
 def _take_turn(runner: Runner, repeats: int, count: int, budget_s: float) -> list[float]:
-    _settle()
+    settle()
     taken = [_sample(runner, repeats)]
     if taken[0] < LONG_RUN_S:
         taken = [_sample(runner, repeats)]  # the first was the warm-up
@@ -96,7 +96,7 @@ def _take_turn(runner: Runner, repeats: int, count: int, budget_s: float) -> lis
     return taken
 
 
-def _settle() -> None:
+def settle() -> None:
     """Wait until no thread of this process is busy: a step in which it used less than a tenth of one core."""
     for _ in range(round(SETTLE_LIMIT_S / SETTLE_STEP_S)):
         used = time.process_time()

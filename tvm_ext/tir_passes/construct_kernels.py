@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from .._tvm import ALREADY_SCHEDULED, BufferStore, PrimFunc, copy_module, module_pass, structural_walk, tirx
+from .._tvm import (
+    ALREADY_SCHEDULED,
+    BufferStore,
+    PrimFunc,
+    Target,
+    copy_module,
+    module_pass,
+    structural_equal,
+    structural_hash,
+    structural_walk,
+    tirx,
+)
 from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
+from ..kernel_cache import KERNEL_KEY, KernelCache, build_context, kernel_key, params_of, seal
 from ..options import BuildOptions
-from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, to_json
+from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, from_json, to_json
 from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
-from ..stage_rewrites import drop_unit_axes, fuse_axes, split_divided_axes
+from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
-from .build_ir import PARALLEL, allocate, outer_kind, sequence
+from .build_ir import allocate, outer_kind, sequence
 from .emit_rows import emit_rows
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
+from .plan_windows import WindowGroup, take_windows, window_kernel
 from .roller.canonical import canonicalise
-from .roller.construct import Construction, construct
+from .roller.construct import Construction
+from .roller.construct import construct as construct_anew
 from .roller.emit_cpu import TileKernel, emit_tile_kernel
+from .row_time import row_time_s
 from .schedule_fallback import schedule_fallback
-from .vector_math import expand_math
+from .vector_math import expand_math, has_scale
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructKernels")
@@ -36,17 +53,61 @@ class ConstructKernels:
         The CPU to construct for.
     options
         ``candidates`` and ``epsilon`` go to the construction (paper §3.2).
+    cache
+        Where compiled kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
+        follow. Left out: every kernel is constructed.
     """
 
-    def __init__(self, device: DeviceSpec, options: BuildOptions) -> None:
+    def __init__(self, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None) -> None:
         self.device, self.options = device, options
+        self.cache = cache if cache is not None else KernelCache(None)
 
     def transform_module(self, mod: Any, _ctx: Any) -> Any:
         result = copy_module(mod)
+        context = kernel_context(self.device, self.options) if self.cache.is_on else ""
+        made: dict[int, list[tuple[Any, Any]]] = {}  # by structural hash, which ignores names: (unscheduled, kernel)
         for gv, func in mod.functions_items():
             if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
-                result[gv] = construct_kernel(func, gv.name_hint, self.device, self.options)
+                result[gv] = self._kernel(func, gv.name_hint, context, made)
         return result
+
+    def _kernel(self, func: Any, name: str, context: str, made: dict[int, list[tuple[Any, Any]]]) -> Any:
+        """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
+        key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
+        entry = self.cache.get(key) if key is not None else None
+        if key is not None and entry is not None:
+            return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
+        alike = made.setdefault(structural_hash(func), [])
+        kernel = next((kernel for other, kernel in alike if structural_equal(func, other)), None)
+        if kernel is not None:
+            self.cache.duplicates += 1
+            kernel = _renamed(kernel, name)
+        else:
+            kernel = construct_kernel(func, name, self.device, self.options)
+            alike.append((func, kernel))
+        return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+
+
+def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
+    """Digest of what decides every kernel of a build beside its PrimFunc."""
+    target = Target.current(allow_none=True)
+    return build_context(str(target), to_json(device), repr((options.candidates, options.epsilon)))
+
+
+def construct(expr: TensorExpr, device: DeviceSpec, *, k: int, first_epsilon: float = 0.0) -> Construction:
+    """Roller's `construct`, once per process for each expression (whatever it is called), device and options."""
+    return _construct_nameless(replace(expr, name=""), device, k, first_epsilon)
+
+
+@functools.lru_cache(maxsize=512)
+def _construct_nameless(expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float) -> Construction:
+    return construct_anew(expr, device, k=k, first_epsilon=first_epsilon)
+
+
+def _renamed(kernel: Any, name: str) -> Any:
+    """The kernel of an equal function, for operator ``name``."""
+    choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
+    return kernel.with_attr(CHOICE, to_json(replace(choice, operator=name)))
 
 
 def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
@@ -72,12 +133,17 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     operator = simplify(read_operator(func, name))
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [operator.params[i] for i in constant]
-    groups = plan(operator)
+    groups, notes = take_windows(plan(operator), operator)
     statements: list[Any] = []
     packs: list[tuple[Any, ConstantPack]] = []
     programs: list[RProgram] = []
-    notes: list[str] = []
     for group in groups:
+        if isinstance(group, WindowGroup):
+            windowed = window_kernel(group, device)
+            statements += windowed[0]
+            programs.append(windowed[1])
+            notes.append(windowed[2] + _fused(group.epilogue))
+            continue
         if isinstance(group, TileGroup):
             tiled = _tile_kernel(group, operator, constants, device, options)
             if tiled is not None:
@@ -87,9 +153,9 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
                 notes.append(f"{group.anchor.name} in register tiles {tiled[1].tile('L0')}" + _fused(group.epilogue))
                 continue
         for rows in _as_rows(group):
-            expected = _row_program(rows, operator, device)
-            programs += [expected] if expected else []
-            kind = outer_kind(expected.prediction.busy_s, device) if expected else PARALLEL
+            program = _row_program(rows, operator, device)
+            programs += [program] if program else []
+            kind = outer_kind(row_time_s(rows.stages, device), device)
             statements += emit_rows(rows.stages, device, _kept(rows, operator), kind)
             notes.append(f"{' + '.join(s.name for s in rows.stages)} row by row")
     params = list(operator.params)
@@ -97,7 +163,10 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         params[how.param_index] = packed
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     attrs["s_tir"] = True
-    params, body = _any_alignment(params, expand_math(sequence(*_allocations(statements, operator), *statements)))
+    body = expand_math(
+        sequence(*_allocations(statements, operator), *statements), scales_by_instruction=has_scale(device)
+    )
+    params, body = _any_alignment(params, body)
     new = tirx.PrimFunc(params, body, func.ret_type).with_attrs(attrs)
     slowest = max(programs, key=lambda p: p.prediction.time_s, default=None)
     choice = KernelChoice(
@@ -183,7 +252,19 @@ def canonical_stage(stage: Stage, expr_name: str = "", **about: Any) -> tuple[St
     form = canonicalise(tensor_expr_of(stage, name=expr_name or stage.name, **about))
     names = list(axis_names(stage))
     groups = [[names.index(original) for original in originals] for _, originals in form.groups]
-    return fuse_axes(stage, groups), form.expr
+    return _with_runs(stage, fuse_axes(stage, groups), groups, about.get("epilogue", ())), form.expr
+
+
+def _with_runs(before: Stage, fused: Stage, groups: Sequence[Sequence[int]], epilogue: Sequence[Stage]) -> Stage:
+    """``fused`` addressing memory along its fused axes; its result too, where the epilogue does not tell them apart."""
+    joined = [(i, group) for i, group in enumerate(groups) if len(group) > 1]
+    extents = [[before.extents[p] for p in group] for _, group in joined]
+    whole = True
+    for (_, group), sizes in zip(joined, extents, strict=True):
+        own = [before.variables[p] for p in group]
+        dims = [d for d, item in enumerate(before.indices) if any(item.same_as(v) for v in own)]
+        whole = whole and (not dims or all(reads_whole_runs(consumer, dims, sizes) for consumer in epilogue))
+    return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, stores=whole)
 
 
 def _canonical_rows(group: RowGroup) -> RowGroup:

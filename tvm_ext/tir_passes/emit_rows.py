@@ -5,9 +5,8 @@ of all stages run together, so that what one stage leaves in a row-sized buffer,
 
     parallel for row in fused first p axes:
       m = max over k of x[row, k]                 # a reduction over the contiguous axis: SIMD partial results
-      for k: e[k] = exp(x[row, k] - m)            # e is a row, not the tensor
-      s = sum over k of e[k]
-      for k: y[row, k] = e[k] / s
+      for k: y[row, k] = exp(x[row, k] - m); s += y[row, k]    # the exponentials go where the result will be
+      for k: y[row, k] *= 1 / s
 
 Worked example of p: softmax over (n, h, k) has maxelem[n, h], exp[n, h, k] and sum[n, h]; every read of one of
 them addresses n and h by the reader's own first two axes, and no other axis agrees, so p is 2.
@@ -16,7 +15,7 @@ them addresses n and h by the reader's own first two axes, and no other axis agr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._tvm import Call, structural_walk, tirx
@@ -40,9 +39,12 @@ from .build_ir import (
     sequence,
     split_index,
     store,
+    vector_kind,
 )
-from .reduce_row import contiguous_in, reduce_row
+from .reduce_row import contiguous_in, reduce_row, runs_inside
+from .rewrite_rows import in_place, with_reciprocals
 
+SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
 TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 
@@ -92,23 +94,54 @@ def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any], 
 
     Buffers in ``keep`` are read by others and written whole, the rest row by row.
     """
+    stages = in_place(with_reciprocals(stages), keep)
     count = shared_axes(stages) if len(stages) > 1 or stages[0].is_reduction else _task_axes(stages[0], device)
     extents = [stages[0].extent(v) for v in stages[0].spatial[:count]]
     # Scalar stages agree on an extent of 1 as well: any stage's extents serve.
     rows = 1
     for extent in extents:
         rows *= extent
-    shrunk = [_shrink(stage.target, count) for stage in stages if not any(stage.target.same_as(k) for k in keep)]
+    shrunk = [
+        _shrink(buffer, count) for buffer in _distinct(stage.target for stage in stages) if not is_in(buffer, keep)
+    ]
 
     def row(task: Expr) -> Stmt:
         at = split_index(task, extents) if count else ()
-        body = [_stage_statement(_relocate(stage, shrunk, count), at, count, device) for stage in stages]
+        moved = [_relocate(stage, shrunk, count) for stage in stages]
+        body = [
+            _stage_statement(stage, producer, at, count, device) for stage, producer in _paired(moved, count, device)
+        ]
         return sequence(*(allocate(small) for _, small in shrunk), *body)
 
     chunks = _single_loop(stages, count)
     if chunks is not None:
         return [_chunked(stages[0], chunks, device, kind)]
     return [loop(rows, kind, "row", row)]
+
+
+def is_in(buffer: Any, buffers: Sequence[Any]) -> bool:
+    """Whether ``buffer`` itself, not one like it, is among ``buffers``."""
+    return any(buffer.same_as(other) for other in buffers)
+
+
+def _distinct(buffers: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for buffer in buffers:
+        if not is_in(buffer, found):
+            found.append(buffer)
+    return found
+
+
+def _paired(stages: Sequence[Stage], count: int, device: DeviceSpec) -> list[tuple[Stage, Stage | None]]:
+    """The stages in order, each reduction of a row together with the stage before it where that can run inside it."""
+    pairs: list[tuple[Stage, Stage | None]] = []
+    for stage in stages:
+        before = pairs[-1][0] if pairs and pairs[-1][1] is None else None
+        if before is not None and runs_inside(before, stage, count, device):
+            pairs[-1] = (stage, before)
+        else:
+            pairs.append((stage, None))
+    return pairs
 
 
 def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
@@ -136,13 +169,18 @@ def _relocate(stage: Stage, shrunk: Sequence[tuple[Any, Any]], count: int) -> St
     return moved
 
 
-def _stage_statement(stage: Stage, at: Sequence[Expr], count: int, device: DeviceSpec) -> Stmt:
-    outer = stage.spatial[:count]
-    table = [(v, as_index(a, v)) for v, a in zip(outer, at, strict=True)]
+def _stage_statement(stage: Stage, producer: Stage | None, at: Sequence[Expr], count: int, device: DeviceSpec) -> Stmt:
+    table = _row_table(stage, at, count)
     inner = [(v, stage.extent(v)) for v in stage.spatial[count:]]
+    if producer is not None:
+        return reduce_row(stage, table, device, (producer, _row_table(producer, at, count)))
     if stage.is_reduction:
         return _reduction(stage, table, inner, device)
     return _spatial(stage, table, inner)
+
+
+def _row_table(stage: Stage, at: Sequence[Expr], count: int) -> list[tuple[Any, Expr]]:
+    return [(v, as_index(a, v)) for v, a in zip(stage.spatial[:count], at, strict=True)]
 
 
 def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
@@ -152,7 +190,17 @@ def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any,
         full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
         return store(stage.target, substitute(stage.value, full), [substitute(i, full) for i in stage.indices])
 
-    return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
+    extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
+    if not extents or extents[-1] not in SHORT_AXES or not contiguous_in(stage, inner[-1][0]):
+        return nest(extents, SERIAL, names, body)
+    # LLVM unrolls a loop of so few steps before it thinks of vectors, and then writes scalar code.
+    kind = vector_kind(stage.value)
+    return nest(
+        extents[:-1],
+        SERIAL,
+        names[:-1],
+        lambda outer: loop(extents[-1], kind, names[-1], lambda lane: body((*outer, lane))),
+    )
 
 
 def _reduction(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec) -> Stmt:

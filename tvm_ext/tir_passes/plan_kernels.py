@@ -16,6 +16,7 @@ from ..stage_rewrites import inline, split_divided_axes
 from ..stages import OperatorBody, Stage, reads
 from .emit_rows import has_call, shared_axes
 from .roller.epilogue import reads_only_its_own_element
+from .roller.window import is_padding
 
 CHEAP_FLOPS = 2  # recomputing this much costs less than storing and loading the element
 
@@ -61,6 +62,8 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     for stage in consumers:
         if stage.is_reduction and (stage.point_count > producer.point_count or not _is_affine(producer)):
             return False  # each element is read more than once, or could not be read in vectors: compute it first
+        if stage.is_reduction and is_padding(producer):
+            return False  # a window's padding is cheaper between its rows than as a condition on each element
     cheap = not has_call(producer) and count_flops(producer.value) <= CHEAP_FLOPS
     once = len(consumers) == 1 and sum(load.source.same_as(producer.target) for load in consumers[0].loads()) == 1
     return once or cheap

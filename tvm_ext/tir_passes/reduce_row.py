@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._tvm import tirx
+from .._tvm import Var, structural_walk, tirx
 from ..hal import DeviceSpec
 from ..stage_exprs import flat_stride
 from ..stages import Stage, dtype_of, substitute
@@ -47,14 +47,55 @@ def contiguous_in(stage: Stage, variable: Any) -> bool:
     return 1 in strides and all(stride in (0, 1) for stride in strides)
 
 
-def reduce_row(stage: Stage, table: list[tuple[Any, Expr]], device: DeviceSpec) -> Stmt:
-    """Statements that store one element of the reduction ``stage``, its spatial variables given by ``table``."""
+def is_vectorised(stage: Stage, device: DeviceSpec) -> bool:
+    """Whether `reduce_row` runs along the last reduction axis in SIMD registers."""
+    last = stage.reduction[-1]
+    lanes = lanes_of(accumulator_dtype(dtype_of(stage.target)), device.register_bytes)
+    wide = stage.extent(last) >= lanes > 1
+    return wide and contiguous_in(stage, last) and vector_kind(stage.value) == VECTORIZED
+
+
+def runs_inside(producer: Stage, stage: Stage, count: int, device: DeviceSpec) -> bool:
+    """Whether the row that ``producer`` writes can be written while the reduction ``stage`` runs along it.
+
+    Worked example: ``e[k] = exp(x[k] - m)`` and ``s = sum over k of e[k]`` are one loop. ``count`` axes are the row's.
+    """
+    if producer.is_reduction or not stage.is_reduction or not is_vectorised(stage, device):
+        return False
+    if len(stage.spatial) != count or len(stage.reduction) != 1 or len(producer.spatial) != count + 1:
+        return False
+    own, written = stage.reduction[0], producer.spatial[-1]
+    items = [item for item in stage.loads() if item.source.same_as(producer.target)]
+    if not items or producer.extent(written) != stage.extent(own) or vector_kind(producer.value) != VECTORIZED:
+        return False
+    if len(producer.indices) == 0 or not producer.indices[-1].same_as(written) or not contiguous_in(producer, written):
+        return False
+    return all(item.indices[-1].same_as(own) and not _mentions(item.indices[:-1], own) for item in items)
+
+
+def _mentions(indices: Sequence[Expr], variable: Any) -> bool:
+    found: list[bool] = []
+    structural_walk(list(indices), (Var, lambda v: found.append(True) if v.same_as(variable) else None))
+    return bool(found)
+
+
+def reduce_row(
+    stage: Stage,
+    table: list[tuple[Any, Expr]],
+    device: DeviceSpec,
+    producer: tuple[Stage, list[tuple[Any, Expr]]] | None = None,
+) -> Stmt:
+    """Statements that store one element of the reduction ``stage``, its spatial variables given by ``table``.
+
+    ``producer`` is a stage that `runs_inside` it, with its own table: its row is written on the way.
+    """
     dtype = accumulator_dtype(dtype_of(stage.target))
     last = stage.reduction[-1]
     extent, lanes = stage.extent(last), lanes_of(dtype, device.register_bytes)
-    vectorised = extent >= lanes > 1 and contiguous_in(stage, last) and vector_kind(stage.value) == VECTORIZED
+    vectorised = is_vectorised(stage, device)
     row = _Row(
         stage=stage,
+        producer=producer,
         table=tuple(table),
         dtype=dtype,
         extent=extent,
@@ -69,6 +110,7 @@ def reduce_row(stage: Stage, table: list[tuple[Any, Expr]], device: DeviceSpec) 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Row:
     stage: Stage
+    producer: tuple[Stage, list[tuple[Any, Expr]]] | None  # runs inside
     table: tuple[tuple[Any, Expr], ...]
     dtype: str
     extent: int  # of the last reduction axis
@@ -137,6 +179,14 @@ class _Row:
             return tirx.const(0, self.dtype)
         return tirx.const(1, self.dtype) if self.stage.combiner == "prod" else in_dtype(self.stage.init, self.dtype)
 
+    def _produced(self, k: Expr) -> list[Stmt]:
+        """The producer's element ``k``, which the element of the reduction then reads."""
+        if self.producer is None:
+            return []
+        made, table = self.producer
+        full = [*table, (made.spatial[-1], as_index(k, made.spatial[-1]))]
+        return [store(made.target, substitute(made.value, full), [substitute(i, full) for i in made.indices])]
+
     def _into(self, buffer: Any, at: Expr, value: Expr) -> Stmt:
         return store(buffer, combine(self.stage.combiner, load(buffer, [at]), value), [at])
 
@@ -168,7 +218,10 @@ class _Row:
                 self.lanes,
                 VECTORIZED,
                 "v",
-                lambda v: self._into(self.partial, first + v, self._value(ks, start + first + v)),
+                lambda v: sequence(
+                    *self._produced(start + first + v),
+                    self._into(self.partial, first + v, self._value(ks, start + first + v)),
+                ),
             )
 
         return loop(count, UNROLLED, "u", register)
@@ -182,14 +235,20 @@ class _Row:
 
     def _halve(self, width: int, rest: Sequence[tuple[int, int]]) -> list[Stmt]:
         """Lanes ``width`` to ``2 * width`` onto the first ``width``, with the elements left over that fill as many."""
-        pieces = [self._element_from(first) for first, size in rest if size == width]
-        return [self._onto_first(width, other) for other in (self._lane_from(width), *pieces)]
+        halves = self._onto_first(width, self._lane_from(width))
+        return [halves, *(self._left_over(first, size) for first, size in rest if size == width)]
 
     def _lane_from(self, first: int) -> Callable[[Expr], Expr]:
         return lambda v: load(self.partial, [index(first) + v])
 
-    def _element_from(self, first: int) -> Callable[[Expr], Expr]:
-        return lambda v: self._value((), index(first) + v)
+    def _left_over(self, first: int, width: int) -> Stmt:
+        """``width`` elements from ``first`` on, onto the first lanes."""
+
+        def element(v: Expr) -> Stmt:
+            k = index(first) + v
+            return sequence(*self._produced(k), self._into(self.partial, v, self._value((), k)))
+
+        return loop(width, VECTORIZED, "v", element)
 
     def _onto_first(self, width: int, other: Callable[[Expr], Expr]) -> Stmt:
         return loop(width, VECTORIZED, "v", lambda v: self._into(self.partial, v, other(v)))

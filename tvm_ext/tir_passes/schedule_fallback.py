@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._tvm import For, SBlockRealize, Schedule, ScheduleError
+from .._tvm import For, SBlockRealize, Schedule, ScheduleError, tirx
 from ..errors import IllegalRewrite
 
 INNER_LOOPS_LEFT = 1  # the last loop stays serial, for LLVM to vectorise
@@ -39,8 +39,11 @@ def _parallelise(schedule: Any, block: Any) -> int:
     while count < min(len(loops), len(kinds)) and kinds[count] == 0:
         count += 1
     outer = loops[: min(count, max(1, len(loops) - INNER_LOOPS_LEFT))]
-    if not outer or not all(isinstance(schedule.get(loop), For) for loop in outer):
+    nest = [schedule.get(loop) for loop in outer]
+    if not nest or not all(isinstance(loop, For) for loop in nest):
         return 0
+    if any(isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 0 for loop in nest):
+        return 0  # nothing to compute, and fusing (3, 0, 5) would divide by the 0
     try:
         schedule.parallel(schedule.fuse(*outer))
     except ScheduleError:

@@ -1,8 +1,8 @@
-"""exp, erf, tanh, sigmoid and simple powers as arithmetic, so that loops which hold them run in SIMD registers.
+"""exp, log, erf, tanh, sigmoid and simple powers as arithmetic, so that loops which hold them run in SIMD registers.
 
 LLVM has no vector form of these functions: each would be one call to the C library per element (about 20 ns). The
 polynomials below are our own fits, made in float64 by Chebyshev interpolation and by iteratively reweighted rational
-least squares; tests/unit/tir_passes/test_vector_math.py holds erf within 6 units in the last
+least squares; tests/unit/tir_passes/test_vector_math.py holds erf and tanh within 6 units in the last
 place of float32 and the others within 4.
 
 Only float32 is rewritten; half precision is computed in float32 and rounded, as the C library is used too.
@@ -11,18 +11,35 @@ Only float32 is rewritten; half precision is computed in float32 and rounded, as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .._tvm import Call, Var, ir, structural_map, tirx
+from ..hal import DeviceSpec
 from ..stages import dtype_of
 
 Expr = Any
 
+AVX512_REGISTER_BYTES = 64
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
-EXP_OVERFLOW, EXP_UNDERFLOW = 88.72284, -103.9723  # exp is inf above, and below half of the smallest subnormal
+EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below: x is clamped to where 2^n still says so
 
-EXP_TAIL = (0.500000001, 0.166666667, 0.0416664649, 0.00833331093, 0.001393365, 0.000198909908)
-"""(e^r - 1 - r) / r^2 over |r| <= ln(2) / 2, relative error of e^r 2e-10."""
+EXP_TAIL = (0.49999999552629826, 0.16666577292716622, 0.041666853420181296, 0.008363144923241602, 0.00139012854727106)
+"""(e^r - 1 - r) / r^2 over |r| <= ln(2) / 2, relative error of e^r 7e-9."""
+LOG_TAIL = (
+    0.33333331173580805,
+    -0.24999993994907893,
+    0.20000714762973018,
+    -0.16668057517902013,
+    0.14249322685734164,
+    -0.1242014395198354,
+    0.11677003060541168,
+    -0.11514591055789516,
+    0.07037648186006609,
+)
+"""(log(1 + f) - f + f^2 / 2) / f^3 for 1 + f from sqrt(1/2) to sqrt(2), relative error 7e-8."""
+SQRT_HALF_BITS, MANTISSA_BITS = 0x3F3504F3, 23
+SMALLEST_NORMAL, SUBNORMAL_SCALE, SUBNORMAL_EXPONENT = 1.17549435e-38, 8388608.0, -23.0  # 8388608 = 2^23
 # erf(x) / x as a fraction in x^2 over |x| <= 3.9, relative error 2e-8.
 ERF_NUMERATOR = (
     1.128379150109673,
@@ -41,24 +58,41 @@ ERF_DENOMINATOR = (
     3.8297954562849964e-05,
 )
 ERF_ONE = 3.9  # erf is 1 in float32 from here on
-TANH_SMALL = 0.625  # below: x + x^3 p(x^2), for 1 - 2 / (e^2x + 1) would cancel
-TANH_TAIL = (
-    -0.3333333317213911,
-    0.13333303556865234,
-    -0.053959259571154806,
-    0.02176891862014658,
-    -0.008343945444895428,
-    0.002292744755729167,
+# tanh(x) / x as a fraction in x^2 over |x| <= 9.02, relative error 1.3e-9.
+TANH_NUMERATOR = (
+    0.9999999986913596,
+    0.13679920888026526,
+    0.003868335010750921,
+    2.8007603302525275e-05,
+    3.05853581710967e-08,
+    -1.2203701677247659e-11,
 )
+TANH_DENOMINATOR = (
+    1.0,
+    0.4701325294882119,
+    0.02724586546492992,
+    0.00039386438542484195,
+    1.287376547069099e-06,
+)
+TANH_ONE = 9.02  # tanh is 1 in float32 from here on
 
 
-def expand_math(node: Any) -> Any:
-    """``node`` (a statement or expression) with every float32 call of these functions replaced by arithmetic."""
-    return structural_map(node, (Call, _expand))
+def has_scale(device: DeviceSpec) -> bool:
+    """Whether vectors are multiplied by powers of two in one instruction: AVX-512's vscalef."""
+    return device.kind == "cpu" and device.register_bytes == AVX512_REGISTER_BYTES
 
 
-def _expand(call: Any) -> Any:
-    maker = _FUNCTIONS.get(_name(call))
+def expand_math(node: Any, *, scales_by_instruction: bool = False) -> Any:
+    """``node`` (a statement or expression) with every float32 call of these functions replaced by arithmetic.
+
+    ``scales_by_instruction`` is what `has_scale` says of the machine: without such an instruction LLVM would call the
+    C library.
+    """
+    return structural_map(node, (Call, lambda call: _expand(call, _Maker(scales_by_instruction))))
+
+
+def _expand(call: Any, make: _Maker) -> Any:
+    maker = make.functions().get(_name(call))
     if maker is None or dtype_of(call) not in ("float32", "float16"):
         return call
     if dtype_of(call) == "float16":
@@ -95,58 +129,81 @@ def _power_of_two(exponent: Expr) -> Expr:
     return tirx.reinterpret("float32", (exponent + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32"))
 
 
-def _exp(arguments: Sequence[Expr]) -> Expr:
-    """e^x = 2^n e^r with n the nearest integer to x / ln 2; 2^n in two factors, for n reaches from -150 to 128."""
+def _within(x: Expr, low: float, high: float) -> Expr:
+    """``x`` between two limits; NaN stays NaN, for it compares false with both."""
+    below = tirx.Select(x > _f32(high), _f32(high), x)
+    return _bind(below, lambda y: tirx.Select(y < _f32(low), _f32(low), y))
 
-    def scaled(x: Expr, n: Expr, r: Expr) -> Expr:
-        half = tirx.Cast("int32", tirx.floor(n * _f32(0.5)))
-        rest = tirx.Cast("int32", n) - half
-        value = (r * r * _polynomial(r, EXP_TAIL) + r + _f32(1.0)) * _power_of_two(half) * _power_of_two(rest)
-        value = tirx.Select(x > _f32(EXP_OVERFLOW), tirx.const(float("inf"), "float32"), value)
-        value = tirx.Select(x < _f32(EXP_UNDERFLOW), _f32(0.0), value)
-        return tirx.Select(tirx.isnan(x), x, value)  # NaN stays NaN
 
-    def reduced(x: Expr) -> Expr:
-        inside = tirx.max(tirx.min(x, _f32(EXP_OVERFLOW)), _f32(EXP_UNDERFLOW))
-        n = tirx.floor(inside * _f32(1.4426950408889634) + _f32(0.5))
+def _scaled(value: Expr, exponent: Expr) -> Expr:
+    """``value * 2**exponent`` for an integral float32 exponent from -150 to 128, in two factors of half as much.
+
+    Worked example, 2^128 * 0.9: neither 2^128 nor its bits exist in float32, but 2^64 does. NaN's exponent is any.
+    """
+
+    def twice(n: Expr) -> Expr:
+        half = tirx.shift_right(n, tirx.const(1, "int32"))
+        return _bind(half, lambda h: value * _power_of_two(h) * _power_of_two(n - h))
+
+    return _bind(tirx.Cast("int32", exponent), twice)
+
+
+def _scaled_by_instruction(value: Expr, exponent: Expr) -> Expr:
+    n = tirx.Cast("int32", exponent)
+    return tirx.call_llvm_pure_intrin("float32", "llvm.ldexp.f32.i32", value, n)
+
+
+def _log(arguments: Sequence[Expr]) -> Expr:
+    """log x = e log 2 + log m with m from sqrt(1/2) to sqrt(2), by taking the exponent's bits off x.
+
+    Worked example: x = 3 is 2^1 * 1.5, but 1.5 is above sqrt(2), so e is 2 and m is 0.75. Subtracting the bits of
+    sqrt(1/2) first makes the exponent that of the interval.
+    """
+
+    def parts(x: Expr, scaled: Expr, offset: Expr) -> Expr:
+        bits = tirx.reinterpret("int32", scaled)
+        shift = tirx.const(MANTISSA_BITS, "int32")
+        exponent = tirx.shift_right(bits - tirx.const(SQRT_HALF_BITS, "int32"), shift)
         return _bind(
-            inside,
-            lambda y: _bind(n, lambda m: _bind(y - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW), lambda r: scaled(x, m, r))),
+            exponent,
+            lambda e: _bind(
+                tirx.reinterpret("float32", bits - tirx.shift_left(e, shift)) - _f32(1.0),
+                lambda f: special(x, tirx.Cast("float32", e) + offset, f),
+            ),
         )
 
-    return _bind(arguments[0], reduced)
+    def special(x: Expr, e: Expr, f: Expr) -> Expr:
+        square = f * f
+        tail = f * square * _polynomial(f, LOG_TAIL) + e * _f32(LN2_LOW) - _f32(0.5) * square
+        value = (f + tail) + e * _f32(LN2_HIGH)
+        value = tirx.Select(x < _f32(float("inf")), value, x)  # inf and NaN are their own logarithms
+        value = tirx.Select(x > _f32(0.0), value, tirx.Select(x < _f32(0.0), _f32(float("nan")), x + value))
+        return tirx.Select(tirx.EQ(x, _f32(0.0)), _f32(float("-inf")), value)
+
+    def normal(x: Expr) -> Expr:
+        tiny = x < _f32(SMALLEST_NORMAL)
+        scaled = tirx.Select(tiny, x * _f32(SUBNORMAL_SCALE), x)
+        offset = tirx.Select(tiny, _f32(SUBNORMAL_EXPONENT), _f32(0.0))
+        return _bind(scaled, lambda y: parts(x, y, offset))
+
+    return _bind(arguments[0], normal)
+
+
+def _fraction(arguments: Sequence[Expr], one: float, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
+    """An odd function that is 1 in float32 beyond ``one``: x P(x^2) / Q(x^2)."""
+    value = _bind(
+        _within(arguments[0], -one, one),
+        lambda y: _bind(y * y, lambda t: y * _polynomial(t, numerator) / _polynomial(t, denominator)),
+    )
+    return _bind(value, lambda v: _within(v, -1.0, 1.0))  # rounding may not lift it past its limits
 
 
 def _erf(arguments: Sequence[Expr]) -> Expr:
-    """An odd fraction in x; 1 beyond 3.9, where float32 has nothing between."""
-
-    def fraction(x: Expr) -> Expr:
-        inside = tirx.max(tirx.min(x, _f32(ERF_ONE)), _f32(-ERF_ONE))
-        value = _bind(
-            inside,
-            lambda y: _bind(y * y, lambda t: y * _polynomial(t, ERF_NUMERATOR) / _polynomial(t, ERF_DENOMINATOR)),
-        )
-        value = tirx.max(tirx.min(value, _f32(1.0)), _f32(-1.0))  # rounding may not lift it past its limits
-        return tirx.Select(tirx.isnan(x), x, value)
-
-    return _bind(arguments[0], fraction)
+    return _fraction(arguments, ERF_ONE, ERF_NUMERATOR, ERF_DENOMINATOR)
 
 
 def _tanh(arguments: Sequence[Expr]) -> Expr:
-    """x + x^3 p(x^2) near 0, else 1 - 2 / (e^(2|x|) + 1) with the sign of x."""
-
-    def value(x: Expr) -> Expr:
-        size = tirx.Select(x < _f32(0.0), _f32(0.0) - x, x)
-        small = _bind(x * x, lambda t: x + x * t * _polynomial(t, TANH_TAIL))
-        large = _f32(1.0) - _f32(2.0) / (_exp([size * _f32(2.0)]) + _f32(1.0))
-        signed = _bind(large, lambda y: tirx.Select(x < _f32(0.0), _f32(0.0) - y, y))
-        return tirx.Select(size < _f32(TANH_SMALL), small, signed)
-
-    return _bind(arguments[0], value)
-
-
-def _sigmoid(arguments: Sequence[Expr]) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp([_f32(0.0) - arguments[0]]))
+    return _fraction(arguments, TANH_ONE, TANH_NUMERATOR, TANH_DENOMINATOR)
 
 
 def _power(arguments: Sequence[Expr]) -> Expr | None:
@@ -170,10 +227,37 @@ def _power(arguments: Sequence[Expr]) -> Expr | None:
     return _bind(root, product)
 
 
-_FUNCTIONS: dict[str, Callable[[Sequence[Expr]], Expr | None]] = {
-    "tirx.exp": _exp,
-    "tirx.erf": _erf,
-    "tirx.tanh": _tanh,
-    "tirx.sigmoid": _sigmoid,
-    "tirx.pow": _power,
-}
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """The functions, with the way in which this machine multiplies by a power of two."""
+
+    scales_by_instruction: bool
+
+    def functions(self) -> dict[str, Callable[[Sequence[Expr]], Expr | None]]:
+        return {
+            "tirx.exp": self.exp,
+            "tirx.log": _log,
+            "tirx.erf": _erf,
+            "tirx.tanh": _tanh,
+            "tirx.sigmoid": self.sigmoid,
+            "tirx.pow": _power,
+        }
+
+    def exp(self, arguments: Sequence[Expr]) -> Expr:
+        """e^x = 2^n e^r with n the nearest integer to x / ln 2; inf and 0 come from scaling by too large an |n|."""
+        scale = _scaled_by_instruction if self.scales_by_instruction else _scaled
+
+        def of(x: Expr) -> Expr:
+            n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
+            return _bind(
+                n,
+                lambda m: _bind(
+                    x - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW),
+                    lambda r: scale(_polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
+                ),
+            )
+
+        return _bind(_within(arguments[0], EXP_LOWEST, EXP_HIGHEST), of)
+
+    def sigmoid(self, arguments: Sequence[Expr]) -> Expr:
+        return _f32(1.0) / (_f32(1.0) + self.exp([_f32(0.0) - arguments[0]]))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ext import device_db
+from tvm_ext.perf_model import PerfModel
 from tvm_ext.plan import RProgram, from_json, to_json
 from tvm_ext.tensor_expr import TensorExpr
 from tvm_ext.testing.tensor_exprs import (
@@ -154,6 +155,17 @@ def test_scale_out_shrinks_small_operators_until_the_units_have_work():
     program = construct(expr, V100, k=1).programs[0]
     assert program.shrunk
     assert program.partition_count >= 0.9 * V100.unit_count
+    original = construct(expr, V100, k=1, shrink_small=False).programs[0]
+    assert not original.shrunk
+    assert original.prediction.time_s > program.prediction.time_s
+
+
+def test_a_window_that_llvm_would_spill_is_not_chosen():
+    """64 filters by 6 columns carry 5 columns from tap to tap: 34 registers. By 6 rows they carry none: 29."""
+    for program in construct(conv2d(1, 128, 28, 28, 128, (3, 3), constant=True), AVX512, k=20).programs:
+        model = PerfModel(conv2d(1, 128, 28, 28, 128, (3, 3), constant=True), AVX512, program.vector_axis)
+        tile = program.tile("L0").sizes
+        assert model.core.registers(tuple(tile.get(name, 1) for name in model.names)) <= AVX512.register_limit
 
 
 def test_elementwise_is_streamed_over_whole_warps():

@@ -171,3 +171,16 @@ def test_every_convolution_runs_in_register_tiles(groups, rng):
     func = legalised(lambda a, b: op.nn.conv2d(a, b, groups=groups), x.shape, w.shape)
     _, choice = check(func, [x, w], expected, constants=(1,))
     assert "in register tiles" in choice.reason
+
+
+def test_a_product_whose_rows_thrash_copies_them_into_panels(rng: np.random.Generator):
+    a = rng.standard_normal((256, 1024)).astype("float32")
+    b = rng.standard_normal((1024, 2048)).astype("float32")
+    wide = rng.standard_normal((1024, 1024)).astype("float32")
+    for right, packs in ((wide, True), (b, True), (b[:64], False)):
+        left = a[:, : right.shape[0]]
+        func = legalised(op.matmul, left.shape, right.shape)
+        kernel, choice = constructed(func)
+        assert ("_packed" in kernel.script()) == packs
+        out = run(kernel, choice, [left, right], (256, right.shape[1]), "float32")
+        assert relative_error(out, left.astype(float) @ right) < 1e-5

@@ -14,6 +14,7 @@ import numpy as np
 from tvm_ext import relay
 from tvm_ext._tvm import PassContext, tensor
 from tvm_ext.cpu_info import read_cpu_info
+from tvm_ext.device_db import cpu_needs, device_for_target
 from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
@@ -102,13 +103,13 @@ def build(case: OperatorCase, *, enable_roller: bool = True) -> relay.Library:
 
 
 def target_of(case: OperatorCase) -> str:
-    """This machine's CPU, with AVX2 alone where the case asks for it and the machine is an x86 that has it."""
-    return "cpu-avx2" if case.narrow_registers and _has_avx2() else "llvm"
+    """The device that the case asks for, if this machine's CPU can run code for it; else this machine's CPU."""
+    return case.device if case.device and _runs_here(case.device) else "llvm"
 
 
 @cache
-def _has_avx2() -> bool:
-    return {"avx2", "fma", "f16c"} <= (read_cpu_info().features or frozenset())
+def _runs_here(device: str) -> bool:
+    return not cpu_needs(device_for_target(device)[1]).unmet_by(read_cpu_info())
 
 
 def options_of(case: OperatorCase) -> BuildOptions:

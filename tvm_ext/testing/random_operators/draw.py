@@ -73,6 +73,11 @@ SLOTS: tuple[tuple[str, Draw], ...] = (
     ("separable", draw_chains.separable),
     ("conv3d_transpose", draw_products.conv3d_transpose),
     ("conv1d", draw_products.conv1d),
+    ("depthwise_image", draw_products.depthwise_image),
+    ("reduce_short_rows", draw_rows.reduce_short_rows),
+    ("gemv", draw_products.gemv),
+    ("pool_image", draw_rows.pool_image),
+    ("residual_block", draw_chains.residual_block),
 )
 KINDS = tuple(dict.fromkeys(kind for kind, _ in SLOTS))
 
@@ -105,14 +110,16 @@ def _draw(draw: Draw, rng: random.Random) -> OperatorCase | None:
 
 
 def _with_build_options(case: OperatorCase, rng: random.Random) -> OperatorCase:
-    """One case in three differs from the defaults in one of them."""
-    match rng.randrange(9):
+    """Two cases in five differ from the defaults in one of them."""
+    match rng.randrange(10):
         case 0:
             return replace(case, num_threads=rng.choice((1, 3, 24)))
         case 1:
             return replace(case, epsilon=rng.choice((0.1, 0.5)))
         case 2:
-            return replace(case, narrow_registers=True)
+            return replace(case, device="cpu-avx2")
+        case 3:
+            return replace(case, device="cpu-sse2")
     return case
 
 

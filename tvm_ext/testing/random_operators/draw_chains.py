@@ -95,3 +95,38 @@ def separable(rng: random.Random) -> OperatorCase:
         reduction_size=kernel * kernel * channels,
         typical_magnitude=1.0,
     )
+
+
+def residual_block(rng: random.Random) -> OperatorCase:
+    """A 3x3 convolution with ReLU, a 1x1 convolution of it added to it, 3x3 max pooling, a 3x3 convolution.
+
+    Long enough for a chain in a channel-blocked layout to pay, with channels that fill blocks and some that do not.
+    """
+    channels, middle, filters = (rng.choice((8, 13, 16, 24, 32, 48, 64)) for _ in range(3))
+    batch, dtype = rng.choice((1, 1, 2)), "float32"
+    height, width = rng.randint(4, 24), rng.randint(4, 24)
+    stride, pool_stride = rng.choice((1, 1, 2)), rng.choice((1, 2))
+    points = batch * -(-height // stride) * -(-width // stride)
+    require(points * middle * (9 * channels + middle + 9 * filters) <= sizes.LARGE_WORK)
+
+    def weight(outputs: int, inputs: int, window: int) -> CaseInput:
+        scale = 3 / math.sqrt(inputs * window * window)
+        return CaseInput(shape=(outputs, inputs, window, window), dtype=dtype, constant=True, scale=scale)
+
+    return OperatorCase(
+        seed=UNSET,
+        index=UNSET,
+        kind="",
+        operator="chain.residual_block",
+        inputs=(
+            CaseInput(shape=(batch, channels, height, width), dtype=dtype),
+            weight(middle, channels, 3),
+            weight(middle, middle, 1),
+            weight(filters, middle, 3),
+        ),
+        attributes=(("strides", (stride,) * 2), ("pool_strides", (pool_stride,) * 2)),
+        layouts=("NCHW", "OIHW"),
+        arity=4,
+        reduction_size=9 * channels + middle + 9 * middle,
+        typical_magnitude=1.0,
+    )

@@ -66,6 +66,30 @@ def _matmul(
     )
 
 
+def gemv(rng: random.Random) -> OperatorCase:
+    """One to eight rows times a large matrix: bound by reading the matrix once."""
+    dtype, out_dtype = _dtypes(rng)
+    m, k = rng.choice((1, 1, 1, 2, 3, 4, 5, 7, 8)), sizes.size(rng, 1021) * rng.choice((1, 1, 4))
+    n = min(sizes.size(rng, 1021) * rng.choice((1, 1, 4)), max(1, sizes.WORK // k))
+    transpose_b = rng.random() < 0.5
+    weights = (n, k) if transpose_b else (k, n)
+    return OperatorCase(
+        seed=UNSET,
+        index=UNSET,
+        kind="",
+        operator="matmul",
+        inputs=(
+            _operand((m, k), dtype),
+            _operand(weights, dtype, constant=rng.random() < 0.7, scale=3 / math.sqrt(k)),
+        ),
+        attributes=(("transpose_a", (0,)), ("transpose_b", (int(transpose_b),))),
+        arity=2,
+        out_dtype=out_dtype,
+        reduction_size=k,
+        typical_magnitude=1.0,
+    )
+
+
 # --- convolutions --------------------------------------------------------------------------------------------------
 LAYOUTS = {
     1: (("NCW", "OIW"), ("NWC", "WIO")),
@@ -98,6 +122,35 @@ def conv2d_depthwise(rng: random.Random) -> OperatorCase:
     """One input channel per group, one or two output channels."""
     channels = rng.choice((2, 3, 7, 8, 13, 16, 24, 31, 32, 33, 64, 96))
     return _convolution(rng, 2, channels, *_dtypes(rng), per_group=(1, rng.choice((1, 1, 1, 2))))
+
+
+def depthwise_image(rng: random.Random) -> OperatorCase:
+    """NCHW, images of any height and width up to 40: all that is left over beside whole registers."""
+    channels, batch = rng.choice((1, 2, 3, 5, 8, 13, 16, 32, 37)), rng.choice((1, 1, 2))
+    spatial = rng.randint(1, 40), rng.randint(1, 40)
+    kernel = _kernel(rng, 2)
+    strides = (rng.choice((1, 1, 2, 3)),) * 2 if rng.random() < 0.7 else (rng.randint(1, 3), rng.randint(1, 3))
+    dilation = rng.choice(((1, 1), (1, 1), (1, 1), (2, 2), (1, 3), (2, 1)))
+    padding = _padding(rng, kernel, dilation)
+    sizes.window_steps(spatial, kernel, strides, dilation, padding)
+    dtype, out_dtype = _dtypes(rng)
+    taps = math.prod(kernel)
+    return OperatorCase(
+        seed=UNSET,
+        index=UNSET,
+        kind="",
+        operator="nn.conv2d",
+        inputs=(
+            _operand((batch, channels, *spatial), dtype),
+            _operand((channels, 1, *kernel), dtype, constant=rng.random() < 0.8, scale=3 / math.sqrt(taps)),
+        ),
+        attributes=(("strides", strides), ("padding", padding), ("dilation", dilation), ("groups", (channels,))),
+        layouts=("NCHW", "OIHW"),
+        arity=2,
+        out_dtype=out_dtype,
+        reduction_size=taps,
+        typical_magnitude=1.0,
+    )
 
 
 def _convolution(

@@ -72,6 +72,33 @@ def _pool(
     )
 
 
+def pool_image(rng: random.Random) -> OperatorCase:
+    """NCHW, images of any height and width up to 40, windows up to 7: all that is left over beside whole registers."""
+    name = rng.choice(("max", "avg"))
+    kernel = (rng.choice((2, 3, 3, 5, 7)),) * 2 if rng.random() < 0.7 else (rng.randint(1, 5), rng.randint(1, 5))
+    strides = (rng.randint(1, 3),) * 2 if rng.random() < 0.7 else (rng.randint(1, 3), rng.randint(1, 3))
+    dilation = rng.choice(((1, 1), (1, 1), (1, 1), (2, 1), (1, 2)))
+    padding = tuple(rng.randint(0, (k - 1) // 2) for k in kernel * 2) if rng.random() < 0.6 else (0,) * 4
+    spatial = rng.randint(1, 40), rng.randint(1, 40)
+    sizes.window_steps(spatial, kernel, strides, dilation, padding)
+    shape = (rng.choice((1, 1, 2)), rng.choice((1, 3, 8, 13, 16, 37)), *spatial)
+    flags = (("count_include_pad", (rng.randint(0, 1),)),) if name == "avg" else ()
+    return _case(
+        f"nn.{name}_pool2d",
+        (CaseInput(shape=shape, dtype=sizes.float_dtype(rng), values="signed" if name == "max" else "positive"),),
+        attributes=(
+            ("pool_size", kernel),
+            ("strides", strides),
+            ("padding", padding),
+            ("dilation", dilation),
+            ("ceil_mode", (0,)),
+            *flags,
+        ),
+        layouts=("NCHW",),
+        reduction_size=math.prod(kernel),
+    )
+
+
 def adaptive_pool(rng: random.Random) -> OperatorCase:
     """To any smaller size; every other one is global, to size 1."""
     rank = sizes.rank(rng, 1, 3)
@@ -116,6 +143,23 @@ def reduce(rng: random.Random) -> OperatorCase:
         attributes=(("axes", axes), ("keepdims", (rng.randint(0, 1),))),
         reduction_size=count,
         epilogue="none" if operator != "std" else "fixed",
+    )
+
+
+def reduce_short_rows(rng: random.Random) -> OperatorCase:
+    """Many rows of 1 to 40 elements: shorter than a register, or little longer."""
+    operator = rng.choice(("sum", "mean", "max", "min"))
+    row, others = rng.randint(1, 40), sizes.shape(rng, rng.choice((1, 2)), 4096)
+    shape = (*others, row) if rng.random() < 0.7 else (*others, rng.randint(1, 5), row)
+    axes = tuple(range(len(others), len(shape)))
+    data = CaseInput(
+        shape=shape, dtype=sizes.float_dtype(rng), values="signed" if operator in ("max", "min") else "positive"
+    )
+    return _case(
+        operator,
+        (data,),
+        attributes=(("axes", axes), ("keepdims", (rng.randint(0, 1),))),
+        reduction_size=math.prod(shape[axis] for axis in axes),
     )
 
 

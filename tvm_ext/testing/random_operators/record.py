@@ -51,8 +51,8 @@ class OperatorCase:
     and weight. ``arity`` counts the operator's own inputs; those of prologue and epilogue follow it.
     ``reduction_size`` K is the number of elements that go into one element of the result, for the tolerance.
     ``typical_magnitude`` is the size of a result that may vanish by cancellation, 0 where it cannot.
-    ``num_threads`` and ``epsilon`` are build options. ``narrow_registers``: build for AVX2 on an x86 that has it, which
-    gives other tiles than wider registers do.
+    ``num_threads`` and ``epsilon`` are build options. ``device``: a row of the tables ("cpu-avx2") to build for where
+    this CPU can run its code; narrower registers give other tiles.
     """
 
     seed: int
@@ -71,7 +71,7 @@ class OperatorCase:
     must_be_rtile: bool = True
     num_threads: int | None = None
     epsilon: float = 0.0
-    narrow_registers: bool = False
+    device: str = ""
 
     def __post_init__(self) -> None:
         assert 1 <= self.arity <= len(self.inputs), self
@@ -101,5 +101,5 @@ class OperatorCase:
         attributes = ", ".join(f"{name}={list(value)}" for name, value in self.attributes)
         around = f"prologue {self.prologue}, epilogue {self.epilogue}"
         built = f"threads {self.num_threads or 'all'}, epsilon {self.epsilon:g}"
-        built += ", narrow registers" if self.narrow_registers else ""
+        built += f", for {self.device}" if self.device else ""
         return f"#{self.index} {self.operator}({inputs}; {attributes}) {'/'.join(self.layouts)} {around}; {built}"

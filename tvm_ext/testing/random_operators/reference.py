@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,20 @@ def _separable(case: OperatorCase, inputs: list[Array]) -> Array:
     return np.moveaxis(np.tensordot(inputs[2][:, :, 0, 0], depthwise, axes=([1], [1])), 0, 1)
 
 
+def _residual_block(case: OperatorCase, inputs: list[Array]) -> Array:
+    data, first, second, third = inputs
+
+    def convolve(x: Array, weights: Array, strides: tuple[int, ...], border: int) -> Array:
+        attributes = (("strides", strides), ("padding", (border,) * 4), ("dilation", (1, 1)), ("groups", (1,)))
+        return windows.convolution(replace(case, attributes=attributes), [x, weights])
+
+    value = relu(convolve(data, first, case.get("strides"), 1))
+    value = value + convolve(value, second, (1, 1), 0)
+    pool = (("pool_size", (3, 3)), ("strides", case.get("pool_strides")), ("padding", (1,) * 4))
+    pooled = windows.max_pool(replace(case, attributes=(*pool, ("dilation", (1, 1)), ("ceil_mode", (0,)))), [value])
+    return convolve(pooled, third, (1, 1), 1)
+
+
 # --- element by element --------------------------------------------------------------------------------------------
 def _selu(x: Array) -> Array:
     alpha, scale = 1.6732632423543772, 1.0507009873554805
@@ -297,6 +312,7 @@ OPERATORS: dict[str, Operator] = {
     "chain.gram": _gram,
     "chain.centre": _centre,
     "chain.separable": _separable,
+    "chain.residual_block": _residual_block,
     "cumsum": lambda case, inputs: np.cumsum(inputs[0], axis=case.get("axis")[0]),
     "nn.softmax": _softmax,
     "nn.log_softmax": _log_softmax,

@@ -222,6 +222,15 @@ def _separable(builder: Any, case: OperatorCase, inputs: Sequence[Expr]) -> Expr
     return relax.op.nn.conv2d(builder.emit(relax.op.nn.relu(depthwise)), inputs[2])
 
 
+def _residual_block(builder: Any, case: OperatorCase, inputs: Sequence[Expr]) -> Expr:
+    data, first, second, third = inputs
+    value = builder.emit(relax.op.nn.conv2d(data, first, strides=list(case.get("strides")), padding=1))
+    value = builder.emit(relax.op.nn.relu(value))
+    value = builder.emit(relax.op.add(builder.emit(relax.op.nn.conv2d(value, second)), value))
+    value = builder.emit(relax.op.nn.max_pool2d(value, [3, 3], list(case.get("pool_strides")), [1, 1, 1, 1]))
+    return relax.op.nn.conv2d(value, third, padding=1)
+
+
 SPECIAL: dict[str, Callable[[Any, OperatorCase, Sequence[Expr]], Expr]] = {
     "matmul": _matmul,
     **dict.fromkeys(("sum", "mean", "max", "min", "prod", "variance", "std"), _reduction),
@@ -242,6 +251,7 @@ SPECIAL: dict[str, Callable[[Any, OperatorCase, Sequence[Expr]], Expr]] = {
     "chain.gram": _gram,
     "chain.centre": _centre,
     "chain.separable": _separable,
+    "chain.residual_block": _residual_block,
     "tile": lambda _builder, case, inputs: relax.op.tile(inputs[0], list(case.get("repeats"))),
 }
 FAMILIES: tuple[tuple[str, Callable[[Any, OperatorCase, Sequence[Expr]], Expr]], ...] = (

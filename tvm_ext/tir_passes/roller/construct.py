@@ -29,7 +29,7 @@ EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
 CPU_EPSILON = 0.2
 """A CPU tries bounds up to this one in any case: its last tiles are cut, not padded, so ε wastes nothing there."""
 
-MIN_POOL = 6
+MIN_POOL = 8
 """Register tiles that compete under the model even where a single program is wanted."""
 
 
@@ -97,19 +97,23 @@ def construct(
     rules: frozenset[str] = ALL_RULES,
     fuse_axes: bool = False,
     vector_axes: Sequence[str] | None = None,
+    shrink_small: bool = True,
 ) -> Construction:
     """Up to ``k`` rPrograms for ``expr`` on ``device``, best predicted first; empty where nothing fits the device.
 
     Tiles name the axes of ``expr``. With ``fuse_axes`` they name the axes of the canonical form instead (``h*w``),
     for emitters that merge loops first. ``epsilon`` fixes the padding bound, which otherwise grows through `EPSILONS`
     from ``first_epsilon`` on. ``vector_axes`` restricts the axes that may fill a CPU's vector registers.
+    ``shrink_small`` lets operators of too few tiles be shrunk until all units have work.
     """
     canonical = canonicalise(expr, fuse=fuse_axes)
-    models = [_model(canonical.expr, device, axis, rules) for axis in _vector_axes(canonical.expr, device, vector_axes)]
+    models = [
+        _model(canonical.expr, device, axis, rules) for axis in legal_vector_axes(canonical.expr, device, vector_axes)
+    ]
     candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
     for bound, allowed in _relaxations(rules, epsilon, first_epsilon):
         for model in models:
-            for candidate in _candidates(model, allowed, bound, k):
+            for candidate in _candidates(model, allowed, bound, k, shrink_small=shrink_small):
                 candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
         enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
         enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
@@ -150,7 +154,7 @@ def _model(expr: TensorExpr, device: DeviceSpec, axis: str | None, rules: frozen
     return model
 
 
-def _vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | None) -> list[str | None]:
+def legal_vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | None = None) -> list[str | None]:
     """Axes whose neighbours may share a register, or None alone where no axis is contiguous anywhere.
 
     Spatial axes along which the output or an input is contiguous, or a constant can be repacked; where there are none
@@ -168,14 +172,16 @@ def _vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | N
     return [None]
 
 
-def _candidates(model: PerfModel, rules: frozenset[str], epsilon: float, k: int) -> list[_Candidate]:
+def _candidates(
+    model: PerfModel, rules: frozenset[str], epsilon: float, k: int, *, shrink_small: bool
+) -> list[_Candidate]:
     pool = max(k, MIN_POOL)
     below = 1 if model.is_cpu else 3
     quotas = (pool * below, below, *(1 for _ in range(model.last_level)))
     found = []
     for result in TileSearch(model, rules, epsilon, quotas).run():
         found.append(_candidate(model, result, result.shapes, rules, epsilon, shrunk=False))
-        shrunk = shrink(model, result.shapes)
+        shrunk = shrink(model, result.shapes) if shrink_small else None
         if shrunk is not None:
             found.append(_candidate(model, result, shrunk, rules, epsilon, shrunk=True))
     return found

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ..._tvm import tirx
-from ...access_table import MIN_REUSE_TO_PACK
+from ...access_table import MIN_REUSE_TO_PACK, MIN_REUSE_TO_PANEL, rows_thrash
+from ...hal import DeviceSpec
 from ...plan import ConstantPack
-from ...stages import Stage, dtype_of, substitute
+from ...stages import Stage, dtype_of, static_shape, substitute
 from ...tensor_expr import Access
 from ..build_ir import SERIAL, Expr, Stmt, allocate, index, loop, new_buffer, sequence, split_index, store
+from .phase_pack import PhasePack, phase_pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,19 +51,35 @@ class PackedInput:
 
 
 def pack_input(
-    load: Any, access: Access, stage: Stage, names: Sequence[str], vector: int, width: int, lanes: int
-) -> PackedInput | None:
+    load: Any,
+    access: Access,
+    stage: Stage,
+    names: Sequence[str],
+    vector: int,
+    width: int,
+    lanes: int,
+    device: DeviceSpec,
+) -> PackedInput | PhasePack | None:
     """How ``load`` is packed for panels of ``width`` along axis ``vector``; None where it is read as it lies."""
     stride = access.stride(names[vector])
     if stride is None or stride == 0:
         return None
+    if not access.is_constant and stride > 1:
+        phases = phase_pack(load, access, stage, names, vector)
+        if phases is not None:
+            enough = stage.point_count >= MIN_REUSE_TO_PACK * prod(static_shape(phases.buffer))
+            return phases if enough else None
     used = [p for p, name in enumerate(names) if access.stride(name)]
     panels = -(-stage.extents[vector] // width)
-    copy_size = panels * width
-    for p in used:
-        copy_size *= 1 if p == vector else stage.extents[p]
-    if not access.is_constant and (stride == 1 or stage.point_count < MIN_REUSE_TO_PACK * copy_size):
-        return None
+    copied = prod(stage.extents[p] for p in used)
+    if not access.is_constant:
+        extents_by_name = {name: stage.extents[p] for p, name in enumerate(names)}
+        reduction = [name for name, kind in zip(names, stage.kinds, strict=True) if kind == "reduce"]
+        if stride == 1 and not rows_thrash(access, extents_by_name, reduction, device):
+            return None
+        reuse = MIN_REUSE_TO_PANEL if stride == 1 else MIN_REUSE_TO_PACK
+        if stage.point_count < reuse * copied:
+            return None
     rows = [p for p in used if stage.kinds[p] == "spatial" and p != vector]
     axes = (*rows, vector, *(p for p in used if stage.kinds[p] == "reduce"), vector)
     strides = [access.stride(names[p]) or 0 for p in axes]
@@ -91,8 +110,10 @@ def _offset(access: Access) -> int:
     return offset
 
 
-def pack_on_entry(packed: PackedInput, stage: Stage, vector: int, width: int, kind: Any) -> Stmt:
+def pack_on_entry(packed: PackedInput | PhasePack, stage: Stage, vector: int, width: int, kind: Any) -> Stmt:
     """Copy a strided input into panels; lanes beyond the axis' end stay unwritten, for no tile reads them."""
+    if isinstance(packed, PhasePack):
+        return packed.copy(stage, kind)
     outer = packed.extents[:-1]
     variable = stage.variables[vector]
     extent = stage.extents[vector]

@@ -14,6 +14,7 @@ from ...stages import Stage, dtype_of
 from ...tensor_expr import TensorExpr
 from ..build_ir import INDEX_DTYPE, Expr, accumulator_dtype, as_index, index, lanes_of
 from .pack_inputs import PackedInput, pack_input
+from .phase_pack import PhasePack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class TileLayout:
     blocks: dict[int, tuple[int, int]]
     lanes: int
     accumulator_dtype: str  # half precision is accumulated in float32
-    packed: tuple[PackedInput, ...]
+    packed: tuple[PackedInput | PhasePack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
     panel: Any  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Any
@@ -106,7 +107,7 @@ def lay_out(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpe
     packed = tuple(
         made
         for load, access in zip(stage.loads(), expr.inputs, strict=True)
-        if (made := pack_input(load, access, stage, names, vector, tile[vector], lanes)) is not None
+        if (made := pack_input(load, access, stage, names, vector, tile[vector], lanes, device)) is not None
     )
     return TileLayout(
         stage=stage,
@@ -127,7 +128,9 @@ def lay_out(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpe
     )
 
 
-def _only_padded_panels(stage: Stage, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput]) -> bool:
+def _only_padded_panels(
+    stage: Stage, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
+) -> bool:
     """Whether every load along the vector axis is from a panel padded with zeros, so that extra lanes are harmless."""
     for load, access in zip(stage.loads(), expr.inputs, strict=True):
         if access.stride(vector_axis) == 0:

@@ -1,0 +1,158 @@
+"""A build or an export that is stopped: what it leaves behind, what it raises, and that the next one works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import errors, relay
+from tvm_ext._tvm import tvm_ffi
+from tvm_ext.errors import InputError
+
+RunPython = Callable[..., Any]
+A, B = np.random.default_rng(5).standard_normal((2, 40, 40)).astype("float32")
+
+MODEL = """
+    import os, signal, sys
+    import numpy as np
+    from tvm import relax
+    from tvm_ext import relay
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType((40, 40), "float32")) for i in range(2)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(relax.op.matmul(*inputs)))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    def is_right(library):
+        a, b = np.random.default_rng(5).standard_normal((2, 40, 40)).astype("float32")
+        wanted = np.maximum(a.astype("float64") @ b, 0)
+        return np.linalg.norm(library.vm()["main"](a, b).numpy() - wanted) < 1e-5 * np.linalg.norm(wanted)
+"""
+
+
+def module() -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType((40, 40), "float32")) for i in range(2)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(relax.op.matmul(*inputs)))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """What a user sees; a kill may leave a temporary file whose name starts with a dot."""
+    return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
+STAGES = ["LegalizeOps", "tvm_ext.ConstructKernels", "tvm_ext.PackConstants", "VMShapeLower", "tirx.MakePackedAPI"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(stage: str) -> None:
+    def interrupt(name: str) -> None:
+        if name == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        relay.build(module(), progress=interrupt)
+    wanted = np.maximum(A.astype("float64") @ B, 0)
+    actual = relay.build(module()).vm()["main"](A, B).numpy()
+    assert np.linalg.norm(actual - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("stage", ["tvm_ext.ConstructKernels", "tirx.MakePackedAPI"])
+def test_a_build_that_is_killed_leaves_no_half_written_file(
+    stage: str, signal: str, tmp_path: Path, run_python: RunPython
+) -> None:
+    cache = tmp_path / "cache"
+    environment = {"TVM_EXT_CACHE_DIR": str(cache)}
+    kill = f"""
+    def stop(name):
+        if name == {stage!r}:
+            os.kill(os.getpid(), signal.{signal})
+    relay.build(mod, progress=stop)
+    """
+    killed = run_python(dedent(MODEL) + dedent(kill), **environment)
+    assert killed.returncode < 0, killed.stderr
+    for path in visible_files(cache):
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+    assert visible_files(tmp_path) == visible_files(cache)
+    after = run_python(dedent(MODEL) + "print(is_right(relay.build(mod)))", **environment)
+    assert (after.stdout.strip(), after.returncode) == ("True", 0), after.stderr
+    assert "Warning" not in after.stderr
+
+
+def test_an_export_that_is_killed_leaves_the_old_library(tmp_path: Path, run_python: RunPython) -> None:
+    """The linker's output is half there when the process dies; the library of before still loads and runs."""
+    path = tmp_path / "model.so"
+    first = run_python(dedent(MODEL) + f"relay.build(mod).export_library({str(path)!r})")
+    assert first.returncode == 0, first.stderr
+    before = path.read_bytes()
+    kill = f"""
+    from tvm_ext import export
+    def half(executable, addons, temporary, *others):
+        temporary.write_bytes(b"\\x7fELF, and no more")
+        os.kill(os.getpid(), signal.SIGTERM)
+    export._link = half
+    relay.build(mod).export_library({str(path)!r})
+    """
+    assert run_python(dedent(MODEL) + dedent(kill)).returncode == -15
+    assert path.read_bytes() == before
+    assert visible_files(tmp_path) == [path]
+    again = run_python(dedent(MODEL) + f"print(is_right(relay.load({str(path)!r})))")
+    assert again.stdout.strip() == "True", again.stderr
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = relay.build(module())
+
+    def interrupt(*_arguments: Any, **_keywords: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tvm.support.cc, "create_shared", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        library.export_library(tmp_path / "model.so")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    library.export_library(tmp_path / "model.so")
+    assert relay.load(tmp_path / "model.so").inputs == library.inputs
+
+
+# --- errors on their way through C++ ----------------------------------------------------------------------------------
+def _through_cpp(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    tvm_ffi.convert(fail)()
+
+
+@pytest.mark.parametrize("kind", errors.ALL)
+def test_our_errors_keep_their_class_and_their_parts(kind: type[errors.TvmExtError]) -> None:
+    with pytest.raises(kind) as caught:
+        _through_cpp(kind("tensor x is wrong.", "correct it"))
+    assert type(caught.value) is kind
+    assert (caught.value.problem, caught.value.remedy) == ("tensor x is wrong.", "correct it")
+    assert str(caught.value) == "tensor x is wrong.\n  remedy: correct it"
+
+
+def test_an_error_without_remedy_has_none() -> None:
+    with pytest.raises(InputError) as caught:
+        _through_cpp(InputError("tensor x is wrong."))
+    assert (caught.value.problem, caught.value.remedy) == ("tensor x is wrong.", "")
+
+
+def test_every_error_class_is_listed() -> None:
+    classes = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert classes == set(errors.ALL)

@@ -1,0 +1,264 @@
+"""Narrow instruction sets, one core, another architecture: what the code of a target uses, and that it is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import device_db, library, relay
+from tvm_ext.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
+from tvm_ext.errors import TargetError
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import plan_build
+
+IS_X86 = read_cpu_info().machine == "x86_64"
+x86 = pytest.mark.skipif(not IS_X86, reason="runs x86-64 code")
+Graph = Callable[..., Any]
+
+AVX2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
+SSE2 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64", "num-cores": 2}
+AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512", "num-cores": 2}
+NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 2}
+
+OPERATORS: dict[str, tuple[Graph, tuple[tuple[int, ...], ...]]] = {
+    "matmul": (lambda x, w: relax.op.matmul(x, w), ((96, 67), (67, 80))),
+    "conv": (lambda x, w: relax.op.nn.relu(relax.op.nn.conv2d(x, w, padding=1)), ((1, 13, 17, 19), (29, 13, 3, 3))),
+    "conv_1x1": (lambda x, w: relax.op.nn.conv2d(x, w), ((1, 32, 14, 14), (48, 32, 1, 1))),
+    "depthwise": (
+        lambda x, w: relax.op.nn.conv2d(x, w, padding=1, groups=37),
+        ((1, 37, 23, 29), (37, 1, 3, 3)),
+    ),
+    "transposed": (lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=2), ((1, 8, 7, 9), (8, 5, 3, 3))),
+    "softmax": (lambda x: relax.op.nn.softmax(x), ((31, 67),)),
+    "gelu": (lambda x: relax.op.nn.gelu(x), ((31, 67),)),
+    "pool": (lambda x: relax.op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1)), ((1, 13, 23, 19),)),
+    "mean": (lambda x: relax.op.mean(x, axis=[2, 3]), ((2, 13, 7, 7),)),
+    "argmax": (lambda x: relax.op.argmax(x, axis=1), ((31, 67),)),
+    "cumsum": (lambda x: relax.op.cumsum(x, axis=1), ((31, 67),)),
+    "uneven_pool": (lambda x: relax.op.nn.adaptive_avg_pool2d(x, (5, 7)), ((2, 8, 23, 19),)),
+}
+NAMES = tuple(OPERATORS)
+
+
+def module_of(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
+    """The operator's module, and values of its inputs."""
+    graph, shapes = OPERATORS[name]
+    rng = np.random.default_rng(len(name))
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(graph(*inputs))
+        builder.emit_func_output(result)
+    return builder.get(), [rng.standard_normal(shape).astype("float32") for shape in shapes]
+
+
+def build(name: str, target: Any, **settings: Any) -> tuple[relay.Library, np.ndarray, list[np.ndarray]]:
+    """The operator with its last of several inputs constant; its library, its input, and all values."""
+    mod, values = module_of(name)
+    params = {"x1": values[1]} if len(values) > 1 else {}
+    return relay.build(mod, target, params=params, **settings), values[0], values
+
+
+def modules_of(module: Any) -> Iterator[Any]:
+    yield module
+    for inner in module.imports:
+        yield from modules_of(inner)
+
+
+def llvm_module(mod: tvm.IRModule, params: dict[str, np.ndarray], target: Any, **settings: Any) -> Any:
+    """All code of the model as one LLVM module, which can be looked at."""
+    plan = plan_build(target, BuildOptions(**settings))
+    with plan.target:
+        kernels = plan.construct(relay.prepare(mod, params))
+        executable = relax.build(kernels, plan.target, relax_pipeline=plan.lower, tir_pipeline="default")
+    return next(module for module in modules_of(executable.mod) if module.kind == "llvm")
+
+
+def code(name: str, target: Any, **settings: Any) -> Any:
+    """`llvm_module` of an operator with its last of several inputs constant."""
+    mod, values = module_of(name)
+    return llvm_module(mod, {"x1": values[1]} if len(values) > 1 else {}, target, **settings)
+
+
+def assembly(name: str, target: Any, **settings: Any) -> str:
+    return str(code(name, target, **settings).inspect_source("asm"))
+
+
+def inner_loops(text: str) -> list[list[str]]:
+    """The instructions of every loop without a jump target inside, i.e. from a label to the jump back to it."""
+    loops, label, start = [], "", 0
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if target := re.match(r"(\.LBB\w+):", line):
+            label, start = target[1], number
+        elif label and re.match(rf"\s+j\w+\s+{re.escape(label)}$", line):
+            loops.append(lines[start:number])
+    return loops
+
+
+def hottest_loop(text: str, arithmetic: str) -> list[str]:
+    """The inner loop with the most ``arithmetic`` instructions."""
+    return max(inner_loops(text), key=lambda loop: sum(arithmetic in line for line in loop))
+
+
+def is_vector_on_stack(line: str) -> bool:
+    return "mm" in line and bool(re.search(r"\((%rsp|%rbp)", line))
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+def expected(name: str) -> np.ndarray:
+    """Stock TVM's result, whose loops are unscheduled."""
+    mod, values = module_of(name)
+    output = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](*values)
+    return np.asarray(output.numpy(), "float64")
+
+
+@x86
+@pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_right(name: str, target: dict[str, Any]) -> None:
+    lib, data, _ = build(name, target)
+    if lib.cpu.unmet_by(read_cpu_info()):
+        pytest.skip("this CPU has no AVX2")
+    actual, wanted = lib.vm()["main"](data).numpy(), expected(name)
+    assert np.linalg.norm(actual - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+# --- registers --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("target", "absent"), [(AVX2, "%zmm"), (SSE2, "%ymm")], ids=["avx2", "sse2"])
+def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any], absent: str) -> None:
+    text = assembly(name, target)
+    assert absent not in text
+    assert "%zmm" not in text
+    assert re.search(r"%[xy]mm1[6-9]|%[xy]mm[23]\d", text) is None  # those of AVX-512VL
+
+
+@pytest.mark.parametrize(
+    ("target", "arithmetic", "registers", "lanes"),
+    [(AVX512, "vfmadd", 32, 16), (AVX2, "vfmadd", 16, 8)],
+    ids=["avx512", "avx2"],
+)
+@pytest.mark.parametrize("name", ["matmul", "conv_1x1"])
+def test_accumulators_stay_in_registers(
+    name: str, target: dict[str, Any], arithmetic: str, registers: int, lanes: int
+) -> None:
+    """Nothing of a vector register is stored to the stack or read from it in the hottest loop."""
+    lib, *_ = build(name, target)
+    program = lib.report.operators[0].choice.program
+    assert program is not None
+    assert program.vector_axis is not None
+    sizes = program.tile("L0").sizes
+    accumulators = 1
+    for axis, size in sizes.items():
+        accumulators *= -(-size // lanes) if axis == program.vector_axis else size
+    assert sizes[program.vector_axis] >= lanes
+    assert registers // 4 <= accumulators < registers
+    loop = hottest_loop(assembly(name, target), arithmetic)
+    assert sum(arithmetic in line for line in loop) >= 4
+    assert [line for line in loop if is_vector_on_stack(line)] == []
+
+
+# --- one core ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_for_one_core_starts_no_threads(name: str) -> None:
+    assert "ParallelLaunch" not in assembly(name, {**AVX2, "num-cores": 1})
+    assert "ParallelLaunch" not in assembly(name, AVX2, num_threads=1)
+
+
+def test_several_cores_do_start_threads() -> None:
+    """What the test above looks for is there, in a kernel large enough to be divided."""
+    graph, _ = OPERATORS["matmul"]
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType((512, 512), "float32")) for i in range(2)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(graph(*inputs))
+        builder.emit_func_output(result)
+    assert "ParallelLaunch" in str(llvm_module(builder.get(), {}, AVX2).inspect_source("asm"))
+
+
+# --- another architecture ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_an_arm_library_is_compiled(name: str, tmp_path: Path) -> None:
+    compiled = code(name, NEON)
+    compiled.write_to_file(str(tmp_path / "kernels.o"))
+    header = (tmp_path / "kernels.o").read_bytes()[:20]
+    assert header[:5] == b"\x7fELF\x02"
+    assert int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64
+    if name in ("matmul", "conv", "conv_1x1", "depthwise"):
+        assert re.search(r"fmla\s+v\d+\.4s", str(compiled.inspect_source("asm")))
+
+
+def test_code_for_another_architecture_is_not_run() -> None:
+    target = NEON if IS_X86 else SSE2
+    lib, *_ = build("matmul", target)
+    assert lib.cpu.machine == ("aarch64" if IS_X86 else "x86_64")
+    with pytest.raises(TargetError, match=r"(?s)cannot run on this CPU.*is an .* and not an .*target 'llvm'"):
+        lib.vm()
+
+
+def test_code_for_another_architecture_is_not_linked(tmp_path: Path) -> None:
+    lib, *_ = build("matmul", NEON if IS_X86 else SSE2)
+    with pytest.raises(TargetError, match=r"(?s)cannot join it.*cross compiler"):
+        lib.export_library(tmp_path / "foreign.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+@x86
+def test_code_with_features_that_the_cpu_lacks_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the process (SIGILL). Told of the library that was built, and of the one loaded from a file."""
+    lib, *_ = build("matmul", AVX2)
+    lib.export_library(tmp_path / "avx2.so")
+    host = read_cpu_info()
+    old = CpuInfo(
+        machine=host.machine,
+        model="an old CPU",
+        features=frozenset({"sse2", "sse4.1", "sse4.2"}),
+        clock_ghz=None,
+        clock_source="",
+        caches=(),
+    )
+    monkeypatch.setattr(library, "read_cpu_info", lambda: old)
+    for source in (lib, relay.load(tmp_path / "avx2.so")):
+        with pytest.raises(TargetError, match=r"an old CPU.*lacks avx, avx2, fma") as caught:
+            relay.GraphModule(source)
+        assert "x86-64-v3" in caught.value.remedy
+    build("matmul", SSE2)[0].vm()
+
+
+@pytest.mark.parametrize(
+    ("needs", "features", "unmet"),
+    [
+        (CpuNeeds(), {"sse2"}, ""),
+        (CpuNeeds(machine="x86_64", features=("sse2",)), {"sse2", "avx"}, ""),
+        (CpuNeeds(machine="x86_64", features=("sse2", "avx")), {"sse2"}, "lacks avx"),
+        (CpuNeeds(machine="x86_64", features=("sse2", "avx")), None, ""),
+        (CpuNeeds(machine="aarch64", features=("neon",)), {"sse2"}, "is an x86_64 and not an aarch64"),
+    ],
+)
+def test_what_code_needs_is_compared_with_a_cpu(needs: CpuNeeds, features: set[str] | None, unmet: str) -> None:
+    cpu = CpuInfo(
+        machine="x86_64",
+        model="a CPU",
+        features=None if features is None else frozenset(features),
+        clock_ghz=None,
+        clock_source="",
+        caches=(),
+    )
+    assert needs.unmet_by(cpu) == unmet
+
+
+def test_needs_of_targets() -> None:
+    needs = {name: device_db.cpu_needs(device_db.device_for_target(name)[1]) for name in ("cpu-sse2", "cpu-avx2")}
+    assert needs["cpu-sse2"] == CpuNeeds(machine="x86_64" if IS_X86 else "aarch64", features=needs["cpu-sse2"].features)
+    assert {"avx2", "fma"} <= set(needs["cpu-avx2"].features) or not IS_X86
+    assert device_db.cpu_needs(device_db.device_for_target("nvidia-v100")[1]) == CpuNeeds()
