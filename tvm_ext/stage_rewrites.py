@@ -119,12 +119,15 @@ def fuse_axes(stage: Stage, groups: Sequence[Sequence[int]]) -> Stage:
     return _with_axes(stage, axes, table)
 
 
-def address_runs(stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[int]], *, stores: bool) -> Stage:
+def address_runs(
+    stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[int]], *, buffers: Sequence[Any], stores: bool
+) -> Stage:
     """``stage`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0, f]``.
 
     The row-major address is the same, but neighbours along f are neighbours in memory without division: a vector that
     crosses from one row of W = 21 into the next is one load, not 16. ``fused`` holds the fused axes' variables,
-    ``extents`` what each was fused from; ``stores`` also addresses the target so.
+    ``extents`` what each was fused from; ``stores`` also addresses the target so. Only loads from ``buffers`` are
+    changed, which should be parameters: stock TVM shrinks the buffers that a kernel allocates to the indices it sees.
     """
     runs = [(variable, tuple(sizes)) for variable, sizes in zip(fused, extents, strict=True)]
 
@@ -138,6 +141,8 @@ def address_runs(stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[
         return result
 
     def load(item: Any) -> Any:
+        if not any(item.source.same_as(buffer) for buffer in buffers):
+            return item
         indices = joined(item.indices, static_shape(item.source))
         unchanged = all(a is b for a, b in zip(indices, item.indices, strict=True))
         return item if unchanged else tirx.BufferLoad(item.source, indices)

@@ -132,7 +132,9 @@ def _point_wise(x_shape: tuple[int, ...]):
 @pytest.mark.parametrize("stores", [True, False])
 def test_a_fused_axis_runs_along_memory(stores: bool):
     stage, fused = _point_wise((3, 5, 7))
-    joined = address_runs(fused, [fused.variables[1]], [[5, 7]], stores=stores)
+    joined = address_runs(
+        fused, [fused.variables[1]], [[5, 7]], buffers=[load.source for load in stage.loads()], stores=stores
+    )
     f, yx, c = fused.variables
     (read,) = [load for load in joined.loads() if load.source.same_as(stage.loads()[0].source)]
     assert structural_equal(list(read.indices), [c, tirx.IntImm("int32", 0), yx])
@@ -141,8 +143,9 @@ def test_a_fused_axis_runs_along_memory(stores: bool):
 
 def test_a_fused_axis_divides_where_rows_have_gaps():
     """Of an input one column wider than the result a run of the result's columns is no run."""
-    _, fused = _point_wise((3, 5, 8))
-    joined = address_runs(fused, [fused.variables[1]], [[5, 7]], stores=False)
+    stage, fused = _point_wise((3, 5, 8))
+    buffers = [load.source for load in stage.loads()]
+    joined = address_runs(fused, [fused.variables[1]], [[5, 7]], buffers=buffers, stores=False)
     assert structural_equal(joined.value, fused.value)
 
 

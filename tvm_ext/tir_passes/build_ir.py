@@ -84,17 +84,8 @@ def store(buffer: Any, value: Expr, indices: Sequence[Expr]) -> Stmt:
     return BufferStore(buffer, value, list(indices))
 
 
-ON_STACK = "disable_lower_builtin"
-"""Annotation of an allocation that stock TVM then leaves to LLVM instead of asking its workspace pool at every run.
-
-Stock StorageRewrite moves allocations and loses it: it counts under PassContext(config=`KEEP_ALLOCATIONS`) only.
-"""
-KEEP_ALLOCATIONS = {"tirx.disable_storage_rewrite": True}
-
-
 def allocate(buffer: Any) -> Stmt:
-    """The allocation of ``buffer``, a "local" one on the stack of the thread (see `ON_STACK`)."""
-    return tirx.AllocBuffer(buffer, {ON_STACK: tirx.IntImm("bool", 1)} if buffer.ty.storage_scope == "local" else {})
+    return tirx.AllocBuffer(buffer, {})
 
 
 def sequence(*statements: Stmt) -> Stmt:

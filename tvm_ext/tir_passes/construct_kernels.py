@@ -242,29 +242,35 @@ def _kept(group: RowGroup, operator: OperatorBody) -> list[Any]:
     ]
 
 
-def canonical_stage(stage: Stage, expr_name: str = "", **about: Any) -> tuple[Stage, TensorExpr]:
+def canonical_stage(
+    stage: Stage, expr_name: str = "", *, params: Sequence[Any] = (), **about: Any
+) -> tuple[Stage, TensorExpr]:
     """``stage`` and its expression in canonical form: unit axes dropped, divided axes split, axes fused (paper §3.2).
 
     The i-th axis of the expression is the i-th variable of the stage, its i-th input the stage's i-th load.
-    ``about`` goes to `tensor_expr_of`.
+    ``params``, the function's parameters, are addressed as runs of memory. ``about`` goes to `tensor_expr_of`.
     """
     stage = split_divided_axes(drop_unit_axes(stage))
     form = canonicalise(tensor_expr_of(stage, name=expr_name or stage.name, **about))
     names = list(axis_names(stage))
     groups = [[names.index(original) for original in originals] for _, originals in form.groups]
-    return _with_runs(stage, fuse_axes(stage, groups), groups, about.get("epilogue", ())), form.expr
+    return _with_runs(stage, fuse_axes(stage, groups), groups, about.get("epilogue", ()), params), form.expr
 
 
-def _with_runs(before: Stage, fused: Stage, groups: Sequence[Sequence[int]], epilogue: Sequence[Stage]) -> Stage:
-    """``fused`` addressing memory along its fused axes; its result too, where the epilogue does not tell them apart."""
+def _with_runs(
+    before: Stage, fused: Stage, groups: Sequence[Sequence[int]], epilogue: Sequence[Stage], params: Sequence[Any]
+) -> Stage:
+    """``fused`` addressing parameters along its fused axes; its result too, where its consumers do not mind."""
     joined = [(i, group) for i, group in enumerate(groups) if len(group) > 1]
     extents = [[before.extents[p] for p in group] for _, group in joined]
-    whole = True
+    touched = [load.source for stage in epilogue for load in stage.loads() if not load.source.same_as(before.target)]
+    touched += [stage.target for stage in epilogue] if epilogue else [before.target]
+    whole = all(any(buffer.same_as(param) for param in params) for buffer in touched)
     for (_, group), sizes in zip(joined, extents, strict=True):
         own = [before.variables[p] for p in group]
         dims = [d for d, item in enumerate(before.indices) if any(item.same_as(v) for v in own)]
         whole = whole and (not dims or all(reads_whole_runs(consumer, dims, sizes) for consumer in epilogue))
-    return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, stores=whole)
+    return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, buffers=params, stores=whole)
 
 
 def _canonical_rows(group: RowGroup) -> RowGroup:
@@ -318,5 +324,7 @@ def construct_anchor(
         for load in stage.loads():
             readers[load.source] = readers.get(load.source, 0) + 1
     packable = [c for c in constants if readers.get(c, 0) == 1]
-    anchor, expr = canonical_stage(group.anchor, operator.name, constants=packable, epilogue=group.epilogue)
+    anchor, expr = canonical_stage(
+        group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
+    )
     return anchor, expr, construct(expr, device, k=options.candidates, first_epsilon=options.epsilon)

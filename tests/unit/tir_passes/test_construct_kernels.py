@@ -184,3 +184,18 @@ def test_a_product_whose_rows_thrash_copies_them_into_panels(rng: np.random.Gene
         assert ("_packed" in kernel.script()) == packs
         out = run(kernel, choice, [left, right], (256, right.shape[1]), "float32")
         assert relative_error(out, left.astype(float) @ right) < 1e-5
+
+
+def test_a_padded_buffer_keeps_its_shape_under_fused_axes(rng: np.random.Generator):
+    """The padding's axes fuse, but its buffer is the kernel's own: stock TVM sizes it by the indices it sees."""
+    x = rng.standard_normal((1, 3, 24, 11, 33)).astype("float16")
+    func = legalised(
+        lambda v: op.nn.max_pool3d(v, (3, 4, 2), strides=2, padding=(1, 0, 0, 0, 1, 0), layout="NDHWC"),
+        x.shape,
+        dtype="float16",
+    )
+    kernel, choice = constructed(func)
+    out = run(kernel, choice, [x], (1, 1, 11, 5, 33), "float16")
+    padded = np.pad(x[0], ((1, 0), (0, 1), (0, 0), (0, 0)), constant_values=-65504.0)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 4, 2), axis=(0, 1, 2))[::2, ::2, ::2]
+    np.testing.assert_array_equal(out[0], windows.max(axis=(-3, -2, -1)))
