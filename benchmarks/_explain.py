@@ -25,6 +25,7 @@ from rich.table import Table
 
 from tvm_ext import relay
 from tvm_ext.cli_explain import operators_of
+from tvm_ext.device_db import device_for_target
 from tvm_ext.report_text import format_time
 from tvm_ext.testing import contenders, models
 from tvm_ext.testing.environment import thread_count
@@ -160,7 +161,7 @@ def our_kind(kernel: str) -> str:
 def _operator_shapes(model: onnx.ModelProto) -> dict[str, list[Shape]]:
     """The shapes of each operator's parameters, the output last, by name."""
     mod, params = relay.frontend.from_onnx(model)
-    operators = operators_of(relay.prepare(mod, params))
+    operators = operators_of(relay.prepare(mod, params), device_for_target("llvm")[0])
     functions = [(v.name_hint, f) for v, f in operators.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     return {name: [tuple(int(size) for size in item.shape) for item in func.params] for name, func in functions}
 
