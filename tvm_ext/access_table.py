@@ -29,6 +29,13 @@ Measured on Zen 5, B of (1024, 1024) and (4096, 1024) under M = 512 rows: 177 ->
 the copy costs more than it saves (183 -> 153).
 """
 
+MIN_REUSE_TO_PANEL_FROM_MEMORY = 64
+"""The same where the input does not fit the last cache, so that rows read anew come from memory.
+
+Measured on Zen 5 with 32 MiB of L3, under 64 and 128 rows: B of (30522, 1024) 63 -> 100 GFLOP/s, (8192, 1024)
+129 -> 150.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AccessTable:
@@ -150,10 +157,18 @@ def _copied_elements(expr: TensorExpr, access: Access, vector_axis: str | None, 
         if not rows_thrash(access, expr.extents, [axis.name for axis in expr.reduction], device):
             return 0
         copied = prod(axis.extent for axis in expr.axes if access.uses(axis.name))
-        return copied if expr.point_count >= MIN_REUSE_TO_PANEL * copied else 0
+        enough = expr.point_count >= reuse_to_panel(copied * access.itemsize_bytes, device) * copied
+        return copied if enough else 0
     split = phase_split(access, vector_axis, expr.extents)
     copied = prod(split or (axis.extent for axis in expr.axes if access.uses(axis.name)))
     return copied if expr.point_count >= MIN_REUSE_TO_PACK * copied else 0
+
+
+def reuse_to_panel(copied_bytes: float, device: DeviceSpec) -> int:
+    """Uses of each element from which a contiguous input of ``copied_bytes`` whose rows thrash is copied to panels."""
+    last_cache = device.layers[-2].capacity_bytes
+    from_memory = last_cache is not None and copied_bytes >= last_cache
+    return MIN_REUSE_TO_PANEL_FROM_MEMORY if from_memory else MIN_REUSE_TO_PANEL
 
 
 def rows_thrash(access: Access, extents: Mapping[str, int], reduction: Sequence[str], device: DeviceSpec) -> bool:

@@ -241,8 +241,17 @@ def test_rows_that_push_each_other_out(k: int, n: int, thrashes: bool):
     assert not rows_thrash(expr.inputs[1], expr.extents, reduction, replace(device, l2_ways=None))
 
 
-@pytest.mark.parametrize(("m", "copied"), [(512, 1024 * 1024), (64, 0)])
-def test_panels_are_copied_where_their_reuse_pays(m: int, copied: int):
+@pytest.mark.parametrize(
+    ("m", "k", "copied"),
+    [
+        (512, 1024, True),
+        (64, 1024, False),
+        (64, 30522, True),  # 125 MB come from memory for every tile that reads them anew
+        (32, 30522, False),
+    ],
+)
+def test_panels_are_copied_where_their_reuse_pays(m: int, k: int, copied: bool):
     device = replace(AVX512, l2_ways=16, tlb_pages=3072, page_bytes=4096)
-    expr = matmul(m, 1024, 1024)
-    assert access_table(expr, expr.inputs[1], expr.axes[1].name, device).packed_elements == copied
+    expr = matmul(m, 1024, k)
+    elements = access_table(expr, expr.inputs[1], expr.axes[1].name, device).packed_elements
+    assert elements == (k * 1024 if copied else 0)

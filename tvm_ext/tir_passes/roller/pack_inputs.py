@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ..._tvm import tirx
-from ...access_table import MIN_REUSE_TO_PACK, MIN_REUSE_TO_PANEL, rows_thrash
+from ...access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_thrash
 from ...hal import DeviceSpec
 from ...plan import ConstantPack
 from ...stages import Stage, dtype_of, static_shape, substitute
@@ -77,7 +77,7 @@ def pack_input(
         reduction = [name for name, kind in zip(names, stage.kinds, strict=True) if kind == "reduce"]
         if stride == 1 and not rows_thrash(access, extents_by_name, reduction, device):
             return None
-        reuse = MIN_REUSE_TO_PANEL if stride == 1 else MIN_REUSE_TO_PACK
+        reuse = reuse_to_panel(copied * access.itemsize_bytes, device) if stride == 1 else MIN_REUSE_TO_PACK
         if stage.point_count < reuse * copied:
             return None
     rows = [p for p in used if stage.kinds[p] == "spatial" and p != vector]
