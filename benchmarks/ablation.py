@@ -11,6 +11,7 @@ built and timed, variants of one operator taking turns.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +162,12 @@ def plot(path: Path, results: Sequence[Variant]) -> None:
             heights = [times[operator, labels[0]] / times[operator, label] for operator in operators]
             places = [at + (i - (len(labels) - 1) / 2) * 0.8 / len(labels) for at in range(len(operators))]
             axes.bar(places, heights, width=0.8 / len(labels), label=label)
-        axes.set_xticks(range(len(operators)), operators, fontsize=8)
+        wrapped = [textwrap.fill(operator, 12) for operator in operators]
+        axes.set_xticks(range(len(operators)), wrapped, fontsize=8)
         axes.set_ylabel("speedup")
         axes.set_title(figure)
         axes.axhline(1, color="grey", linewidth=0.8)
-        axes.legend(fontsize=8, ncols=len(labels))
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     drawing.savefig(path, dpi=120)
 
 
