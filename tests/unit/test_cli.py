@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,16 +229,27 @@ def test_wrong_shapes(text: str) -> None:
         parse_shapes([text])
 
 
+def _read_all(terminal: int, seen: list[bytes]) -> None:
+    """Everything written to a pseudo-terminal, which itself holds a few KiB only, until its writers are gone."""
+    with contextlib.suppress(OSError):  # how Linux says that no writer is left
+        while piece := os.read(terminal, 1 << 16):
+            seen.append(piece)
+
+
 def test_progress_shows_on_a_terminal_only(tmp_path: Path) -> None:
     """In a pseudo-terminal the error stream shows steps; through a pipe it stays silent (see above)."""
     reader, writer = pty.openpty()
     arguments = [sys.executable, "-m", "tvm_ext.cli", "compile", "mlp", "-o", str(tmp_path / "m.so")]
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": root, "COLUMNS": "120"}
+    seen: list[bytes] = []
+    drain = threading.Thread(target=_read_all, args=(reader, seen))
+    drain.start()
     result = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=writer, env=environment, timeout=300)
     os.close(writer)
-    shown = os.read(reader, 1 << 16).decode(errors="replace")
+    drain.join()
     os.close(reader)
+    shown = b"".join(seen).decode(errors="replace")
     assert result.returncode == 0
     assert "/4" in shown
     assert "writing" in shown
