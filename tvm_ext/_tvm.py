@@ -18,18 +18,26 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, sym, te, tirx, topi
 from tvm.relax import dpl
 from tvm.relax import vm_build as _vm_build
+from tvm.relax.backend import cuda as _cuda_backend
+from tvm.relax.backend import gpu_generic as _gpu_backend
+from tvm.relax.backend import rocm as _rocm_backend
 from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor
 from tvm.relax.expr_functor import mutator as expr_mutator
 from tvm.relax.expr_functor import visitor as expr_visitor
+from tvm.s_tir import dlight as _dlight
+from tvm.s_tir import pipeline as _s_tir_pipeline
 from tvm.target import codegen as _codegen
+from tvm.tirx.build import split_host_device_mods
 
 from tvm_ext import errors
 
 __all__ = [
+    "ALLREDUCE",
     "ALREADY_SCHEDULED",
     "CALL_TIR",
     "IF_THEN_ELSE",
+    "AllocBuffer",
     "Analyzer",
     "Buffer",
     "BufferStore",
@@ -37,6 +45,7 @@ __all__ = [
     "Constant",
     "DataflowBlock",
     "DataflowVar",
+    "DeclBuffer",
     "For",
     "ForKind",
     "GlobalVar",
@@ -68,11 +77,18 @@ __all__ = [
     "dpl",
     "expr_mutator",
     "expr_visitor",
+    "finalize_device_passes",
+    "gpu_dataflow_lower_passes",
+    "gpu_finalize_passes",
+    "gpu_library_dispatch_passes",
+    "gpu_schedule_rules",
     "import_onnx",
     "ir",
+    "llvm_get_intrinsic_name",
     "llvm_get_system_cpu",
     "module_pass",
     "onnx_operators",
+    "pack_imports",
     "pass_instrument",
     "prim_func_pass",
     "register_relax_pipeline",
@@ -82,6 +98,7 @@ __all__ = [
     "relax_pipelines",
     "s_tir",
     "save_json",
+    "split_host_device_mods",
     "structural_equal",
     "structural_hash",
     "structural_map",
@@ -109,6 +126,8 @@ Var: Any = ir.Var  # a buffer is a Var too, its shape, dtype and scope are in `.
 TensorLoad: Any = ir.TensorLoad  # was tir.BufferLoad; fields `source` (was `buffer`) and `indices`
 PrimFunc: Any = tirx.PrimFunc
 Buffer: Any = tirx.Buffer
+AllocBuffer: Any = tirx.AllocBuffer
+DeclBuffer: Any = tirx.DeclBuffer
 BufferStore: Any = tirx.BufferStore
 For: Any = tirx.For
 ForKind: Any = tirx.ForKind
@@ -119,6 +138,7 @@ SBlockRealize: Any = s_tir.SBlockRealize
 DataflowBlock: Any = relax.DataflowBlock
 DataflowVar: Any = relax.DataflowVar
 CALL_TIR: Any = ir.Op.get("relax.call_tir")
+ALLREDUCE: Any = ir.Op.get("tirx.tvm_thread_allreduce")  # the result is passed as a load of one element
 IF_THEN_ELSE: Any = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one with tirx.if_then_else
 
 ALREADY_SCHEDULED = "tirx.is_scheduled"
@@ -160,10 +180,37 @@ cpu_legalize_passes: Any = _cpu_pipeline.legalize_passes
 cpu_dataflow_lower_passes: Any = _cpu_pipeline.dataflow_lower_passes
 cpu_finalize_passes: Any = _cpu_pipeline.finalize_passes
 
+
+def _gpu_pipeline(target: Any) -> Any:
+    backends = {"cuda": _cuda_backend, "rocm": _rocm_backend}
+    return backends.get(str(target.kind.name), _gpu_backend).pipeline
+
+
+def gpu_library_dispatch_passes(target: Any) -> Any:
+    """Sorting, scanning and sampling by stock TVM's kernels for the GPU ``target``."""
+    return _gpu_pipeline(target).library_dispatch_passes(target)
+
+
+def gpu_dataflow_lower_passes(target: Any) -> Any:
+    return _gpu_pipeline(target).dataflow_lower_passes(target)
+
+
+def gpu_finalize_passes(target: Any) -> Any:
+    return _gpu_pipeline(target).finalize_passes(target)
+
+
+def gpu_schedule_rules() -> tuple[Any, ...]:
+    """Stock TVM's default schedules for GPUs (dlight), in the order in which its pipelines try them."""
+    gpu = _dlight.gpu
+    return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
 # --- target and runtime -------------------------------------------------------------------------------------------
 Target: Any = tvm.target.Target
 VirtualMachine: Any = relax.VirtualMachine
 tensor: Any = tvm.runtime.tensor
+finalize_device_passes: Any = _s_tir_pipeline.finalize_device_passes
+llvm_get_intrinsic_name: Any = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu: Any = _codegen.llvm_get_system_cpu
 target_has_feature: Any = _codegen.target_has_features
 
@@ -179,6 +226,12 @@ def vm_generate(mod: Any) -> tuple[Any, Any]:
 def vm_link(builder: Any, target: Any, library: Any, constants: Any) -> Any:
     """The executable of ``builder``'s bytecode and ``library``'s kernels. A builder can be linked once."""
     return _vm_build.VMExecutable(_vm_build._ffi_api.VMLink(builder, target, library, [], constants))
+
+
+def pack_imports(module: Any) -> bytes:
+    """The modules that ``module`` imports, as an exported library holds them (see `device_modules`)."""
+    content: bytes = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
+    return content
 
 
 def copy_module(mod: Any) -> Any:

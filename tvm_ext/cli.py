@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, devices, cache, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, verify, devices, cache, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it).
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from tvm_ext.cli_common import Steps, check_model, load_model, parse_shapes, progress_bar, read_inputs
+from tvm_ext.cli_verify import verify
 from tvm_ext.errors import TvmExtError
 
 app = typer.Typer(
@@ -36,6 +37,9 @@ Sequence_ = Annotated[int, typer.Option("--sequence", min=1, help="Sequence leng
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
 Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
+
+
+app.command()(verify)
 
 
 @app.callback()
