@@ -135,6 +135,7 @@ def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, devi
         dims=tuple(
             (size, None if index is None else tuple((position[a], abs(c)) for a, c in index.terms))
             for size, index in zip(access.shape, access.indices, strict=True)
+            if is_cpu or size > 1 or index is None or index.terms  # [f, c, 1, 1] is contiguous along c
         ),
         itemsize_bytes=access.itemsize_bytes,
         uses_reduction=not affine or any(access.uses(axis.name) for axis in expr.reduction),

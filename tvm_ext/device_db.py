@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,9 @@ ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *ACCELERATOR_ROWS)
 HOST_NAMES = ("cpu", "llvm", "host")
 """Names of this machine's CPU, which has no row but is probed."""
 
+DEFAULT_ROWS: Mapping[str, str] = MappingProxyType({"cuda": "nvidia-a100", "rocm": "amd-mi50", "opencl": "nvidia-v100"})
+"""Rows of the GPU targets that say nothing but their kind. OpenCL C is portable: its row gives sizes, not code."""
+
 TargetLike = Any  # tvm.target.Target, str or dict
 
 
@@ -33,11 +36,13 @@ def names() -> tuple[str, ...]:
 def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
     """The device called ``name`` (any case; aliases such as "v100", "nvidia/nvidia-a100"); "cpu" is this machine.
 
-    Raises `TargetError` with the nearest names where there is none.
+    "opencl" is a GPU as OpenCL C reaches it. Raises `TargetError` with the nearest names where there is none.
     """
     found = _find(name)
     if found is not None:
         return found
+    if _normalised(name) == "opencl":
+        return as_opencl(_default_row("opencl"))
     if _normalised(name) in HOST_NAMES:
         return probe_cpu(measure=measure)
     known = [*names(), *(alias for row in ROWS for alias in row.aliases)]
@@ -54,6 +59,7 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
         or features means this machine's CPU with all it has, where stock TVM means SSE2; an explicit ``mcpu`` or
         ``mattr`` is honoured, and gives the table row of its instruction set unless it is this machine's own.
         ``num-cores`` is honoured; without it a target that can run here gets the cores that this process may use.
+        ``"cuda"``, ``"rocm"`` and ``"opencl"`` alone mean a row each, see `DEFAULT_ROWS`.
     measure
         Whether this machine's CPU may be measured (`probe.probe_cpu`).
 
@@ -68,15 +74,46 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
             return row, _target_of(row)
         if _normalised(target) in HOST_NAMES:
             target = {"kind": "llvm"}
+        elif _normalised(target) in ("cuda", "rocm"):
+            return _default_row(_normalised(target)), _target_of(_default_row(_normalised(target)))
     resolved = _resolve(target)
     kind = str(resolved.kind.name)
     if kind == "llvm":
         return _cpu_device(resolved, measure)
     if kind in ("cuda", "rocm"):
         return _gpu_device(resolved, kind), resolved
+    if kind == "opencl":
+        return as_opencl(_default_row(kind)), resolved
     raise TargetError(
-        f"target kind {kind!r} has no device row.", f"use llvm, cuda or rocm, or name a device: {', '.join(names())}"
+        f"target kind {kind!r} has no device row.",
+        f"use llvm, cuda, rocm or opencl, or name a device: {', '.join(names())}",
     )
+
+
+def _default_row(kind: str) -> DeviceSpec:
+    row = _find(DEFAULT_ROWS[kind])
+    assert row is not None, kind
+    return row
+
+
+def as_opencl(row: DeviceSpec) -> DeviceSpec:
+    """The GPU ``row`` as OpenCL C reaches it: without matrix units, and with 48 KB of local memory at most."""
+    assert row.kind in ("cuda", "rocm"), row.name
+    return replace(
+        row,
+        kind="opencl",
+        description=f"{row.description}, through OpenCL",
+        aliases=(),
+        target=(("kind", "opencl"),),
+        tensor_core_shape=None,
+        layers=tuple(replace(layer, opt_in_capacity_bytes=None) for layer in row.layers),
+        peak_gflops=tuple((key, rate) for key, rate in row.peak_gflops if not key.endswith("_tensor")),
+    )
+
+
+def is_bare(target: TargetLike) -> bool:
+    """Whether ``target`` names a kind of GPU alone ("cuda"), which leaves open what device is meant."""
+    return isinstance(target, str) and _normalised(target) in DEFAULT_ROWS
 
 
 def cpu_needs(target: Any) -> CpuNeeds:
@@ -256,5 +293,8 @@ def _gpu_device(target: Any, kind: str) -> DeviceSpec:
     row = _find(value)
     if row is not None and row.kind == kind:
         return row
-    listing = ", ".join(f"{dict(item.target)[key]} ({item.name})" for item in ROWS if item.kind == kind)
-    raise TargetError(f"{kind} target with {key}={value!r} has no device row.", f"name one that has: {listing}")
+    rows = [item for item in ROWS if item.kind == kind]
+    listing = ", ".join(f"{dict(item.target)[key]} ({item.name})" for item in rows)
+    near = difflib.get_close_matches(value, [str(dict(item.target)[key]) for item in rows], n=1, cutoff=0.75)
+    guess = f"did you mean {near[0]!r}? Otherwise " if near else ""
+    raise TargetError(f"{kind} target with {key}={value!r} has no device row.", f"{guess}name one that has: {listing}")

@@ -16,7 +16,7 @@ from typing import Literal
 Scope = Literal["teu", "unit", "device"]
 """Who owns one instance of a memory layer: each TEU, each execution unit (SM, core), or the whole device."""
 
-DeviceKind = Literal["cpu", "cuda", "rocm", "ipu"]
+DeviceKind = Literal["cpu", "cuda", "rocm", "opencl", "ipu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

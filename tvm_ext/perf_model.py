@@ -62,10 +62,21 @@ class PerfModel:
         self.core = RegisterTiles(expr, device, self.vector, self.lanes, self.inputs, self.output)
         self.last_level = len(device.layers) - 1
         self.partition_level = max(i for i, layer in enumerate(device.layers[:-1]) if layer.scope != "device" or i == 0)
+        self.windows = self._window_axes()
         self.tensor_core = False
         self._orders: dict[Shape, tuple[int, ...]] = {}
         self._traffic: dict[tuple[int, Shape], float] = {}
         self._footprint: dict[tuple[int, Shape, tuple[int, ...]], float] = {}
+
+    def _window_axes(self) -> frozenset[int]:
+        """Reduction axes that share an index with a spatial one (``2*h + r``)."""
+        windows: set[int] = set()
+        for table in self.inputs:
+            for _, terms in table.dims:
+                used = {axis for axis, _ in terms or ()}
+                if used & set(self.spatial):
+                    windows |= used & set(self.reduction)
+        return frozenset(windows)
 
     # ---- MemFootprint ------------------------------------------------------------------------------------------
 

@@ -117,8 +117,25 @@ class ConstantPack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPlan:
+    """What an emitter planned for its largest launch, to be compared with the compiler's report of it.
+
+    ``launches`` counts kernels one after another; ``register_count`` is in 32-bit registers of a thread.
+    """
+
+    launches: int
+    blocks: int
+    threads: int
+    shared_bytes: int
+    register_count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChoice:
-    """Which path an operator took and why; ``reason`` is never empty (house rule: no silent fallback)."""
+    """Which path an operator took and why; ``reason`` is never empty (house rule: no silent fallback).
+
+    ``gpu`` has one entry for each group of stages that became GPU kernels, in order; a CPU's kernels have none.
+    """
 
     operator: str
     path: Path
@@ -128,6 +145,7 @@ class KernelChoice:
     bytes: float = 0.0
     program: RProgram | None = None
     packs: tuple[ConstantPack, ...] = ()
+    gpu: tuple[GpuPlan, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.reason, f"{self.operator}: a choice must say why"
@@ -149,6 +167,10 @@ class LayoutChain:
     transform_count: int
     saved_elements: float
     reason: str
+
+
+CHANNELS_LAST = 0
+"""`LayoutRecord.block` of the layout NHWC, whose channels are last and in no blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
 
 def linear_index(index: Expr, variables: Sequence[Any], names: Sequence[str]) -> LinearIndex | None:
     """``index`` as an affine form of ``variables``, or None."""
-    form = _linear(index, variables)
+    form = linear_form(index, variables)
     if form is None:
         return None
     coefficients, constant = form
@@ -22,7 +22,8 @@ def linear_index(index: Expr, variables: Sequence[Any], names: Sequence[str]) ->
     return LinearIndex(terms=terms, constant=constant)
 
 
-def _linear(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] | None:
+def linear_form(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] | None:
+    """The coefficients of ``variables`` in ``node`` and its constant, or None where it is not affine in them."""
     for position, variable in enumerate(variables):
         if variable.same_as(node):
             return [int(p == position) for p in range(len(variables))], 0
@@ -30,10 +31,10 @@ def _linear(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] | Non
     if kind == "IntImm":
         return [0] * len(variables), int(node.value)
     if kind == "Cast":
-        return _linear(node.value, variables)
+        return linear_form(node.value, variables)
     if kind not in ("Add", "Sub", "Mul"):
         return None
-    left, right = _linear(node.a, variables), _linear(node.b, variables)
+    left, right = linear_form(node.a, variables), linear_form(node.b, variables)
     if left is None or right is None:
         return None
     if kind == "Mul":
@@ -58,7 +59,7 @@ def flat_stride(load: Any, variable: Any, stage: Stage) -> int | None:
     analyzer = Analyzer()
     for own, extent in zip(stage.variables, stage.extents, strict=True):
         analyzer.bind(own, ir.Range(0, extent))
-    form = _linear(analyzer.simplify(flat), stage.variables)
+    form = linear_form(analyzer.simplify(flat), stage.variables)
     if form is None:
         return None
     return form[0][next(p for p, own in enumerate(stage.variables) if own.same_as(variable))]

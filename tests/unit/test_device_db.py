@@ -159,6 +159,15 @@ def test_device_for_target(target: object, device: str, attribute: str, value: s
     assert str(resolved.attrs[attribute]) == value
 
 
+def test_opencl_is_a_gpu_without_matrix_units_or_more_local_memory() -> None:
+    spec, resolved = device_db.device_for_target({"kind": "opencl"})
+    assert (spec.kind, resolved.kind.name) == ("opencl", "opencl")
+    assert spec == device_db.lookup("opencl")
+    assert spec.tensor_core_shape is None
+    assert not [key for key, _ in spec.peak_gflops if key.endswith("_tensor")]
+    assert [layer.opt_in_capacity_bytes for layer in spec.layers] == [None] * len(spec.layers)
+
+
 def test_a_target_object_is_used_as_it_is() -> None:
     target = Target("nvidia/nvidia-h100")
     spec, resolved = device_db.device_for_target(target)
@@ -232,7 +241,9 @@ def test_an_avx2_target_is_the_avx2_row_on_an_avx512_machine(target: dict[str, A
         ({"kind": "llvm", "mtriple": "i686-linux-gnu", "mcpu": "haswell"}, "is neither a 64-bit x86", "x86-64"),
         ({"kind": "llvm", "mcpu": "haswell", "mattr": ["+bogus"]}, "bogus", "mattr"),
         ({"kind": "cuda", "arch": "sm_86"}, "sm_86", "nvidia-a100"),
-        ({"kind": "opencl"}, "opencl", "cuda"),
+        ({"kind": "cuda", "arch": "sm_8O"}, "sm_8O", "did you mean 'sm_80'?"),
+        ("sm_8O", "unknown", "'sm_80'"),
+        ({"kind": "metal"}, "metal", "cuda"),
         ("ipu", "no code generator", "nvidia-v100"),
     ],
 )

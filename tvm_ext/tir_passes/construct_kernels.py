@@ -14,8 +14,6 @@ from .._tvm import (
     Target,
     copy_module,
     module_pass,
-    structural_equal,
-    structural_hash,
     structural_walk,
     tirx,
 )
@@ -23,15 +21,17 @@ from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
 from ..kernel_cache import KERNEL_KEY, KernelCache, build_context, kernel_key, params_of, seal
 from ..options import BuildOptions
-from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, from_json, to_json
+from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, to_json
 from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
 from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
 from .build_ir import allocate, outer_kind, sequence
 from .emit_rows import emit_rows
+from .equal_functions import EqualFunctions
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows, window_kernel
+from .roller.align import ALL_RULES
 from .roller.canonical import canonicalise
 from .roller.construct import Construction
 from .roller.construct import construct as construct_anew
@@ -65,26 +65,24 @@ class ConstructKernels:
     def transform_module(self, mod: Any, _ctx: Any) -> Any:
         result = copy_module(mod)
         context = kernel_context(self.device, self.options) if self.cache.is_on else ""
-        made: dict[int, list[tuple[Any, Any]]] = {}  # by structural hash, which ignores names: (unscheduled, kernel)
+        made = EqualFunctions()
         for gv, func in mod.functions_items():
             if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
                 result[gv] = self._kernel(func, gv.name_hint, context, made)
         return result
 
-    def _kernel(self, func: Any, name: str, context: str, made: dict[int, list[tuple[Any, Any]]]) -> Any:
+    def _kernel(self, func: Any, name: str, context: str, made: EqualFunctions) -> Any:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
         key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
         entry = self.cache.get(key) if key is not None else None
         if key is not None and entry is not None:
             return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
-        alike = made.setdefault(structural_hash(func), [])
-        kernel = next((kernel for other, kernel in alike if structural_equal(func, other)), None)
+        kernel = made.find(func, name)
         if kernel is not None:
             self.cache.duplicates += 1
-            kernel = _renamed(kernel, name)
         else:
             kernel = construct_kernel(func, name, self.device, self.options)
-            alike.append((func, kernel))
+            made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
 
 
@@ -94,20 +92,18 @@ def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
     return build_context(str(target), to_json(device), repr((options.candidates, options.epsilon)))
 
 
-def construct(expr: TensorExpr, device: DeviceSpec, *, k: int, first_epsilon: float = 0.0) -> Construction:
+def construct(
+    expr: TensorExpr, device: DeviceSpec, *, k: int, first_epsilon: float = 0.0, rules: frozenset[str] = ALL_RULES
+) -> Construction:
     """Roller's `construct`, once per process for each expression (whatever it is called), device and options."""
-    return _construct_nameless(replace(expr, name=""), device, k, first_epsilon)
+    return _construct_nameless(replace(expr, name=""), device, k, first_epsilon, rules)
 
 
 @functools.lru_cache(maxsize=512)
-def _construct_nameless(expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float) -> Construction:
-    return construct_anew(expr, device, k=k, first_epsilon=first_epsilon)
-
-
-def _renamed(kernel: Any, name: str) -> Any:
-    """The kernel of an equal function, for operator ``name``."""
-    choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
-    return kernel.with_attr(CHOICE, to_json(replace(choice, operator=name)))
+def _construct_nameless(
+    expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float, rules: frozenset[str]
+) -> Construction:
+    return construct_anew(expr, device, k=k, first_epsilon=first_epsilon, rules=rules)
 
 
 def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
@@ -142,7 +138,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
             windowed = window_kernel(group, device)
             statements += windowed[0]
             programs.append(windowed[1])
-            notes.append(windowed[2] + _fused(group.epilogue))
+            notes.append(windowed[2] + fused_note(group.epilogue))
             continue
         if isinstance(group, TileGroup):
             tiled = _tile_kernel(group, operator, constants, device, options)
@@ -150,13 +146,15 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
                 statements += tiled[0].statements
                 packs += tiled[0].packs
                 programs.append(tiled[1])
-                notes.append(f"{group.anchor.name} in register tiles {tiled[1].tile('L0')}" + _fused(group.epilogue))
+                notes.append(
+                    f"{group.anchor.name} in register tiles {tiled[1].tile('L0')}" + fused_note(group.epilogue)
+                )
                 continue
         for rows in _as_rows(group):
-            program = _row_program(rows, operator, device)
+            program = row_program(rows, operator, device)
             programs += [program] if program else []
             kind = outer_kind(row_time_s(rows.stages, device), device)
-            statements += emit_rows(rows.stages, device, _kept(rows, operator), kind)
+            statements += emit_rows(rows.stages, device, kept_buffers(rows, operator), kind)
             notes.append(f"{' + '.join(s.name for s in rows.stages)} row by row")
     params = list(operator.params)
     for packed, how in packs:
@@ -164,7 +162,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     attrs["s_tir"] = True
     body = expand_math(
-        sequence(*_allocations(statements, operator), *statements), scales_by_instruction=has_scale(device)
+        sequence(*allocations(statements, operator), *statements), scales_by_instruction=has_scale(device)
     )
     params, body = _any_alignment(params, body)
     new = tirx.PrimFunc(params, body, func.ret_type).with_attrs(attrs)
@@ -174,15 +172,15 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         path="rtile",
         reason="; ".join(notes),
         device=device.name,
-        flops=sum(_flops(stage) for stage in operator.stages),
-        bytes=sum(_bytes(param) for param in operator.params),
+        flops=sum(flops_of(stage) for stage in operator.stages),
+        bytes=sum(bytes_of(param) for param in operator.params),
         program=slowest,
         packs=tuple(how for _, how in packs),
     )
     return new, choice
 
 
-def _allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:
+def allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:
     """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles."""
     used: list[Any] = []
 
@@ -198,8 +196,8 @@ def _allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]
 def _as_rows(group: TileGroup | RowGroup) -> list[RowGroup]:
     """The group as row kernels; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
     if isinstance(group, RowGroup):
-        return [_canonical_rows(group)]
-    return [_canonical_rows(RowGroup(stages=(stage,))) for stage in (group.anchor, *group.epilogue)]
+        return [canonical_rows(group)]
+    return [canonical_rows(RowGroup(stages=(stage,))) for stage in (group.anchor, *group.epilogue)]
 
 
 def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
@@ -216,22 +214,22 @@ def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
     return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))
 
 
-def _fused(epilogue: Sequence[Stage]) -> str:
+def fused_note(epilogue: Sequence[Stage]) -> str:
     return f" with {', '.join(stage.name for stage in epilogue)} fused" if epilogue else ""
 
 
-def _flops(stage: Stage) -> float:
+def flops_of(stage: Stage) -> float:
     return (count_flops(stage.value) + (1.0 if stage.is_reduction else 0.0)) * stage.point_count
 
 
-def _bytes(param: Any) -> float:
+def bytes_of(param: Any) -> float:
     size = itemsize_bytes(dtype_of(param))
     for extent in static_shape(param):
         size *= extent
     return size
 
 
-def _kept(group: RowGroup, operator: OperatorBody) -> list[Any]:
+def kept_buffers(group: RowGroup, operator: OperatorBody) -> list[Any]:
     """Buffers of the group that others read later, and outputs."""
     outside = [s for s in operator.stages if not any(s.target.same_as(own.target) for own in group.stages)]
     return [
@@ -273,7 +271,7 @@ def _with_runs(
     return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, buffers=params, stores=whole)
 
 
-def _canonical_rows(group: RowGroup) -> RowGroup:
+def canonical_rows(group: RowGroup) -> RowGroup:
     """Fuse what a lone injective stage or the reduction axes of a row allow."""
     if len(group.stages) == 1 and not group.stages[0].is_reduction:
         return RowGroup(stages=(canonical_stage(group.stages[0])[0],))
@@ -293,7 +291,7 @@ def _fuse_reduction(stage: Stage) -> Stage:
     return fuse_axes(stage, sorted(groups))
 
 
-def _row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:
+def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:
     """The rProgram of the group's largest stage: what the model expects of it (the rows decide the loops)."""
     largest = max(group.stages, key=lambda stage: stage.point_count)
     _, expr = canonical_stage(largest, operator.name)

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._tvm import Call, structural_walk, tirx
+from .._tvm import IF_THEN_ELSE, Call, structural_walk, tirx
 from ..hal import DeviceSpec
 from ..stage_exprs import itemsize_bytes
 from ..stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
@@ -281,8 +281,8 @@ def _chunked(stage: Stage, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
     return loop(chunks, kind, "chunk", run)
 
 
-def has_call(stage: Stage) -> bool:
+def has_call(stage: Stage, *, besides_if_then_else: bool = False) -> bool:
     """Whether the stage's value calls a function, so that computing it twice costs more than storing it."""
-    found: list[bool] = []
-    structural_walk(stage.value, (Call, lambda _: found.append(True)))
-    return bool(found)
+    found: list[Any] = []
+    structural_walk(stage.value, (Call, found.append))
+    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)

@@ -91,7 +91,7 @@ def plan(operator: OperatorBody) -> list[TileGroup | RowGroup]:
         if any(stage is other for other in taken):
             continue
         if is_tiled(stage):
-            epilogue = _epilogue(operator, stage, operator.stages[position + 1 :])
+            epilogue = epilogue_of(operator, stage, operator.stages[position + 1 :])
             taken += epilogue
             groups.append(TileGroup(anchor=stage, epilogue=epilogue))
         elif groups and isinstance(groups[-1], RowGroup) and _may_join(groups[-1], stage):
@@ -137,7 +137,7 @@ def _contiguous_axis_is_spatial(stage: Stage) -> bool:
     return len(stage.loads()) == 1
 
 
-def _epilogue(operator: OperatorBody, anchor: Stage, later: Sequence[Stage]) -> tuple[Stage, ...]:
+def epilogue_of(operator: OperatorBody, anchor: Stage, later: Sequence[Stage]) -> tuple[Stage, ...]:
     """The consumers of ``anchor``, if all of them can run on its accumulators; () otherwise."""
     consumers = operator.consumers(anchor.target)
     if operator.is_output(anchor.target) or not consumers:

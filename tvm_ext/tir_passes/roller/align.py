@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from tvm_ext.access_table import Shape
+from tvm_ext.access_table import AccessTable, Shape
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.perf_model import PerfModel
 from tvm_ext.plan import RTile
@@ -62,12 +62,31 @@ def transaction_step(model: PerfModel, level: int, axis: int) -> int:
     transaction = model.device.layers[level + 1].transaction_bytes
     step = 1
     for table in (*model.inputs, model.output):
-        terms = table.dims[-1][1] if table.dims and not table.packed else None
-        for position, coefficient in terms or ():
+        terms, behind = _leading(model, table)
+        for position, coefficient in terms:
             if position == axis:
-                moved = max(1, int(coefficient * table.itemsize_bytes))
+                moved = max(1, int(coefficient * behind * table.itemsize_bytes))
                 step = lcm(step, transaction // gcd(moved, transaction))
     return step
+
+
+def _leading(model: PerfModel, table: AccessTable) -> tuple[tuple[tuple[int, int], ...], int]:
+    """(terms of the leading dimension, elements of the dimensions behind it): those spanned by a GPU's whole windows.
+
+    Weights [f, c, 3, 3] are whole along 3 x 3 in every tile, so that c moves by 9 elements: 36 bytes, hence steps of 8.
+    Only a reduction axis is asked for that: the weights [c, 3, 3] of a depthwise convolution are few.
+    """
+    if table.packed or not table.dims:
+        return (), 1
+    last = table.dims[-1][1] or ()
+    behind = 1
+    for size, terms in () if model.is_cpu else reversed(table.dims):
+        if terms is None or any(axis not in model.reduction for axis, _ in terms):
+            return last, 1
+        if len(terms) != 1 or terms[0][0] not in model.windows or model.extents[terms[0][0]] != size:
+            return terms, behind
+        behind *= size
+    return last, 1
 
 
 def tensor_core_steps(expr: TensorExpr, device: DeviceSpec) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ from tvm_ext.tensor_expr import TensorExpr
 from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
 from .canonical import CanonicalForm, canonicalise
 from .rtile import conflict_degree, storage_padding
-from .scale_out import shrink
+from .scale_out import resident_share, scattered_store_s, shrink
 from .search import Found, Move, Outcome, TileSearch
 
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -83,8 +83,10 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Predicted time; among equals the one that loads its layers least."""
-        return self.prediction.time_s, sum(cost.time_s for cost in self.prediction.layers)
+        """Predicted time, longer where too few threads hide latency or stores are scattered; then that of all loads."""
+        busy = resident_share(self.model, self.shapes, self.padding)
+        time_s = self.prediction.time_s / busy + scattered_store_s(self.model, self.shapes)
+        return time_s, sum(cost.time_s for cost in self.prediction.layers)
 
 
 def construct(

@@ -2,14 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from tvm_ext.access_table import Shape
-from tvm_ext.perf_model import PerfModel
+from tvm_ext.perf_model import REPORTED_UNITS_PER_G, PerfModel
 
 from .align import tensor_core_steps, transaction_step
 from .rtile import reuse_score
 
 WANTED_BALANCE = 0.9
 """Share of the units' time in use above which a partition counts as even: 81 tiles on 80 units use 0.51."""
+
+
+WARPS_TO_HIDE_LATENCY = 1
+"""Warps that each scheduler of a GPU should have at least, so that none is idle."""
+
+SCATTER_SHARE = 0.25
+"""Share of the time that partial transactions of a store cost although the cache of the lowest layer joins them."""
+
+MANY_BLOCKS = 32
+"""Blocks of a unit beyond which no table has a limit."""
+
+OTHER_REGISTERS = 24
+"""Registers of a GPU's thread beside accumulators and operands."""
+
+
+def resident_share(model: PerfModel, shapes: Sequence[Shape], padding: Sequence[int]) -> float:
+    """Share of the threads that hide latency which a GPU's unit holds at a time, at most 1; 1 on a CPU.
+
+    A unit holds blocks up to its threads, registers and shared memory. (Where there are too few blocks, the emitter
+    divides their reduction among more threads.) Worked example,
+    V100: blocks of 32 threads with 40 KiB of shared memory, of which 96 KiB hold 2, are 64 threads; wanted is a warp
+    for each of 4 schedulers, 128 threads: 0.5.
+    """
+    device = model.device
+    if model.is_cpu or model.tensor_core or len(shapes) < 2:
+        return 1.0
+    threads = model.threads(shapes[0], shapes[1])
+    blocks = [MANY_BLOCKS]
+    if device.max_threads_per_unit is not None:
+        blocks.append(device.max_threads_per_unit // threads)
+    if device.registers_per_unit is not None:
+        registers = model.footprint_bytes(0, shapes[0]) / device.register_bytes + OTHER_REGISTERS
+        blocks.append(int(device.registers_per_unit / (registers * threads)))
+    shared = device.layers[1].opt_in_capacity_bytes or device.layers[1].capacity_bytes
+    held = model.footprint_bytes(1, shapes[1], padding)
+    if shared is not None and held > 0:
+        blocks.append(int(shared / held))
+    wanted = WARPS_TO_HIDE_LATENCY * device.teus_per_unit * device.teu_lanes
+    return min(1.0, max(1, min(blocks)) * threads / wanted)
+
+
+def scattered_store_s(model: PerfModel, shapes: Sequence[Shape]) -> float:
+    """Time lost by storing parts of transactions: too few of a GPU's threads lie along the output's contiguous axis.
+
+    Worked example: each of 96 threads holds a whole row of 42 floats. A warp stores 32 floats that are 168 bytes apart,
+    each in a transaction of 32 bytes: 7/8 of what it sends is lost, of which the cache makes good the larger part.
+    """
+    if model.is_cpu or model.tensor_core or model.vector is None or len(shapes) < 2:
+        return 0.0
+    layer = model.device.lowest_layer
+    lanes = -(-shapes[1][model.vector] // shapes[0][model.vector])
+    whole = min(layer.transaction_bytes, model.extents[model.vector] * model.output.itemsize_bytes)
+    stored = prod(model.extents[i] for i in model.spatial) * model.output.itemsize_bytes
+    lost = stored * max(0.0, whole / (lanes * model.output.itemsize_bytes) - 1.0)
+    return SCATTER_SHARE * lost / (layer.bandwidth_gb_per_s * REPORTED_UNITS_PER_G) if layer.bandwidth_gb_per_s else 0.0
 
 
 def shrink(model: PerfModel, shapes: tuple[Shape, ...]) -> tuple[Shape, ...] | None:

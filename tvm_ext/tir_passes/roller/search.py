@@ -283,12 +283,7 @@ class TileSearch:
         Neighbouring windows overlap, but only a tile that holds several rows h *and* several taps r saves traffic;
         enlarging either axis alone scores nothing, so the greedy path would never find it.
         """
-        windows = set()
-        for table in self.model.inputs:
-            for _, terms in table.dims:
-                used = {axis for axis, _ in terms or ()}
-                if used & set(self.model.spatial):
-                    windows |= used & set(self.model.reduction)
+        windows = self.model.windows
         return tuple(self.model.extents[i] if i in windows else size for i, size in enumerate(tile))
 
     def _thread_group(self, program: tuple[Shape, ...], aligner: Aligner) -> Shape:

@@ -1,0 +1,354 @@
+"""The pass that gives every TensorIR function its GPU kernels: constructed by Roller, or stock TVM's, with a reason.
+
+The way of an operator: its stages are divided into groups (`plan_gpu_kernels.py`); Roller constructs rPrograms for a
+group's anchor; the first that an emitter accepts becomes the kernel. Matrix units come before vector units where type
+and device have them. What no emitter accepts is left to stock TVM's dlight, and the choice says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._tvm import (
+    ALREADY_SCHEDULED,
+    For,
+    PrimFunc,
+    ScheduleError,
+    Target,
+    copy_module,
+    gpu_schedule_rules,
+    module_pass,
+    tirx,
+)
+from ..errors import IllegalRewrite, TargetError
+from ..hal import DeviceSpec
+from ..options import BuildOptions
+from ..plan import CHOICE, GpuPlan, KernelChoice, RProgram, to_json
+from ..stages import OperatorBody, Stage, read_operator
+from ..tensor_expr import TensorExpr
+from .build_ir import sequence
+from .construct_kernels import (
+    allocations,
+    bytes_of,
+    canonical_rows,
+    canonical_stage,
+    construct,
+    flops_of,
+    fused_note,
+    kept_buffers,
+    row_program,
+)
+from .equal_functions import EqualFunctions
+from .gpu_limits import check_types, index_limit_passed, nothing_fits
+from .plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from .plan_kernels import RowGroup
+from .roller.align import ALL_RULES, TENSOR_CORE
+from .roller.construct import Construction
+from .roller.construct_mma import construct_mma
+from .roller.emit_mma import emit_mma_tile, supports_mma
+from .roller.emit_simt import emit_simt_tile
+from .simt_ir import SimtKernel
+from .simt_rows import emit_simt_rows
+
+VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
+ATTEMPTS = 4
+"""Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
+
+Check = Callable[[Any], None]
+
+
+@module_pass(opt_level=0, name="tvm_ext.ConstructGpuKernels")
+class ConstructGpuKernels:
+    """Make every unscheduled PrimFunc thread-bound loops, with its `KernelChoice` in attribute ``tvm_ext.choice``.
+
+    Parameters
+    ----------
+    device
+        The GPU to construct for; none need be present.
+    options
+        ``candidates`` and ``epsilon`` go to the construction (paper §3.2). ``enable_roller="auto"`` leaves to stock TVM
+        what is too large or too small for the device.
+    accept
+        Looks at each kernel and refuses it by raising IllegalRewrite: the compiler's word, see `cuda_check`.
+
+    Raises
+    ------
+    TargetError
+        for an operator that the device cannot run: beyond 32-bit indices, of a type without arithmetic, or of which
+        no tile fits.
+    """
+
+    def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Check | None = None) -> None:
+        self.device, self.options, self.accept = device, options, accept
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        result = copy_module(mod)
+        made = EqualFunctions()
+        for gv, func in mod.functions_items():
+            if not isinstance(func, PrimFunc) or (func.attrs and ALREADY_SCHEDULED in func.attrs):
+                continue
+            kernel = made.find(func, gv.name_hint)
+            if kernel is None:
+                kernel = construct_gpu_kernel(func, gv.name_hint, self.device, self.options, self.accept)
+                made.remember(func, kernel)
+            result[gv] = kernel
+        return result
+
+
+@module_pass(opt_level=0, name="tvm_ext.StockGpuKernels")
+class StockGpuKernels:
+    """Schedule every unscheduled PrimFunc by stock TVM's dlight: what ``enable_roller=False`` means on a GPU."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        result = copy_module(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
+                body, choice = _stock(func, gv.name_hint, self.device, "enable_roller=False")
+                result[gv] = _with_choice(body, choice)
+        return result
+
+
+def construct_gpu_kernel(
+    func: Any, name: str, device: DeviceSpec, options: BuildOptions, accept: Check | None = None
+) -> Any:
+    """``func`` as GPU kernels for ``device``, its `KernelChoice` attached; raises TargetError as the pass says.
+
+    ``accept`` may refuse a kernel, by IllegalRewrite: the next candidate follows, after `ATTEMPTS` stock TVM's.
+    """
+    try:
+        body, choice = _accepted(func, name, device, options, accept)
+    except IllegalRewrite as refusal:
+        body, choice = _stock(func, name, device, f"no kernel constructed: {refusal.problem}")
+    return _with_choice(body, choice)
+
+
+def _accepted(
+    func: Any, name: str, device: DeviceSpec, options: BuildOptions, accept: Check | None
+) -> tuple[Any, KernelChoice]:
+    refusals: list[str] = []
+    operator = _read(func, name, device)
+    _check_size(operator, options)
+    for _, body, choice in itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS):
+        try:
+            if accept is not None:
+                accept(body)
+        except IllegalRewrite as refusal:
+            refusals.append(refusal.problem)
+            continue
+        return body, replace(choice, reason="; ".join([choice.reason, *_first_and_count(refusals)]))
+    raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {refusals[0]}")
+
+
+def candidates(
+    func: Any, device: DeviceSpec, k: int, *, name: str = "operator", options: BuildOptions | None = None
+) -> tuple[tuple[RProgram, Any], ...]:
+    """Up to ``k`` kernels of ``func``, best predicted first, each with the rProgram of its most laborious group.
+
+    The other groups of the operator are in their best form in all of them. Empty where no emitter accepts ``func``.
+    """
+    chosen = (options or BuildOptions()).updated(candidates=k)
+    try:
+        made = list(itertools.islice(_assemblies(func, _read(func, name, device), device, chosen), k))
+    except IllegalRewrite:
+        return ()
+    return tuple((program, _with_choice(body, choice)) for program, body, choice in made if program is not None)
+
+
+def _assemblies(
+    func: Any, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> Iterator[tuple[RProgram | None, Any, KernelChoice]]:
+    """(rProgram of the most laborious group, function, choice) for each form of that group, best first."""
+    groups = plan_for_gpu(operator)
+    main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _stages(groups[position]))))
+    best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
+    for form in _forms(groups[main], operator, device, options):
+        body, choice = _assemble(func, operator, device, [form if item is None else item for item in best])
+        yield form.program, body, choice
+
+
+def _with_choice(body: Any, choice: KernelChoice) -> Any:
+    return body.with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
+
+
+def construct_gpu_anchor(
+    group: GpuTileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> tuple[Stage, TensorExpr, Construction]:
+    """The group's anchor in canonical form, and what Roller constructs for it: for matrix units where they serve it."""
+    stage, expr = _canonical_anchor(group, operator)
+    if supports_mma(expr, device) is None:
+        return stage, expr, construct_mma(expr, device, k=options.candidates)
+    return stage, expr, _construct_for_vector_units(expr, device, options)
+
+
+def _canonical_anchor(group: GpuTileGroup, operator: OperatorBody) -> tuple[Stage, TensorExpr]:
+    return canonical_stage(
+        group.anchor, operator.name, prologue=group.prologue, epilogue=group.epilogue, params=operator.params
+    )
+
+
+def _construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Construction:
+    return construct(expr, device, k=options.candidates, first_epsilon=options.epsilon, rules=VECTOR_RULES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Form:
+    """One way to run a group of stages: its kernel, the rProgram that it follows, and what to say of it."""
+
+    kernel: SimtKernel
+    program: RProgram | None
+    note: str
+
+
+def _read(func: Any, name: str, device: DeviceSpec) -> OperatorBody:
+    operator = simplify_for_gpu(read_operator(func, name))
+    check_types(operator, device)
+    return operator
+
+
+def _check_size(operator: OperatorBody, options: BuildOptions) -> None:
+    problem = index_limit_passed(operator)
+    if problem is None:
+        return
+    if options.enable_roller == "auto":
+        raise IllegalRewrite(problem)
+    raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
+
+
+def _stages(group: GpuTileGroup | RowGroup) -> tuple[Stage, ...]:
+    return group.stages if isinstance(group, RowGroup) else (group.anchor, *group.prologue, *group.epilogue)
+
+
+def _forms(
+    group: GpuTileGroup | RowGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> Iterator[_Form]:
+    """The group's kernels, best first. Raises IllegalRewrite, with every emitter's reason, where there are none."""
+    if isinstance(group, RowGroup):
+        yield _row_form(group, operator, device)
+        return
+    refusals: list[str] = []
+    accepted = 0
+    for emit, program, label in _tile_attempts(group, operator, device, options, refusals):
+        try:
+            kernel = emit(program)
+        except IllegalRewrite as refusal:
+            refusals.append(f"{label}, tile {program.tile('L1')}: {refusal}")
+            continue
+        accepted += 1
+        yield _Form(kernel=kernel, program=program, note=_tile_note(group, program, kernel, label, refusals))
+    if not accepted:
+        raise IllegalRewrite(f"no kernel for {group.anchor.name}: " + "; ".join(_first_and_count(refusals)))
+
+
+def _tile_attempts(
+    group: GpuTileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str]
+) -> Iterator[tuple[Callable[[RProgram], SimtKernel], RProgram, str]]:
+    """(emitter of an rProgram, rProgram, the units that it uses), in the order to try them.
+
+    What keeps the matrix units out is added to ``refusals``, but only where the device has them for the type.
+    """
+    stage, expr = _canonical_anchor(group, operator)
+
+    def emitter(emit: Callable[..., SimtKernel]) -> Callable[[RProgram], SimtKernel]:
+        return lambda program: emit(stage, expr, group.prologue, group.epilogue, program, device, operator.params)
+
+    why_not = supports_mma(expr, device)
+    if why_not is None:
+        for program in construct_mma(expr, device, k=options.candidates).programs:
+            yield emitter(emit_mma_tile), program, "matrix units"
+    elif device.peak_gflops_of(f"{expr.inputs[0].dtype}_tensor") is not None:
+        refusals.append(f"matrix units: {why_not}")
+    programs = _construct_for_vector_units(expr, device, options).programs
+    if not programs:
+        raise _nothing_fits(expr, device, options)
+    for program in programs:
+        yield emitter(emit_simt_tile), program, "vector units"
+
+
+def _nothing_fits(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Exception:
+    error = nothing_fits(expr.name, tuple(axis.extent for axis in expr.axes), device)
+    return IllegalRewrite(error.problem) if options.enable_roller == "auto" else error
+
+
+def _tile_note(group: GpuTileGroup, program: RProgram, kernel: SimtKernel, label: str, refusals: Sequence[str]) -> str:
+    how = f"{group.anchor.name} on {label} in tiles {program.tile('L1')}"
+    computed = f", {', '.join(stage.name for stage in group.prologue)} computed on the way to shared memory"
+    parts = [how + (computed if group.prologue else "") + fused_note(group.epilogue), *kernel.notes]
+    return "; ".join([*parts, *_first_and_count(refusals)])
+
+
+def _first_and_count(refusals: Sequence[str]) -> list[str]:
+    """The first refusal in words and the number of the others: they mostly repeat it."""
+    if not refusals:
+        return []
+    others = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+    return [f"not taken: {refusals[0]}{others}"]
+
+
+def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> _Form:
+    rows = canonical_rows(group)
+    kernel = emit_simt_rows(rows.stages, device, kept_buffers(rows, operator), operator.params)
+    name = " + ".join(stage.name for stage in group.stages)
+    program = row_program(group, operator, device)
+    return _Form(kernel=kernel, program=program, note="; ".join([f"{name} row by row", *kernel.notes]))
+
+
+def _assemble(
+    func: Any, operator: OperatorBody, device: DeviceSpec, forms: Sequence[_Form]
+) -> tuple[Any, KernelChoice]:
+    """One function that runs the forms of all groups in order, with the buffers that pass between them."""
+    kernels = [form.kernel for form in forms]
+    assert not any(kernel.packs for kernel in kernels), "constants are not announced to GPU emitters"
+    statements = [statement for kernel in kernels for statement in kernel.statements]
+    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
+    body = sequence(*allocations(statements, operator), *statements)
+    new = tirx.PrimFunc(list(operator.params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
+    programs = [form.program for form in forms if form.program is not None]
+    choice = KernelChoice(
+        operator=operator.name,
+        path="rtile",
+        reason="; ".join(form.note for form in forms),
+        device=device.name,
+        flops=sum(flops_of(stage) for stage in operator.stages),
+        bytes=sum(bytes_of(param) for param in operator.params),
+        program=max(programs, key=lambda program: program.prediction.time_s, default=None),
+        gpu=tuple(_gpu_plan(kernel) for kernel in kernels),
+    )
+    return new, choice
+
+
+def _gpu_plan(kernel: SimtKernel) -> GpuPlan:
+    return GpuPlan(
+        launches=sum(isinstance(statement, For) for statement in kernel.statements),
+        blocks=kernel.blocks,
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        register_count=kernel.register_count,
+    )
+
+
+def _stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, KernelChoice]:
+    """``func`` scheduled by the first of stock TVM's rules that takes it."""
+    target = Target.current(allow_none=True) or Target(dict(device.target))
+    scheduled, what = func, "none of stock TVM's GPU schedules takes it"
+    for rule in gpu_schedule_rules():
+        schedule = _apply(rule, func, target)
+        if schedule is not None:
+            scheduled, what = schedule.mod["main"], f"stock TVM's dlight.gpu.{type(rule).__name__}"
+            break
+    return scheduled, KernelChoice(operator=name, path="stock", reason=f"{reason}; {what}", device=device.name)
+
+
+def _apply(rule: Any, func: Any, target: Any) -> Any:
+    """The rule's schedule of ``func``; None where it does not take it, or cannot carry out what it began."""
+    try:
+        with target:
+            found = rule.apply(func, target, False)
+    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError):
+        return None
+    return found[0] if isinstance(found, list) else found

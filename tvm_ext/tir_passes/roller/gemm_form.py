@@ -1,0 +1,188 @@
+"""An operator as a matrix product: which axes are rows, columns, reduction and batch of an implicit GEMM.
+
+A tensor core multiplies matrices. A convolution is one over fused axes that are adjacent in no tensor: its rows are
+(n, h, w), its columns the filters, its reduction (r, s, c). Nothing is copied to make that matrix; a threadblock finds
+the elements of its tiles by the digits of the row and of the reduction step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.plan import RProgram
+from tvm_ext.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+
+from .canonical import FUSED
+
+ACCUMULATORS = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "int8": ("int32",),
+}
+"""Types of a result by the type of the factors; half precision is accumulated in float32, int8 in int32."""
+
+FRAGMENT = 16
+"""Rows and columns of what a warp multiplies at least: wmma's 16x16, a pair of mma's 16x8 (PTX ISA, mma.m16n8k16)."""
+
+MAX_WASTE = 16
+"""An operator is left to the ordinary cores where its padding to fragments multiplies its work by more than this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmForm:
+    """The axes of an expression by their part in the product, outermost first, as positions in ``expr.axes``.
+
+    ``row_input`` is the input that varies along the rows, ``column_input`` the one that varies along the columns.
+    """
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    reduction: tuple[int, ...]
+    row_input: int
+    column_input: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TileSplit:
+    """A threadblock's tile of rows x columns, its reduction step, and the part of each warp, in elements."""
+
+    rows: int
+    columns: int
+    depth: int
+    warp_rows: int
+    warp_columns: int
+
+    @property
+    def warps_along_columns(self) -> int:
+        return self.columns // self.warp_columns
+
+    @property
+    def warps(self) -> int:
+        return self.rows // self.warp_rows * self.warps_along_columns
+
+
+def split_of(program: RProgram) -> TileSplit:
+    """The tiles of a program over (batch,) rows, columns, reduction: L1 is the threadblock's, L0 the warp's."""
+    warp, block = program.tile("L0").shape, program.tile("L1").shape
+    return TileSplit(rows=block[-3], columns=block[-2], depth=block[-1], warp_rows=warp[-3], warp_columns=warp[-2])
+
+
+CHUNKS_OF_ALL_BANKS = 8
+"""Chunks of 16 bytes that shared memory's 32 banks of 4 bytes serve at once."""
+
+
+def padded_chunks(chunks: int) -> int:
+    """Chunks from row to row of a tile that wmma reads, for rows of ``chunks``: 3 or 5 modulo the eight of all banks.
+
+    Odd, so that one chunk of each of eight rows meets all banks; far from 0, so that 32 bytes of two neighbouring rows
+    do. Which of these the hardware reads at once is not documented. Worked example: 64 halves, 8 chunks, are 11 apart.
+    """
+    return next(size for size in range(chunks, chunks + CHUNKS_OF_ALL_BANKS) if size % CHUNKS_OF_ALL_BANKS in (3, 5))
+
+
+def gemm_form(expr: TensorExpr) -> GemmForm | str:
+    """The product that ``expr`` is, or the reason why it is none.
+
+    Columns are the axes among which the output is contiguous, so that neighbouring lanes store neighbouring elements:
+    the filters of an NHWC convolution, (n, h, w) of an NCHW one.
+    """
+    if expr.combiner != "sum" or len(expr.inputs) != 2 or expr.flops_per_point != 2:
+        return "it is no sum of products of two tensors"
+    first, second = expr.inputs
+    uses = [(first.uses(axis.name), second.uses(axis.name)) for axis in expr.axes]
+    spatial = [i for i, axis in enumerate(expr.axes) if axis.kind == "spatial"]
+    reduction = [i for i, axis in enumerate(expr.axes) if axis.kind == "reduce"]
+    if any(access.indices[d] is None for access in expr.accesses for d in range(len(access.indices))):
+        return "a tensor is not read at an affine index"
+    lone = [expr.axes[i].name for i in reduction if not all(uses[i])]
+    lone += [expr.axes[i].name for i in spatial if not any(uses[i])]
+    if lone:
+        return f"axis {lone[0]} does not belong to a product of two matrices"
+    groups = ([i for i in spatial if uses[i] == (True, False)], [i for i in spatial if uses[i] == (False, True)])
+    if not all(groups) or not reduction:
+        return "one of its factors is used for a single row, column or product only (a vector, or a depthwise window)"
+    contiguous = [i for i in spatial if expr.output.stride(expr.axes[i].name) == 1 and expr.axes[i].extent > 1]
+    column_input = 0 if contiguous and contiguous[-1] in groups[0] else 1
+    return GemmForm(
+        batch=tuple(i for i in spatial if all(uses[i])),
+        rows=tuple(groups[1 - column_input]),
+        columns=tuple(groups[column_input]),
+        reduction=tuple(reduction),
+        row_input=1 - column_input,
+        column_input=column_input,
+    )
+
+
+def supports_mma(expr: TensorExpr, device: DeviceSpec) -> str | None:
+    """None where tensor cores of ``device`` can compute ``expr``, else the reason why not."""
+    if device.kind != "cuda" or device.tensor_core_shape is None or device.compute_capability is None:
+        return f"{device.name} has no tensor cores"
+    if len(expr.inputs) != 2:
+        return "it is no sum of products of two tensors"
+    first, second = expr.inputs
+    if first.dtype != second.dtype or first.dtype not in ACCUMULATORS:
+        return f"tensor cores do not multiply {first.dtype} by {second.dtype}"
+    if device.peak_gflops_of(f"{first.dtype}_tensor") is None:
+        return f"{device.name} has no tensor cores for {first.dtype}"
+    if expr.output.dtype not in ACCUMULATORS[first.dtype]:
+        return f"products of {first.dtype} are accumulated in {ACCUMULATORS[first.dtype][-1]}, not {expr.output.dtype}"
+    form = gemm_form(expr)
+    if isinstance(form, str):
+        return form
+    waste = _waste(gemm_expr(expr, form), reduction_step(first.dtype, device))
+    return None if waste <= MAX_WASTE else f"padding to fragments would multiply its work by {waste:.0f}"
+
+
+def uses_mma_sync(device: DeviceSpec) -> bool:
+    """Whether fragments are loaded by ldmatrix and multiplied by mma.m16n8k16 (sm_80 and later), else by wmma."""
+    return device.compute_capability is not None and device.compute_capability >= (8, 0)
+
+
+def reduction_step(dtype: str, device: DeviceSpec) -> int:
+    """Products that one instruction adds up: 16 of wmma; of mma.sync what 32 bytes hold, 16 halves or 32 bytes."""
+    return 32 if uses_mma_sync(device) and dtype == "int8" else 16
+
+
+def gemm_expr(expr: TensorExpr, form: GemmForm) -> TensorExpr:
+    """``expr`` as a (batched) matrix product over fused axes: ``n*h*w``, ``f``, ``r*s*c``.
+
+    The rows' input is the matrix that a convolution's windows stand for (im2col), which is what threadblocks load.
+    """
+    axes: list[Axis] = []
+
+    def fused(positions: Sequence[int], kind: AxisKind) -> str:
+        name = FUSED.join(expr.axes[i].name for i in positions)
+        axes.append(Axis(name=name, extent=prod(expr.axes[i].extent for i in positions), kind=kind))
+        return name
+
+    batch = [fused(form.batch, "spatial")] if form.batch else []
+    row, column = fused(form.rows, "spatial"), fused(form.columns, "spatial")
+    depth = fused(form.reduction, "reduce")
+    extents = {axis.name: axis.extent for axis in axes}
+
+    def matrix(access: Access, names: Sequence[str]) -> Access:
+        shape = tuple(extents[name] for name in names)
+        indices = tuple(LinearIndex(terms=((name, 1),)) for name in names)
+        return replace(access, shape=shape, indices=indices)
+
+    return replace(
+        expr,
+        axes=tuple(axes),
+        inputs=(
+            matrix(expr.inputs[form.row_input], (*batch, row, depth)),
+            matrix(expr.inputs[form.column_input], (*batch, column, depth)),
+        ),
+        output=matrix(expr.output, (*batch, row, column)),
+    )
+
+
+def _waste(product: TensorExpr, step: int) -> float:
+    """Multiply-adds of the padded product over those that are asked for: 4 rows of 16 are a factor of 4."""
+    waste = 1.0
+    for axis, fragment in zip(product.axes[-3:], (FRAGMENT, FRAGMENT, step), strict=True):
+        waste *= -(-axis.extent // fragment) * fragment / axis.extent
+    return waste

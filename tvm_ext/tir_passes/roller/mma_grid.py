@@ -1,0 +1,79 @@
+"""Where the threadblocks of an implicit GEMM are: their order over the output, and split-K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..._tvm import tirx
+from ..build_ir import Expr, index
+
+MAX_GROUP = 16
+MIN_UNEVEN_GAIN = 1.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmGrid:
+    """``rows`` x ``columns`` tiles for each batch, each computed by ``splits`` blocks that share its reduction.
+
+    Tiles are taken in groups of ``group`` rows, column by column: blocks that run at the same time then share panels of
+    both factors, which stay in the device's cache. Worked example: 108 blocks of an 32 x 32 grid read 4 panels of rows
+    and 32 of columns in row-major order, 8 and 14 in groups of 8 rows.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    splits: int
+    group: int
+
+    @property
+    def blocks(self) -> int:
+        return self.batch * self.rows * self.columns * self.splits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockPlace:
+    """Which tile a block computes, and which share of its reduction."""
+
+    batch: Expr
+    row: Expr
+    column: Expr
+    split: Expr
+
+
+def grid_group(rows: int, columns: int, resident: int, tile: tuple[int, int]) -> int:
+    """The group whose ``resident`` concurrent tiles of ``tile`` = (rows, columns) elements read the fewest panels.
+
+    One that does not divide the rows needs a division by a variable in every block, and must save a tenth.
+    """
+
+    def panel_elements(group: int) -> float:
+        wide = -(-min(resident, rows * columns) // group)
+        elements = group * tile[0] + min(wide, columns) * tile[1] + max(0, wide - columns) * tile[0]
+        return elements * (MIN_UNEVEN_GAIN if rows % group else 1.0)
+
+    return min(range(1, min(rows, MAX_GROUP) + 1), key=panel_elements)
+
+
+def place_block(grid: GemmGrid, block: Expr) -> BlockPlace:
+    """The place of ``block`` in ``range(grid.blocks)``: batches and splits outermost."""
+    tiles = grid.rows * grid.columns
+    outer, tile = _divide(block, tiles, grid.batch * grid.splits)
+    split, batch = _divide(outer, grid.batch, grid.splits)
+    group, within = _divide(tile, grid.group * grid.columns, -(-grid.rows // grid.group))
+    height: Expr = index(grid.group)
+    if grid.rows % grid.group:  # the last group has fewer rows
+        height = tirx.min(height, index(grid.rows) - group * index(grid.group))
+    elif grid.group == 1:
+        return BlockPlace(batch=batch, row=group, column=within, split=split)
+    row = group * index(grid.group) + tirx.floormod(within, height)
+    return BlockPlace(batch=batch, row=row, column=tirx.floordiv(within, height), split=split)
+
+
+def _divide(value: Expr, size: int, count: int) -> tuple[Expr, Expr]:
+    """(value // size, value % size) of a value below ``size * count``."""
+    if count == 1:
+        return index(0), value
+    if size == 1:
+        return value, index(0)
+    return tirx.floordiv(value, index(size)), tirx.floormod(value, index(size))

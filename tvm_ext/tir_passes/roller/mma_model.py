@@ -1,0 +1,166 @@
+"""The performance model of tensor-core tiles: Roller's layers (paper §3.3), with warps as the units of the registers.
+
+Beyond the paper it counts what makes matrix units different: threadblocks that run at the same time share panels in the
+device's cache (`mma_grid`), and a unit needs several warps to keep its matrix units busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.plan import LayerCost, Prediction
+from tvm_ext.stage_exprs import itemsize_bytes
+from tvm_ext.tensor_expr import TensorExpr
+
+from .gemm_form import FRAGMENT, TileSplit, padded_chunks, reduction_step, uses_mma_sync
+from .mma_grid import grid_group
+
+WARP = 32
+REGISTER_BYTES = 4
+ACCUMULATOR_BYTES = 4
+ADDRESS_REGISTERS = 40
+"""Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
+
+WARPS_PER_TEU = 2
+"""Warps that a warp scheduler needs to hide one's waiting behind another's work."""
+
+CACHE_SPEEDUP = 2.0
+"""How much faster than its memory a device's cache is at least: it bounds what all blocks load, shared or not."""
+
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmShape:
+    """Extents of a (batched) product and bytes of its elements."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    itemsize: int
+    output_bytes: float  # written and, by the epilogue, read for each element
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.columns * self.depth
+
+
+def shape_of(product: TensorExpr) -> GemmShape:
+    """The shape of a `gemm_form.gemm_expr`."""
+    *batch, rows, columns, depth = (axis.extent for axis in product.axes)
+    fused = sum(stage.extra_bytes_per_element for stage in (*product.prologue, *product.epilogue))
+    return GemmShape(
+        batch=prod(batch),
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        itemsize=int(product.inputs[0].itemsize_bytes),
+        output_bytes=product.output.itemsize_bytes + fused,
+    )
+
+
+def fragment_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
+    """32-bit registers of a thread for accumulators and for the fragments of one reduction step (L0's footprint).
+
+    Worked example, a warp tile of 64 x 32 in halves: 64 accumulators, (64 + 32) * 16 * 2 bytes of factors among 32
+    lanes are 24: 88. A fragment of wmma has every element twice, 8 registers of a thread in halves; one of A's and all
+    of B's are held: 64 + 8 + 2 * 8 = 88.
+    """
+    if not uses_mma_sync(device):
+        one = 2 * FRAGMENT * FRAGMENT * int(itemsize_bytes(dtype)) // (WARP * REGISTER_BYTES)
+        return split.warp_rows * split.warp_columns // WARP + one * (1 + split.warp_columns // FRAGMENT)
+    factors = (split.warp_rows + split.warp_columns) * reduction_step(dtype, device) * int(itemsize_bytes(dtype))
+    return split.warp_rows * split.warp_columns // WARP + factors // (WARP * REGISTER_BYTES)
+
+
+def thread_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
+    """Registers that a thread of the kernel is expected to use, addresses included."""
+    return fragment_registers(split, dtype, device) + ADDRESS_REGISTERS
+
+
+def tile_bytes(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
+    """Shared memory of both factors' tiles (L1's footprint), with wmma's padding and staging area."""
+    size = (split.rows + split.columns) * split.depth * int(itemsize_bytes(dtype))
+    if uses_mma_sync(device):
+        return size
+    chunks = [side * int(itemsize_bytes(dtype)) // VECTOR_BYTES for side in (split.depth, split.rows, split.columns)]
+    padding = max(padded_chunks(count) / count for count in chunks)  # whichever axis a factor is contiguous along
+    return int(size * padding) + split.warps * FRAGMENT * FRAGMENT * ACCUMULATOR_BYTES
+
+
+def resident_blocks(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
+    """Threadblocks that one unit runs at a time; at least 1."""
+    threads = split.warps * WARP
+    layer = device.layer("L1")
+    shared = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
+    limits = [shared // tile_bytes(split, dtype, device)]
+    if device.registers_per_unit is not None:
+        limits.append(device.registers_per_unit // (threads * thread_registers(split, dtype, device)))
+    if device.max_threads_per_unit is not None:
+        limits.append(device.max_threads_per_unit // threads)
+    return max(1, min(limits))
+
+
+def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, device: DeviceSpec) -> Prediction:
+    """Predicted time; compute, shared memory and global memory overlap, so that the slowest binds (paper §3.3)."""
+    tile_rows, tile_columns = -(-shape.rows // split.rows), -(-shape.columns // split.columns)
+    blocks = shape.batch * tile_rows * tile_columns * splits
+    padded_depth = -(-shape.depth // (split.depth * splits)) * split.depth
+    resident = resident_blocks(split, dtype, device)
+    rounds = -(-blocks // device.unit_count)  # blocks that the busiest unit runs
+    warps = min(resident, rounds) * split.warps
+    filled = min(1.0, warps / (WARPS_PER_TEU * device.teus_per_unit))
+    peak = (device.peak_gflops_of(f"{dtype}_tensor") or float("inf")) * 1e9 / device.unit_count
+    compute = rounds * 2.0 * split.rows * split.columns * padded_depth / (peak * filled)
+    fragments = split.warps * (split.warp_rows + split.warp_columns)
+    read = (fragments + split.rows + split.columns) * padded_depth * shape.itemsize  # fragments, and the copies' writes
+    shared = rounds * read / (_bandwidth(device, "L1") / device.unit_count * filled)
+    loaded = (split.rows + split.columns) * padded_depth * shape.itemsize
+    cache = rounds * loaded / (_bandwidth(device, "L2") * CACHE_SPEEDUP / device.unit_count)
+    missed = _missed_bytes(shape, split, splits, (tile_rows, tile_columns), resident * device.unit_count)
+    written = shape.batch * shape.rows * shape.columns * shape.output_bytes
+    launches = 1
+    if splits > 1:
+        written += 2.0 * splits * shape.batch * shape.rows * shape.columns * ACCUMULATOR_BYTES
+        launches = 2
+    memory = max(cache, (missed + written) / _bandwidth(device, "L2"))
+    registers = fragment_registers(split, dtype, device) * REGISTER_BYTES * WARP
+    costs = (
+        LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
+        LayerCost(
+            layer="L2",
+            footprint_bytes=tile_bytes(split, dtype, device),
+            traffic_bytes=missed + written,
+            time_s=memory,
+        ),
+    )
+    launch = (device.launch_overhead_us or 0.0) * 1e-6 * launches
+    times = {"compute": compute, "L1": shared, "L2": memory}
+    bound = max(times, key=lambda name: times[name])
+    time = times[bound] + launch
+    return Prediction(time_s=time, compute_s=compute, layers=costs, bound="launch" if launch > times[bound] else bound)
+
+
+def _bandwidth(device: DeviceSpec, layer: str) -> float:
+    """Bytes per second of all units together; unbounded where the table does not say."""
+    rate = device.layer(layer).bandwidth_gb_per_s
+    return float("inf") if rate is None else rate * 1e9
+
+
+def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[int, int], concurrent: int) -> float:
+    """Bytes of the factors that come from memory: each wave of concurrent blocks loads its panels once.
+
+    Worked example, 216 concurrent tiles of 128 x 128: in groups of 16 rows they span 14 columns, 30 panels instead of
+    432. No factor is loaded less than once.
+    """
+    per_batch = tiles[0] * tiles[1]
+    at_once = max(1, min(concurrent // splits, per_batch))
+    group = grid_group(tiles[0], tiles[1], at_once, (split.rows, split.columns))
+    wide = min(tiles[1], -(-at_once // group))
+    panels = min(group, tiles[0]) * split.rows + wide * split.columns
+    waves = per_batch / at_once
+    once = float(shape.rows + shape.columns)
+    return shape.batch * max(once, waves * panels) * shape.depth * shape.itemsize
