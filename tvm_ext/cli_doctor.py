@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext import _environment, _native, device_db, relay
+from tvm_ext import _environment, _native, cuda_toolchain, device_db, relay
 from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
 from tvm_ext.errors import TvmExtError
 from tvm_ext.export import compile_metadata
@@ -44,7 +44,7 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Every finding, one after the other: some take a second."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _versions, _native_part, _pipelines, _processor, _threads, _cache, _compiler, _small_build,
+        _versions, _native_part, _pipelines, _processor, _threads, _cache, _compiler, _cuda_compiler, _small_build,
     )  # fmt: skip
     for check in checks:
         yield from _guarded(check)
@@ -141,6 +141,11 @@ def _compiler() -> Iterator[Finding]:
         state="ok",
         detail=f"{tvm.support.cc.get_cc()} compiles against tvm-ffi (needed to export libraries)",
     )
+
+
+def _cuda_compiler() -> Iterator[Finding]:
+    state, detail, remedy = cuda_toolchain.describe()
+    yield Finding(name="CUDA compiler", state="ok" if state == "ok" else "note", detail=detail, remedy=remedy)
 
 
 def _small_build() -> Iterator[Finding]:

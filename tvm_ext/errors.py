@@ -51,6 +51,10 @@ class ExportError(TvmExtError, OSError):
     """A library could not be written or read; nothing half-written is left behind."""
 
 
+class CompileError(TvmExtError, RuntimeError):
+    """A device compiler (nvcc, NVRTC, LLVM) refused a kernel or took too long; the message holds what it said."""
+
+
 class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refused transformation
     """A rule applies to this operator but may not be carried out; the message is the reason.
 
@@ -67,6 +71,7 @@ ALL: tuple[type[TvmExtError], ...] = (
     ModelError,
     InputError,
     ExportError,
+    CompileError,
     IllegalRewrite,
 )
 """Every class above."""

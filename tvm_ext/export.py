@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 import tvm_ffi
 
-from tvm_ext.errors import ExportError
+from tvm_ext.errors import ExportError, TvmExtError
 from tvm_ext.files import check_space, produce_atomically, write_objects
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
@@ -40,11 +40,18 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_{function}(void* self, const TVMFFIAny* args, i
 
 
 def export_executable(
-    executable: Any, metadata: str, path: Path, size_bytes: int, objects: Sequence[bytes] = ()
+    executable: Any,
+    metadata: str,
+    path: Path,
+    size_bytes: int,
+    objects: Sequence[bytes] = (),
+    architectures: Sequence[str] = (),
+    **compiler: Any,
 ) -> None:
     """Write ``executable`` to the shared library ``path``, in which function `METADATA_FUNCTION` returns ``metadata``.
 
-    ``objects`` are object files that belong to it, as their content.
+    ``objects`` are object files that belong to it, as their content. With ``architectures`` (``"sm_80"``) its CUDA
+    modules are machine code for these; ``compiler`` are settings of `cuda_export.embed_machine_code`.
 
     Atomic; raises ExportError where the compiler fails or the file, of about ``size_bytes``, cannot be written.
     """
@@ -54,7 +61,8 @@ def export_executable(
         folder = Path(name)
         check_space(folder, size_bytes)  # the object files
         addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
-        produce_atomically(path, lambda temporary: _link(executable, addons, temporary, size_bytes, folder))
+        pack = _packer(architectures, folder, compiler) if architectures else {}
+        produce_atomically(path, lambda temporary: _link(executable, addons, temporary, size_bytes, folder, pack))
 
 
 def check_complete(path: Path) -> None:
@@ -95,16 +103,31 @@ def c_literal(text: str) -> str:
     return "\n".join('"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"' for piece in pieces)
 
 
-def _link(executable: Any, addons: list[str], path: Path, size_bytes: int, folder: Path) -> None:
+def _packer(architectures: Sequence[str], folder: Path, compiler: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument of TVM's ``export_library`` by which our machine code comes into the library."""
+    from tvm_ext.cuda_export import write_imports  # needs TVM's compiler, which a receiver of libraries may not have
+
+    def pack(module: Any, is_system_library: bool, prefix: str, _workspace: str) -> str:
+        assert not (is_system_library or prefix), "system libraries are for machines without a loader"
+        return str(write_imports(module, architectures, folder, **compiler))
+
+    return {"fpack_imports": pack}
+
+
+def _link(
+    executable: Any, addons: list[str], path: Path, size_bytes: int, folder: Path, pack: Mapping[str, Any]
+) -> None:
     check_space(path.parent, size_bytes)
     with without_lines(CONSTANT_SCOPES):
-        _compile(lambda: executable.export_library(str(path), addons=addons, workspace_dir=str(folder)))
+        _compile(lambda: executable.export_library(str(path), addons=addons, workspace_dir=str(folder), **pack))
 
 
 def _compile(action: Any) -> None:
     """Run ``action``, with a compiler's failure turned into an ExportError. TVM reports it as a plain RuntimeError."""
     try:
         action()
+    except TvmExtError:
+        raise
     except RuntimeError as error:
         reason = "\n".join(str(error).strip().splitlines()[-_SHOWN_LINES:])
         remedy = "install a working C++ compiler (g++ or clang++), free some disk space"

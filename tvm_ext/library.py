@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import shutil
 import statistics
 import time
@@ -17,12 +18,16 @@ from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext import plan
 from tvm_ext.cpu_info import CpuNeeds, read_cpu_info
-from tvm_ext.errors import ExportError, InputError, TargetError
+from tvm_ext.cuda_runtime import CUDA_LOADER, load_cuda_runtime
+from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.export import METADATA_FUNCTION, check_complete, export_executable
 from tvm_ext.files import produce_atomically
 from tvm_ext.graph_module import GraphModule, TensorSpec
 from tvm_ext.report import BuildReport
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
+
+GPU_KINDS = ("cuda", "rocm", "opencl")
+"""Kinds of targets whose kernels run on a GPU."""
 
 _CODE_BYTES_PER_KERNEL = 50_000
 """Ample: ResNet-50's 27 kernels take about a tenth of it. Only used to tell a full disk beforehand."""
@@ -99,7 +104,7 @@ class Library:
     def vm(self, device: tvm.runtime.Device | None = None) -> VirtualMachine:
         """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``.
 
-        Raises TargetError where this machine's CPU lacks what the code was built for.
+        Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
         """
         host = read_cpu_info()
         unmet = self.cpu.unmet_by(host)
@@ -109,15 +114,39 @@ class Library:
                 "build the model on this machine for target 'llvm', or for what all your machines have, "
                 'e.g. {"kind": "llvm", "mcpu": "x86-64-v3"}',
             )
-        return VirtualMachine(self.executable, device if device is not None else tvm.cpu())
+        return VirtualMachine(self.executable, device if device is not None else self._default_device())
 
-    def export_library(self, path: str | Path) -> None:
+    def _default_device(self) -> tvm.runtime.Device:
+        """The first device of the kind that the library was built for."""
+        kind = str(json.loads(self.report.target)["kind"])
+        device = tvm.cpu() if kind not in GPU_KINDS else tvm.runtime.device(kind, 0)
+        if kind in GPU_KINDS and not device.exist:
+            raise TargetError(
+                f"this library was built for {self.report.device} (target {kind}), and TVM finds no such device here.",
+                "run it on a machine with the device, its driver and a TVM that supports it; "
+                "`source()` shows its kernels, `report` how they were made",
+            )
+        return device
+
+    def source(self) -> str:
+        """The source code of its GPU kernels, one module after another; empty for a library for CPUs.
+
+        CUDA C or OpenCL C; for AMD GPUs LLVM's assembly.
+        """
+        modules = _modules(getattr(self.executable, "mod", self.executable))
+        return "\n".join(str(module.inspect_source()) for module in modules if module.kind in (*GPU_KINDS, "hip"))
+
+    def export_library(self, path: str | Path, *, architectures: Sequence[str] | None = None) -> None:
         """Write one shared library holding code, constants, report and the description of inputs and outputs.
 
         Load it with `relay.load`, or without this package with ``tvm.runtime.load_module`` and
         ``tvm.relax.VirtualMachine``. The file appears whole or not at all.
-        Raises ExportError where it cannot be written, TargetError where the code is not for this kind of processor,
-        whose linker joins it.
+
+        CUDA kernels are embedded as machine code for ``architectures`` (``("sm_80", "sm_90")``; None: the one that the
+        library was built for), whether or not this machine has a GPU; with a warning as source where it has no CUDA
+        compiler, which ``architectures=()`` asks for.
+        Raises ExportError where it cannot be written, CompileError where the CUDA compiler fails, TargetError where the
+        code is not for this kind of processor, whose linker joins it.
         """
         machine = read_cpu_info().machine
         if self.cpu.machine not in ("", machine):
@@ -136,7 +165,12 @@ class Library:
         size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
         again = self._code.link_again if self._code is not None else None
         executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
-        export_executable(executable, metadata, Path(path), size_bytes, objects)
+        if architectures is None:
+            from tvm_ext.cuda_export import architecture_of  # needs TVM's compiler, which a receiver may not have
+
+            built_for = architecture_of(self.report.target)
+            architectures = (built_for,) if built_for else ()
+        export_executable(executable, metadata, Path(path), size_bytes, objects, architectures)
 
     def profile(
         self,
@@ -159,18 +193,34 @@ class Library:
 
 
 def load(path: str | Path) -> Library:
-    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one."""
+    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one.
+
+    Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
+    """
     path = Path(path)
     if not path.is_file():
         raise ExportError(f"there is no file {path}.", "check the path")
     check_complete(path)
     try:
         with without_lines(CONSTANT_SCOPES):
-            module = tvm.runtime.load_module(str(path.absolute()))
+            module = _open(path.absolute())
+    except TvmExtError:
+        raise
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ExportError(f"{path} cannot be loaded: {reason}", "export it again, with the same TVM") from error
     return Library.from_module(module, path.absolute())
+
+
+def _open(path: Path) -> Any:
+    """The module in ``path``. TVM's runtime for CUDA is loaded when a library turns out to need it."""
+    try:
+        return tvm.runtime.load_module(str(path))
+    except RuntimeError as error:
+        if CUDA_LOADER not in str(error):
+            raise
+    load_cuda_runtime()
+    return tvm.runtime.load_module(str(path))
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -186,6 +236,11 @@ def _random(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray[Any,
     if "float" in spec.dtype:
         return generator.standard_normal(shape).astype(np.dtype(spec.dtype))
     return generator.integers(0, 2, shape).astype(spec.dtype)
+
+
+def _modules(module: tvm.runtime.Module) -> list[tvm.runtime.Module]:
+    """``module`` and what it imports, and so on."""
+    return [module, *(inner for imported in module.imports for inner in _modules(imported))]
 
 
 def _has_metadata(module: tvm.runtime.Module) -> bool:

@@ -9,6 +9,13 @@ Environment variables
     Folder for measurements that are worth keeping; default: the user's cache folder.
 ``TVM_EXT_KERNEL_CACHE``
     What ``kernel_cache="auto"`` means: ``off``, a folder, or (unset) the folder ``kernels`` in the one above.
+``TVM_EXT_NVCC``
+    The CUDA compiler to use: a file, or ``off`` for none. Unset: the first that is found in ``CUDA_HOME`` or
+    ``CUDA_PATH``, on the ``PATH``, among installed Python packages (`pip install tvm-ext[cuda]`), in /usr/local/cuda.
+``TVM_EXT_NVCC_TIME_LIMIT_S``
+    Seconds after which one run of a device compiler is stopped; default 60.
+``OCL_ICD_VENDORS``
+    Where OpenCL's loader looks for drivers; respected if set, chosen by `offer_opencl_drivers` if not.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
 """
@@ -31,7 +38,12 @@ CONFIG_PREFIX = "tvm_ext."
 
 _CACHE_VARIABLE = "TVM_EXT_CACHE_DIR"
 _KERNEL_CACHE_VARIABLE = "TVM_EXT_KERNEL_CACHE"
+_NVCC_VARIABLE = "TVM_EXT_NVCC"
+_NVCC_TIME_VARIABLE = "TVM_EXT_NVCC_TIME_LIMIT_S"
+_NVCC_TIME_LIMIT_S = 60.0
+_TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+_OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
 
 
@@ -42,8 +54,9 @@ class BuildOptions:
     Parameters
     ----------
     enable_roller
-        True: construct rPrograms and emit kernels from them (paper §3); a target that no emitter serves is an error.
-        ``"auto"``: the same, but such a target is left to stock TVM. False: stock TVM's schedules everywhere.
+        True: construct rPrograms and emit kernels from them (paper §3); an operator that is beyond a GPU's 32-bit
+        indices, or of which no tile fits, is an error. ``"auto"``: the same, but such an operator is left to stock TVM.
+        False: stock TVM's schedules everywhere.
     candidates
         K: how many rPrograms construction keeps per operator, best first (paper §3.2, Figure 8; the paper uses 10).
     epsilon
@@ -58,7 +71,12 @@ class BuildOptions:
         ``TVM_EXT_KERNEL_CACHE`` says), ``"off"``, or a folder.
     layout
         Of what lies between convolutions and poolings on a CPU: ``"NCHW"`` as the model says, ``"NCHWc"`` in blocks of
-        channels wherever an operator allows it, ``"auto"`` in blocks where the gain pays for the transforms.
+        channels wherever an operator allows it, ``"auto"`` in blocks where the gain pays for the transforms. On a GPU
+        ``"NHWC"`` puts the channels of every half-precision convolution last that matrix units serve, ``"auto"`` only
+        where few transposes remain.
+    check_machine_code
+        For CUDA: compile every kernel as it is constructed, and take the next rProgram where the compiler refuses it,
+        runs too long or spills registers. It takes a run of the compiler (about a second) for each operator.
 
     Raises
     ------
@@ -72,7 +90,8 @@ class BuildOptions:
     device: str | None = None
     num_threads: int | None = None
     kernel_cache: str = "auto"
-    layout: Literal["auto", "NCHW", "NCHWc"] = "auto"
+    layout: Literal["auto", "NCHW", "NCHWc", "NHWC"] = "auto"
+    check_machine_code: bool = False
 
     def __post_init__(self) -> None:
         if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
@@ -83,8 +102,10 @@ class BuildOptions:
             raise _wrong_value("device", self.device, "the name of a device (see `tvm-ext devices`) or None")
         if self.num_threads is not None:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
-        if self.layout not in ("auto", "NCHW", "NCHWc"):
-            raise _wrong_value("layout", self.layout, '"auto", "NCHW" or "NCHWc"')
+        if self.layout not in ("auto", "NCHW", "NCHWc", "NHWC"):
+            raise _wrong_value("layout", self.layout, '"auto", "NCHW", "NCHWc" or "NHWC"')
+        if not isinstance(self.check_machine_code, bool):
+            raise _wrong_value("check_machine_code", self.check_machine_code, "True or False")
         if not isinstance(self.kernel_cache, str) or not self.kernel_cache.strip():
             raise _wrong_value("kernel_cache", self.kernel_cache, '"auto", "off" or the name of a folder')
 
@@ -180,6 +201,32 @@ def kernel_cache_directory(setting: str = "auto") -> Path | None:
     return path
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaSettings:
+    """What the environment says about CUDA compilers. ``nvcc`` "" searches, "off" uses none; ``toolkits`` may exist."""
+
+    nvcc: str
+    toolkits: tuple[Path, ...]
+    time_limit_s: float
+
+
+def cuda_settings() -> CudaSettings:
+    """The environment's `CudaSettings`; raises `OptionError` for a time limit that is no positive number."""
+    text = os.environ.get(_NVCC_TIME_VARIABLE, "").strip()
+    try:
+        limit = float(text or _NVCC_TIME_LIMIT_S)
+    except ValueError:
+        limit = math.nan
+    if not (math.isfinite(limit) and limit > 0):
+        raise OptionError(f"{_NVCC_TIME_VARIABLE} is {text!r}, which is no time.", "set it to a number of seconds")
+    folders = [os.environ.get(name, "").strip() for name in _TOOLKIT_VARIABLES]
+    return CudaSettings(
+        nvcc=os.environ.get(_NVCC_VARIABLE, "").strip(),
+        toolkits=tuple(Path(folder).expanduser() for folder in folders if folder),
+        time_limit_s=limit,
+    )
+
+
 def usable_core_count() -> int:
     """CPU cores this process may use: its affinity mask, further limited by its control group's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -244,3 +291,8 @@ def configure_threads() -> int | None:
     count = usable_core_count()
     os.environ[_THREAD_VARIABLES[0]] = os.environ[_CHOSEN_THREADS_VARIABLE] = str(count)
     return count
+
+
+def offer_opencl_drivers(folder: Path) -> None:
+    """Let OpenCL's loader find the drivers whose ``.icd`` files are in ``folder``, unless the user chose a place."""
+    os.environ.setdefault(_OPENCL_DRIVERS_VARIABLE, str(folder))

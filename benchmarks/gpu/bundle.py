@@ -1,0 +1,267 @@
+"""Compile the benchmark's kernels here, for a GPU that is elsewhere, into one folder that carries all it needs.
+
+    python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200
+    python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200 --only gemm_float16_4096 --candidates 10
+    python benchmarks/gpu/bundle.py build/gpu-bundle --python 3.12          # the Python of the machine with the GPU
+
+There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
+library per kernel with machine code in it, the scripts, and ``manifest.json``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cases import Case, all_cases
+from manifest import NAME, SIZE_LIMIT_BYTES, BundleError, Entry, Manifest, Program, digest, to_json
+from programs import function_name, program
+
+from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm, tvm_ffi
+from tvm_ext.cuda_export import architecture_of
+from tvm_ext.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
+from tvm_ext.device_db import lookup
+from tvm_ext.device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, TvmExtError
+from tvm_ext.files import write_atomically
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.kernel_cache import KernelCache
+from tvm_ext.options import BuildOptions
+from tvm_ext.plan import CHOICE
+from tvm_ext.testing.environment import current_environment
+from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
+
+HERE = Path(__file__).resolve().parent
+WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
+SCRIPTS = ("cases.py", "manifest.py", "references.py", "numpy_references.py", "run.py", "gpu.py")
+OURS, DLIGHT = "ours", "dlight"
+THREADS = 2
+_TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_cuda.so")
+_TVM_LEFT_OUT = ("3rdparty", "include", "src", "lib", "web", "cmake", "exec", "licenses", "topi", "__pycache__")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all kernels of a bundle are made with."""
+
+    device: DeviceSpec
+    target: Any
+    architectures: tuple[str, ...]
+    candidates: int
+    folder: Path
+    cache: KernelCache
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+def make_entry(case: Case, settings: Settings) -> Entry:
+    """All contenders' code for ``case``; a contender that has none says why."""
+    programs: list[Program] = []
+    refusals: dict[str, str] = {}
+    for contender, func in _contenders(case, settings, refusals):
+        made = _attempt(case, contender, func, settings)
+        if isinstance(made, Program):
+            programs.append(made)
+        else:
+            refusals[contender] = made
+    return Entry(case=case, programs=tuple(programs), refusals=refusals)
+
+
+def _attempt(case: Case, contender: str, func: Any, settings: Settings) -> Program | str:
+    """The contender's program, or why it has none."""
+    try:
+        return _compile(case, contender, func, settings)
+    except (CompileError, RuntimeError, ValueError) as error:
+        return _first_line(error)
+
+
+def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """(contender, scheduled function): ours, in ``settings.candidates`` forms, and stock TVM's."""
+    func = program(case)
+    try:
+        yield from _ours(case, func, settings)
+    except (TvmExtError, IllegalRewrite) as error:
+        refusals[OURS] = error.problem
+    try:
+        with settings.target, PassContext():
+            module = StockGpuKernels(settings.device)(IRModule({function_name(case): func}))
+        yield DLIGHT, module[function_name(case)]
+    except (RuntimeError, ValueError) as error:
+        refusals[DLIGHT] = _first_line(error)
+
+
+def _ours(case: Case, func: Any, settings: Settings) -> Iterator[tuple[str, Any]]:
+    name = function_name(case)
+    if settings.candidates > 1:
+        found = candidates(func, settings.device, settings.candidates, name=name)
+        for position, (_program, kernel) in enumerate(found):
+            yield (f"{OURS}_{position}" if position else OURS), kernel.with_attr("global_symbol", name)
+        if found:
+            return
+    kernel = construct_gpu_kernel(func, name, settings.device, BuildOptions())
+    choice = json.loads(str(kernel.attrs[CHOICE]))
+    if choice["path"] != "rtile":
+        raise IllegalRewrite(choice["reason"])
+    yield OURS, kernel.with_attr("global_symbol", name)
+
+
+def _compile(case: Case, contender: str, func: Any, settings: Settings) -> Program:
+    """A library with the function's host code and its machine code for the GPU."""
+    name = function_name(case)
+    with settings.target:
+        executable = tvm.compile(IRModule({name: func}), target=settings.target)
+    file = f"{name}.{contender}.so"
+    compiled = export(executable, settings.folder / file, settings.architectures, settings.cache)
+    choice = json.loads(str(func.attrs[CHOICE])) if CHOICE in func.attrs else {}
+    plan = {"choice": choice, "uses": [asdict(use) for item in compiled for use in item.uses]}
+    return Program(contender=contender, file=file, function=name, plan=plan)
+
+
+def export(executable: Any, path: Path, architectures: Sequence[str], cache: KernelCache) -> list[CompiledCuda]:
+    """Write ``executable`` as a shared library with machine code in it; answers what the compiler made."""
+    compiled: list[CompiledCuda] = []
+
+    def compile_source(source: str) -> bytes:
+        compiled.append(compile_cuda(source, architectures, cache=cache))
+        return compiled[-1].image
+
+    def pack(module: Any, _is_system: bool, _prefix: str, workspace: str) -> str:
+        (Path(workspace) / "modules.bin").write_bytes(replace_source(pack_imports(module), compile_source))
+        result = Path(workspace) / "modules.S"
+        result.write_text(assembly(LIBRARY_SYMBOL, str(Path(workspace) / "modules.bin")))
+        return str(result)
+
+    with tempfile.TemporaryDirectory(prefix="tvm_ext-bundle-") as workspace:
+        executable.export_library(str(path), workspace_dir=workspace, fpack_imports=pack, options=["-s"])
+    return compiled
+
+
+def _first_line(error: Exception) -> str:
+    text = getattr(error, "problem", str(error)).strip()
+    return (text.splitlines() or [type(error).__name__])[-1][:500]
+
+
+# --- what the other machine needs ---------------------------------------------------------------------------------
+def copy_runtime(folder: Path, python: str) -> None:
+    """TVM's Python code and runtime libraries, without its compiler, and tvm-ffi for Python ``python`` ("3.12")."""
+    package, ffi = Path(tvm.__file__).resolve().parent, Path(tvm_ffi.__file__).resolve().parent
+    target = folder / "runtime"
+    shutil.copytree(package, target / "tvm", ignore=_only_runtime(package))
+    (target / "tvm" / "lib").mkdir()
+    for name in _TVM_LIBRARIES:
+        shutil.copy2(package / "lib" / name, target / "tvm" / "lib" / name)
+    ignore = shutil.ignore_patterns("include", "src", "3rdparty", "share", "stub", "__pycache__")
+    shutil.copytree(ffi, target / "tvm_ffi", ignore=ignore)
+    if python != f"{sys.version_info.major}.{sys.version_info.minor}":
+        _add_ffi_core(target / "tvm_ffi", python)
+
+
+def _only_runtime(package: Path) -> Any:
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        top = _TVM_LEFT_OUT if Path(folder) == package else ("__pycache__",)
+        return {name for name in names if name in top or name.endswith((".cc", ".h"))}
+
+    return ignore
+
+
+def _add_ffi_core(folder: Path, python: str) -> None:
+    """tvm-ffi's one file that depends on Python's version, from its wheel for that version."""
+    version = metadata.version("apache-tvm-ffi")
+    with tempfile.TemporaryDirectory() as name:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", name]
+        command += [f"--python-version={python}", f"apache-tvm-ffi=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        wheels = list(Path(name).glob("*.whl"))
+        if done.returncode or not wheels:
+            raise OptionError(
+                f"apache-tvm-ffi {version} has no wheel for Python {python}: {done.stderr.strip()[-300:]}"
+            )
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            for member in wheel.namelist():
+                if member.startswith("tvm_ffi/core.") and member.endswith(".so"):
+                    (folder / Path(member).name).write_bytes(wheel.read(member))
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in the bundle but its manifest, by name."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME)
+    return {path.relative_to(folder).as_posix(): digest(path) for path in paths}
+
+
+def write_bundle(cases: Sequence[Case], settings: Settings, python: str, tell: Any = print) -> Manifest:
+    """Compile ``cases`` into the empty folder of ``settings``; raises BundleError where it grows too large."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        entries = []
+        for entry in pool.map(lambda case: make_entry(case, settings), cases):
+            tell(
+                f"{entry.case.id}: {', '.join(item.contender for item in entry.programs)} {dict(entry.refusals) or ''}"
+            )
+            entries.append(entry)
+    for name in SCRIPTS:
+        shutil.copy2(HERE / name, settings.folder / name)
+    copy_runtime(settings.folder, python)
+    environment = current_environment()
+    manifest = Manifest(
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        commit=environment.commit or "unknown",
+        device=settings.device.name,
+        architectures=settings.architectures,
+        toolkit=find_nvcc().release,
+        versions=dict(environment.versions),
+        entries=tuple(entries),
+        digests=files_of(settings.folder),
+    )
+    write_atomically(settings.folder / NAME, to_json(manifest).encode())
+    size = sum(path.stat().st_size for path in settings.folder.rglob("*") if path.is_file())
+    if size > SIZE_LIMIT_BYTES:
+        raise BundleError(
+            f"the bundle takes {size / 1e6:.1f} of {SIZE_LIMIT_BYTES / 1e6:.0f} MB: name fewer cases with --only"
+        )
+    tell(f"{len(entries)} cases, {size / 1e6:.1f} MB in {settings.folder}")
+    return manifest
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="made anew")],
+    device: Annotated[str, typer.Option(help="row of the device tables to construct for")] = "nvidia-h200",
+    architecture: Annotated[list[str] | None, typer.Option(help="of the machine code; default: the device's")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="ids or groups of cases")] = None,
+    candidates: Annotated[int, typer.Option(help="forms of our kernel per case")] = 1,
+    python: Annotated[str, typer.Option(help="version on the machine with the GPU")] = "3.12",
+) -> None:
+    """Compile the benchmark's kernels into FOLDER."""
+    row = lookup(device)
+    target = Target(dict(row.target))
+    own = architecture_of(str(target))
+    if own is None:
+        raise OptionError(f"{device} is no CUDA device.", "name one with --device, see `tvm-ext devices`")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    chosen = [case for case in all_cases(WORKLOAD) if not only or case.id in only or case.group in only]
+    if not chosen:
+        raise OptionError(f"no case is called {', '.join(only or [])}.", "see benchmarks/gpu/cases.py")
+    settings = Settings(
+        device=row,
+        target=target,
+        architectures=tuple(architecture or [own]),
+        candidates=candidates,
+        folder=folder,
+        cache=KernelCache.for_build(BuildOptions()),
+    )
+    write_bundle(chosen, settings, python)
+
+
+if __name__ == "__main__":
+    typer.run(main)

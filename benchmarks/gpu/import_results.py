@@ -1,0 +1,143 @@
+"""Take the results of a run on a GPU into ``benchmarks/results/``, and print what they come to.
+
+    python benchmarks/gpu/import_results.py results.jsonl
+
+Writes ``benchmarks/results/<date>-gpu-<device>.json``. Speed-ups are geometric means over a group's cases that both
+contenders did right; the counts say how many.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tvm_ext.errors import InputError
+from tvm_ext.files import write_atomically
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+OURS = "ours"
+Record = dict[str, Any]
+_KEYS = ("bundle", "commit", "device", "constructed_for", "id", "group", "contenders")
+
+
+def read_results(path: Path) -> list[Record]:
+    """The last record of each case; raises InputError for a file that `run.py` did not write, or of several bundles.
+
+    A last line that a kill cut off is left out.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}.", "name the file that run.py wrote") from error
+    records = [
+        _parse(path, number, line) for number, line in enumerate(lines, 1) if number < len(lines) or _is_json(line)
+    ]
+    if not records:
+        raise InputError(f"{path} holds no results.", "run the bundle first")
+    sources = {(item["bundle"], item["device"]) for item in records}
+    if len(sources) > 1:
+        raise InputError(f"{path} holds results of {len(sources)} bundles or devices.", "use a new file for each")
+    return list({item["id"]: item for item in records}.values())
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return True
+
+
+def _parse(path: Path, number: int, line: str) -> Record:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{number} is no JSON: {error}.", "copy the file again") from error
+    if not isinstance(record, dict) or not all(key in record for key in _KEYS):
+        raise InputError(f"{path}:{number} is no result of run.py.", f"a result has {', '.join(_KEYS)}")
+    return record
+
+
+def best_of_ours(record: Record) -> float | None:
+    """The time in microseconds of the fastest of our candidates; the first alone is contender "ours"."""
+    times = [item.get("median_us") for name, item in record["contenders"].items() if name.startswith(OURS)]
+    return min((time for time in times if time is not None), default=None)
+
+
+def speedups(records: Iterable[Record], peer: str) -> list[float]:
+    """``peer``'s time over ours in every case that both did right."""
+    pairs = [(record["contenders"].get(peer, {}).get("median_us"), _ours(record)) for record in records]
+    return [theirs / ours for theirs, ours in pairs if theirs and ours]
+
+
+def _ours(record: Record) -> float | None:
+    time: float | None = record["contenders"].get(OURS, {}).get("median_us")
+    return time
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
+    """By group: how many of ours are right, and the speed-ups over each peer."""
+    groups = dict.fromkeys(record["group"] for record in records)
+    return {group: _summary([item for item in records if item["group"] == group]) for group in groups}
+
+
+def _summary(records: Sequence[Record]) -> dict[str, Any]:
+    peers = dict.fromkeys(name for record in records for name in record["contenders"] if not name.startswith(OURS))
+    states = [record["contenders"].get(OURS, {"state": "absent"})["state"] for record in records]
+    gains = {peer: speedups(records, peer) for peer in peers}
+    return {
+        "cases": len(records),
+        "states": {state: states.count(state) for state in dict.fromkeys(states)},
+        "speedup": {peer: geometric_mean(values) for peer, values in gains.items()},
+        "compared": {peer: len(values) for peer, values in gains.items()},
+    }
+
+
+def show(summary: dict[str, Any], device: str) -> Table:
+    """A row per group."""
+    peers = list(dict.fromkeys(peer for item in summary.values() for peer in item["speedup"]))
+    table = Table("group", "cases", "ours", *(f"vs {peer}" for peer in peers), title=device)
+    for group, item in summary.items():
+        states = ", ".join(f"{count} {state}" for state, count in item["states"].items())
+        cells = [_cell(item["speedup"].get(peer), item["compared"].get(peer, 0)) for peer in peers]
+        table.add_row(group, str(item["cases"]), states, *cells)
+    return table
+
+
+def _cell(gain: float | None, count: int) -> str:
+    return "-" if gain is None else f"{gain:.2f}x ({count})"
+
+
+def result_file(records: Sequence[Record], folder: Path = RESULTS) -> Path:
+    device = re.sub(r"[^a-z0-9]+", "-", records[0]["device"].lower()).strip("-")
+    return folder / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}-gpu-{device}.json"
+
+
+def main(results: Annotated[Path, typer.Argument(help="what run.py wrote")], folder: Path = RESULTS) -> None:
+    """Take RESULTS into FOLDER."""
+    records = read_results(results)
+    summary = summarise(records)
+    about = {key: records[0][key] for key in ("device", "constructed_for", "bundle", "commit")}
+    path = result_file(records, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"what": "gpu", **about, "summary": summary, "results": records}
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    Console(width=160).print(show(summary, about["device"]))
+    print(path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

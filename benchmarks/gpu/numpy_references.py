@@ -1,0 +1,77 @@
+"""The benchmark's cases in NumPy, float64, for machines without PyTorch: slow, hence for small cases only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cases import Case
+
+FLOPS_LIMIT = 2e9
+Array = np.ndarray[Any, Any]
+
+
+def reference(case: Case, arrays: Sequence[Array]) -> Array:
+    """The exact result of ``arrays``; raises NotImplementedError for a case that would take minutes."""
+    if case.flops > FLOPS_LIMIT:
+        raise NotImplementedError(f"{case.flops:.1e} operations are too many for NumPy: install PyTorch")
+    return _REFERENCES[case.operator](case, *(array.astype("float64") for array in arrays))
+
+
+def _matmul(_case: Case, x: Array, w: Array, *bias: Array) -> Array:
+    y = x @ w
+    return np.maximum(y + bias[0], 0.0) if bias else y
+
+
+def _windows(x: Array, kernel: Sequence[int], stride: int, dilation: int, pads: Sequence[int]) -> Array:
+    """Views of NCHW ``x``: [n, c, y, x, ky, kx]."""
+    top, left, bottom, right = pads
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    spans = tuple((size - 1) * dilation + 1 for size in kernel)
+    views = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(2, 3))
+    return views[:, :, ::stride, ::stride, ::dilation, ::dilation]
+
+
+def _convolution(case: Case, x: Array, w: Array) -> Array:
+    settings = case.attributes
+    last = settings["layout"] == "NHWC"
+    if last:
+        x, w = x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1)
+    views = _windows(x, w.shape[2:], settings["stride"], settings["dilation"], settings["pads"])
+    if settings["groups"] > 1:
+        return np.einsum("ncyxij,cij->ncyx", views, w[:, 0])
+    y: Array = np.einsum("ncyxij,fcij->nfyx", views, w, optimize=True)
+    return y.transpose(0, 2, 3, 1) if last else y
+
+
+def _average_pool(case: Case, x: Array) -> Array:
+    settings = case.attributes
+    window = (settings["kernel"], settings["stride"], 1, settings["pads"])
+    inside = _windows(np.ones((1, 1, *x.shape[2:])), *window).sum((-1, -2))
+    y: Array = _windows(x, *window).sum((-1, -2)) / inside
+    return y
+
+
+def _softmax(_case: Case, x: Array) -> Array:
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    y: Array = exponentials / exponentials.sum(-1, keepdims=True)
+    return y
+
+
+def _layer_norm(_case: Case, x: Array, gamma: Array, beta: Array) -> Array:
+    y: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gamma + beta
+    return y
+
+
+_REFERENCES: dict[str, Callable[..., Array]] = {
+    "matmul": _matmul,
+    "batch_matmul": _matmul,
+    "conv2d": _convolution,
+    "depthwise": _convolution,
+    "average_pool": _average_pool,
+    "relu": lambda _case, x: np.maximum(x, 0.0),
+    "sum": lambda case, x: x.sum(tuple(case.attributes["axes"])),
+    "softmax": _softmax,
+    "layer_norm": _layer_norm,
+}

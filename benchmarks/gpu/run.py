@@ -1,0 +1,209 @@
+"""Run a bundle on the machine with the GPU: check every output, then time it beside PyTorch and stock TVM.
+
+    python3 gpu-bundle/run.py --output results.jsonl --minutes 8
+
+Needs NumPy, PyTorch (or --backend runtime: TVM's runtime alone, which the bundle has) and a driver. Every case is a
+line of JSON in the output; a run that is started again goes on where the last one ended. What computes a wrong result
+is not timed. Exits with 1 where a result of ours is wrong, with 2 where the bundle cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import Case
+from gpu import Gpu, RuntimeGpu, TorchGpu, driver_version, load_runtime, summary
+from manifest import BundleError, Entry, Manifest, Program, check_device, read_bundle
+
+HERE = Path(__file__).resolve().parent
+COMPILED_GROUPS = ("fused", "rows", "elementwise")  # torch.compile takes seconds each and helps where operators fuse
+
+Call = Callable[[Sequence[Any]], Any]
+Record = dict[str, Any]
+
+
+def run_entry(entry: Entry, gpu: Gpu, functions: dict[str, Call], compiled: bool) -> Record:
+    """All contenders of ``entry``: their state (ok, wrong, failed, refused), error and times."""
+    case = entry.case
+    record: Record = {name: {"state": "refused", "why": why} for name, why in entry.refusals.items()}
+    inputs = gpu.inputs(case)
+    try:
+        expected = gpu.expected(case, inputs)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return {**record, **{item.contender: _failed(error, "no reference") for item in entry.programs}}
+    for name, call in functions.items():
+        record[name] = _guarded(lambda call=call: _contender(case, gpu, _into(gpu, case, call), inputs, expected))
+    for name, call in gpu.peers(case, compiled).items():
+        record[name] = _guarded(lambda call=call: _contender(case, gpu, call, inputs, expected))
+    return record
+
+
+def _into(gpu: Gpu, case: Case, function: Call) -> Call:
+    """``function``, which writes into its last argument, as one that returns. The output is poisoned once."""
+    output = gpu.poisoned(case.output)
+
+    def call(inputs: Sequence[Any]) -> Any:
+        function([*inputs, output])
+        return output
+
+    return call
+
+
+def _contender(case: Case, gpu: Gpu, call: Call, inputs: Sequence[Any], expected: Any) -> Record:
+    error = gpu.error(call(inputs), expected)
+    allowed = max(case.allowed_error, 1e-12)
+    if error > allowed:
+        return {"state": "wrong", "error": error if math.isfinite(error) else "not finite", "allowed": allowed}
+    return {"state": "ok", "error": error, "allowed": allowed, **summary(gpu.time(lambda: call(inputs)))}
+
+
+def _guarded(action: Callable[[], Record]) -> Record:
+    """What a contender fails with is its result: the others still run."""
+    try:
+        return action()
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        return _failed(error, type(error).__name__)
+
+
+def _failed(error: Exception, what: str) -> Record:
+    return {"state": "failed", "why": f"{what}: {str(error).strip()[-400:]}"}
+
+
+# --- the bundle ---------------------------------------------------------------------------------------------------
+def load_functions(entry: Entry, folder: Path) -> dict[str, Call]:
+    """The entry's functions, from their libraries."""
+    return {item.contender: _load(item, folder) for item in entry.programs}
+
+
+def _load(program: Program, folder: Path) -> Call:
+    import tvm_ffi
+
+    function: list[Any] = []  # loaded at the first call, so that a library that does not load is one failed contender
+
+    def call(arguments: Sequence[Any]) -> Any:
+        if not function:
+            function.append(tvm_ffi.load_module(str(folder / program.file))[program.function])
+        return function[0](*arguments)
+
+    return call
+
+
+def open_gpu(folder: Path, backend: str) -> Gpu:
+    """The GPU through PyTorch or TVM's runtime; raises BundleError where that is not possible."""
+    sys.path.insert(0, str(folder / "runtime"))
+    if backend == "torch":
+        try:
+            import torch
+        except ImportError as error:
+            raise BundleError(f"PyTorch is not installed ({error}): install it, or use --backend runtime") from error
+        if not torch.cuda.is_available():
+            raise BundleError("PyTorch sees no GPU: check `nvidia-smi`, and that PyTorch was built for CUDA")
+        load_runtime(folder / "runtime" / "tvm")
+        return TorchGpu(torch)
+    import tvm
+
+    load_runtime(folder / "runtime" / "tvm")
+    return RuntimeGpu(tvm)
+
+
+def finished(output: Path, identity: str) -> set[str]:
+    """Ids of the cases that ``output`` has for this bundle; a line that was cut off by a kill does not count."""
+    if not output.exists():
+        return set()
+    lines = []
+    for line in output.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:  # noqa: PERF203 - the last line, at most
+            continue
+    return {item["id"] for item in lines if item.get("bundle") == identity and "id" in item}
+
+
+def run_bundle(manifest: Manifest, folder: Path, gpu: Gpu, output: Path, minutes: float) -> list[Record]:
+    """Run what ``output`` has not yet, until ``minutes`` are over; appends a line per case, answers the new ones.
+
+    Raises RuntimeError where a kernel broke the process' use of the device: the rest needs another process.
+    """
+    done = finished(output, manifest.identity)
+    end = time.monotonic() + 60 * minutes
+    records = []
+    for entry in manifest.entries:
+        if entry.case.id in done:
+            continue
+        if time.monotonic() > end:
+            print(f"{minutes:g} minutes are over; start again to go on", flush=True)
+            break
+        compiled = entry.case.group in COMPILED_GROUPS
+        contenders = run_entry(entry, gpu, load_functions(entry, folder), compiled)
+        record = _record(manifest, gpu, entry.case, contenders)
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        records.append(record)
+        print(line(record), flush=True)
+        gpu.check()
+    return records
+
+
+def _record(manifest: Manifest, gpu: Gpu, case: Case, contenders: Record) -> Record:
+    return {
+        "bundle": manifest.identity, "commit": manifest.commit, "device": gpu.name, "constructed_for": manifest.device,
+        "id": case.id, "group": case.group, "flops": case.flops, "bytes": case.bytes, "contenders": contenders,
+    }  # fmt: skip
+
+
+def line(record: Record) -> str:
+    """One case as text: times in microseconds, and what did not work."""
+    parts = []
+    for name, item in record["contenders"].items():
+        time_us = item.get("median_us")
+        parts.append(f"{name} {time_us:.1f}" if time_us else f"{name} {item['state'].upper()}")
+    ours = record["contenders"].get("ours", {}).get("median_us")
+    rate = f" [{record['flops'] / ours / 1e6:.2f} TFLOP/s, {record['bytes'] / ours / 1e3:.0f} GB/s]" if ours else ""
+    return f"{record['id']:<28} " + "  ".join(parts) + rate
+
+
+def _is_wrong(record: Record) -> bool:
+    ours = (item for name, item in record["contenders"].items() if name.startswith("ours"))
+    return any(item["state"] == "wrong" for item in ours)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answers the exit status."""
+    parser = argparse.ArgumentParser(description="Run a bundle of GPU kernels.")
+    parser.add_argument("--bundle", type=Path, default=HERE, help="the bundle's folder (default: where this script is)")
+    parser.add_argument("--output", type=Path, default=Path("results.jsonl"))
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--backend", choices=("torch", "runtime"), default="torch")
+    settings = parser.parse_args(arguments)
+    try:
+        manifest = read_bundle(settings.bundle)
+        driver = driver_version()
+        gpu = open_gpu(settings.bundle, settings.backend)
+        check_device(manifest, gpu.capability, driver)
+    except BundleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{gpu.name}, CUDA driver {driver}; {len(manifest.entries)} cases for {manifest.device}", flush=True)
+    started = time.monotonic()
+    try:
+        records = run_bundle(manifest, settings.bundle, gpu, settings.output, settings.minutes)
+    except RuntimeError as error:
+        minutes = settings.minutes - (time.monotonic() - started) / 60
+        print(f"the device failed ({str(error).splitlines()[0]}); going on in a new process", flush=True)
+        again = ["--bundle", settings.bundle, "--output", settings.output, "--backend", settings.backend]
+        os.execv(sys.executable, [sys.executable, __file__, *map(str, again), "--minutes", str(max(minutes, 0))])
+    wrong = [item["id"] for item in records if _is_wrong(item)]
+    print(f"{len(records)} cases run, {len(wrong)} with a wrong result of ours {wrong or ''}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

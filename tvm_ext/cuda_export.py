@@ -1,0 +1,75 @@
+"""Machine code in exported libraries, for a GPU that this machine does not have.
+
+Stock TVM compiles CUDA for the device at hand, and embeds source where there is none: the receiver then needs a CUDA
+compiler, and waits for it at every start. `embed_machine_code` compiles the source here, for every architecture asked
+for, so that the receiver needs a driver and TVM's runtime alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_ext._tvm import pack_imports
+from tvm_ext.cuda_toolchain import architecture_number, compile_cuda
+from tvm_ext.device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.kernel_cache import KernelCache
+from tvm_ext.options import BuildOptions, cuda_settings
+
+WHOLE_MODULE_FACTOR = 10.0
+"""A module holds all kernels of a model: so many times the limit of one kernel may compiling it take."""
+
+_ARCHITECTURE = re.compile(r"sm_\d+[af]?")
+
+
+def architecture_of(target: str) -> str | None:
+    """``"sm_80"`` from a CUDA target's text (JSON, or ``... arch=sm_80 ...``); None for any other target."""
+    try:
+        attributes: Any = json.loads(target)
+    except json.JSONDecodeError:
+        attributes = {}
+    if isinstance(attributes, dict) and attributes.get("kind") == "cuda":
+        return attributes.get("arch")
+    match = _ARCHITECTURE.search(target) if "cuda" in target else None
+    return match[0] if match else None
+
+
+def embed_machine_code(
+    data: bytes, architectures: Sequence[str], *, cache: KernelCache | None = None, time_limit_s: float | None = None
+) -> bytes:
+    """``data``, the modules of a library, with machine code for ``architectures`` in place of CUDA source.
+
+    ``time_limit_s`` is for all of it (default: `WHOLE_MODULE_FACTOR` times one kernel's); ``cache`` keeps results.
+    Where this machine has no CUDA compiler the source stays, with a warning. Raises CompileError where the compiler
+    refuses it, OptionError for an architecture that no installed compiler knows.
+    """
+    for item in architectures:
+        architecture_number(item)
+    limit = WHOLE_MODULE_FACTOR * cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
+
+    def compile_source(source: str) -> bytes:
+        return compile_cuda(source, architectures, cache=cache, time_limit_s=limit).image
+
+    try:
+        return replace_source(data, compile_source)
+    except UnsupportedEnvironmentError as error:
+        text = f"the library carries CUDA source, not machine code: {error.problem} To embed it, {error.remedy}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return data
+
+
+def write_imports(module: Any, architectures: Sequence[str], folder: Path, **settings: Any) -> Path:
+    """Write what ``module`` imports, with machine code, as a file that the linker takes, into ``folder``.
+
+    ``settings`` are those of `embed_machine_code`; the cache is the one of builds. For TVM's ``fpack_imports``.
+    """
+    settings = {"cache": KernelCache.for_build(BuildOptions.current()), **settings}
+    (folder / "modules.bin").write_bytes(embed_machine_code(pack_imports(module), architectures, **settings))
+    path = folder / "modules.S"
+    path.write_text(assembly(LIBRARY_SYMBOL, str(folder / "modules.bin")))
+    return path

@@ -1,0 +1,74 @@
+"""Running a compiler for a limited time, and telling people what it said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvm_ext.errors import CompileError
+
+INSTALL_CUDA = "install it with `pip install tvm-ext[cuda]`, or a CUDA toolkit, or set TVM_EXT_NVCC to its path"
+_SHOWN_LINES = 8
+
+
+def run_limited(command: Sequence[str], time_limit_s: float, folder: Path | None = None) -> str:
+    """Run ``command`` in ``folder``; answers all that it printed. After ``time_limit_s`` it and its children are ended.
+
+    nvcc starts a compiler, an assembler and a linker: all of them are in a process group of their own, so that none is
+    left behind. Raises CompileError where it cannot be started, takes too long, or fails.
+    """
+    shown = shlex.join(command)
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise CompileError(f"`{shown}` cannot be started: {error.strerror or error}.", INSTALL_CUDA) from error
+    try:
+        text, _ = process.communicate(timeout=time_limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(
+            f"`{shown}` took longer than {time_limit_s:g} s and was stopped.",
+            "set TVM_EXT_NVCC_TIME_LIMIT_S to more seconds, or check that the compiler works by itself",
+        ) from error
+    finally:
+        _end_group(process)
+    if process.returncode:
+        raise CompileError(f"`{shown}` failed (exit status {process.returncode}): {_first_errors(text)}", _remedy(text))
+    return text
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """End what is left of the process group: after a normal end nothing, after a time-out all of it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _first_errors(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("ptxas info")]
+    wrong = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()] or lines
+    return "\n".join(wrong[:_SHOWN_LINES]) or "it printed nothing"
+
+
+def _remedy(text: str) -> str:
+    if "No such file or directory" in text and ("cc1plus" in text or "gcc" in text or "g++" in text):
+        return "install a C++ compiler (g++): nvcc preprocesses with it"
+    if "cannot open source file" in text or "No such file" in text:
+        return "install the headers that are missing: `pip install tvm-ext[cuda]` brings all of them, in one version"
+    if "Unsupported .version" in text or "PTX .version" in text:
+        return "install all of NVIDIA's compiler packages in one version: `pip install tvm-ext[cuda]`"
+    return "the next candidate may compile; please report this kernel"
