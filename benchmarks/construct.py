@@ -2,6 +2,9 @@
 
     python benchmarks/construct.py --device nvidia-v100
 
+On a GPU the kernel of each operator is emitted too, as a build does it (`emit_ms`: construction and emission, nothing
+cached), and named with what emitted it.
+
 Prints one line per operator (tiles, time to construct, predicted time, the artifact's measured time, alignment) and
 writes all of it as JSON. No GPU is needed: construction reads only the device tables.
 """
@@ -24,10 +27,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tvm_ext import device_db
+from tvm_ext import device_db, relay
+from tvm_ext._tvm import PrimFunc
+from tvm_ext.cli_explain import operators_of
 from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import RProgram
+from tvm_ext.options import BuildOptions
+from tvm_ext.plan import CHOICE, KernelChoice, RProgram, from_json
+from tvm_ext.testing.roller_models import WORKLOAD_BATCH, read_models
 from tvm_ext.testing.tensor_exprs import roller_operators
+from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.roller.check import alignment_facts
 from tvm_ext.tir_passes.roller.construct import construct
 
@@ -52,6 +60,9 @@ def _tiles(program: RProgram) -> str:
 
 def _run(device: DeviceSpec, k: int) -> list[dict[str, Any]]:
     measured = _measured()
+    models = (
+        {item.id: item.model for item in read_models(WORKLOAD, batch=WORKLOAD_BATCH)} if device.kind != "cpu" else {}
+    )
     rows = []
     for name, expr in roller_operators(WORKLOAD):
         wall, cpu = [], []
@@ -61,6 +72,7 @@ def _run(device: DeviceSpec, k: int) -> list[dict[str, Any]]:
             wall.append((time.perf_counter() - start) * 1e3)
             cpu.append((time.process_time() - busy) * 1e3)
         best = construction.programs[0]
+        emitted = {} if device.kind == "cpu" else _emitted(models[name], device)
         facts = alignment_facts(construction.canonical.expr, best, device)
         rows.append(
             {
@@ -78,9 +90,28 @@ def _run(device: DeviceSpec, k: int) -> list[dict[str, Any]]:
                 "bound": best.prediction.bound,
                 "artifact_v100_ms": measured[name],
                 "alignment": facts,
+                **emitted,
             }
         )
     return rows
+
+
+def _emitted(model: Any, device: DeviceSpec) -> dict[str, Any]:
+    """Time to construct and emit the kernel of the model's only operator, and who made it."""
+    mod, params = relay.frontend.from_onnx(model)
+    operators = operators_of(relay.prepare(mod, params), device)
+    functions = [func for _, func in operators.functions_items() if isinstance(func, PrimFunc)]
+    start, busy = time.perf_counter(), time.process_time()
+    kernels = [construct_gpu_kernel(func, "operator", device, BuildOptions()) for func in functions]
+    elapsed_ms, busy_ms = (time.perf_counter() - start) * 1e3, (time.process_time() - busy) * 1e3
+    choices = [from_json(KernelChoice, str(kernel.attrs[CHOICE])) for kernel in kernels]
+    return {
+        "emit_ms": elapsed_ms,
+        "emit_cpu_ms": busy_ms,
+        "paths": [choice.path for choice in choices],
+        "how": "; ".join(choice.reason for choice in choices),
+        "launches": sum(plan.launches for choice in choices for plan in choice.gpu),
+    }
 
 
 def _table(device: DeviceSpec, rows: list[dict[str, Any]]) -> Table:
@@ -118,7 +149,15 @@ def _table(device: DeviceSpec, rows: list[dict[str, Any]]) -> Table:
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     times = [row["construct_ms"] for row in rows]
     aligned = Counter(rule for row in rows for rule, holds in row["alignment"].items() if holds is not False)
+    emitted = [row["emit_ms"] for row in rows if "emit_ms" in row]
+    gpu: dict[str, Any] = {}
+    if emitted:
+        gpu = {"emit_ms_median": statistics.median(emitted), "emit_ms_max": max(emitted)}
+        gpu["emit_cpu_ms_median"] = statistics.median(row["emit_cpu_ms"] for row in rows)
+    paths = Counter(path for row in rows for path in row.get("paths", ()))
     return {
+        **gpu,
+        **({"paths": dict(paths)} if paths else {}),
         "operators": len(rows),
         "construct_ms_median": statistics.median(times),
         "construct_cpu_ms_median": statistics.median(row["construct_cpu_ms"] for row in rows),

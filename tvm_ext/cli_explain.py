@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ from tvm_ext.recorder import call_counts
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.stages import OperatorBody, read_operator
 from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_anchor
 from tvm_ext.tir_passes.construct_kernels import construct_anchor
+from tvm_ext.tir_passes.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan_kernels import RowGroup, TileGroup, plan, simplify
 from tvm_ext.tir_passes.plan_windows import WindowGroup, take_windows, window_kernel
 from tvm_ext.tir_passes.roller.construct import Construction
@@ -51,10 +54,10 @@ def operators_of(
 ) -> tvm.IRModule:
     """``mod``, parameters bound, as one unscheduled PrimFunc per fused operator: what construction starts from.
 
-    For a CPU ``device`` the operators are in the layouts in which a build with ``options`` has them.
+    With a ``device`` the operators are in the layouts in which a build with ``options`` has them.
     """
     _, target = device_for_target("llvm", measure=False)
-    blocked = layout_passes(device, options or BuildOptions()) if device is not None and device.kind == "cpu" else []
+    blocked = layout_passes(device, options or BuildOptions()) if device is not None else []
     passes = [*graph_passes(), *blocked, *operator_passes(target), AnnotateConstants()]
     with target:
         return tvm.transform.Sequential(passes, name="tvm_ext.operators")(mod)
@@ -75,14 +78,13 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
         raise InputError(f"the model has no operator {name!r}.", f"did you mean {', '.join(nearest)}?")
     function = operators[name]
     try:
-        operator = simplify(read_operator(function, name))
-        groups = take_windows(plan(operator), operator)[0] if device.kind == "cpu" else plan(operator)
+        operator, groups = _groups(read_operator(function, name), device)
     except IllegalRewrite as refusal:
         return Explanation(
             operator=name, calls=calls[name], device=device.name, anchors=(), row_stages=(), note=refusal.problem
         )
     constants = _constants(function, operator)
-    tiled = [group for group in groups if isinstance(group, TileGroup)]
+    tiled = [group for group in groups if isinstance(group, TileGroup | GpuTileGroup)]
     rows = [stage.name for group in groups if isinstance(group, RowGroup) for stage in group.stages]
     windows = [window_kernel(group, device)[2] for group in groups if isinstance(group, WindowGroup)]
     return Explanation(
@@ -97,15 +99,31 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
     )
 
 
+def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, Sequence[Any]]:
+    """The operator as its kernels compute it, and its groups of stages, one for each kernel."""
+    if device.kind != "cpu":
+        simple = simplify_for_gpu(operator)
+        return simple, plan_for_gpu(simple)
+    simple = simplify(operator)
+    return simple, take_windows(plan(simple), simple)[0]
+
+
 def _constants(function: Any, operator: OperatorBody) -> list[Any]:
     indices = function.attrs[CONSTANT_PARAMS] if function.attrs and CONSTANT_PARAMS in function.attrs else []
     return [operator.params[int(index)] for index in indices]
 
 
 def _anchor(
-    group: TileGroup, operator: OperatorBody, constants: list[Any], device: DeviceSpec, options: BuildOptions
+    group: TileGroup | GpuTileGroup,
+    operator: OperatorBody,
+    constants: list[Any],
+    device: DeviceSpec,
+    options: BuildOptions,
 ) -> AnchorExplanation:
-    _, expr, construction = construct_anchor(group, operator, constants, device, options)
+    if isinstance(group, GpuTileGroup):
+        _, expr, construction = construct_gpu_anchor(group, operator, device, options)
+    else:
+        _, expr, construction = construct_anchor(group, operator, constants, device, options)
     return AnchorExplanation(
         expr=expr,
         epilogue=tuple(item.name for item in group.epilogue),

@@ -20,10 +20,14 @@ from tvm_ext._tvm import (
     cpu_dataflow_lower_passes,
     cpu_finalize_passes,
     cpu_library_dispatch_passes,
+    gpu_dataflow_lower_passes,
+    gpu_finalize_passes,
+    gpu_library_dispatch_passes,
     module_pass,
     pass_instrument,
 )
-from tvm_ext.device_db import device_for_target, lookup
+from tvm_ext.cuda_check import refuse_bad_machine_code
+from tvm_ext.device_db import as_opencl, device_for_target, is_bare, lookup
 from tvm_ext.device_facts import with_unit_count
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec
@@ -34,7 +38,9 @@ from tvm_ext.relay_passes.bound_gathers import BoundGathers
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.layout import BlockChannels
+from tvm_ext.relay_passes.layout_nhwc import ChannelsLast
 from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 
@@ -58,15 +64,21 @@ def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
     if options.enable_roller is False or options.layout == "NCHW":
         return []
+    if device.kind != "cpu":
+        # Channels last is what matrix units read; nothing where the device has none for the convolutions' type.
+        return [ChannelsLast(device, always=options.layout == "NHWC"), relax.transform.DeadCodeElimination()]
+    if options.layout == "NHWC":
+        return []
     # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
     return [BlockChannels(device, options.layout)]
 
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From operators to one PrimFunc per fused operator."""
+    library_dispatch = cpu_library_dispatch_passes if is_cpu(target) else gpu_library_dispatch_passes
     return [
         # Sorting, scanning and sampling have no tensor expression: stock TVM's own kernels, before LegalizeOps.
-        *cpu_library_dispatch_passes(target),
+        *library_dispatch(target),
         relax.transform.LegalizeOps(),
         # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).
         relax.transform.AnnotateTIROpPattern(),
@@ -85,10 +97,15 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
 def kernel_passes(
     device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
 ) -> list[tvm.transform.Pass]:
-    """From one PrimFunc per operator to one scheduled kernel per operator. Nothing when Roller is switched off.
+    """From one PrimFunc per operator to one scheduled kernel per operator. Without Roller: nothing on a CPU.
 
     Kernels that ``cache`` has are sealed: only `code_generation.generate` makes a library of them.
     """
+    if device.kind != "cpu":
+        # A loop that is bound to no threads is no GPU kernel at all: without Roller, stock TVM's schedules.
+        if options.enable_roller is False:
+            return [StockGpuKernels(device)]
+        return [ConstructGpuKernels(device, options, _compiler_check(device, options))]
     if options.enable_roller is False:
         return []
     return [
@@ -102,12 +119,24 @@ def kernel_passes(
     ]
 
 
+def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[Any], None] | None:
+    """What looks at each kernel before it is taken: the CUDA compiler, where ``check_machine_code`` asks for it."""
+    if not options.check_machine_code or device.kind != "cuda":
+        return None
+    return lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())
+
+
 def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From kernels in a graph to what the Relax VM executes: stock TVM's passes in stock TVM's order."""
-    dataflow = cpu_dataflow_lower_passes(target)
+    dataflow_lower = cpu_dataflow_lower_passes if is_cpu(target) else gpu_dataflow_lower_passes
+    finalize = cpu_finalize_passes if is_cpu(target) else gpu_finalize_passes
     # Reshapes are views already, and this pass fails on kernels that are not in the form LegalizeOps gives them.
-    dataflow = [item for item in dataflow if item.info.name != "RewriteDataflowReshape"]
-    return [*dataflow, *cpu_finalize_passes(target)]
+    dataflow = [item for item in dataflow_lower(target) if item.info.name != "RewriteDataflowReshape"]
+    return [*dataflow, *finalize(target)]
+
+
+def is_cpu(target: tvm.target.Target) -> bool:
+    return str(target.kind.name) == "llvm"
 
 
 def kernel_pipeline(
@@ -167,13 +196,13 @@ class BuildPlan:
 def plan_build(
     target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions, cache: KernelCache | None = None
 ) -> BuildPlan:
-    """Resolve ``target`` and put the passes in order; raises TargetError where kernels cannot be emitted for it."""
+    """Resolve ``target`` and put the passes in order; raises TargetError for a target or device that is unknown."""
+    if options.device is not None and is_bare(target) and target != "opencl":
+        target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
     if options.device is not None:
         device = _chosen_device(options.device, device)
-    if device.kind != "cpu":
-        return _plan_without_emitter(device, resolved, options)
-    if options.num_threads is not None:
+    if device.kind == "cpu" and options.num_threads is not None:
         device = with_unit_count(device, options.num_threads)
     return BuildPlan(
         device=device,
@@ -187,6 +216,8 @@ def plan_build(
 def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
     """The row ``name``, to construct for instead of the target's own; raises TargetError for one of another kind."""
     device = lookup(name)
+    if target_device.kind == "opencl" and device.kind in ("cuda", "rocm"):
+        return as_opencl(device)
     if device.kind != target_device.kind:
         raise TargetError(
             f"option device={name!r} is a {device.kind} device, but the target's is {target_device.name}, "
@@ -194,29 +225,6 @@ def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
             f"choose a {target_device.kind} row (`tvm-ext devices` lists them), or pass {name!r} as the target",
         )
     return device
-
-
-def _plan_without_emitter(device: DeviceSpec, target: tvm.target.Target, options: BuildOptions) -> BuildPlan:
-    """Stock TVM's whole pipeline for a device no emitter serves, if ``enable_roller`` allows it."""
-    if options.enable_roller is True:
-        raise TargetError(
-            f"cannot build for {device.name} (target kind {target.kind.name}): "
-            "this version constructs rPrograms for GPUs but emits kernels for CPUs only.",
-            f"`tvm-ext explain MODEL --operator NAME --device {device.name}` shows the rPrograms constructed for it; "
-            "GPU emitters arrive in a later version. Build for target 'llvm' to run on this machine's CPU, or pass "
-            "enable_roller='auto' to leave every operator to stock TVM",
-        )
-    gpu_pipelines = {"cuda": relax.backend.cuda.pipeline, "rocm": relax.backend.rocm.pipeline}
-    stock = gpu_pipelines.get(target.kind.name, relax.backend.gpu_generic.pipeline)
-    construct = [*stock.library_dispatch_passes(target), *stock.legalize_passes(target)]
-    lower = [*stock.dataflow_lower_passes(target), *stock.finalize_passes(target)]
-    return BuildPlan(
-        device=device,
-        target=target,
-        options=options,
-        construct=tvm.transform.Sequential(construct, name="tvm_ext.kernels"),
-        lower=tvm.transform.Sequential(lower, name="tvm_ext.lowering"),
-    )
 
 
 @dataclass(slots=True)

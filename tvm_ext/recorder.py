@@ -22,7 +22,11 @@ from tvm_ext.pipeline import BuildPlan, PassClock
 from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord
 from tvm_ext.report import BuildReport, OperatorReport, PassTime, ceilings_of
 
-_KERNEL_PASSES = {"tvm_ext.ConstructKernels": "kernel construction", "tvm_ext.PackConstants": "packing constants"}
+_KERNEL_PASSES = {
+    "tvm_ext.ConstructKernels": "kernel construction",
+    "tvm_ext.ConstructGpuKernels": "kernel construction",
+    "tvm_ext.PackConstants": "packing constants",
+}
 _DISTRIBUTIONS = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx")
 
 
@@ -86,7 +90,8 @@ def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tup
 def _apart(phase: Phase, clock: PassClock) -> list[Phase]:
     if phase.name != CONSTRUCTING or not clock.seconds:
         return [phase]
-    parts = [Phase(name=title, seconds=clock.seconds.get(name, 0.0)) for name, title in _KERNEL_PASSES.items()]
+    ran = {name: title for name, title in _KERNEL_PASSES.items() if name in clock.seconds}
+    parts = [Phase(name=title, seconds=clock.seconds[name]) for name, title in ran.items()]
     rest = max(0.0, phase.seconds - sum(part.seconds for part in parts))
     return [Phase(name="graph passes", seconds=rest), *parts]
 
@@ -154,8 +159,6 @@ def choice_of(name: str, function: Any, plan: BuildPlan, options: BuildOptions) 
         return records.from_json(KernelChoice, str(text))
     if options.enable_roller is False:
         reason = "enable_roller=False: stock TVM's kernel"
-    elif plan.device.kind != "cpu":
-        reason = f"no emitter for {plan.device.name}: stock TVM's kernel"
     else:
         reason = "made after kernel construction by a stock pass"
     return KernelChoice(operator=name, path="stock", reason=reason, device=plan.device.name)

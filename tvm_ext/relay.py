@@ -31,6 +31,7 @@ from tvm_ext.library import Library, Signature, load
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pipeline import BuildPlan, PassClock, plan_build, timed_context
 from tvm_ext.relay_passes.import_model import require_bound_dimensions
+from tvm_ext.rocm_toolchain import enable_rocm
 from tvm_ext.signature import input_specs, output_specs, spec_of
 from tvm_ext.tir_passes.construct_kernels import kernel_context
 
@@ -55,7 +56,8 @@ def build(
         A module whose ``main`` is the model (or that function); never modified.
     target
         Anything stock TVM accepts, or a device of our tables (``tvm-ext devices``). ``"llvm"`` is this machine's CPU
-        with all its features.
+        with all its features. A GPU need not be present: ``"cuda"``, ``"rocm"`` and ``"opencl"`` alone mean the devices
+        of `device_db.DEFAULT_ROWS`, or the one that option ``device`` names.
     params
         Values (NumPy or TVM) for parameters of ``main`` by name; they become constants of the library.
     enable_roller
@@ -149,6 +151,8 @@ def _compile(
     mod: tvm.IRModule, plan: BuildPlan, cache: KernelCache, clock: PassClock, watch: Stopwatch, *, whole: bool = False
 ) -> tuple[tvm.IRModule, GeneratedCode]:
     """The kernels of ``mod`` in their graph, and its code; ``whole``: all kernels in one LLVM module."""
+    if plan.device.kind == "rocm":
+        enable_rocm()
     watched = bool(tvm.transform.PassContext.current().instruments)  # by somebody who wants to see all passes
     with plan.target, timed_context(clock):
         kernels = plan.construct(mod)

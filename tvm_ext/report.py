@@ -98,8 +98,9 @@ class BuildReport:
             return ""
         candidates = sum(len(chain.operators) for chain in self.layout.chains)
         transforms = self.layout.transform_count
+        name = "NHWC" if self.layout.block == plan.CHANNELS_LAST else f"NCHW{self.layout.block}c"
         return (
-            f"{self.layout.blocked_count} of {candidates} operators in NCHW{self.layout.block}c "
+            f"{self.layout.blocked_count} of {candidates} operators in {name} "
             f"with {transforms} transform{'' if transforms == 1 else 's'}"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -11,7 +13,8 @@ from tvm_ext import pipeline
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import PassClock
-from tvm_ext.plan import CHOICE
+from tvm_ext.plan import CHOICE, KernelChoice, from_json
+from tvm_ext.testing.threads_as_loops import is_thread_bound
 
 
 def small_module() -> tvm.IRModule:
@@ -90,17 +93,25 @@ def test_options_of_the_registered_pipeline_are_checked() -> None:
         relax.get_pipeline("tvm_ext", candidate=3)
 
 
-def test_gpu_targets_are_refused_unless_roller_may_stand_back() -> None:
-    with pytest.raises(TargetError, match="emits kernels for CPUs only"):
-        pipeline.plan_build("nvidia-v100", BuildOptions())
-    for roller in ("auto", False):
-        plan = pipeline.plan_build("nvidia-v100", BuildOptions(enable_roller=roller))  # type: ignore[arg-type]
-        assert plan.target.kind.name == "cuda"
-        with plan.target:
-            kernels = plan.construct(small_module())
-        functions = [func for _, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)]
-        assert functions
-        assert not any(CHOICE in func.attrs for func in functions)
+@pytest.mark.parametrize("target", ["nvidia-v100", "cuda", "rocm", "opencl"])
+@pytest.mark.parametrize("roller", [True, "auto", False])
+def test_every_kernel_for_a_gpu_is_bound_to_threads_and_has_a_choice(target: str, roller: Any) -> None:
+    plan = pipeline.plan_build(target, BuildOptions(enable_roller=roller))
+    with plan.target:
+        kernels = plan.construct(small_module())
+    functions = [func for _, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)]
+    assert functions
+    choices = [from_json(KernelChoice, str(func.attrs[CHOICE])) for func in functions]
+    assert {choice.path for choice in choices} == ({"stock"} if roller is False else {"rtile"})
+    assert {choice.device for choice in choices} == {plan.device.name}
+    assert all(is_thread_bound(func) for func in functions)
+
+
+def test_an_option_names_the_device_of_a_bare_target() -> None:
+    plan = pipeline.plan_build("cuda", BuildOptions(device="nvidia-t4"))
+    assert (plan.device.name, str(plan.target.attrs["arch"])) == ("nvidia-t4", "sm_75")
+    plan = pipeline.plan_build("opencl", BuildOptions(device="amd-mi50"))
+    assert (plan.device.name, plan.device.kind, plan.target.kind.name) == ("amd-mi50", "opencl", "opencl")
 
 
 def test_num_threads_limits_the_units() -> None:

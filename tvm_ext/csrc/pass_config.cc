@@ -69,6 +69,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<int64_t>("tvm_ext.num_threads", "int");
   Register<String>("tvm_ext.kernel_cache", "str");
   Register<String>("tvm_ext.layout", "str");
+  Register<bool>("tvm_ext.check_machine_code", "bool");
 }
 
 }  // namespace

@@ -1,0 +1,94 @@
+"""Channels last on GPUs: what is converted, what is kept, and that the values stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import device_db
+from tvm_ext._tvm import assert_structural_equal
+from tvm_ext.plan import CHANNELS_LAST, LAYOUT, LayoutRecord, from_json
+from tvm_ext.relay_passes.layout_nhwc import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
+
+A100, MI50 = device_db.lookup("nvidia-a100"), device_db.lookup("amd-mi50")
+
+
+def network(*, convolutions: int = 5, groups: int = 1, dtype: str = "float16", flatten: bool = False) -> tvm.IRModule:
+    """Convolutions with ReLU between them; with ``flatten``, a reshape that no layout goes through."""
+    random = np.random.default_rng(0)
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 10, 10), dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value: Any = x
+            for _ in range(convolutions):
+                weight = relax.const((random.standard_normal((8, 8 // groups, 3, 3)) / 8).astype(dtype))
+                value = builder.emit(relax.op.nn.conv2d(value, weight, padding=1, groups=groups))
+                if flatten:
+                    value = builder.emit(relax.op.reshape(value, (1, 8, 100)))
+                    value = builder.emit(relax.op.reshape(value, (1, 8, 10, 10)))
+                value = builder.emit(relax.op.nn.relu(value))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def record(mod: tvm.IRModule) -> LayoutRecord:
+    return from_json(LayoutRecord, str(mod.attrs[LAYOUT]))
+
+
+def run(mod: tvm.IRModule) -> np.ndarray:
+    x = np.random.default_rng(1).standard_normal((1, 8, 10, 10)).astype("float16")
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    return np.asarray(vm["main"](tvm.runtime.tensor(x)).numpy(), "float64")
+
+
+def test_a_chain_is_transposed_at_its_two_ends_only() -> None:
+    before = network()
+    after = ChannelsLast(A100)(before)
+    layouts = [(str(call.attrs.data_layout), str(call.attrs.kernel_layout)) for call in _calls(after, CONVOLUTION)]
+    assert layouts == [("NHWC", "OHWI")] * 5
+    assert len(_calls(after, TRANSPOSE)) == 2
+    assert record(after).block == CHANNELS_LAST
+    assert (record(after).blocked_count, record(after).transform_count) == (5, 2)
+
+
+def test_values_stay() -> None:
+    before = network()
+    np.testing.assert_allclose(run(ChannelsLast(A100)(before)), run(before), rtol=2e-2, atol=2e-3)
+
+
+def test_too_many_transposes_keep_the_layout_unless_it_is_demanded() -> None:
+    before = network(flatten=True)
+    after = ChannelsLast(A100)(before)
+    assert [str(call.attrs.data_layout) for call in _calls(after, CONVOLUTION)] == ["NCHW"] * 5
+    assert record(after).blocked_count == 0
+    assert "transposes of activations would remain for 5 convolutions" in record(after).chains[0].reason
+    forced = ChannelsLast(A100, always=True)(before)
+    assert [str(call.attrs.data_layout) for call in _calls(forced, CONVOLUTION)] == ["NHWC"] * 5
+
+
+@pytest.mark.parametrize(
+    ("before", "device"),
+    [
+        (network(dtype="float32"), A100),
+        (network(groups=8), A100),
+        (network(), MI50),
+        (network(), device_db.lookup("opencl")),
+    ],
+    ids=["float32", "grouped", "no matrix units", "opencl"],
+)
+def test_what_matrix_units_do_not_serve_is_left_alone(before: tvm.IRModule, device: Any) -> None:
+    after = ChannelsLast(device, always=True)(before)
+    assert_structural_equal(after, before)
+
+
+def test_the_input_module_is_left_alone() -> None:
+    before = network()
+    with tvm.transform.PassContext(config={"testing.immutable_module": True}):
+        ChannelsLast(A100)(before)
+    assert_structural_equal(before, network())
