@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,12 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext import cuda_runtime, library, relay
 from tvm_ext._tvm import pack_imports, relax, tirx
 from tvm_ext.cuda_export import architecture_of, embed_machine_code
 from tvm_ext.cuda_fatbin import MAGIC, Image, read_fatbin, write_fatbin
-from tvm_ext.cuda_toolchain import compile_cuda, find_nvcc
+from tvm_ext.cuda_toolchain import compile_cuda
 from tvm_ext.device_modules import (
     OWN_CODE,
     CudaModule,
@@ -32,25 +32,13 @@ from tvm_ext.device_modules import (
     write_cuda,
     write_library,
 )
-from tvm_ext.errors import CompileError, ExportError, OptionError, TvmExtError, UnsupportedEnvironmentError
+from tvm_ext.errors import CompileError, ExportError, OptionError, UnsupportedEnvironmentError
 from tvm_ext.export import METADATA_FUNCTION, export_executable
 from tvm_ext.testing.stub_driver import StubDriver, build_stub_driver, stub_events
 from tvm_ext.tir_passes.build_ir import index, load, store
 from tvm_ext.tir_passes.simt_ir import launch
 
 BLOCKS, THREADS = 6, 128
-
-
-def _has_nvcc() -> bool:
-    try:
-        find_nvcc()
-    except TvmExtError:
-        return False
-    return True
-
-
-needs_nvcc = pytest.mark.skipif(not _has_nvcc(), reason="no CUDA compiler (nvcc) is installed")
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 
 
 def _kernel() -> Any:

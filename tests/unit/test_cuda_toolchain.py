@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.compilers import needs_nvcc
 from tvm_ext import cuda_nvrtc, cuda_toolchain, options
 from tvm_ext.cuda_fatbin import read_fatbin
 from tvm_ext.cuda_toolchain import compile_cuda, compile_many, find_nvcc, gencode
-from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEnvironmentError
+from tvm_ext.errors import CompileError, OptionError, UnsupportedEnvironmentError
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.limited_process import run_limited
 
@@ -30,17 +31,6 @@ extern "C" __global__ void __launch_bounds__(256) reverse(const half* in, float*
 """
 
 FakeNvcc = Callable[[str], Path]
-
-
-def _has_nvcc() -> bool:
-    try:
-        find_nvcc()
-    except TvmExtError:
-        return False
-    return True
-
-
-needs_nvcc = pytest.mark.skipif(not _has_nvcc(), reason="no CUDA compiler (nvcc) is installed")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext._tvm import Target
-from tvm_ext.cuda_toolchain import find_nvcc
 from tvm_ext.device_db import lookup
-from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.errors import InputError
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.testing.stub_driver import build_stub_driver, stub_events
 
@@ -28,18 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "gpu"
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "roller_ops.csv"
 NAMES = ("cases", "manifest", "numpy_references", "references", "gpu", "run", "import_results", "programs")
-
-
-def _has_nvcc() -> bool:
-    try:
-        find_nvcc()
-    except TvmExtError:
-        return False
-    return True
-
-
-needs_nvcc = pytest.mark.skipif(not _has_nvcc(), reason="no CUDA compiler (nvcc) is installed")
-needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,12 @@ def store_tile(
     return _store_transposed(layout, epilogue, accumulators, at, sizes)
 
 
-def _write(layout: TileLayout, epilogue: Sequence[Stage], element: Expr, table: list[tuple[Any, Expr]]) -> Stmt:
-    """Store one accumulated element, or what each epilogue stage makes of it."""
-    stage = layout.stage
+def store_element(
+    stage: Stage, accumulator_dtype: str, epilogue: Sequence[Stage], element: Expr, table: Sequence[tuple[Any, Expr]]
+) -> Stmt:
+    """Store one accumulated element, or what each epilogue stage makes of it; ``table`` gives the axis variables."""
     own = dtype_of(stage.target)
-    if layout.accumulator_dtype != own:
+    if accumulator_dtype != own:
         element = tirx.Cast(own, element)
     position = [substitute(i, table) for i in stage.indices]
     if not epilogue:
@@ -80,7 +81,9 @@ def _store_along_vector(
 
     def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
         element = load(accumulators, [flat(offsets, rows), lane])
-        return _write(layout, epilogue, element, layout.element(at, offsets, lane))
+        return store_element(
+            layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, offsets, lane)
+        )
 
     def row(offsets: tuple[Expr, ...]) -> Stmt:
         return _vector_loops(kind, vectors(sizes[layout.vector], layout.lanes), lambda lane: one(offsets, lane))
@@ -181,7 +184,9 @@ def _write_lanes(
         def one(v: Expr) -> Stmt:
             element = load(spill.buffer, [begin + lane * index(registers) + v])
             row = spill.row(offsets, index(start) + v)
-            return _write(layout, epilogue, element, layout.element(at, row, index(first) + lane))
+            return store_element(
+                layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, row, index(first) + lane)
+            )
 
         return _vector_loops(kind, vectors(length, layout.lanes), one)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..._tvm import BufferStore, structural_walk, tirx
-from ...stages import Stage, dtype_of, replace_loads, substitute
+from ...stages import Stage
 from ..build_ir import (
     UNROLLED,
     VECTORIZED,
@@ -17,33 +17,14 @@ from ..build_ir import (
     index,
     load,
     loop,
-    sequence,
     store,
     vector_kind,
 )
 from ..simt_ir import unrolled
+from .epilogue import store_element
 from .register_tile import flat
 from .simt_copy import is_vector, is_vector_access
 from .simt_tiling import SimtTiling
-
-
-def store_element(
-    stage: Stage, accumulator_dtype: str, epilogue: Sequence[Stage], element: Expr, table: Sequence[tuple[Any, Expr]]
-) -> Stmt:
-    """Store one accumulated element, or what each epilogue stage makes of it; ``table`` gives the axis variables."""
-    own = dtype_of(stage.target)
-    if accumulator_dtype != own:
-        element = tirx.Cast(own, element)
-    position = [substitute(i, table) for i in stage.indices]
-    if not epilogue:
-        return store(stage.target, element, position)
-    writes = []
-    for consumer in epilogue:
-        value = replace_loads(consumer.value, lambda item: element if item.source.same_as(stage.target) else item)
-        moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
-        indices = [substitute(i, moved) for i in consumer.indices]
-        writes.append(store(consumer.target, substitute(value, moved), indices))
-    return sequence(*writes)
 
 
 def store_tile(
