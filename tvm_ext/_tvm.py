@@ -67,6 +67,7 @@ __all__ = [
     "Var",
     "VirtualMachine",
     "assert_structural_equal",
+    "call_pure_extern",
     "copy_module",
     "cpu_dataflow_lower_passes",
     "cpu_finalize_passes",
@@ -91,6 +92,8 @@ __all__ = [
     "pack_imports",
     "pass_instrument",
     "prim_func_pass",
+    "ptx_call",
+    "register_intrin_lowering",
     "register_relax_pipeline",
     "register_tir_pipeline",
     "relax",
@@ -203,6 +206,29 @@ def gpu_schedule_rules() -> tuple[Any, ...]:
     """Stock TVM's default schedules for GPUs (dlight), in the order in which its pipelines try them."""
     gpu = _dlight.gpu
     return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
+def call_pure_extern(ty: Any, name: str, *arguments: Any) -> Any:
+    """A call of the device language's function ``name``, which has no effects."""
+    return tirx.call_pure_extern(ty, name, *arguments)
+
+
+def register_intrin_lowering(name: str, target: str, rule: Any, level: int) -> None:
+    """Make ``rule``, from call to expression, say how kernels of kind ``target`` compute intrinsic ``name``.
+
+    Of several the one with the highest ``level`` counts; a level can be taken once.
+    """
+    tirx.op.register_intrin_lowering(name, target, f=rule, level=level)
+
+
+def ptx_call(instruction: str, *operands: Any) -> Any:
+    """A call of one PTX instruction with its modifiers, as a PTX source names it; shared memory by pointers to it.
+
+    An instruction or a kind of operand that TVM's table does not have is a ValueError.
+    """
+    from tvm.backend.cuda.ptx import PTXNamespace
+
+    return PTXNamespace()[instruction](*operands)
 
 
 # --- target and runtime -------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def _quantity(path: str, spec: DeviceSpec) -> str:
     name = path.removeprefix("layers.")
     for layer in spec.layers:
         name = name.replace(f"{layer.name}.", f"{layer.name} ({layer.description}) ")
-    for suffix in ("_bytes", "_gb_per_s", "_ghz", "_us"):
+    for suffix in ("_bytes", "_gb_per_s", "_ghz", "_us", "_ns"):
         name = name.removesuffix(suffix)
     return name.replace("peak_gflops.", "peak ").replace("_", " ")
 

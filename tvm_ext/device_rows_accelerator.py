@@ -13,7 +13,8 @@ PAPER = "Roller (OSDI'22) §4"
 ARTIFACT = "Roller artifact, microsoft/nnfusion branch osdi22_artifact, artifacts/roller/arch"
 ARTIFACT_A100 = "microsoft/nnfusion branch roller, artifacts/roller/arch/A100"
 CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
-JIA_VOLTA = "agrees with Jia et al., arXiv:1804.06826, measured"
+JIA_VOLTA_ALONE = "Jia et al., arXiv:1804.06826, measured"
+JIA_VOLTA = f"agrees with {JIA_VOLTA_ALONE}"
 JIA_TURING = "Jia et al., arXiv:1903.07486, measured"
 JIA_IPU = "Jia et al., arXiv:1912.03413"
 V100_PAPER = "NVIDIA Tesla V100 whitepaper (WP-08608-001)"
@@ -23,6 +24,12 @@ H100_PAPER = "NVIDIA H100 whitepaper, tables of the SXM5 board (dense rates)"
 H200_SHEET = "NVIDIA H200 datasheet, SXM (dense rates: half of the sparse ones printed)"
 K80_SHEET = "NVIDIA Tesla K80 board specification (BD-07317-001), one of its two GPUs"
 MI50_SHEET = "AMD Radeon Instinct MI50 product page"
+GPU_BENCHES = "RRZE-HPC/gpu-benches 1038c5d, measured"
+POINTER_CHASE = f"{GPU_BENCHES}: gpu-latency"
+ABDELKHALIK = "Abdelkhalik et al., arXiv:2208.11174, measured"
+LUO = "Luo et al., arXiv:2402.13499, measured"
+CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
+AMPERE_GUIDE = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
 SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
 AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
 
@@ -42,6 +49,7 @@ def _cuda_common(bank_bytes: int, bank_source: str, register_source: str) -> tup
         fact("register_limit", 255, "32-bit registers per thread", CUDA_GUIDE, used=False),
         fact("register_bytes", 4, "bytes", CUDA_GUIDE),
         fact("max_threads_per_block", 1024, "threads", CUDA_GUIDE),
+        fact("max_registers_per_thread", 255, "32-bit registers", CUDA_GUIDE),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
         fact("layers.L1.capacity_bytes", 48 * 1024, "bytes", f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit"),
@@ -76,12 +84,19 @@ V100 = _cuda(
         fact("clock_ghz", 1.53, "GHz", f"{V100_PAPER}, SXM2 boost", used=False),
         fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
         fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
         fact("layers.L1.opt_in_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.latency_ns", 13.8, "ns", f"19 cycles of 1.38 GHz; {JIA_VOLTA_ALONE}"),
         fact("layers.L1.bandwidth_gb_per_s", 12080.0, "GB/s", f"{ARTIFACT}/V100.py; {JIA_VOLTA}"),
         fact("layers.L1.bandwidth_gb_per_s", 14131.2, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}", used=False),
         fact("layers.L2.bandwidth_gb_per_s", 750.0, "GB/s", f"{ARTIFACT}/V100.py; {JIA_VOLTA}"),
         fact("layers.L2.bandwidth_gb_per_s", 900.0, "GB/s", f"{V100_PAPER}, theoretical", used=False),
         fact("layers.L2.cache_bytes", 6 * 1024 * 1024, "bytes", V100_PAPER),
+        fact("layers.L2.latency_ns", 308.0, "ns", f"{POINTER_CHASE}, 425 cycles of 1.38 GHz"),
+        fact("layers.L2.cache_latency_ns", 153.7, "ns", f"{POINTER_CHASE}, 212 cycles of 1.38 GHz"),
+        fact("layers.L2.cache_latency_ns", 139.9, "ns", f"193 cycles of 1.38 GHz; {JIA_VOLTA_ALONE}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 2155.0, "GB/s", JIA_VOLTA_ALONE),
         fact("peak_gflops.float32", 12480.0, "GFLOP/s", f"{ARTIFACT}/V100.py"),
         fact("peak_gflops.float32", 14131.2, "GFLOP/s", "arithmetic: 80 x 64 x 2 x 1.38 GHz", used=False),
         fact("peak_gflops.float32", 15700.0, "GFLOP/s", f"{V100_PAPER}, SXM2", used=False),
@@ -107,6 +122,9 @@ K80 = _cuda(
         fact("clock_ghz", 0.562, "GHz", f"{K80_SHEET}, base", used=False),
         fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
         fact("registers_per_unit", 131072, "32-bit registers", f"{CUDA_GUIDE} (capability 3.7)"),
+        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 112 * 1024, "bytes", f"{CUDA_GUIDE} (capability 3.7)"),
+        fact("layers.L1.latency_ns", 29.7, "ns", f"26 cycles of 0.875 GHz; {JIA_VOLTA_ALONE}"),
         fact("layers.L1.bandwidth_gb_per_s", 2540.0, "GB/s", f"{ARTIFACT}/K80.py, measured"),
         fact("layers.L1.bandwidth_gb_per_s", 2912.0, "GB/s", "arithmetic: 13 x 32 x 8 x 0.875 GHz", used=False),
         fact("layers.L2.bandwidth_gb_per_s", 191.0, "GB/s", f"{ARTIFACT}/K80.py, measured"),
@@ -130,12 +148,17 @@ T4 = _cuda(
         fact("clock_ghz", 1.59, "GHz", f"{T4_PAPER}, boost"),
         fact("max_threads_per_unit", 1024, "threads", CUDA_GUIDE),
         fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
         fact("layers.L1.opt_in_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.latency_ns", 11.9, "ns", f"19 cycles of 1.59 GHz; {JIA_TURING}"),
         fact("layers.L1.bandwidth_gb_per_s", 3662.0, "GB/s", f"{JIA_TURING}"),
         fact("layers.L1.bandwidth_gb_per_s", 4070.4, "GB/s", "arithmetic: 40 x 64 bytes x 1.59 GHz", used=False),
         fact("layers.L2.bandwidth_gb_per_s", 220.0, "GB/s", f"{JIA_TURING}"),
         fact("layers.L2.bandwidth_gb_per_s", 320.0, "GB/s", f"{T4_PAPER}, theoretical", used=False),
         fact("layers.L2.cache_bytes", 4 * 1024 * 1024, "bytes", T4_PAPER),
+        fact("layers.L2.cache_latency_ns", 118.2, "ns", f"188 cycles of 1.59 GHz; {JIA_TURING}"),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 1270.0, "GB/s", JIA_TURING),
         fact("peak_gflops.float32", 8141.0, "GFLOP/s", f"arithmetic: 40 x 64 x 2 x 1.59 GHz; {T4_PAPER}: 8.1"),
         fact("peak_gflops.float16", 16282.0, "GFLOP/s", f"twice float32 (half2); {T4_PAPER}: 16.2"),
         fact("peak_gflops.float16_tensor", 65000.0, "GFLOP/s", T4_PAPER),
@@ -157,11 +180,25 @@ A100 = _cuda(
         fact("clock_ghz", 1.41, "GHz", f"{A100_PAPER}, boost"),
         fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
         fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
         fact("layers.L1.opt_in_capacity_bytes", 163 * 1024, "bytes", f"{CUDA_GUIDE}: 164 KiB a unit, 1 reserved"),
+        fact("layers.L1.unit_capacity_bytes", 164 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
+        fact("layers.L1.latency_ns", 16.3, "ns", f"23 cycles of 1.41 GHz; {ABDELKHALIK}; {CHIP_BENCHMARKER}"),
+        fact("layers.L1.latency_ns", 20.6, "ns", f"29.0 cycles of 1.41 GHz; {LUO}", used=False),
         fact("layers.L1.bandwidth_gb_per_s", 19491.8, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
         fact("layers.L1.bandwidth_gb_per_s", 12080.0, "GB/s", f"{ARTIFACT_A100}: V100's figure", used=False),
         fact("layers.L2.bandwidth_gb_per_s", 1555.0, "GB/s", f"{A100_PAPER}, theoretical; {ARTIFACT_A100}"),
         fact("layers.L2.cache_bytes", 40 * 1024 * 1024, "bytes", A100_PAPER),
+        fact("layers.L2.latency_ns", 365.0, "ns", f"{POINTER_CHASE}, 515 cycles of 1.41 GHz (80 GB board)"),
+        fact("layers.L2.latency_ns", 330.7, "ns", f"466.3 cycles of 1.41 GHz; {LUO}", used=False),
+        fact("layers.L2.latency_ns", 353.9, "ns", f"499 cycles of 1.41 GHz; {CHIP_BENCHMARKER}", used=False),
+        fact("layers.L2.cache_latency_ns", 145.8, "ns", f"{POINTER_CHASE}, 206 cycles, the near half of the cache"),
+        fact("layers.L2.cache_latency_ns", 288.0, "ns", f"{POINTER_CHASE}, 406 cycles, its far half", used=False),
+        fact("layers.L2.cache_latency_ns", 185.5, "ns", f"261.5 cycles of 1.41 GHz; {LUO}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 5375.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, 15 to 26 MB"),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 7219.2, "GB/s", f"{A100_PAPER}: 5120 bytes a clock", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 3094.0, "GB/s", CHIP_BENCHMARKER, used=False),
         fact("peak_gflops.float32", 19500.0, "GFLOP/s", A100_PAPER),
         fact("peak_gflops.float32", 78000.0, "GFLOP/s", f"{ARTIFACT_A100}: the float16 rate", used=False),
         fact("peak_gflops.float16", 78000.0, "GFLOP/s", A100_PAPER),
@@ -186,9 +223,25 @@ def _hopper_facts() -> tuple[Fact, ...]:
         fact("clock_ghz", 1.98, "GHz", f"{H100_PAPER}: 66.9 TFLOP/s = 132 x 128 x 2 x 1.98 GHz"),
         fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
         fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
         fact("layers.L1.opt_in_capacity_bytes", 227 * 1024, "bytes", f"{CUDA_GUIDE}: 228 KiB a unit, 1 reserved"),
+        fact("layers.L1.unit_capacity_bytes", 228 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
+        fact("layers.L1.latency_ns", 11.6, "ns", f"23 cycles (H800) of 1.98 GHz; {CHIP_BENCHMARKER}"),
+        fact("layers.L1.latency_ns", 14.6, "ns", f"29.0 cycles (H100 PCIe) of 1.98 GHz; {LUO}", used=False),
         fact("layers.L1.bandwidth_gb_per_s", 33454.1, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
         fact("layers.L2.cache_bytes", 50 * 1024 * 1024, "bytes", H100_PAPER),
+        fact("layers.L2.latency_ns", 324.0, "ns", f"{POINTER_CHASE}, GH200 (96 GB HBM3), 642 cycles of 1.98 GHz"),
+        fact("layers.L2.latency_ns", 272.8, "ns", f"478.8 cycles of 1.755 GHz (H100 PCIe); {LUO}", used=False),
+        fact("layers.L2.cache_latency_ns", 141.6, "ns", f"{POINTER_CHASE}, GH200, 280 cycles, the near half"),
+        fact(
+            "layers.L2.cache_latency_ns", 258.5, "ns", f"{POINTER_CHASE}, GH200, 512 cycles, the far half", used=False
+        ),
+        fact("layers.L2.cache_latency_ns", 149.9, "ns", f"263.0 cycles of 1.755 GHz (H100 PCIe); {LUO}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 9770.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H200, 15 to 28 MB"),
+        fact(
+            "layers.L2.cache_bandwidth_gb_per_s", 6920.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H100 PCIe", used=False
+        ),
         fact("peak_gflops.float32", 66900.0, "GFLOP/s", H100_PAPER),
         fact("peak_gflops.float16", 133800.0, "GFLOP/s", H100_PAPER),
         fact("peak_gflops.bfloat16", 133800.0, "GFLOP/s", H100_PAPER),
@@ -237,6 +290,7 @@ MI50 = spec_from_facts(
         fact("max_threads_per_block", 1024, "threads", "ROCm hardware limit", used=False),
         fact("max_threads_per_unit", 2560, "threads", "AMD GCN: 4 SIMDs x 10 wavefronts x 64"),
         fact("registers_per_unit", 65536, "32-bit registers", "AMD Vega ISA: 4 SIMDs x 256 VGPRs x 64 lanes"),
+        fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),

@@ -50,9 +50,14 @@ class MemoryLayer:
     transaction_bytes: int  # smallest useful unit of movement from this layer (cache line, memory sector)
     bank_count: int | None = None
     bank_bytes: int | None = None
-    latency_ns: float | None = None
+    latency_ns: float | None = None  # of one read, from request to arrival
+    write_latency_ns: float | None = None
     opt_in_capacity_bytes: int | None = None  # reachable only by asking for it (CUDA dynamic shared memory)
+    unit_capacity_bytes: int | None = None  # of all blocks of a unit together, where it is more than one may have
+    block_reserved_bytes: int | None = None  # taken from it for each block beside what the block asks for
     cache_bytes: int | None = None  # of the hardware cache in front of a lowest layer (a GPU's L2 cache)
+    cache_latency_ns: float | None = None  # of a read that hits that cache
+    cache_bandwidth_gb_per_s: float | None = None  # of reads that hit it, all units together
 
     def __post_init__(self) -> None:
         assert self.capacity_bytes is None or self.capacity_bytes > 0
@@ -86,6 +91,8 @@ class DeviceSpec:
     register_bytes: int  # of one register: 64 for zmm, 4 for a GPU thread's register
     max_threads_per_block: int | None = None
     max_threads_per_unit: int | None = None
+    max_blocks_per_unit: int | None = None
+    max_registers_per_thread: int | None = None  # the hardware's, where ``register_limit`` is the construction's budget
     registers_per_unit: int | None = None  # of ``register_bytes`` each, shared by the unit's resident threads
     layers: tuple[MemoryLayer, ...]
     peak_gflops: tuple[tuple[str, float], ...]

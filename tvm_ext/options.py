@@ -77,6 +77,18 @@ class BuildOptions:
     check_machine_code
         For CUDA: compile every kernel as it is constructed, and take the next rProgram where the compiler refuses it,
         runs too long or spills registers. It takes a run of the compiler (about a second) for each operator.
+    enable_pipelining
+        Whether GPU kernels load tiles some iterations before they use them (ALCOP). ``"auto"``: as far ahead as the
+        model predicts to pay; True: at least one iteration wherever that is legal; False: nowhere.
+    pipelining
+        How much of it: ``"full"``, ``"multistage"`` (shared memory only), ``"double"`` (two versions of it only).
+    shared_stages
+        Versions of tiles in shared memory, 2 to 8; None: the model's choice for each kernel.
+    register_stages
+        Versions of fragments in registers, 1 to 4; None: the model's choice.
+    bulk_copies
+        On GPUs of compute capability 9.0 and later: whether pipelines load whole tiles by bulk copies (the TMA engine)
+        and mbarriers instead of cp.async, where that is legal. Off until it has been measured on such a GPU.
 
     Raises
     ------
@@ -92,6 +104,11 @@ class BuildOptions:
     kernel_cache: str = "auto"
     layout: Literal["auto", "NCHW", "NCHWc", "NHWC"] = "auto"
     check_machine_code: bool = False
+    enable_pipelining: bool | Literal["auto"] = False
+    pipelining: Literal["full", "multistage", "double"] = "full"
+    shared_stages: int | None = None
+    register_stages: int | None = None
+    bulk_copies: bool = False
 
     def __post_init__(self) -> None:
         if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
@@ -106,6 +123,16 @@ class BuildOptions:
             raise _wrong_value("layout", self.layout, '"auto", "NCHW", "NCHWc" or "NHWC"')
         if not isinstance(self.check_machine_code, bool):
             raise _wrong_value("check_machine_code", self.check_machine_code, "True or False")
+        if self.enable_pipelining not in (True, False, "auto") or not isinstance(self.enable_pipelining, bool | str):
+            raise _wrong_value("enable_pipelining", self.enable_pipelining, 'True, False or "auto"')
+        if self.pipelining not in ("full", "multistage", "double"):
+            raise _wrong_value("pipelining", self.pipelining, '"full", "multistage" or "double"')
+        if self.shared_stages is not None:
+            _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
+        if self.register_stages is not None:
+            _check_integer("register_stages", self.register_stages, minimum=1, maximum=4)
+        if not isinstance(self.bulk_copies, bool):
+            raise _wrong_value("bulk_copies", self.bulk_copies, "True or False")
         if not isinstance(self.kernel_cache, str) or not self.kernel_cache.strip():
             raise _wrong_value("kernel_cache", self.kernel_cache, '"auto", "off" or the name of a folder')
 

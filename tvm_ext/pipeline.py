@@ -32,6 +32,7 @@ from tvm_ext.device_facts import with_unit_count
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.kernel_cache import KernelCache
+from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.bound_gathers import BoundGathers
@@ -42,6 +43,8 @@ from tvm_ext.relay_passes.layout_nhwc import ChannelsLast
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
+from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 
 
@@ -175,11 +178,22 @@ def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
 
 
 def tir_pipeline() -> Any:
-    """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, to which the kernels constructed here are tailored.
+    """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, with load-compute pipelines put into GPU kernels first.
 
-    Returns the triple that `tvm.tirx.build` expects: (pipeline, host finalisation, device finalisation).
+    Kernels may come from anywhere: dlight, MetaSchedule, a user's own schedule. Kernels of `relay.build` have had their
+    pipelines when they were constructed. Returns the triple that `tvm.tirx.build` expects: (pipeline, host
+    finalisation, device finalisation).
     """
-    return tvm.tirx.get_tir_pipeline("default")
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        options = BuildOptions.current()
+        if options.enable_pipelining is not False:
+            passes = [AutoPipeline(**pipelining_settings(options)), InjectPipelines()]
+            mod = tvm.transform.Sequential(passes)(mod)
+        return stock(mod)
+
+    return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +216,8 @@ def plan_build(
     device, resolved = device_for_target(target)
     if options.device is not None:
         device = _chosen_device(options.device, device)
+    if device.kind == "opencl":
+        enable_opencl_math()
     if device.kind == "cpu" and options.num_threads is not None:
         device = with_unit_count(device, options.num_threads)
     return BuildPlan(

@@ -70,6 +70,11 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<String>("tvm_ext.kernel_cache", "str");
   Register<String>("tvm_ext.layout", "str");
   Register<bool>("tvm_ext.check_machine_code", "bool");
+  RegisterBoolOrAuto("tvm_ext.enable_pipelining");
+  Register<String>("tvm_ext.pipelining", "str");
+  Register<int64_t>("tvm_ext.shared_stages", "int");
+  Register<int64_t>("tvm_ext.register_stages", "int");
+  Register<bool>("tvm_ext.bulk_copies", "bool");
 }
 
 }  // namespace

@@ -11,9 +11,10 @@ each and then multiply::
         acc += A_shared[...] * ...               acc += A_shared[...] * ...
 
 What a pass proves: every address, predicate, cast and formula of the kernel, that copies cover what is read, and that
-every output element is written (outputs start as NaN). What it cannot see: barriers, races, divergence, alignment; for
-those there is the interpreter (`tvm_ext.testing.simt`). Kernels in which threads exchange *computed* values - through
-shared memory, shuffles, allreduce or matrix fragments - have no such sequential form and are refused, with the reason.
+every output element is written (outputs start as NaN). What it cannot see: barriers, races, divergence, alignment, and
+whether an asynchronous copy has landed (here it does when it is issued); for those there is the interpreter
+(`tvm_ext.testing.simt`). Kernels in which threads exchange *computed* values - through shared memory, shuffles,
+allreduce or matrix fragments - have no such sequential form and are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tvm_ext.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.stages import substitute
 from tvm_ext.testing.opencl_cpu import check_inputs, poison
+from tvm_ext.testing.plain_copies import synchronous
 
 Array = npt.NDArray[Any]
 Stmt = Any
@@ -56,6 +58,7 @@ def threads_as_loops(func: Any) -> Any:
 
     Raises IllegalRewrite where threads exchange computed values.
     """
+    func = synchronous(func)
     _refuse_exchanges(func)
     # In a stock schedule (blocks) a copy has thread loops of its own, inside the consumer's: it is repeated already.
     body = func.body if isinstance(func.body, SBlockRealize) else _with_repeated_copies(func.body, ())
@@ -216,4 +219,5 @@ def is_thread_bound(func: Any) -> bool:
     found: list[bool] = []
     if isinstance(func, PrimFunc):
         structural_walk(func.body, (For, lambda loop: found.append(loop.kind == ForKind.THREAD_BINDING)))
+        structural_walk(func.body, (tirx.AttrStmt, lambda node: found.append(node.attr_key == "thread_extent")))
     return any(found)

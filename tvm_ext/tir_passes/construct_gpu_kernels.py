@@ -43,6 +43,7 @@ from .construct_kernels import (
 )
 from .equal_functions import EqualFunctions
 from .gpu_limits import check_types, index_limit_passed, nothing_fits
+from .pipeline_kernels import with_pipelines
 from .plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
 from .plan_kernels import RowGroup
 from .roller.align import ALL_RULES, TENSOR_CORE
@@ -50,6 +51,7 @@ from .roller.construct import Construction
 from .roller.construct_mma import construct_mma
 from .roller.emit_mma import emit_mma_tile, supports_mma
 from .roller.emit_simt import emit_simt_tile
+from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
 from .simt_ir import SimtKernel
 from .simt_rows import emit_simt_rows
 
@@ -125,6 +127,7 @@ def construct_gpu_kernel(
         body, choice = _accepted(func, name, device, options, accept)
     except IllegalRewrite as refusal:
         body, choice = _stock(func, name, device, f"no kernel constructed: {refusal.problem}")
+        body, choice = with_pipelines(body, choice, device, options)
     return _with_choice(body, choice)
 
 
@@ -169,7 +172,7 @@ def _assemblies(
     best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
     for form in _forms(groups[main], operator, device, options):
         body, choice = _assemble(func, operator, device, [form if item is None else item for item in best])
-        yield form.program, body, choice
+        yield form.program, *with_pipelines(body, choice, device, options)
 
 
 def _with_choice(body: Any, choice: KernelChoice) -> Any:
@@ -333,15 +336,22 @@ def _gpu_plan(kernel: SimtKernel) -> GpuPlan:
 
 
 def _stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, KernelChoice]:
-    """``func`` scheduled by the first of stock TVM's rules that takes it."""
+    """``func`` by the first of stock TVM's rules whose kernels leave nothing to the host; else by the fallback.
+
+    Raises TargetError where neither makes kernels of it: as it is, the host would reach into the device's memory.
+    """
     target = Target.current(allow_none=True) or Target(dict(device.target))
-    scheduled, what = func, "none of stock TVM's GPU schedules takes it"
     for rule in gpu_schedule_rules():
         schedule = _apply(rule, func, target)
-        if schedule is not None:
-            scheduled, what = schedule.mod["main"], f"stock TVM's dlight.gpu.{type(rule).__name__}"
-            break
-    return scheduled, KernelChoice(operator=name, path="stock", reason=f"{reason}; {what}", device=device.name)
+        if schedule is not None and runs_on_device(schedule.mod["main"]):
+            what = f"{reason}; stock TVM's dlight.gpu.{type(rule).__name__}"
+            return schedule.mod["main"], KernelChoice(operator=name, path="stock", reason=what, device=device.name)
+    try:
+        scheduled, note = schedule_gpu_fallback(func)
+    except IllegalRewrite as refusal:
+        problem = f"operator {name} has no kernel for {device.name}: {reason}; none of stock TVM's schedules takes it, "
+        raise TargetError(problem + f"and the fallback does not: {refusal.problem}.", "build it for a CPU") from refusal
+    return scheduled, KernelChoice(operator=name, path="fallback", reason=f"{reason}; {note}", device=device.name)
 
 
 def _apply(rule: Any, func: Any, target: Any) -> Any:

@@ -14,7 +14,7 @@ from ..._tvm import BufferStore, Call, TensorLoad, Var, structural_walk, tirx
 from ...device_db import lookup
 from ...errors import InputError
 from ...hal import DeviceSpec
-from . import matrix_calls, warp_calls
+from . import bulk_copy, matrix_calls, warp_calls
 from .compile_expr import op_name, split_dtype
 from .compile_statement import Run, compile_statement
 from .counters import AccessCount, Counters
@@ -125,6 +125,7 @@ def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:
     """(scope, closure, slot of each parameter's memory by the tensor's name)."""
     scope = Scope(kernel.name)
     warp_calls.install(scope)
+    bulk_copy.install(scope)
     matrix_calls.install(scope)
     slots: dict[str, int] = {}
     for parameter, name in zip(kernel.function.params, kernel.arguments, strict=False):
@@ -155,6 +156,8 @@ def _run_kernel(
         for name, slot in slots.items():
             machine.memory[slot] = memories[name]
         body(machine)
+        for finish in machine.at_end:
+            finish(machine)
     return stored
 
 

@@ -80,6 +80,9 @@ class Machine:
         self.memory: list[Any] = [None] * memory_count
         self.loops: list[tuple[int, str, int]] = []
         self.queue: AsyncCopyQueue[Any] = AsyncCopyQueue((lanes.count,))
+        self.mbarriers: Any = None  # `mbarrier.Mbarriers`, once there are some
+        self.at_barrier: list[Callable[[Array], None]] = []  # called with which blocks meet, before they do
+        self.at_end: list[Callable[[Machine], None]] = []
         now = len(record.events)
         warps = lanes.count // lanes.warp_lanes
         self.clock = Clock(
@@ -118,6 +121,8 @@ class Machine:
         """All threads of a block meet; those that are missing are reported."""
         lanes, active = self.lanes, self.mask.flags.reshape(len(self.lanes.blocks), -1)
         arrived = active.sum(axis=1)
+        for notice in self.at_barrier:
+            notice(arrived > 0)
         self.clock.block_marks[arrived > 0] = len(self.record.events)
         self.record.barriers += int((arrived > 0).sum())
         divergent = (arrived > 0) & (arrived < lanes.threads)

@@ -14,7 +14,7 @@ import numpy as np
 from .local_memory import View, tell_bounds
 from .machine import Machine
 from .number_types import Array
-from .shadow import Shadow, same_bits
+from .shadow import NOBODY, Shadow, same_bits
 from .values import NEVER_WRITTEN, Tainted, Value, strip
 
 
@@ -25,6 +25,14 @@ class Request:
     lane: Array
     element: Array
     vector: bool  # whether the program's value has two dimensions
+
+
+class Landed:
+    """Per cell: the event at which a bulk copy landed (0: none since), and its mbarrier's column in `Acquired`."""
+
+    def __init__(self, cells: int) -> None:
+        self.event = np.zeros(cells, np.int64)
+        self.column = np.zeros(cells, np.int32)
 
 
 class AddressableMemory:
@@ -41,6 +49,7 @@ class AddressableMemory:
         self.origin = origin  # per cell; None: all sound
         self.shadow = shadow
         self.pending: Array | None = None  # per cell: the event of a copy on its way
+        self.landed: Landed | None = None  # what bulk copies brought
         self._typed: dict[np.dtype[Any], Array] = {}
 
     def typed(self, dtype: np.dtype[Any]) -> Array:
@@ -54,8 +63,12 @@ class AddressableMemory:
 
     def read(self, m: Machine, view: View, index: Value) -> Value:
         request = self.request(m, view, index)
-        flat, cells = self._locate(m, view, request)
         self.count(m, view, request, store=False)
+        return self.fetch(m, view, request)
+
+    def fetch(self, m: Machine, view: View, request: Request) -> Value:
+        """What `read` gives, not counted."""
+        flat, cells = self._locate(m, view, request)
         data = self.typed(view.dtype)[flat]
         event = m.event(view.site)
         if self.shadow is not None:
@@ -97,8 +110,12 @@ class AddressableMemory:
     # --- asynchronous copies --------------------------------------------------------------------------------------
     def begin_copy(self, m: Machine, view: View, request: Request) -> None:
         """A copy to here starts: nobody may touch the cells until it has landed and a barrier has been passed."""
-        _, cells = self._locate(m, view, request)
         self.check_aligned(m, view, request)
+        self.begin_bulk(m, view, request)
+
+    def begin_bulk(self, m: Machine, view: View, request: Request) -> None:
+        """`begin_copy` of a bulk copy, whose alignment is not that of its size."""
+        _, cells = self._locate(m, view, request)
         self._check_not_pending(m, view, request, cells)
         event = m.event(view.site)
         if self.shadow is not None:
@@ -117,17 +134,68 @@ class AddressableMemory:
         self.pending[cells] = 0
         self.put(m, view, request, values, origin)
 
+    def land_bulk(
+        self, m: Machine, copy: View, request: Request, values: Array, origin: Array, column: int, event: int
+    ) -> None:
+        """A bulk copy's data arrives: ordered before those who wait at the mbarrier of ``column``, and nobody else."""
+        flat, cells = self._locate(m, copy, request)
+        assert self.pending is not None, "a copy lands where one has begun"
+        self.pending[cells] = 0
+        self.typed(copy.dtype)[flat] = values
+        if self.origin is not None:
+            self.origin[cells] = self._per_cell(origin, copy)
+        if self.shadow is not None:
+            self.shadow.forget_writer(cells)
+        if self.landed is None:
+            self.landed = Landed(self.bytes.size // self.granule)
+        self.landed.event[cells], self.landed.column[cells] = event, column
+
+    def peek(self, m: Machine, view: View, request: Request) -> None:
+        """The threads use what is here, but no value of it: only races are checked."""
+        _, cells = self._locate(m, view, request)
+        if self.shadow is not None:
+            self.shadow.read(cells, request.lane, m.event(view.site), m.clock, self._reporter(m, view))
+
+    def last_writes(self, m: Machine, view: View, request: Request) -> tuple[Array, Array]:
+        """(identity of the thread, event) of the last store to each cell of a request, both (k, cells); 0: none."""
+        _, cells = self._locate(m, view, request)
+        if self.shadow is None:
+            return np.full(cells.shape, NOBODY), np.zeros(cells.shape, np.int64)
+        return self.shadow.writer[cells], self.shadow.write_event[cells]
+
     def _check_landed(self, m: Machine, view: View, request: Request, cells: Array) -> None:
         if self.pending is not None:
             self._tell_pending(m, view, request, cells, "unlanded copy", "read before its cp.async has been waited for")
+        self._check_waited(m, view, request, cells, "unlanded copy", "read")
+
+    def _check_waited(self, m: Machine, view: View, request: Request, cells: Array, kind: Any, verb: str) -> None:
+        """Bulk copies that have landed here must lie before the access, by a wait of the thread or by a barrier."""
+        if self.landed is None:
+            return
+        event = self.landed.event[cells]
+        late = event > m.clock.marks(request.lane)[:, None]
+        if not late.any():
+            return
+        assert m.clock.acquired is not None, "bulk copies land at mbarriers"
+        late &= ~m.clock.acquired.knows(request.lane[:, None], self.landed.column[cells], event)
+        detail = f"{verb} by a thread that has not waited for the copy"
+        self._tell_late(m, view, request, cells, np.where(late, event, 0), kind, detail)
 
     def _check_not_pending(self, m: Machine, view: View, request: Request, cells: Array) -> None:
         if self.pending is not None:
             self._tell_pending(m, view, request, cells, "copy overlap", "written while a cp.async to it is on its way")
+        self._check_waited(m, view, request, cells, "copy overlap", "written")
+        if self.landed is not None:
+            self.landed.event[cells] = 0
 
     def _tell_pending(self, m: Machine, view: View, request: Request, cells: Array, kind: Any, detail: str) -> None:
         assert self.pending is not None
-        late = self.pending[cells]
+        self._tell_late(m, view, request, cells, self.pending[cells], kind, detail)
+
+    def _tell_late(
+        self, m: Machine, view: View, request: Request, cells: Array, late: Array, kind: Any, detail: str
+    ) -> None:
+        """``late`` has the events of the copies in question, 0 where there is none."""
         if not late.any():
             return
         first = np.argwhere(late)[0]

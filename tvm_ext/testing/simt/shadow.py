@@ -16,17 +16,22 @@ import numpy as np
 
 from .lanes import Lanes
 from .number_types import Array
+from .ordering import Acquired
 
 NOBODY = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Clock:
-    """The barriers so far: ``block_marks`` (one event a block of the batch), ``warp_marks`` (one a warp)."""
+    """The barriers so far: ``block_marks`` (one event a block of the batch), ``warp_marks`` (one a warp).
+
+    ``acquired`` is what waits at mbarriers order; None in a kernel that has none.
+    """
 
     lanes: Lanes
     block_marks: Array
     warp_marks: Array
+    acquired: Acquired | None = None
 
     def marks(self, lane: Array) -> Array:
         """The event of the last barrier of each lane's block."""
@@ -86,6 +91,10 @@ class Shadow:
         self.writer[cells] = who
         self.write_event[cells] = event
 
+    def forget_writer(self, cells: Array) -> None:
+        """The cells hold what no thread wrote."""
+        self.writer[cells], self.write_event[cells] = NOBODY, 0
+
     def settle(self, cells: Array, lane: Array, event: int, clock: Clock, report: Report, equal: Array) -> None:
         """After the values are stored: threads whose cell another thread wrote in the same statement.
 
@@ -107,6 +116,8 @@ class Shadow:
             bad |= (other != NOBODY) & (other // size != who // size)
         if bad.any() and clock.warp_marks.any():
             bad &= ~clock.met_in_warp(np.broadcast_to(who, bad.shape), other, when)
+        if bad.any() and clock.acquired is not None:
+            bad &= ~clock.acquired.ordered(np.broadcast_to(who, bad.shape), other, when)
         return bad
 
     def _note_readers(self, cells: Array, who: Array, mark: Array, event: int) -> None:

@@ -1,0 +1,102 @@
+"""Pipelines for the GPU kernels of a build: what `BuildOptions` asks, what the kernel's record says afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .._tvm import AllocBuffer, SBlock, structural_walk
+from ..errors import IllegalRewrite
+from ..hal import DeviceSpec
+from ..options import BuildOptions
+from ..plan import GpuPlan, KernelChoice, PipelinePlan
+from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
+from .pipelining.function import Function
+from .pipelining.loops import allocations_of, bytes_per_element, is_shared, size_of
+from .pipelining.passes import pipelined
+from .pipelining.plan import Wishes
+
+REGISTER_BYTES = 4
+
+
+def with_pipelines(
+    body: Any, choice: KernelChoice, device: DeviceSpec, options: BuildOptions
+) -> tuple[Any, KernelChoice]:
+    """``body``, a thread-bound PrimFunc, with pipelines where ``options`` ask and the rules allow; and its record.
+
+    What stock TVM cannot lower to loops, or no version of which fits, stays as it is; the record says why.
+    """
+    if options.enable_pipelining is False or not _has_shared_memory(body):
+        return body, choice
+    try:
+        made, plan = pipelined(body, device, Wishes(**pipelining_settings(options)))
+    except IllegalRewrite as refusal:
+        return body, replace(choice, reason=f"{choice.reason}; not pipelined: {refusal.problem}")
+    if not plan.buffers:
+        return body, replace(choice, pipeline=plan)
+    reason = f"{choice.reason}; loaded ahead: {plan}"
+    return made, replace(choice, reason=reason, pipeline=plan, gpu=_with_versions(choice.gpu, made, plan))
+
+
+def pipelining_settings(options: BuildOptions) -> dict[str, Any]:
+    """What ``options`` say to `AutoPipeline` and to `Wishes`."""
+    return {
+        "mode": "none" if options.enable_pipelining is False else options.pipelining,
+        "shared_stages": options.shared_stages,
+        "register_stages": options.register_stages,
+        "always": options.enable_pipelining is True,
+        "bulk_copies": options.bulk_copies,
+    }
+
+
+def _has_shared_memory(func: Any) -> bool:
+    found: list[bool] = []
+
+    def allocation(node: Any) -> None:
+        if is_shared(node.buffer):
+            found.append(True)
+
+    def block(node: Any) -> None:
+        if any(is_shared(buffer) for buffer in node.alloc_buffers):
+            found.append(True)
+
+    structural_walk(func.body, [(AllocBuffer, allocation), (SBlock, block)], order="pre")
+    return bool(found)
+
+
+def _with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) -> tuple[GpuPlan, ...]:
+    """What the emitters planned, with the memory of all versions; each plan is of as many launches as it says."""
+    launches = Function(made).launches
+    if sum(plan.launches for plan in plans) != len(launches):
+        return tuple(plans)
+    found, first = [], 0
+    for plan in plans:
+        own = launches[first : first + plan.launches]
+        first += plan.launches
+        shared = max((_shared_bytes(launch) for launch in own), default=0)
+        extra = max((_registers(launch, pipeline, plan.threads) for launch in own), default=0)
+        found.append(replace(plan, shared_bytes=shared, register_count=plan.register_count + extra))
+    return tuple(found)
+
+
+def _shared_bytes(launch: Any) -> int:
+    return sum(
+        (size_of(s.buffer) or 0) * bytes_per_element(str(s.buffer.ty.dtype))
+        for s in allocations_of(launch)
+        if is_shared(s.buffer)
+    )
+
+
+def _registers(launch: Any, pipeline: PipelinePlan, threads: int) -> int:
+    """Registers of a thread beyond one version of each: further fragments, and what is on its way to shared memory."""
+    names = {str(statement.buffer.name) for statement in allocations_of(launch)}
+    total = 0
+    for item in pipeline.buffers:
+        if item.name not in names:
+            continue
+        if item.level == REGISTER_LEVEL:
+            total += (item.stages - 1) * -(-item.tile_bytes // REGISTER_BYTES)
+        elif item.level == SHARED_LEVEL and item.copy_bytes is None:
+            total += -(-item.tile_bytes // (threads * REGISTER_BYTES))
+    return total

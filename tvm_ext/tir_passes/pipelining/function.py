@@ -1,0 +1,145 @@
+"""A function in canonical form, and questions about it that several steps ask."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..._tvm import For, structural_walk, tirx
+from .loops import (
+    Access,
+    Buffer,
+    Stmt,
+    accesses_of,
+    allocations_of,
+    buffer_behind,
+    enclosing_loops,
+    integer,
+    is_shared,
+)
+
+
+class Function:
+    """A canonical PrimFunc, its statements with what is around them, its buffers by name."""
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        self.body = func.body
+
+    @cached_property
+    def leaves(self) -> list[tuple[tuple[Stmt, ...], Stmt]]:
+        return list(enclosing_loops(self.body))
+
+    @cached_property
+    def accesses(self) -> list[tuple[tuple[Stmt, ...], Stmt, Access]]:
+        """(loops and conditions around, statement, access), conditions' and extents' own reads left out."""
+        return [
+            (around, statement, access) for around, statement in self.leaves for access in accesses_of(statement)
+            if not isinstance(statement, tirx.DeclBuffer)
+        ]  # fmt: skip
+
+    @cached_property
+    def buffers(self) -> dict[str, Stmt]:
+        """Allocations by name; the second buffer called A is ``A#2``."""
+        found: dict[str, Stmt] = {}
+        for _, statement in self.leaves:
+            if isinstance(statement, tirx.AllocBuffer):
+                name, number = str(statement.buffer.name), 1
+                while name in found:
+                    number += 1
+                    name = f"{statement.buffer.name}#{number}"
+                found[name] = statement
+        return found
+
+    @cached_property
+    def thread_extents(self) -> dict[Any, Any]:
+        """Thread and block indices with their extents."""
+        found: dict[Any, Any] = {}
+
+        def visit(node: Any) -> None:
+            if node.attr_key in ("thread_extent", "virtual_thread"):
+                found.setdefault(node.node.var, node.value)
+
+        structural_walk(self.body, [(tirx.AttrStmt, visit)], order="pre")
+        return found
+
+    @cached_property
+    def ranges(self) -> dict[Any, Any]:
+        """Extents of thread indices and of loops that count from 0."""
+        loops = [loop for around, _ in self.leaves for loop in around if isinstance(loop, For)]
+        return {**self.thread_extents, **{loop.loop_var: loop.extent for loop in loops if integer(loop.min) == 0}}
+
+    @cached_property
+    def launches(self) -> list[Stmt]:
+        """The kernels of the function, one after another."""
+        found: list[Stmt] = []
+
+        def visit(statement: Stmt) -> None:
+            if isinstance(statement, tirx.AttrStmt) and statement.attr_key != "thread_extent":
+                visit(statement.body)
+            elif isinstance(statement, tirx.SeqStmt):
+                for part in statement.seq:
+                    visit(part)
+            elif isinstance(statement, tirx.AttrStmt):
+                found.append(statement)
+
+        visit(self.body)
+        return found
+
+    def launch_of(self, loop: Stmt) -> Stmt:
+        """The kernel that ``loop`` is in."""
+        for launch in self.launches:
+            if any(outer.same_as(loop) for around, _ in enclosing_loops(launch) for outer in around):
+                return launch
+        return self.body
+
+    def allocations_beside(self, loop: Stmt) -> list[Stmt]:
+        """All allocations of the kernel that ``loop`` is in."""
+        return allocations_of(self.launch_of(loop))
+
+    def is_in(self, launch: Stmt, allocation: Stmt) -> bool:
+        return any(allocation.same_as(other) for other in allocations_of(launch))
+
+    def may_follow_shared(self, loop: Stmt) -> bool:
+        """Whether shared memory may have been used before ``loop`` begins: by what precedes it, or by an outer loop."""
+        for around, statement in enclosing_loops(self.launch_of(loop)):
+            if any(outer.same_as(loop) for outer in around):
+                return any(
+                    isinstance(outer, For | tirx.While) and not outer.same_as(loop) for outer in _up_to(around, loop)
+                )
+            if any(is_shared(access.buffer) for access in accesses_of(statement)):
+                return True
+        return False
+
+    @cached_property
+    def _aliases(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for _, statement in self.leaves:
+            if isinstance(statement, tirx.DeclBuffer) and statement.data is not None:
+                source = buffer_behind(statement.data)
+                if source is not None:
+                    found[statement.buffer] = found.get(source, source)
+        return found
+
+    def memory_of(self, buffer: Buffer) -> Buffer:
+        """The parameter or allocation that ``buffer`` is a view of."""
+        return self._aliases.get(buffer, buffer)
+
+    @cached_property
+    def written(self) -> list[Buffer]:
+        """The memory that the function writes."""
+        return [self.memory_of(access.buffer) for _, _, access in self.accesses if access.writes]
+
+    def is_written(self, buffer: Buffer) -> bool:
+        memory = self.memory_of(buffer)
+        return any(memory.same_as(other) for other in self.written)
+
+    def is_viewed(self, buffer: Buffer) -> bool:
+        """Whether another buffer is declared over the same allocation."""
+        return any(memory.same_as(buffer) for memory in self._aliases.values())
+
+
+def _up_to(around: tuple[Stmt, ...], loop: Stmt) -> list[Stmt]:
+    """The loops around ``loop``."""
+    position = next(place for place, outer in enumerate(around) if outer.same_as(loop))
+    return list(around[:position])

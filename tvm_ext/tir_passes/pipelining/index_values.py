@@ -1,0 +1,97 @@
+"""The values of an index for many threads or blocks at once, by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._tvm import IF_THEN_ELSE, Call, Var, tirx
+from ...errors import IllegalRewrite
+from .loops import Expr, op_name
+
+Values = npt.NDArray[np.int64]
+Known = Sequence[tuple[Any, Values]]
+"""Variables with their values, all of one shape; variables that are not among them are 0."""
+
+_BINARY: tuple[tuple[Any, Callable[[Values, Values], Any]], ...] = (
+    (tirx.Add, np.add),
+    (tirx.Sub, np.subtract),
+    (tirx.Mul, np.multiply),
+    (tirx.FloorDiv, np.floor_divide),
+    (tirx.FloorMod, np.mod),
+    (tirx.Div, np.floor_divide),
+    (tirx.Mod, np.mod),
+    (tirx.Min, np.minimum),
+    (tirx.Max, np.maximum),
+    (tirx.LT, np.less),
+    (tirx.LE, np.less_equal),
+    (tirx.GT, np.greater),
+    (tirx.GE, np.greater_equal),
+    (tirx.EQ, np.equal),
+    (tirx.NE, np.not_equal),
+    (tirx.And, np.logical_and),
+    (tirx.Or, np.logical_or),
+)
+_CALLS: dict[str, Callable[[Values, Values], Any]] = {
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+}
+
+
+def index_values(index: Expr, known: Known, bound: Sequence[tuple[Any, Expr]] = ()) -> Values:
+    """``index`` for each of the values of ``known``; ``bound`` are variables that stand for expressions.
+
+    Worked example: ``t // 8 * 64 + t % 8`` with t = 0 .. 31 gives 32 values, 0 to 7 and 64 to 71 among them. Raises
+    IllegalRewrite for what is no arithmetic of integers, such as an index that is loaded.
+    """
+    return _Evaluation(known, bound).value(index)
+
+
+class _Evaluation:
+    def __init__(self, known: Known, bound: Sequence[tuple[Any, Expr]]) -> None:
+        self.known, self.bound, self.shape = known, bound, known[0][1].shape
+
+    def value(self, node: Expr) -> Values:
+        if isinstance(node, int | tirx.IntImm):
+            return np.full(self.shape, int(node if isinstance(node, int) else node.value))
+        if isinstance(node, Var):
+            return self._variable(node)
+        if isinstance(node, tirx.Cast):
+            return self.value(node.value)
+        if isinstance(node, tirx.Select):
+            return self._select(node.condition, node.true_value, node.false_value)
+        if isinstance(node, Call):
+            return self._call(node)
+        for kind, function in _BINARY:
+            if isinstance(node, kind):
+                return np.asarray(function(self.value(node.a), self.value(node.b)), dtype=np.int64)
+        raise _not_arithmetic(node)
+
+    def _call(self, node: Any) -> Values:
+        if node.op.same_as(IF_THEN_ELSE):
+            return self._select(*node.args)
+        if op_name(node) not in _CALLS:
+            raise _not_arithmetic(node)
+        return np.asarray(_CALLS[op_name(node)](*map(self.value, node.args)), dtype=np.int64)
+
+    def _select(self, condition: Expr, then: Expr, otherwise: Expr) -> Values:
+        return np.where(self.value(condition), self.value(then), self.value(otherwise))
+
+    def _variable(self, variable: Any) -> Values:
+        for name, values in self.known:
+            if name.same_as(variable):
+                return values
+        for name, meaning in self.bound:
+            if name.same_as(variable):
+                return self.value(meaning)
+        return np.zeros(self.shape, dtype=np.int64)
+
+
+def _not_arithmetic(node: Expr) -> IllegalRewrite:
+    return IllegalRewrite(f"the index {node} is not arithmetic of thread and loop indices")

@@ -1,0 +1,224 @@
+"""How many versions each buffer gets: from the user, or from the model of ALCOP §4 within the device's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import IllegalRewrite, InputError
+from ...hal import DeviceSpec
+from ...plan import PipelinedBuffer, PipelinePlan, PipelineRefusal
+from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
+from .choose_stages import choose_stages
+from .detect import Detection, Group, detect
+from .function import Function
+from .loops import Stmt, bytes_per_element, integer, is_shared, size_of
+from .move_functions import move_function
+from .part_copies import AsyncLoader, Loader, asynchronous, through_registers
+from .workload import workload_of
+
+PipeliningMode = Literal["none", "double", "multistage", "full"]
+"""What ALCOP §5.1 compares: nothing, two versions of shared memory, several versions of it, registers as well."""
+
+MODES: tuple[PipeliningMode, ...] = ("none", "double", "multistage", "full")
+
+DEFAULT_SHARED, DEFAULT_REGISTERS = 3, 2
+"""Where the model cannot say, because trip counts are not known before the kernel runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What the user asked for: versions of shared memory and of registers, None for the model's choice; by buffer.
+
+    ``always``: at least two versions wherever that is legal, whatever the model predicts. ``bulk_copies``: by Hopper's
+    bulk copies, where those are legal. ``replace_stock``: instead of what stock TVM's annotations ask for.
+    """
+
+    mode: PipeliningMode = "full"
+    shared_stages: int | None = None
+    register_stages: int | None = None
+    by_buffer: Mapping[str, int] | None = None
+    always: bool = False
+    bulk_copies: bool = False
+    replace_stock: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError(f"there is no pipelining mode {self.mode!r}", f"one of {', '.join(MODES)}")
+
+
+def has_async_copies(device: DeviceSpec) -> bool:
+    """cp.async came with compute capability 8.0 (PTX ISA, cp.async)."""
+    return device.kind == "cuda" and (device.compute_capability or (0, 0)) >= (8, 0)
+
+
+def make_loader(function: Function, load_use: LoadUse, device: DeviceSpec) -> Loader:
+    """How ``device`` loads the buffer ahead of its use; raises IllegalRewrite where it cannot."""
+    if has_async_copies(device):
+        return asynchronous(load_use.copies, function.ranges)
+    return through_registers(load_use.copies, function.ranges, by_compiler=device.kind != "rocm")
+
+
+def move_functions(function: Function, names: tuple[str, ...]) -> Function:
+    """``function`` with what is computed while these buffers are loaded computed by their users."""
+    for name in names:
+        body = move_function(function.body, find_load_use(function, name))
+        function = Function(function.func.with_body(body))
+    return function
+
+
+def decide(function: Function, device: DeviceSpec, wishes: Wishes) -> PipelinePlan:
+    """Detect what can be pipelined in the canonical ``function`` and choose the versions of every buffer."""
+    if wishes.mode == "none":
+        reason = PipelineRefusal(buffer="*", scope="", rule="switched off", reason="pipelining is switched off")
+        return PipelinePlan(refusals=(reason,))
+    moved: list[str] = []
+    found = _detected(function, device)
+    while found.moved:
+        moved += found.moved
+        found = _detected(move_functions(found.function, tuple(found.moved)), device)
+    planner = _Planner(found, device, wishes)
+    for group in found.groups:
+        planner.add(group)
+    planner.refuse_alone()
+    unknown = set(wishes.by_buffer or {}) - set(function.buffers)
+    if unknown:
+        raise InputError(
+            f"versions are asked for of {', '.join(sorted(unknown))}, which the kernel does not allocate",
+            f"it allocates {', '.join(function.buffers)}",
+        )
+    return PipelinePlan(
+        buffers=tuple(planner.buffers), moved=tuple(moved), refusals=tuple(found.refusals), notes=tuple(planner.notes)
+    )
+
+
+def _detected(function: Function, device: DeviceSpec) -> Detection:
+    return detect(function, lambda load_use: make_loader(function, load_use, device))
+
+
+class _Planner:
+    def __init__(self, found: Detection, device: DeviceSpec, wishes: Wishes) -> None:
+        self.found, self.device, self.wishes = found, device, wishes
+        self.buffers: list[PipelinedBuffer] = []
+        self.notes: list[str] = []
+
+    def add(self, group: Group) -> None:
+        """Choose the versions of one group's buffers."""
+        registers = group.registers if self.wishes.mode == "full" else ()
+        shared, register = self._choose(group, bool(registers))
+        name = str(group.loop.loop_var.name)
+        if shared < 2:
+            for load_use, _ in group.shared:
+                if self._asked(load_use.name) == 1:
+                    self.found.refuse(load_use.name, load_use.buffer, "switched off", "one version was asked for")
+                    continue
+                why = f"a second version is predicted to gain nothing in loop {name}, or does not fit"
+                self.found.refuse(load_use.name, load_use.buffer, "resources", why)
+            return
+        taken: list[LoadUse] = []
+        for load_use, loader in group.shared:
+            count = min(self._asked(load_use.name) or shared, self._trips(group) or 8)
+            if count < 2:
+                self.found.refuse(load_use.name, load_use.buffer, "switched off", "one version was asked for")
+                continue
+            taken.append(load_use)
+            self.buffers.append(_planned(load_use, count, loader))
+        if register > 1 and len(taken) == len(group.shared):
+            self.buffers += [_planned(item, register, None) for item in registers]
+
+    def _asked(self, name: str) -> int | None:
+        return (self.wishes.by_buffer or {}).get(name)
+
+    def _trips(self, group: Group) -> int | None:
+        return integer(group.loop.extent)
+
+    def _choose(self, group: Group, with_registers: bool) -> tuple[int, int]:
+        wishes = self.wishes
+        late = any(loader.is_late for _, loader in group.shared)
+        asked = [count for load_use, _ in group.shared if (count := self._asked(load_use.name))]
+        fixed = wishes.shared_stages or (max(asked) if asked else None)
+        fixed_registers = wishes.register_stages if with_registers else 1
+        asked_registers = [count for item in group.registers if (count := self._asked(item.name))]
+        if with_registers and asked_registers:
+            fixed_registers = max(asked_registers)
+        if wishes.mode == "double":
+            fixed = 2
+        try:
+            workload = workload_of(self.found.function, group, self.device)
+            choice = choose_stages(
+                workload, self.device, fixed_shared=fixed, fixed_register=fixed_registers, asynchronous=not late
+            )
+            if choice.shared_stages < 2 and wishes.always and fixed is None:
+                choice = choose_stages(
+                    workload, self.device, fixed_shared=2, fixed_register=fixed_registers, asynchronous=not late
+                )
+        except IllegalRewrite as unknown:
+            self.notes.append(f"the model was not asked: {unknown.problem}")
+            return self._default(group, fixed, fixed_registers, late)
+        self.notes += choice.notes
+        return choice.shared_stages, choice.register_stages
+
+    def _default(self, group: Group, fixed: int | None, registers: int | None, late: bool) -> tuple[int, int]:
+        shared = fixed or (2 if late else DEFAULT_SHARED)
+        limit = shared_capacity_bytes(self.device)
+        tile = sum(_tile_bytes(load_use) for load_use, _ in group.shared)
+        other = shared_bytes_around(self.found.function, group.loop) - tile
+        most = max(1, (limit - other) // max(1, tile))
+        if shared > most:
+            self.notes.append(
+                f"{shared} versions of {tile} bytes do not fit into {limit} bytes of shared memory: {most}"
+            )
+        shared = min(shared, most, self._trips(group) or 8)
+        inner = integer(group.registers[0].loop.extent) if group.registers else None
+        wanted = registers or DEFAULT_REGISTERS
+        return shared, wanted if inner is not None and inner % wanted == 0 else 1
+
+    def refuse_alone(self) -> None:
+        """Register loads that no shared pipeline carries on: the compiler overlaps them within an iteration."""
+        for load_use, why in self.found.alone:
+            asked = self._asked(load_use.name)
+            if asked and asked > 1 and self.wishes.mode == "full":
+                self.buffers.append(_planned(load_use, asked, None))
+                continue
+            reason = f"its pipeline would begin anew in each iteration (Figure 3c): {why}"
+            self.found.refuse(load_use.name, load_use.buffer, "synchronisation", reason)
+
+
+def _planned(load_use: LoadUse, stages: int, loader: Loader | None) -> PipelinedBuffer:
+    width = min(shape.bytes_each for shape in loader.shapes) if isinstance(loader, AsyncLoader) else None
+    return PipelinedBuffer(
+        name=load_use.name,
+        scope=str(load_use.buffer.ty.storage_scope),
+        loop=load_use.loop_name,
+        level=SHARED_LEVEL if is_shared(load_use.buffer) else REGISTER_LEVEL,
+        stages=stages,
+        tile_bytes=_tile_bytes(load_use),
+        copy_bytes=width,
+    )
+
+
+def _tile_bytes(load_use: LoadUse) -> int:
+    return (size_of(load_use.buffer) or 0) * bytes_per_element(str(load_use.buffer.ty.dtype))
+
+
+def shared_capacity_bytes(device: DeviceSpec) -> int:
+    """Shared memory that one block may have, on request where it must be asked for."""
+    layer = device.layer("L1")
+    opt_in = layer.opt_in_capacity_bytes if device.kind == "cuda" else None
+    return max(layer.capacity_bytes or 0, opt_in or 0)
+
+
+def shared_bytes_around(function: Function, loop: Stmt) -> int:
+    """Shared memory of the launch that ``loop`` is in."""
+    return sum(
+        (size_of(s.buffer) or 0) * bytes_per_element(str(s.buffer.ty.dtype))
+        for s in function.allocations_beside(loop)
+        if is_shared(s.buffer)
+    )
+
+
+def describe(plan: PipelinePlan) -> Any:
+    """One line for the build report."""
+    refused = [f"{item.buffer}: {item.reason}" for item in plan.refusals if item.rule != "switched off"]
+    return "; ".join([str(plan), *plan.notes, *refused])

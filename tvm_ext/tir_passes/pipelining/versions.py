@@ -1,0 +1,114 @@
+"""Steps 1 to 3 of ALCOP §3.2: buffers with a version for each stage, and accesses that say which version they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..._tvm import BufferStore, Call, TensorLoad, structural_map, tirx
+from .loops import (
+    ACCESS_PTR,
+    POINTERS,
+    Buffer,
+    Expr,
+    Stmt,
+    buffer_behind,
+    bytes_per_element,
+    integer,
+    is_shared,
+    op_name,
+    scope_of,
+    size_of,
+)
+
+SHARED_GRANULE_BYTES = 128
+"""Versions start at multiples of all 32 banks, so that a layout without bank conflicts stays one in each version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Versioned:
+    """``old`` (flat, of one tile) and ``new``, which has ``count`` versions of ``size`` elements one after another."""
+
+    old: Buffer
+    new: Buffer
+    count: int
+    size: int
+
+
+def with_versions(buffer: Buffer, count: int, scope: str | None = None) -> Versioned:
+    """A buffer for ``count`` versions of the flat ``buffer``, in another ``scope`` where one is given."""
+    size = size_of(buffer)
+    assert size is not None, buffer
+    dtype = str(buffer.ty.dtype)
+    if is_shared(buffer):
+        granule = SHARED_GRANULE_BYTES // bytes_per_element(dtype)
+        size = -(-size // granule) * granule
+    new = tirx.decl_buffer(
+        [tirx.IntImm(str(buffer.ty.shape[0].ty.dtype), count * size)], dtype, str(buffer.name),
+        scope=scope or scope_of(buffer), data_alignment=int(buffer.ty.data_alignment),
+    )  # fmt: skip
+    return Versioned(old=buffer, new=new, count=count, size=size)
+
+
+def use_versions(statement: Stmt, versions: Sequence[tuple[Versioned, Expr]]) -> Stmt:
+    """``statement`` with every access to ``old`` made one to version ``slot`` of ``new``.
+
+    Worked example: ``S[i]`` with 3 versions of 64 elements and slot ``k % 3`` is ``S[k % 3 * 64 + i]``. Addresses
+    passed to calls move the same way; a fragment's index counts fragments: 4 of them a version move it by ``slot * 4``.
+    """
+
+    def find(buffer: Any) -> tuple[Versioned, Expr] | None:
+        return next((item for item in versions if buffer is not None and buffer.same_as(item[0].old)), None)
+
+    def load(node: Any) -> Any:
+        item = find(node.source)
+        return node if item is None else tirx.BufferLoad(item[0].new, [_moved(node.indices[0], item)])
+
+    def store(node: Any) -> Any:
+        item = find(node.buffer)
+        return node if item is None else BufferStore(item[0].new, node.value, [_moved(node.indices[0], item)])
+
+    def call(node: Any) -> Any:
+        name = op_name(node)
+        if name == ACCESS_PTR:
+            item = find(buffer_behind(node.args[1]))
+            if item is None:
+                return node
+            offset = _moved(node.args[2], item)
+            return Call(node.op, [node.args[0], item[0].new.data, offset, *node.args[3:]], ret_ty=node.ty)
+        arguments = list(node.args)
+        for pointer in POINTERS.get(name, ()):
+            item = find(buffer_behind(arguments[pointer.position]))
+            if item is None or pointer.offset is None:
+                continue
+            each = _elements_of_fragment(node, item[0]) if pointer.counts_fragments else 1
+            arguments[pointer.position] = item[0].new.data
+            arguments[pointer.offset] = _moved(arguments[pointer.offset], item, each)
+        return node if len(arguments) == 0 else _same_or_new(node, arguments)
+
+    return structural_map(statement, [(TensorLoad, load), (BufferStore, store), (Call, call)])
+
+
+def _same_or_new(node: Any, arguments: list[Any]) -> Any:
+    if all(new.same_as(old) for new, old in zip(arguments, node.args, strict=True) if hasattr(new, "same_as")):
+        return node
+    return Call(node.op, arguments, attrs=node.attrs, ret_ty=node.ty)
+
+
+def _moved(index: Expr, item: tuple[Versioned, Expr], elements: int = 1) -> Expr:
+    versioned, slot = item
+    dtype = str(index.ty.dtype) if not isinstance(index, int) else "int32"
+    step = tirx.IntImm(dtype, versioned.size // elements)
+    if integer(slot) is not None:
+        return index + tirx.IntImm(dtype, (integer(slot) or 0) * (versioned.size // elements))
+    return index + (slot if str(slot.ty.dtype) == dtype else tirx.Cast(dtype, slot)) * step
+
+
+def _elements_of_fragment(call: Any, versioned: Versioned) -> int:
+    """Elements of the fragments that a wmma call counts. A's are m x k, B's k x n."""
+    shapes = {"wmma.matrix_a": (1, 3), "wmma.matrix_b": (3, 2), "wmma.accumulator": (1, 2)}
+    if op_name(call) == "tirx.tvm_mma_sync":
+        return 256  # mma_sync does not repeat the shape: all that TVM emits have 256 elements (16x16, 32x8 by 8x32 ...)
+    first, second = shapes[scope_of(versioned.old)]
+    return int(call.args[first].value) * int(call.args[second].value)
