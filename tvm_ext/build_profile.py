@@ -41,6 +41,23 @@ class CodeTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCode:
+    """What a library has of its GPU kernels: source in ``language`` alone, or machine code for ``architectures``.
+
+    ``compiler`` made the machine code ("nvcc 13.0.88"), ``size_bytes`` of it in ``seconds`` (0.0: the cache had it).
+    ``spills`` are bytes that kernels keep in memory for want of registers, by kernel. ``note``: why it is only source.
+    """
+
+    language: str
+    architectures: tuple[str, ...] = ()  # empty: source
+    compiler: str = ""
+    size_bytes: int = 0
+    seconds: float = 0.0
+    spills: tuple[tuple[str, int], ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
     """A part of a build in elapsed seconds; phases do not overlap."""
 

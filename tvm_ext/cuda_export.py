@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvm_ext._tvm import pack_imports
-from tvm_ext.cuda_toolchain import architecture_number, compile_cuda
+from tvm_ext.build_profile import DeviceCode
+from tvm_ext.cuda_toolchain import CompiledCuda, architecture_number, compile_cuda
 from tvm_ext.device_modules import LIBRARY_SYMBOL, assembly, replace_source
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.kernel_cache import KernelCache
@@ -23,6 +25,8 @@ from tvm_ext.options import BuildOptions, cuda_settings
 
 WHOLE_MODULE_FACTOR = 10.0
 """A module holds all kernels of a model: so many times the limit of one kernel may compiling it take."""
+
+LANGUAGE = "CUDA C++"
 
 _ARCHITECTURE = re.compile(r"sm_\d+[af]?")
 
@@ -39,21 +43,69 @@ def architecture_of(target: str) -> str | None:
     return match[0] if match else None
 
 
-def embed_machine_code(
-    data: bytes, architectures: Sequence[str], *, cache: KernelCache | None = None, time_limit_s: float | None = None
-) -> bytes:
-    """``data``, the modules of a library, with machine code for ``architectures`` in place of CUDA source.
+def compile_sources(
+    sources: Iterable[str],
+    architectures: Sequence[str],
+    *,
+    cache: KernelCache | None = None,
+    time_limit_s: float | None = None,
+) -> dict[str, CompiledCuda]:
+    """Machine code by source, for `embed_machine_code`; raises as `compile_cuda` does.
 
-    ``time_limit_s`` is for all of it (default: `WHOLE_MODULE_FACTOR` times one kernel's); ``cache`` keeps results.
-    Where this machine has no CUDA compiler the source stays, with a warning. Raises CompileError where the compiler
-    refuses it, OptionError for an architecture that no installed compiler knows.
+    ``time_limit_s`` is for each (default: `WHOLE_MODULE_FACTOR` times one kernel's).
     """
     for item in architectures:
         architecture_number(item)
     limit = WHOLE_MODULE_FACTOR * cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
+    return {
+        source: compile_cuda(source, architectures, cache=cache, time_limit_s=limit)
+        for source in dict.fromkeys(sources)
+    }
+
+
+def export_sources(sources: Sequence[str], architectures: Sequence[str]) -> tuple[dict[str, CompiledCuda], DeviceCode]:
+    """`compile_sources` with the cache of builds, and what to say of it: only source where there is no compiler."""
+    try:
+        made = compile_sources(sources, architectures, cache=KernelCache.for_build(BuildOptions.current()))
+    except UnsupportedEnvironmentError as error:
+        return {}, DeviceCode(language=LANGUAGE, note=error.problem.rstrip("."))
+    uses = [use for item in made.values() for use in item.uses]
+    spills = ((use.name, use.spill_store_bytes + use.spill_load_bytes) for use in uses)
+    about = DeviceCode(
+        language=LANGUAGE,
+        architectures=tuple(architectures) if made else (),
+        compiler=", ".join(dict.fromkeys(item.compiler for item in made.values())),
+        size_bytes=sum(len(item.image) for item in made.values()),
+        seconds=sum(item.seconds for item in made.values()),
+        spills=tuple((name, size) for name, size in spills if size),
+    )
+    return made, about
+
+
+def embed_machine_code(
+    data: bytes,
+    architectures: Sequence[str],
+    *,
+    cache: KernelCache | None = None,
+    time_limit_s: float | None = None,
+    known: Mapping[str, CompiledCuda] = MappingProxyType({}),
+) -> bytes:
+    """``data``, the modules of a library, with machine code for ``architectures`` in place of CUDA source.
+
+    ``time_limit_s`` is for each source (default: `WHOLE_MODULE_FACTOR` times one kernel's); ``cache`` keeps results;
+    ``known`` has what was compiled already. Where this machine has no CUDA compiler the source stays, with a warning.
+    Raises CompileError where the compiler refuses it, OptionError for an architecture that no installed compiler knows.
+    """
+    for item in architectures:
+        architecture_number(item)
 
     def compile_source(source: str) -> bytes:
-        return compile_cuda(source, architectures, cache=cache, time_limit_s=limit).image
+        made = (
+            known
+            if source in known
+            else compile_sources([source], architectures, cache=cache, time_limit_s=time_limit_s)
+        )
+        return made[source].image
 
     try:
         return replace_source(data, compile_source)

@@ -28,17 +28,18 @@ def load_cuda_runtime() -> None:
 
     Raises UnsupportedEnvironmentError naming what is missing: the driver, the CUDA runtime, or TVM's part.
     """
-    if _is_loaded():
+    if cuda_is_loaded():
         return
     cudart = [_CUDART, *map(str, _package_files(_CUDART))]
     _load_first(_CUDART, cudart, "install it: `pip install nvidia-cuda-runtime==13.*`")
     runtime = [str(folder / "lib" / _RUNTIME) for folder in _tvm_folders()]
     _load_first(_RUNTIME, runtime, "install an NVIDIA driver (libcuda.so.1) of version 580 or later")
-    if not _is_loaded():
+    if not cuda_is_loaded():
         raise UnsupportedEnvironmentError(f"{_RUNTIME} was loaded but registers no CUDA.", "install the supported TVM")
 
 
-def _is_loaded() -> bool:
+def cuda_is_loaded() -> bool:
+    """Whether TVM can open CUDA modules; what it compiles for CUDA then becomes machine code at once."""
     return tvm_ffi.get_global_func(CUDA_LOADER, allow_missing=True) is not None
 
 

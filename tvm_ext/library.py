@@ -8,7 +8,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,9 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext import plan
+from tvm_ext.build_profile import DeviceCode
 from tvm_ext.cpu_info import CpuNeeds, read_cpu_info
-from tvm_ext.cuda_runtime import CUDA_LOADER, load_cuda_runtime
+from tvm_ext.cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
 from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.export import METADATA_FUNCTION, check_complete, export_executable
 from tvm_ext.files import produce_atomically
@@ -133,8 +134,11 @@ class Library:
 
         CUDA C or OpenCL C; for AMD GPUs LLVM's assembly.
         """
+        return "\n".join(self._sources(*GPU_KINDS, "hip"))
+
+    def _sources(self, *kinds: str) -> list[str]:
         modules = _modules(getattr(self.executable, "mod", self.executable))
-        return "\n".join(str(module.inspect_source()) for module in modules if module.kind in (*GPU_KINDS, "hip"))
+        return [str(module.inspect_source()) for module in modules if module.kind in kinds]
 
     def export_library(self, path: str | Path, *, architectures: Sequence[str] | None = None) -> None:
         """Write one shared library holding code, constants, report and the description of inputs and outputs.
@@ -144,7 +148,7 @@ class Library:
 
         CUDA kernels are embedded as machine code for ``architectures`` (``("sm_80", "sm_90")``; None: the one that the
         library was built for), whether or not this machine has a GPU; with a warning as source where it has no CUDA
-        compiler, which ``architectures=()`` asks for.
+        compiler, which ``architectures=()`` asks for. `report` says which, here and in the file.
         Raises ExportError where it cannot be written, CompileError where the CUDA compiler fails, TargetError where the
         code is not for this kind of processor, whose linker joins it.
         """
@@ -159,18 +163,33 @@ class Library:
             source = self._path
             produce_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
             return
+        if architectures is None:
+            from tvm_ext.cuda_export import architecture_of  # needs TVM's compiler, which a receiver may not have
+
+            built_for = architecture_of(self.report.target)
+            architectures = (built_for,) if built_for else ()
+        settings = self._compile_sources(architectures)
         signature = Signature(inputs=self.inputs, outputs=self.outputs, report=self.report, cpu=self.cpu)
         metadata = plan.to_json(signature)
         code_bytes = _CODE_BYTES_PER_KERNEL * (len(self.report.operators) + 1)
         size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
         again = self._code.link_again if self._code is not None else None
         executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
-        if architectures is None:
-            from tvm_ext.cuda_export import architecture_of  # needs TVM's compiler, which a receiver may not have
+        export_executable(executable, metadata, Path(path), size_bytes, objects, architectures, **settings)
 
-            built_for = architecture_of(self.report.target)
-            architectures = (built_for,) if built_for else ()
-        export_executable(executable, metadata, Path(path), size_bytes, objects, architectures)
+    def _compile_sources(self, architectures: Sequence[str]) -> dict[str, Any]:
+        """Machine code for what is CUDA source yet, as settings of `export_executable`; `report` says how it went."""
+        if not self._sources("cuda") or cuda_is_loaded():
+            return {}
+        if not architectures:
+            code = self.report.device_code
+            self.report = replace(self.report, device_code=code and DeviceCode(language=code.language))
+            return {}
+        from tvm_ext.cuda_export import export_sources
+
+        known, code = export_sources(self._sources("cuda"), architectures)
+        self.report = replace(self.report, device_code=code)
+        return {"known": known}
 
     def profile(
         self,

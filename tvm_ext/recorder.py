@@ -15,7 +15,8 @@ from tvm import relax, tirx
 from tvm_ext import plan as records
 from tvm_ext._environment import installed_version
 from tvm_ext._tvm import Constant
-from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
+from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
+from tvm_ext.cuda_runtime import cuda_is_loaded
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import BuildPlan, PassClock
@@ -64,7 +65,22 @@ def record(
         code=code,
         kernel_cache=cache,
         layout=layout_record(kernels),
+        device_code=device_code(plan),
     )
+
+
+def device_code(plan: BuildPlan) -> DeviceCode | None:
+    """What TVM makes of GPU kernels at a build: machine code for AMD, and for CUDA only where there is a driver."""
+    architecture = str(plan.target.attrs.get("arch" if plan.device.kind == "cuda" else "mcpu", ""))
+    if plan.device.kind == "rocm":
+        return DeviceCode(language="LLVM", architectures=(architecture,), compiler="TVM's LLVM")
+    if plan.device.kind == "opencl":
+        return DeviceCode(language="OpenCL C", note="the receiver's driver compiles it")
+    if plan.device.kind != "cuda":
+        return None
+    if cuda_is_loaded():
+        return DeviceCode(language="CUDA C++", architectures=(architecture,), compiler="TVM, for this machine's driver")
+    return DeviceCode(language="CUDA C++", note="export_library makes machine code of it")
 
 
 def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tvm_ext import plan
-from tvm_ext.build_profile import CacheUse, CodeTimes, Phase
+from tvm_ext.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.hal import DeviceSpec, MemoryLayer
 from tvm_ext.plan import KernelChoice, LayoutRecord
 
@@ -86,6 +86,7 @@ class BuildReport:
     code: CodeTimes = field(default_factory=CodeTimes)
     kernel_cache: CacheUse = field(default_factory=CacheUse)
     layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
+    device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
     def bound_of(self, operator: OperatorReport) -> str:
         """What binds ``operator``, a memory layer by its full name: "L4 DRAM" rather than "L4"."""
@@ -103,6 +104,19 @@ class BuildReport:
             f"{self.layout.blocked_count} of {candidates} operators in {name} "
             f"with {transforms} transform{'' if transforms == 1 else 's'}"
         )
+
+    def device_code_summary(self) -> str:
+        """Whether GPU kernels are source or machine code, and for what, in a sentence; empty for a CPU."""
+        code = self.device_code
+        if code is None:
+            return ""
+        if not code.architectures:
+            return f"GPU kernels: {code.language} source" + (f" ({code.note})" if code.note else "")
+        by = f" by {code.compiler}" if code.compiler else ""
+        size = f", {code.size_bytes / 1e6:.2f} MB" if code.size_bytes else ""
+        made = f" in {code.seconds:.1f} s" if code.seconds else ""
+        spilled = f", {len(code.spills)} kernels spill registers" if code.spills else ""
+        return f"GPU kernels: machine code for {', '.join(code.architectures)}{by}{size}{made}{spilled}"
 
     def cache_summary(self) -> str:
         """What the kernel cache did, in a few words."""

@@ -62,6 +62,10 @@ def _tiles(report: BuildReport) -> str:
         tiles.append(_tile(format_time(predicted), "one run, predicted"))
     if report.run_s is not None:
         tiles.append(_tile(format_time(report.run_s), "one run, measured"))
+    code = report.device_code
+    if code is not None:
+        form = f"machine code for {', '.join(code.architectures)}" if code.architectures else f"{code.language} source"
+        tiles.append(_tile("GPU", escape(form)))
     return "".join(tiles)
 
 
@@ -184,6 +188,7 @@ def _pass_bars(report: BuildReport) -> str:
 
 
 def _facts(report: BuildReport) -> str:
-    facts = [*report.options, *report.versions]
+    code = [("code", report.device_code_summary())] if report.device_code else []
+    facts = [*code, *report.options, *report.versions]
     rows = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
     return f"<table><tbody>{rows}</tbody></table>"

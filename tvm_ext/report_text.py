@@ -48,7 +48,7 @@ def code_summary(report: BuildReport) -> str:
 
 
 def summary(report: BuildReport) -> str:
-    """Model, device, path counts and times in three lines."""
+    """Model, device, path counts and times in three lines; of a GPU's library a fourth on what it holds."""
     counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
     calls = sum(operator.calls for operator in report.operators)
     size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
@@ -56,11 +56,13 @@ def summary(report: BuildReport) -> str:
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
-    return (
-        f"{report.model} for {report.device} ({report.device_description})\n"
-        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{layout}\n"
-        f"{imported}{built}{run}"
+    lines = (
+        f"{report.model} for {report.device} ({report.device_description})",
+        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{layout}",
+        f"{imported}{built}{run}",
+        report.device_code_summary(),
     )
+    return "\n".join(filter(None, lines))
 
 
 def operator_table(report: BuildReport) -> Table:

@@ -3,6 +3,7 @@
     python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200
     python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200 --only gemm_float16_4096 --candidates 10
     python benchmarks/gpu/bundle.py build/gpu-bundle --python 3.12          # the Python of the machine with the GPU
+    python benchmarks/gpu/bundle.py build/gpu-bundle --ablation --only roller_matmul   # with ablation.py's variants
 
 There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
 library per kernel with machine code in it, the scripts, and ``manifest.json``.
@@ -17,16 +18,20 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
+import ablation_variants
 import typer
 from cases import Case, all_cases
 from manifest import NAME, SIZE_LIMIT_BYTES, BundleError, Entry, Manifest, Program, digest, to_json
+from model_graphs import GROUP, ModelCase, compile_model, flops_of, model_case
+from models import MODELS, Model
 from programs import function_name, program
 
 from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm, tvm_ffi
@@ -40,12 +45,17 @@ from tvm_ext.hal import DeviceSpec
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.options import BuildOptions
 from tvm_ext.plan import CHOICE
+from tvm_ext.report import OperatorReport
 from tvm_ext.testing.environment import current_environment
 from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
-SCRIPTS = ("cases.py", "manifest.py", "references.py", "numpy_references.py", "run.py", "gpu.py")
+SCRIPTS = (
+    "cases.py", "manifest.py", "references.py", "graph_references.py", "numpy_references.py", "run.py", "gpu.py",
+)  # fmt: skip
+FIRST_GROUPS = ("gemm_float16", "fused", "rows", "elementwise", "conv_float16")
+"""Of the cases before the models, where time on the GPU runs short."""
 OURS, DLIGHT = "ours", "dlight"
 THREADS = 2
 _TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_cuda.so")
@@ -62,6 +72,7 @@ class Settings:
     candidates: int
     folder: Path
     cache: KernelCache
+    ablation: bool = False
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -87,7 +98,7 @@ def _attempt(case: Case, contender: str, func: Any, settings: Settings) -> Progr
 
 
 def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """(contender, scheduled function): ours, in ``settings.candidates`` forms, and stock TVM's."""
+    """(contender, scheduled function): ours, in ``settings.candidates`` forms, stock TVM's, the ablations' variants."""
     func = program(case)
     try:
         yield from _ours(case, func, settings)
@@ -99,6 +110,8 @@ def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Ite
         yield DLIGHT, module[function_name(case)]
     except (RuntimeError, ValueError) as error:
         refusals[DLIGHT] = _first_line(error)
+    if settings.ablation:
+        yield from ablation_variants.contenders(case, settings.device, refusals)
 
 
 def _ours(case: Case, func: Any, settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -152,6 +165,38 @@ def _first_line(error: Exception) -> str:
     return (text.splitlines() or [type(error).__name__])[-1][:500]
 
 
+# --- whole models -------------------------------------------------------------------------------------------------
+def make_model_entry(name: str, model: Any, below: Mapping[str, int], settings: Settings) -> Entry:
+    """The code of a whole model by us and by stock TVM, without its weights, and its graph for the references."""
+    made = model_case(name, model, settings.device.name, below)
+    programs: list[Program] = []
+    refusals: dict[str, str] = {}
+    flops = 0.0
+    for contender, ours in ((OURS, True), (DLIGHT, False)):
+        try:
+            code, operators = _compile_model(made, contender, ours, settings)
+        except (CompileError, RuntimeError, ValueError) as error:
+            refusals[contender] = _first_line(error)
+            continue
+        programs.append(code)
+        flops = flops or flops_of(operators)
+    return Entry(case=replace(made.case, flops=flops), programs=tuple(programs), refusals=refusals)
+
+
+def _compile_model(
+    made: ModelCase, contender: str, ours: bool, settings: Settings
+) -> tuple[Program, tuple[OperatorReport, ...]]:
+    executable, operators = compile_model(made.module, settings.device.name, enable_roller=ours)
+    file = f"{made.case.id}.{contender}.so"
+    compiled = export(executable, settings.folder / file, settings.architectures, settings.cache)
+    kernels = [
+        {"name": item.function, "calls": item.calls, "path": item.choice.path, "reason": item.choice.reason}
+        for item in operators
+    ]
+    plan = {"kernels": kernels, "uses": [asdict(use) for item in compiled for use in item.uses]}
+    return Program(contender=contender, file=file, function="main", kind="model", plan=plan), operators
+
+
 # --- what the other machine needs ---------------------------------------------------------------------------------
 def copy_runtime(folder: Path, python: str) -> None:
     """TVM's Python code and runtime libraries, without its compiler, and tvm-ffi for Python ``python`` ("3.12")."""
@@ -199,15 +244,33 @@ def files_of(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): digest(path) for path in paths}
 
 
-def write_bundle(cases: Sequence[Case], settings: Settings, python: str, tell: Any = print) -> Manifest:
-    """Compile ``cases`` into the empty folder of ``settings``; raises BundleError where it grows too large."""
+def compile_entries(cases: Sequence[Case], models: Mapping[str, Model], settings: Settings, tell: Any) -> list[Entry]:
+    """The entries of all cases and models, in the order in which they are to be run."""
+
+    def told(entry: Entry) -> Entry:
+        have = ", ".join(item.contender for item in entry.programs)
+        tell(f"{entry.case.id}: {have} {dict(entry.refusals) or ''}")
+        return entry
+
     with ThreadPoolExecutor(THREADS) as pool:
-        entries = []
-        for entry in pool.map(lambda case: make_entry(case, settings), cases):
-            tell(
-                f"{entry.case.id}: {', '.join(item.contender for item in entry.programs)} {dict(entry.refusals) or ''}"
-            )
-            entries.append(entry)
+        made = [told(entry) for entry in pool.map(lambda case: make_entry(case, settings), cases)]
+    whole = [told(make_model_entry(name, item.build(), item.below, settings)) for name, item in models.items()]
+    first = [entry for entry in made if entry.case.group in FIRST_GROUPS]
+    return [*first, *whole, *(entry for entry in made if entry.case.group not in FIRST_GROUPS)]
+
+
+def write_bundle(
+    cases: Sequence[Case],
+    settings: Settings,
+    python: str,
+    tell: Any = print,
+    models: Mapping[str, Model] = MappingProxyType({}),
+) -> Manifest:
+    """Compile ``cases`` and ``models`` into the empty folder of ``settings``.
+
+    Raises BundleError where it grows too large.
+    """
+    entries = compile_entries(cases, models, settings, tell)
     for name in SCRIPTS:
         shutil.copy2(HERE / name, settings.folder / name)
     copy_runtime(settings.folder, python)
@@ -239,6 +302,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="ids or groups of cases")] = None,
     candidates: Annotated[int, typer.Option(help="forms of our kernel per case")] = 1,
     python: Annotated[str, typer.Option(help="version on the machine with the GPU")] = "3.12",
+    ablation: Annotated[bool, typer.Option(help="the ablations' cases, and their variants as contenders")] = False,
 ) -> None:
     """Compile the benchmark's kernels into FOLDER."""
     row = lookup(device)
@@ -249,9 +313,11 @@ def main(
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    chosen = [case for case in all_cases(WORKLOAD) if not only or case.id in only or case.group in only]
-    if not chosen:
-        raise OptionError(f"no case is called {', '.join(only or [])}.", "see benchmarks/gpu/cases.py")
+    listed = ablation_variants.all_cases() if ablation else all_cases(WORKLOAD)
+    chosen = [case for case in listed if not only or case.id in only or case.group in only]
+    models = {} if ablation else {k: item for k, item in MODELS.items() if not only or k in only or GROUP in only}
+    if not chosen and not models:
+        raise OptionError(f"no case is called {', '.join(only or [])}.", "see benchmarks/gpu/cases.py and models.py")
     settings = Settings(
         device=row,
         target=target,
@@ -259,8 +325,9 @@ def main(
         candidates=candidates,
         folder=folder,
         cache=KernelCache.for_build(BuildOptions()),
+        ablation=ablation,
     )
-    write_bundle(chosen, settings, python)
+    write_bundle(chosen, settings, python, models=models)
 
 
 if __name__ == "__main__":

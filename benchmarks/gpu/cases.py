@@ -20,19 +20,29 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A dense array: name, shape, dtype, and the scale of its normally distributed values (0: not an input)."""
+    """A dense array: name, shape, dtype, mean and deviation of its normally distributed values (0, 0: not an input).
+
+    Integers are drawn from -4 to 4, or from 0 to ``below`` exclusively.
+    """
 
     name: str
     shape: Shape
     dtype: str
     scale: float = 1.0
+    mean: float = 0.0
+    below: int = 0
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Of integers: the lowest, and the one behind the highest."""
+        return (0, self.below) if self.below else (-4, 5)
 
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * _BYTES[self.dtype]
 
 
-_BYTES = {"float64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +50,8 @@ class Case:
     """One operator.
 
     ``operator`` is a key of `programs.PROGRAMS` and `references.REFERENCES`; ``attributes`` are its strides, pads, ...;
-    ``terms`` how many products or summands go into one result, which bounds the error.
+    ``terms`` how many products or summands go into one result, which bounds the error. ``operator`` "graph" is a whole
+    model, whose operators ``attributes`` list (`graph_references`), with the ``tolerance`` of its outputs.
     """
 
     id: str
@@ -52,6 +63,7 @@ class Case:
     flops: float = 0.0
     terms: int = 1
     seed: int = 0
+    tolerance: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -61,6 +73,8 @@ class Case:
     @property
     def allowed_error(self) -> float:
         """Of the whole output, relative by norm: u (a sqrt(K) + b), see docs/testing.md; 0 for integers."""
+        if self.tolerance:
+            return self.tolerance
         roundoff = max((UNIT_ROUNDOFF.get(item.dtype, 0.0) for item in (*self.inputs, self.output)), default=0.0)
         wide = roundoff == UNIT_ROUNDOFF["float32"]
         return roundoff * ((2.0 if wide else 0.5) * math.sqrt(self.terms) + (16.0 if wide else 3.0))

@@ -67,6 +67,14 @@ class Gpu(ABC):
         """A new tensor full of NaN, or of the largest integer."""
 
     @abstractmethod
+    def poison(self, output: Any) -> None:
+        """Fill what a function answered with NaN, or with the largest integer."""
+
+    @abstractmethod
+    def adopt(self, results: Any) -> tuple[Any, ...]:
+        """What a function of the Relax VM answered, as tensors of this class."""
+
+    @abstractmethod
     def expected(self, case: Case, inputs: Sequence[Any]) -> Any:
         """The exact result; raises NotImplementedError where none can be computed."""
 
@@ -90,27 +98,34 @@ class Gpu(ABC):
 class TorchGpu(Gpu):
     """PyTorch's tensors and streams; TVM's functions take them as they are."""
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    def __init__(self, torch: Any, place: str = "cuda") -> None:
+        self._torch, self._place = torch, place
         self.name = torch.cuda.get_device_name(0)
         self.capability = torch.cuda.get_device_capability(0)
-        self._flushed = torch.empty(FLUSHED_BYTES // 4, dtype=torch.int32, device="cuda")
+        self._flushed = torch.empty(FLUSHED_BYTES // 4, dtype=torch.int32, device=place)
 
     def inputs(self, case: Case) -> list[Any]:
-        generator = self._torch.Generator(device="cuda").manual_seed(case.seed)
+        generator = self._torch.Generator(device=self._place).manual_seed(case.seed)
         return [self._random(item, generator) for item in case.inputs]
 
     def _random(self, item: Tensor, generator: Any) -> Any:
         torch, dtype = self._torch, getattr(self._torch, item.dtype)
         if not dtype.is_floating_point:
-            return torch.randint(-4, 5, item.shape, dtype=dtype, device="cuda", generator=generator)
-        values = torch.randn(item.shape, dtype=torch.float32, device="cuda", generator=generator)
-        return (values * item.scale).to(dtype)
+            return torch.randint(*item.bounds, item.shape, dtype=dtype, device=self._place, generator=generator)
+        values = torch.randn(item.shape, dtype=torch.float32, device=self._place, generator=generator)
+        return (values * item.scale + item.mean).to(dtype)
 
     def poisoned(self, tensor: Tensor) -> Any:
         dtype = getattr(self._torch, tensor.dtype)
-        value = math.nan if dtype.is_floating_point else self._torch.iinfo(dtype).max
-        return self._torch.full(tensor.shape, value, dtype=dtype, device="cuda")
+        made = self._torch.empty(tensor.shape, dtype=dtype, device=self._place)
+        self.poison(made)
+        return made
+
+    def poison(self, output: Any) -> None:
+        output.fill_(math.nan if output.dtype.is_floating_point else self._torch.iinfo(output.dtype).max)
+
+    def adopt(self, results: Any) -> tuple[Any, ...]:
+        return tuple(self._torch.from_dlpack(item) for item in _flat(results))
 
     def expected(self, case: Case, inputs: Sequence[Any]) -> Any:
         return references.reference(self._torch, case, inputs)
@@ -170,8 +185,13 @@ class RuntimeGpu(Gpu):
         return self._tvm.runtime.tensor(array, self._device)
 
     def poisoned(self, tensor: Tensor) -> Any:
-        dtype = np.dtype(tensor.dtype)
-        return self._upload(np.full(tensor.shape, np.nan if dtype.kind == "f" else np.iinfo(dtype).max, dtype))
+        return self._upload(_poison(tensor.shape, tensor.dtype))
+
+    def poison(self, output: Any) -> None:
+        output.copyfrom(_poison(tuple(map(int, output.shape)), str(output.dtype)))
+
+    def adopt(self, results: Any) -> tuple[Any, ...]:
+        return _flat(results)
 
     def expected(self, case: Case, inputs: Sequence[Any]) -> Any:
         return numpy_references.reference(case, [item.numpy() for item in inputs])
@@ -198,8 +218,18 @@ class RuntimeGpu(Gpu):
 
 def _random(item: Tensor, generator: np.random.Generator) -> Any:
     if np.dtype(item.dtype).kind != "f":
-        return generator.integers(-4, 5, item.shape).astype(item.dtype)
-    return (generator.standard_normal(item.shape) * item.scale).astype(item.dtype)
+        return generator.integers(*item.bounds, item.shape).astype(item.dtype)
+    return (generator.standard_normal(item.shape) * item.scale + item.mean).astype(item.dtype)
+
+
+def _poison(shape: Sequence[int], dtype: str) -> Any:
+    kind = np.dtype(dtype).kind
+    return np.full(shape, np.nan if kind == "f" else np.iinfo(dtype).max, dtype)
+
+
+def _flat(results: Any) -> tuple[Any, ...]:
+    """The VM answers a tensor, or an array of them."""
+    return (results,) if hasattr(results, "dtype") else tuple(results)
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.files import write_atomically
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-OURS = "ours"
+OURS, MODELS = "ours", "models"
 Record = dict[str, Any]
 _KEYS = ("bundle", "commit", "device", "constructed_for", "id", "group", "contenders")
 
@@ -117,6 +117,20 @@ def show(summary: dict[str, Any], device: str) -> Table:
     return table
 
 
+def show_models(records: Sequence[Record]) -> Table | None:
+    """Milliseconds of one run of each whole model by contender, or why there are none; None without models."""
+    models = [record for record in records if record["group"] == MODELS]
+    names = list(dict.fromkeys(name for record in models for name in record["contenders"]))
+    table = Table("model", *names, title="one run, ms")
+    for record in models:
+        table.add_row(record["id"], *(_time(record["contenders"].get(name, {"state": "-"})) for name in names))
+    return table if models else None
+
+
+def _time(item: Record) -> str:
+    return f"{item['median_us'] / 1e3:.3f}" if "median_us" in item else str(item["state"])
+
+
 def _cell(gain: float | None, count: int) -> str:
     return "-" if gain is None else f"{gain:.2f}x ({count})"
 
@@ -135,7 +149,11 @@ def main(results: Annotated[Path, typer.Argument(help="what run.py wrote")], fol
     folder.mkdir(parents=True, exist_ok=True)
     document = {"what": "gpu", **about, "summary": summary, "results": records}
     write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
-    Console(width=160).print(show(summary, about["device"]))
+    console = Console(width=160)
+    console.print(show(summary, about["device"]))
+    models = show_models(records)
+    if models is not None:
+        console.print(models)
     print(path)
 
 

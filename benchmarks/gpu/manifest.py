@@ -24,12 +24,14 @@ class BundleError(Exception):
 class Program:
     """One contender's code for a case: ``function`` of library ``file``, which takes inputs and output in this order.
 
-    ``plan`` is what was planned (rProgram, launches) and what the compiler said of it, as JSON.
+    Of ``kind`` "model" it is a function of the Relax VM, which takes the inputs and answers the outputs. ``plan`` is
+    what was planned (rProgram, launches) and what the compiler said of it, as JSON.
     """
 
     contender: str
     file: str
     function: str
+    kind: str = "kernel"
     plan: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import graph_references
 import numpy as np
 from cases import Case
 
@@ -12,10 +13,16 @@ FLOPS_LIMIT = 2e9
 Array = np.ndarray[Any, Any]
 
 
-def reference(case: Case, arrays: Sequence[Array]) -> Array:
-    """The exact result of ``arrays``; raises NotImplementedError for a case that would take minutes."""
+def reference(case: Case, arrays: Sequence[Array]) -> Array | tuple[Array, ...]:
+    """The exact result of ``arrays``, a model's as a tuple.
+
+    Raises NotImplementedError for a case that would take minutes, and for a model of other operators than these.
+    """
     if case.flops > FLOPS_LIMIT:
         raise NotImplementedError(f"{case.flops:.1e} operations are too many for NumPy: install PyTorch")
+    if case.operator == graph_references.OPERATOR:
+        wide = [array.astype("float64") if array.dtype.kind == "f" else array for array in arrays]
+        return graph_references.evaluate(case, wide, _GRAPH, lambda value, _dtype: np.asarray(value))
     return _REFERENCES[case.operator](case, *(array.astype("float64") for array in arrays))
 
 
@@ -63,6 +70,18 @@ def _layer_norm(_case: Case, x: Array, gamma: Array, beta: Array) -> Array:
     y: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gamma + beta
     return y
 
+
+_GRAPH: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "matmul": np.matmul,
+    "tanh": np.tanh,
+    "nn.relu": lambda x: np.maximum(x, 0.0),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "permute_dims": lambda x, axes: x.transpose(axes),
+}
 
 _REFERENCES: dict[str, Callable[..., Array]] = {
     "matmul": _matmul,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import graph_references
 from cases import Case
 
 WIDE_FLOPS_LIMIT = 2e11
@@ -17,9 +18,12 @@ def peer(torch: Any, case: Case) -> Callable[[Sequence[Any]], Any]:
 
 
 def reference(torch: Any, case: Case, tensors: Sequence[Any]) -> Any:
-    """The exact result of ``tensors``: in float64, for large cases in float32, never in TF32."""
+    """The exact result of ``tensors``: in float64, for large cases in float32, never in TF32. A model's is a tuple."""
     wide = torch.float64 if case.flops <= WIDE_FLOPS_LIMIT or case.inputs[0].dtype == "int8" else torch.float32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if case.operator == graph_references.OPERATOR:
+        floats = [tensor.to(wide) if tensor.dtype.is_floating_point else tensor for tensor in tensors]
+        return graph_references.reference(torch, case, floats)
     return _PEERS[case.operator](torch, case, *(tensor.to(wide) for tensor in tensors))
 
 
@@ -71,4 +75,5 @@ _PEERS: dict[str, Callable[..., Any]] = {
     "sum": lambda torch, case, x: torch.sum(x, dim=tuple(case.attributes["axes"])),
     "softmax": lambda torch, _case, x: torch.softmax(x, dim=-1),
     "layer_norm": _layer_norm,
+    graph_references.OPERATOR: lambda torch, case, *tensors: graph_references.peer(torch, case, tensors),
 }

@@ -19,12 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import graph_references
 from cases import Case
 from gpu import Gpu, RuntimeGpu, TorchGpu, driver_version, load_runtime, summary
 from manifest import BundleError, Entry, Manifest, Program, check_device, read_bundle
 
 HERE = Path(__file__).resolve().parent
-COMPILED_GROUPS = ("fused", "rows", "elementwise")  # torch.compile takes seconds each and helps where operators fuse
+COMPILED_GROUPS = ("fused", "rows", "elementwise", "models")  # torch.compile takes seconds, and helps where ops fuse
+
+_CPU, _CUDA = 1, 2  # DLPack's numbers of devices
 
 Call = Callable[[Sequence[Any]], Any]
 Record = dict[str, Any]
@@ -39,8 +42,9 @@ def run_entry(entry: Entry, gpu: Gpu, functions: dict[str, Call], compiled: bool
         expected = gpu.expected(case, inputs)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return {**record, **{item.contender: _failed(error, "no reference") for item in entry.programs}}
+    bind = _answering if case.operator == graph_references.OPERATOR else _into
     for name, call in functions.items():
-        record[name] = _guarded(lambda call=call: _contender(case, gpu, _into(gpu, case, call), inputs, expected))
+        record[name] = _guarded(lambda call=call: _contender(case, gpu, bind(gpu, case, call), inputs, expected))
     for name, call in gpu.peers(case, compiled).items():
         record[name] = _guarded(lambda call=call: _contender(case, gpu, call, inputs, expected))
     return record
@@ -57,8 +61,29 @@ def _into(gpu: Gpu, case: Case, function: Call) -> Call:
     return call
 
 
+def _answering(gpu: Gpu, _case: Case, function: Call) -> Call:
+    """``function`` of the VM. What it answers first is poisoned and given back: the pool then hands it out again."""
+    poisoned: list[bool] = []
+
+    def call(inputs: Sequence[Any]) -> Any:
+        if not poisoned:
+            for output in gpu.adopt(function(inputs)):
+                gpu.poison(output)
+            poisoned.append(True)
+        return gpu.adopt(function(inputs))
+
+    return call
+
+
+def _error(gpu: Gpu, actual: Any, expected: Any) -> float:
+    """The largest of all outputs' errors."""
+    if not isinstance(expected, tuple):
+        return gpu.error(actual, expected)
+    return max(gpu.error(one, other) for one, other in zip(actual, expected, strict=True))
+
+
 def _contender(case: Case, gpu: Gpu, call: Call, inputs: Sequence[Any], expected: Any) -> Record:
-    error = gpu.error(call(inputs), expected)
+    error = _error(gpu, call(inputs), expected)
     allowed = max(case.allowed_error, 1e-12)
     if error > allowed:
         return {"state": "wrong", "error": error if math.isfinite(error) else "not finite", "allowed": allowed}
@@ -90,10 +115,19 @@ def _load(program: Program, folder: Path) -> Call:
 
     def call(arguments: Sequence[Any]) -> Any:
         if not function:
-            function.append(tvm_ffi.load_module(str(folder / program.file))[program.function])
+            module = tvm_ffi.load_module(str(folder / program.file))
+            function.append((_start_vm(module) if program.kind == "model" else module)[program.function])
         return function[0](*arguments)
 
     return call
+
+
+def _start_vm(module: Any) -> Any:
+    """The Relax VM over a library, on the first GPU, as tvm.runtime.vm starts it."""
+    machine = module["vm_load_executable"]()
+    pooled = 2
+    machine["vm_initialization"](_CUDA, 0, pooled, _CPU, 0, pooled)
+    return machine
 
 
 def open_gpu(folder: Path, backend: str) -> Gpu:
@@ -127,8 +161,12 @@ def finished(output: Path, identity: str) -> set[str]:
     return {item["id"] for item in lines if item.get("bundle") == identity and "id" in item}
 
 
-def run_bundle(manifest: Manifest, folder: Path, gpu: Gpu, output: Path, minutes: float) -> list[Record]:
+def run_bundle(
+    manifest: Manifest, folder: Path, gpu: Gpu, output: Path, minutes: float, *, compiled: bool = True
+) -> list[Record]:
     """Run what ``output`` has not yet, until ``minutes`` are over; appends a line per case, answers the new ones.
+
+    ``compiled``: beside `torch.compile` where operators fuse.
 
     Raises RuntimeError where a kernel broke the process' use of the device: the rest needs another process.
     """
@@ -141,8 +179,8 @@ def run_bundle(manifest: Manifest, folder: Path, gpu: Gpu, output: Path, minutes
         if time.monotonic() > end:
             print(f"{minutes:g} minutes are over; start again to go on", flush=True)
             break
-        compiled = entry.case.group in COMPILED_GROUPS
-        contenders = run_entry(entry, gpu, load_functions(entry, folder), compiled)
+        by_torch = compiled and entry.case.group in COMPILED_GROUPS
+        contenders = run_entry(entry, gpu, load_functions(entry, folder), by_torch)
         record = _record(manifest, gpu, entry.case, contenders)
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
@@ -182,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("results.jsonl"))
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--backend", choices=("torch", "runtime"), default="torch")
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes seconds a case")
     settings = parser.parse_args(arguments)
     try:
         manifest = read_bundle(settings.bundle)
@@ -194,11 +233,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{gpu.name}, CUDA driver {driver}; {len(manifest.entries)} cases for {manifest.device}", flush=True)
     started = time.monotonic()
     try:
-        records = run_bundle(manifest, settings.bundle, gpu, settings.output, settings.minutes)
+        records = run_bundle(
+            manifest, settings.bundle, gpu, settings.output, settings.minutes, compiled=not settings.no_compile
+        )
     except RuntimeError as error:
         minutes = settings.minutes - (time.monotonic() - started) / 60
         print(f"the device failed ({str(error).splitlines()[0]}); going on in a new process", flush=True)
         again = ["--bundle", settings.bundle, "--output", settings.output, "--backend", settings.backend]
+        again += ["--no-compile"] if settings.no_compile else []
         os.execv(sys.executable, [sys.executable, __file__, *map(str, again), "--minutes", str(max(minutes, 0))])
     wrong = [item["id"] for item in records if _is_wrong(item)]
     print(f"{len(records)} cases run, {len(wrong)} with a wrong result of ours {wrong or ''}")

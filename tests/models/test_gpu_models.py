@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext import pipeline, relay
+from tvm_ext import pipeline, recorder, relay
 from tvm_ext.options import BuildOptions
 from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord, from_json
 from tvm_ext.testing import models, opencl_cpu
 from tvm_ext.testing.bench import relative_error
+from tvm_ext.testing.models_bert import build_bert_base
 from tvm_ext.testing.models_half import to_half
 from tvm_ext.testing.opencl_graph import run_graph
 
@@ -59,6 +60,49 @@ def test_the_opencl_of_a_model_in_half_precision_computes_it(name: str, build_mo
     inputs = models.random_inputs(model)
     halves = {key: x.astype("float16") if x.dtype == np.float32 else x for key, x in inputs.items()}
     assert relative_error(run_in_opencl(to_half(model), halves), reference(model, inputs)) <= 5e-3
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("dtype", "layers", "sequence"),
+    [
+        ("float16", 1, 16),
+        *(pytest.param(dtype, 12, 128, marks=[slow, pytest.mark.timeout(1800)]) for dtype in ("float32", "float16")),
+    ],
+)
+def test_the_opencl_of_bert_base_computes_it(dtype: str, layers: int, sequence: int, reference: Any) -> None:
+    """Embeddings, layers and pooler; both outputs. The whole model's errors are 1.1e-6 and 1.9e-3."""
+    model = build_bert_base(batch=1, sequence=sequence, seed=0, layers=layers)
+    inputs = models.random_inputs(model)
+    expected = reference(model, inputs)
+    outputs = run_in_opencl(to_half(model) if dtype == "float16" else model, inputs)
+    allowed = 1e-5 if dtype == "float32" else 5e-3
+    assert len(outputs) == 2
+    assert all(relative_error([a], [b]) <= allowed for a, b in zip(outputs, expected, strict=True))
+
+
+def test_layers_that_are_alike_share_their_kernels() -> None:
+    called = {}
+    for layers in (2, 3):
+        _, kernels = kernels_for("nvidia-a100", to_half(build_bert_base(batch=1, sequence=16, seed=0, layers=layers)))
+        called[layers] = recorder.call_counts(kernels)
+    assert set(called[2]) == set(called[3])
+    assert called[3].total() > called[2].total() + 12
+
+
+@pytest.mark.parametrize(
+    ("batch", "device"), [(1, DEVICES[1]), *(pytest.param(32, device, marks=slow) for device in DEVICES)]
+)
+def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device: str) -> None:
+    model = to_half(build_bert_base(batch=batch, sequence=128, seed=0, layers=12 if batch > 1 else 1))
+    _, kernels = kernels_for(device, model)
+    made = choices(kernels)
+    assert {choice.path for choice in made} == {"rtile"}
+    products = [choice for choice in made if "matmul" in choice.operator]
+    vectors = [choice for choice in products if "on matrix units" not in choice.reason]
+    assert len(products) >= 7
+    # the pooler reads one token of each sequence: at batch 1 a matrix-vector product
+    assert ["tanh" in choice.operator for choice in vectors] == ([True] if batch == 1 else [])
 
 
 @pytest.mark.parametrize("device", DEVICES)

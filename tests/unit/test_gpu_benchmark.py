@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,28 +15,15 @@ import numpy as np
 import pytest
 
 from tests.unit.compilers import needs_cc, needs_nvcc
-from tvm_ext._tvm import Target
-from tvm_ext.device_db import lookup
+from tests.unit.gpu_scripts import WORKLOAD, fake_gpu, imported_scripts, run_there, settings_for, start_there
 from tvm_ext.errors import InputError
-from tvm_ext.kernel_cache import KernelCache
-from tvm_ext.testing.stub_driver import build_stub_driver, stub_events
-
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "benchmarks" / "gpu"
-WORKLOAD = ROOT / "benchmarks" / "workloads" / "roller_ops.csv"
-NAMES = ("cases", "manifest", "numpy_references", "references", "gpu", "run", "import_results", "programs")
+from tvm_ext.testing.stub_driver import stub_events
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[SimpleNamespace]:
-    """The scripts as modules, which import each other by their bare names."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
-    sys.path.remove(str(FOLDER))
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
-            del sys.modules[name]
+    with imported_scripts() as modules:
+        yield modules
 
 
 # --- cases and references -----------------------------------------------------------------------------------------
@@ -121,36 +106,6 @@ def test_what_would_take_minutes_has_no_numpy_reference(scripts: SimpleNamespace
 
 
 # --- running ------------------------------------------------------------------------------------------------------
-def _fake_gpu(scripts: SimpleNamespace, broken: Callable[[], None] = lambda: None) -> Any:
-    class FakeGpu(scripts.gpu.Gpu):  # type: ignore[misc, name-defined]
-        """NumPy arrays; every call takes two microseconds."""
-
-        name, capability = "fake", (9, 0)
-
-        def inputs(self, case: Any) -> list[Any]:
-            generator = np.random.default_rng(case.seed)
-            return [scripts.gpu._random(item, generator) for item in case.inputs]
-
-        def poisoned(self, tensor: Any) -> Any:
-            return np.full(tensor.shape, np.nan, tensor.dtype)
-
-        def expected(self, case: Any, inputs: Sequence[Any]) -> Any:
-            return scripts.numpy_references.reference(case, inputs)
-
-        def error(self, actual: Any, expected: Any) -> float:
-            value = float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-            return value if np.isfinite(value) else float("inf")
-
-        def check(self) -> None:
-            broken()
-
-        def time(self, call: Callable[[], object]) -> list[float]:
-            call()
-            return [2.0, 3.0, 2.0]
-
-    return FakeGpu()
-
-
 def _relu(arguments: Sequence[Any]) -> None:
     arguments[-1][:] = np.maximum(arguments[0], 0)
 
@@ -167,7 +122,7 @@ def test_right_wrong_and_failing_contenders_are_told_apart(scripts: SimpleNamesp
     case = scripts.cases.elementwise("relu", (16, 16))
     entry = scripts.manifest.Entry(case=case, programs=(), refusals={"dlight": "no rule"})
     functions = {"ours": _relu, "ours_1": _half, "ours_2": _fails}
-    record = scripts.run.run_entry(entry, _fake_gpu(scripts), functions, compiled=False)
+    record = scripts.run.run_entry(entry, fake_gpu(scripts), functions, compiled=False)
     assert (record["ours"]["state"], record["ours"]["median_us"], record["ours"]["samples"]) == ("ok", 2.0, 3)
     assert (record["ours_1"]["state"], record["ours_1"]["error"]) == (
         "wrong",
@@ -188,7 +143,7 @@ def _manifest(scripts: SimpleNamespace, ids: Sequence[str]) -> Any:
 
 def test_a_run_goes_on_where_the_last_one_ended(scripts: SimpleNamespace, tmp_path: Path) -> None:
     manifest, output = _manifest(scripts, ["a", "b", "c"]), tmp_path / "results.jsonl"
-    gpu = _fake_gpu(scripts)
+    gpu = fake_gpu(scripts)
     first = scripts.run.run_bundle(replace(manifest, entries=manifest.entries[:1]), tmp_path, gpu, output, 1)
     with output.open("a") as file:
         file.write('{"bundle": "cut off by a k')  # a kill in the middle of a line
@@ -203,7 +158,7 @@ def test_a_run_goes_on_where_the_last_one_ended(scripts: SimpleNamespace, tmp_pa
 
 def test_a_run_ends_when_its_time_is_over(scripts: SimpleNamespace, tmp_path: Path) -> None:
     manifest = _manifest(scripts, ["a", "b"])
-    assert scripts.run.run_bundle(manifest, tmp_path, _fake_gpu(scripts), tmp_path / "results.jsonl", -1) == []
+    assert scripts.run.run_bundle(manifest, tmp_path, fake_gpu(scripts), tmp_path / "results.jsonl", -1) == []
 
 
 def test_a_lost_device_is_noticed_after_its_case_was_kept(scripts: SimpleNamespace, tmp_path: Path) -> None:
@@ -212,7 +167,7 @@ def test_a_lost_device_is_noticed_after_its_case_was_kept(scripts: SimpleNamespa
 
     output = tmp_path / "results.jsonl"
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        scripts.run.run_bundle(_manifest(scripts, ["a", "b"]), tmp_path, _fake_gpu(scripts, broken), output, 1)
+        scripts.run.run_bundle(_manifest(scripts, ["a", "b"]), tmp_path, fake_gpu(scripts, broken), output, 1)
     assert scripts.run.finished(output, _manifest(scripts, ["a"]).identity) == {"a"}
 
 
@@ -292,12 +247,9 @@ def test_a_damaged_bundle_ends_the_program_with_a_message(
 def test_a_bundle_is_made_here_and_loads_there(scripts: SimpleNamespace, tmp_path: Path) -> None:
     """From an operator to launches of its machine code, the other machine being a process with the stub driver."""
     bundle = importlib.import_module("bundle")
-    device, folder, log = lookup("nvidia-a100"), tmp_path / "bundle", tmp_path / "log"
+    folder, log = tmp_path / "bundle", tmp_path / "log"
     folder.mkdir()
-    settings = bundle.Settings(
-        device=device, target=Target(dict(device.target)), architectures=("sm_80",), candidates=1, folder=folder,
-        cache=KernelCache(tmp_path / "cache"),
-    )  # fmt: skip
+    settings = settings_for(bundle, folder, tmp_path / "cache")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     case = scripts.cases.matmul("product", 64, 64, 32)
     manifest = bundle.write_bundle([case], settings, python, tell=lambda _text: None)
@@ -306,20 +258,13 @@ def test_a_bundle_is_made_here_and_loads_there(scripts: SimpleNamespace, tmp_pat
     uses = manifest.entries[0].programs[0].plan["uses"]
     assert uses and all(use["architecture"] == "sm_80" and use["register_count"] > 0 for use in uses)
 
-    stub = build_stub_driver(tmp_path / "stub")
-    command = [sys.executable, str(folder / "run.py"), "--backend", "runtime", "--output", str(tmp_path / "out.jsonl")]
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TVM_EXT_STUB_LOG")}
-    there = {**environment, **stub.environment(log, architecture=80)}
-    done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1, done.stderr  # nothing was computed, and that is seen
-    record = json.loads((tmp_path / "out.jsonl").read_text())
+    record = run_there(folder, tmp_path, log)
     assert {item["state"] for item in record["contenders"].values()} == {"wrong"}
     events = stub_events(log)
     launches = [event for event in events if event["event"] == "launch"]
     assert all(event["status"] == 0 for event in events) and len(launches) >= 2
 
-    old = {**environment, **stub.environment(log, architecture=80, driver=12040)}
-    done = subprocess.run(command, env=old, capture_output=True, text=True, timeout=120)
+    done = start_there(folder, tmp_path, log, driver=12040)
     assert done.returncode == 2 and "CUDA 12.4" in done.stderr
 
 

@@ -1,11 +1,11 @@
-"""Encoders of the BERT family: one BERT-base layer, and the MiniLM sentence encoder with its real weights."""
+"""Encoders of the BERT family: BERT base, one layer of it, and the MiniLM sentence encoder with its real weights."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,10 @@ class EncoderShape:
         return self.hidden_size // self.heads
 
 
-BERT_BASE_LAYER = EncoderShape(hidden_size=768, intermediate_size=3072, heads=12, layers=1, norm_epsilon=1e-12)
+BERT_BASE = EncoderShape(hidden_size=768, intermediate_size=3072, heads=12, layers=12, norm_epsilon=1e-12)
+BERT_BASE_LAYER = replace(BERT_BASE, layers=1)
+BERT_BASE_TABLES = {"word": 30522, "position": 512, "token_type": 2}
+"""Rows of the embedding tables."""
 
 
 def build_bert_base_layer(*, batch: int, sequence: int, seed: int) -> onnx.ModelProto:
@@ -56,6 +59,34 @@ def build_bert_base_layer(*, batch: int, sequence: int, seed: int) -> onnx.Model
     mask = _additive_mask(graph, graph.input("attention_mask", (batch, sequence), TensorProto.INT64))
     writer = _EncoderWriter(graph, _random_layer(shape, seed), shape, batch, sequence)
     graph.output(writer.layer("encoder.layer.0", hidden, mask, name="output"), size)
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def build_bert_base(*, batch: int, sequence: int, seed: int, layers: int = BERT_BASE.layers) -> onnx.ModelProto:
+    """BERT base (Devlin et al. 2019), uncased, with its pooler: 110 million random weights, 438 MB.
+
+    Inputs ``input_ids``, ``attention_mask``, ``token_type_ids``: int64 [batch, sequence]; outputs ``last_hidden_state``
+    float32 [batch, sequence, 768] and ``pooler_output`` float32 [batch, 768]. Fewer ``layers`` are the first ones of
+    the whole model. Raises InputError where ``sequence`` exceeds the position table (512).
+    """
+    limit = BERT_BASE_TABLES["position"]
+    if sequence > limit:
+        raise InputError(f"bert_base: sequence {sequence} exceeds its {limit} positions", f"use one up to {limit}")
+    shape = replace(BERT_BASE, layers=layers)
+    graph = GraphWriter("bert_base")
+    tokens = (batch, sequence)
+    ids, attention, types = (
+        graph.input(name, tokens, TensorProto.INT64) for name in ("input_ids", "attention_mask", "token_type_ids")
+    )
+    hidden = _EncoderWriter(graph, _random_embeddings(shape, seed), shape, batch, sequence).embeddings(ids, types)
+    mask = _additive_mask(graph, attention)
+    for index in range(layers):
+        prefix, name = f"encoder.layer.{index}", "last_hidden_state" if index == layers - 1 else ""
+        writer = _EncoderWriter(graph, _random_layer(shape, seed, prefix), shape, batch, sequence)
+        hidden = writer.layer(prefix, hidden, mask, name)
+    pooler = _EncoderWriter(graph, _random_pooler(shape, seed), shape, batch, sequence)
+    graph.output(hidden, (*tokens, shape.hidden_size))
+    graph.output(pooler.pooled(hidden, "pooler_output"), (batch, shape.hidden_size))
     return graph.model({"weights": f"random, seed {seed}"})
 
 
@@ -189,6 +220,11 @@ class _EncoderWriter:
         narrow = self._dense(f"{prefix}.output.dense", wide)
         return self._norm(f"{prefix}.output.LayerNorm", self._graph.op("Add", narrow, hidden), name)
 
+    def pooled(self, hidden: str, name: str) -> str:
+        """The first token's vector through a dense layer and tanh: [batch, hidden]."""
+        first = self._graph.op("Gather", hidden, self._graph.constant("first_token", np.int64(0)), axis=1)
+        return self._graph.op("Tanh", self._dense("pooler.dense", first), name=name)
+
     def _attention(self, prefix: str, hidden: str, mask: str) -> str:
         graph, shape = self._graph, self._shape
         query, key, value = (self._dense(f"{prefix}.attention.self.{part}", hidden) for part in _PARTS)
@@ -232,7 +268,7 @@ _PARTS = ("query", "key", "value")
 
 
 def _random_layer(shape: EncoderShape, seed: int, prefix: str = "encoder.layer.0") -> dict[str, FloatArray]:
-    """Seeded weights of one layer: matrices of variance 1 / fan-in, so that scores and GELU inputs stay around 1."""
+    """Seeded weights of one layer."""
     hidden, wide = shape.hidden_size, shape.intermediate_size
     matrices = {f"attention.self.{part}": (hidden, hidden) for part in _PARTS}
     matrices |= {
@@ -242,12 +278,36 @@ def _random_layer(shape: EncoderShape, seed: int, prefix: str = "encoder.layer.0
     }
     weights: dict[str, FloatArray] = {}
     for part, (outer, inner) in matrices.items():
-        name = f"{prefix}.{part}"
-        values = generator(seed, name).standard_normal((outer, inner), dtype=np.float32)
-        weights[f"{name}.weight"] = values / np.float32(np.sqrt(inner))
-        weights[f"{name}.bias"] = small_normal(seed, f"{name}.bias", (outer,))
+        weights |= _random_dense(seed, f"{prefix}.{part}", outer, inner)
     for part in ("attention.output.LayerNorm", "output.LayerNorm"):
-        name = f"{prefix}.{part}"
-        weights[f"{name}.weight"] = near_one(seed, f"{name}.weight", (hidden,), spread=0.2)
-        weights[f"{name}.bias"] = small_normal(seed, f"{name}.bias", (hidden,))
+        weights |= _random_norm(seed, f"{prefix}.{part}", hidden)
     return weights
+
+
+def _random_embeddings(shape: EncoderShape, seed: int) -> dict[str, FloatArray]:
+    """Tables of deviation 0.02, as BERT's are initialised; a LayerNorm follows, so that their scale does not matter."""
+    weights = {}
+    for kind, rows in BERT_BASE_TABLES.items():
+        name = f"embeddings.{kind}_embeddings.weight"
+        weights[name] = small_normal(seed, name, (rows, shape.hidden_size), deviation=0.02)
+    return weights | _random_norm(seed, "embeddings.LayerNorm", shape.hidden_size)
+
+
+def _random_pooler(shape: EncoderShape, seed: int) -> dict[str, FloatArray]:
+    return _random_dense(seed, "pooler.dense", shape.hidden_size, shape.hidden_size)
+
+
+def _random_dense(seed: int, name: str, outer: int, inner: int) -> dict[str, FloatArray]:
+    """A matrix of variance 1 / fan-in, so that scores and GELU inputs stay around 1, and a bias."""
+    values = generator(seed, name).standard_normal((outer, inner), dtype=np.float32)
+    return {
+        f"{name}.weight": values / np.float32(np.sqrt(inner)),
+        f"{name}.bias": small_normal(seed, f"{name}.bias", (outer,)),
+    }
+
+
+def _random_norm(seed: int, name: str, size: int) -> dict[str, FloatArray]:
+    return {
+        f"{name}.weight": near_one(seed, f"{name}.weight", (size,), spread=0.2),
+        f"{name}.bias": small_normal(seed, f"{name}.bias", (size,)),
+    }

@@ -34,8 +34,19 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
-from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, PassContext, PrimFunc, Target, pass_instrument, structural_walk
-from tvm_ext.errors import InputError, UnsupportedEnvironmentError
+from tvm_ext._tvm import (
+    AllocBuffer,
+    Call,
+    DeclBuffer,
+    PassContext,
+    PrimFunc,
+    Target,
+    pass_instrument,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.errors import CompileError, IllegalRewrite, InputError, UnsupportedEnvironmentError
+from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import offer_opencl_drivers
 
 Array = npt.NDArray[Any]
@@ -145,7 +156,11 @@ def offer_intel_driver() -> None:
 
 
 def compile_opencl(module: Any) -> OpenClProgram:
-    """The OpenCL of every function of ``module`` (an IRModule of thread-bound PrimFuncs, or one such function)."""
+    """The OpenCL of every function of ``module`` (an IRModule of thread-bound PrimFuncs, or one such function).
+
+    Raises IllegalRewrite for a function that does more on the host than launch kernels of fixed sizes one by one.
+    """
+    enable_opencl_math()
     if isinstance(module, PrimFunc):
         module = tvm.IRModule({"main": module.with_attr("global_symbol", "main")})
     split = _LastSplit()
@@ -206,6 +221,8 @@ def _read_host(name: str, host: Any) -> OpenClFunction:
         tags = [str(tag) for tag in call.attrs.launch_params]
         passed = list(call.args[1:])
         data, extents = passed[: len(passed) - len(tags)], passed[len(passed) - len(tags) :]
+        if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+            raise IllegalRewrite(f"function {name} computes on the host how many threads a kernel has")
         sizes = {tag: int(extent) for tag, extent in zip(tags, extents, strict=True)}
         return Launch(
             kernel=str(call.args[0].value),
@@ -214,6 +231,8 @@ def _read_host(name: str, host: Any) -> OpenClFunction:
             threads=_triple(sizes, "threadIdx"),
         )
 
+    if not any(call.op.name == "tirx.call_ffi_kernel" for call in calls):
+        raise IllegalRewrite(f"function {name} launches no kernel: it was not scheduled for a GPU")
     return OpenClFunction(
         name=name,
         parameter_count=len(host.params),
@@ -230,6 +249,8 @@ def _lanes(buffer: Any) -> tuple[str, int]:
 
 
 def _scalar_shape(buffer: Any) -> tuple[int, ...]:
+    if not all(isinstance(size, tirx.IntImm) for size in buffer.ty.shape):
+        raise IllegalRewrite(f"the host computes the size of workspace {buffer.name}")
     shape, length = tuple(int(size) for size in buffer.ty.shape), _lanes(buffer)[1]
     return shape if length == 1 else (*shape, length)
 
@@ -249,7 +270,10 @@ def _build(context: Any, source: str) -> Any:
 
 
 class OpenClDevice:
-    """The device with a queue, and one program's kernels; raises UnsupportedEnvironmentError where there is none."""
+    """The device with a queue, and one program's kernels.
+
+    Raises UnsupportedEnvironmentError where there is no device, CompileError where its compiler refuses the program.
+    """
 
     def __init__(self, program: OpenClProgram) -> None:
         device = find_device()
@@ -258,7 +282,11 @@ class OpenClDevice:
         self.program, self._cl = program, pyopencl
         self.context = pyopencl.Context([device])
         self.queue = pyopencl.CommandQueue(self.context)
-        self._built = _build(self.context, program.source)
+        try:
+            self._built = _build(self.context, program.source)
+        except pyopencl.Error as error:
+            problem = f"the OpenCL compiler refuses the kernels: {str(error).strip()}"
+            raise CompileError(problem, "look at the program's `source`") from error
 
     def buffer(self, array: Array) -> Any:
         """A device buffer that holds a copy of ``array``."""

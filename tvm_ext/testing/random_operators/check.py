@@ -15,10 +15,12 @@ from tvm_ext import relay
 from tvm_ext._tvm import PassContext, tensor
 from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.device_db import cpu_needs, device_for_target
+from tvm_ext.errors import TvmExtError
 from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
-from tvm_ext.testing.random_operators import reference
+from tvm_ext.report import OperatorReport
+from tvm_ext.testing.random_operators import opencl, reference
 from tvm_ext.testing.random_operators.record import Array, OperatorCase
 from tvm_ext.testing.random_operators.relax_module import module_of, parameter_names
 
@@ -139,7 +141,11 @@ def check(case: OperatorCase) -> CaseResult:
     Three runs with inputs A, B, A: the outputs of the first two are overwritten with NaN and freed, so that the VM's
     memory pool hands the same memory out again, and the third must equal the first bit by bit. An element that is
     never written, or one read before it is written, then shows as NaN or as a value of B's.
+
+    A case whose device is a GPU is one run through OpenCL on this machine's CPU.
     """
+    if opencl.is_gpu(case.device):
+        return check_in_opencl(case)
     start = time.perf_counter()
     if case.index % PURITY_EVERY == 0:
         check_purity(case)
@@ -151,10 +157,23 @@ def check(case: OperatorCase) -> CaseResult:
     again = _run_and_poison(machine, case, 0)
     if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
         raise WrongResultError("the same inputs gave other results the second time")
-    paths = tuple(
-        OperatorPath(name=item.name, path=item.choice.path, reason=item.choice.reason)
-        for item in library.report.operators
-    )
+    return _result(case, library.report.operators, errors, start)
+
+
+def check_in_opencl(case: OperatorCase) -> CaseResult:
+    """Build the case for its GPU, run its kernels through OpenCL, compare. Raises as `check` does."""
+    start = time.perf_counter()
+    options = BuildOptions(epsilon=case.epsilon)
+    machine = opencl.OpenClMachine(relay.prepare(module_of(case), constants(case)), case.device, options)
+    inputs = [value for value, item in zip(case.data(0), case.inputs, strict=True) if not item.constant]
+    return _result(case, machine.operators, compare(case, machine.run(inputs)), start)
+
+
+def _result(
+    case: OperatorCase, operators: Sequence[OperatorReport], errors: Sequence[tuple[float, float]], start: float
+) -> CaseResult:
+    """What passed the comparison, unless one of its operators took a path that was not expected."""
+    paths = tuple(OperatorPath(name=item.name, path=item.choice.path, reason=item.choice.reason) for item in operators)
     problem = path_problem(case, paths)
     error, allowed = max(errors, key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0])
     return CaseResult(
@@ -236,6 +255,7 @@ EXPECTED_ERRORS: tuple[type[Exception], ...] = (
     NameError,
     OSError,
     RuntimeError,
+    TvmExtError,
     TypeError,
     ValueError,
 )

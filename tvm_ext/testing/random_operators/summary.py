@@ -13,6 +13,7 @@ from rich.table import Table
 from tvm_ext.testing.environment import current_environment
 from tvm_ext.testing.random_operators.check import CaseResult
 from tvm_ext.testing.random_operators.draw import draw_case
+from tvm_ext.testing.random_operators.opencl import in_turn
 
 
 def by_kind(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
@@ -48,13 +49,14 @@ def _cells(group: Sequence[CaseResult]) -> tuple[str, ...]:
     )
 
 
-def document(results: Sequence[CaseResult], seed: int) -> str:
-    """JSON with the environment, the counts, and every failure with the case that failed."""
+def document(results: Sequence[CaseResult], seed: int, devices: Sequence[str] = ()) -> str:
+    """JSON with the environment, the counts, and every failure with the case that failed; ``devices`` as `in_turn`."""
     failures = [item for item in sorted(results, key=lambda item: item.index) if not item.passed]
     record: dict[str, Any] = {
         "what": "random operators against float64 NumPy",
         "environment": asdict(current_environment()),
         "seed": seed,
+        "devices": list(devices),
         "cases": len(results),
         "outcomes": dict(Counter(item.outcome for item in results)),
         "kernels": dict(Counter(path.path for item in results for path in item.paths)),
@@ -71,7 +73,7 @@ def document(results: Sequence[CaseResult], seed: int) -> str:
                 "index": item.index,
                 "outcome": item.outcome,
                 "problem": item.problem,
-                "case": asdict(draw_case(seed, item.index)),
+                "case": asdict(in_turn(draw_case(seed, item.index), devices)),
             }
             for item in failures
         ],

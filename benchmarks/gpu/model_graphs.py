@@ -1,0 +1,195 @@
+"""Whole models as cases of the bundle: code whose weights are inputs, and the graph as JSON for the references.
+
+The weights of BERT base take 220 MB. A bundle has the mean and deviation of each instead, and draws it on the GPU. What
+is drawn is what the kernels read: the graph is recorded after layouts were chosen, so that no weight is transposed at
+run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cases import Case, Tensor
+from graph_references import OPERATOR
+
+from tvm_ext import recorder, relay
+from tvm_ext._tvm import Call, Constant, relax, structural_map, tvm
+from tvm_ext.code_generation import generate_whole
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
+from tvm_ext.report import OperatorReport
+
+LARGEST_VALUE = 16
+"""Constants of more elements become parameters; the others are part of the graph."""
+
+TOLERANCE = 2e-2
+"""Of a model's half-precision outputs, relative by norm: ten times what BERT base errs by against ONNX Runtime."""
+
+GROUP = "models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCase:
+    """A case and the Relax module that it stands for, whose parameters are the case's inputs in order."""
+
+    case: Case
+    module: Any
+    parameters: tuple[Any, ...]
+
+
+def model_case(name: str, model: Any, device: str, below: Mapping[str, int]) -> ModelCase:
+    """ONNX ``model``, laid out for ``device``; ``below`` bounds the integer inputs by name, exclusively.
+
+    Raises IllegalRewrite for a graph with anything but calls of operators in it.
+    """
+    module, params = relay.frontend.from_onnx(model)
+    plan = plan_build(device, BuildOptions())
+    with plan.target:
+        laid_out = tvm.transform.Sequential(
+            [
+                *graph_passes(),
+                *layout_passes(plan.device, plan.options),
+                relax.transform.FoldConstant(),
+                relax.transform.CanonicalizeBindings(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(relay.prepare(module, params))
+    lifted, drawn = lift_constants(laid_out)
+    main = lifted["main"]
+    given = [_input(var, below) for var in main.params[: len(main.params) - len(drawn)]]
+    nodes, outputs = record_graph(main)
+    case = Case(
+        id=name, group=GROUP, operator=OPERATOR, inputs=(*given, *drawn),
+        output=_tensor(str(outputs[0]), _types(main.ret_ty)[0]), tolerance=TOLERANCE,
+        attributes={"nodes": nodes, "outputs": outputs},
+    )  # fmt: skip
+    return ModelCase(case=case, module=lifted, parameters=tuple(main.params))
+
+
+def _input(var: Any, below: Mapping[str, int]) -> Tensor:
+    made = _tensor(var.name, var.ty)
+    return Tensor(name=made.name, shape=made.shape, dtype=made.dtype, below=below.get(var.name, 0))
+
+
+def _tensor(name: str, ty: Any, mean: float = 0.0, scale: float = 1.0) -> Tensor:
+    return Tensor(name=name, shape=_shape(ty), dtype=str(ty.dtype), mean=mean, scale=scale)
+
+
+def _shape(ty: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in ty.shape)
+
+
+def _types(ty: Any) -> list[Any]:
+    return list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+
+
+# --- constants as parameters --------------------------------------------------------------------------------------
+def lift_constants(mod: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    """``mod`` with large constants of ``main`` as further parameters, and what to draw for each."""
+    made: dict[Any, Any] = {}
+    drawn: list[Tensor] = []
+
+    def lift(constant: Any) -> Any:
+        array = constant.value.numpy()
+        if array.size <= LARGEST_VALUE:
+            return constant
+        if constant.value not in made:
+            name = f"p{len(made)}"
+            made[constant.value] = relax.Var(name, constant.ty)
+            drawn.append(_drawn(name, constant.ty, array))
+        return made[constant.value]
+
+    main = structural_map(mod["main"], (Constant, lift))
+    function = relax.Function([*main.params, *made.values()], main.body, main.ret_ty, main.is_pure)
+    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tuple(drawn)
+
+
+def _drawn(name: str, ty: Any, array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind != "f":
+        raise IllegalRewrite(f"constant {name} of type {array.dtype} and shape {array.shape} cannot be drawn at random")
+    wide = array.astype("float64")
+    return _tensor(name, ty, mean=float(f"{wide.mean():.6g}"), scale=float(f"{wide.std():.6g}"))
+
+
+# --- the graph as JSON --------------------------------------------------------------------------------------------
+def record_graph(main: Any) -> tuple[list[Any], list[str]]:
+    """(nodes, outputs) as `graph_references` reads them."""
+    nodes: list[Any] = []
+    names: dict[Any, str] = {var: var.name for var in main.params}
+    tuples: dict[Any, list[str]] = {}
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Tuple):
+                tuples[binding.var] = [names[item] for item in value.fields]
+                continue
+            if not isinstance(value, Call):
+                raise IllegalRewrite(f"a graph with a {type(value).__name__} in it cannot be recorded")
+            names[binding.var] = f"v{len(nodes)}"
+            nodes.append([names[binding.var], *_node(value, names)])
+    result = main.body.body
+    return nodes, tuples[result] if result in tuples else [names[result]]
+
+
+def _node(call: Any, names: Mapping[Any, str]) -> list[Any]:
+    operator = str(call.op.name).removeprefix("relax.")
+    shapes = [item for item in call.args if isinstance(item, relax.ShapeExpr)]
+    arguments = [_argument(item, names) for item in call.args if not isinstance(item, relax.ShapeExpr)]
+    attributes = _ATTRIBUTES[operator](call.attrs) if operator in _ATTRIBUTES else {}
+    if shapes:
+        attributes["shape"] = [int(size) for size in shapes[0]]
+    return [operator, arguments, attributes]
+
+
+def _argument(item: Any, names: Mapping[Any, str]) -> Any:
+    if isinstance(item, Constant):
+        array = item.value.numpy()
+        return {"value": array.tolist(), "dtype": str(array.dtype)}
+    return names[item]
+
+
+def _numbers(values: Any) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _pool(attrs: Any) -> dict[str, Any]:
+    if attrs.ceil_mode or any(size != 1 for size in attrs.dilation):
+        raise IllegalRewrite("a pooling with ceil_mode or dilation cannot be recorded")
+    fields = {name: _numbers(getattr(attrs, name)) for name in ("pool_size", "strides", "padding")}
+    return {"layout": str(attrs.layout), **fields}
+
+
+_ATTRIBUTES: dict[str, Any] = {
+    "astype": lambda attrs: {"dtype": str(attrs.dtype)},
+    "take": lambda attrs: {"axis": int(attrs.axis)},
+    "permute_dims": lambda attrs: {"axes": _numbers(attrs.axes)},
+    "expand_dims": lambda attrs: {"axis": _numbers(attrs.axis)},
+    "nn.softmax": lambda attrs: {"axis": int(attrs.axis)},
+    "nn.layer_norm": lambda attrs: {"epsilon": float(attrs.epsilon)},
+    "nn.conv2d": lambda attrs: {
+        "layouts": [str(attrs.data_layout), str(attrs.kernel_layout)],
+        **{name: _numbers(getattr(attrs, name)) for name in ("strides", "padding", "dilation")},
+        "groups": int(attrs.groups),
+    },
+    "nn.max_pool2d": _pool,
+    "nn.avg_pool2d": _pool,
+}
+
+
+# --- code ---------------------------------------------------------------------------------------------------------
+def compile_model(module: Any, device: str, *, enable_roller: bool) -> tuple[Any, tuple[OperatorReport, ...]]:
+    """TVM's executable of ``module``, laid out already, and how its kernels were made."""
+    plan = plan_build(device, BuildOptions(enable_roller=enable_roller))
+    passes = [*operator_passes(plan.target), *kernel_passes(plan.device, plan.options)]
+    with plan.target:
+        kernels = tvm.transform.Sequential(passes)(module)
+        executable = generate_whole(plan.lower(kernels), plan.target).executable
+    return executable, recorder.operators(kernels, plan, plan.options)
+
+
+def flops_of(operators: tuple[OperatorReport, ...]) -> float:
+    return sum(item.calls * item.choice.flops for item in operators)
