@@ -6,28 +6,29 @@
 Per operator and device: the path taken and why, CPU time to construct and emit, what nvcc made of it beside the plan
 (registers, spills, shared memory), and what the SIMT interpreter counts in its first threadblocks (bank conflicts,
 sectors per request, findings). Prints a summary and the exceptions, writes
-``benchmarks/results/<date>-gpu-sweep-<device>.json``.
+``benchmarks/results/<date>-gpu-sweep-<device>.json``, in which the results of chosen operators replace their own.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from cases import Case, Tensor, roller
+from cases import Case, roller
 from lists import alcop, bolt
 from programs import program
 from rich.table import Table
+from sweep_count import count_blocks, is_aligned
 
 from tvm_ext._tvm import IRModule, Target, tvm
 from tvm_ext.cuda_toolchain import compile_many, find_nvcc
@@ -37,8 +38,6 @@ from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.plan import CHOICE, KernelChoice, from_json
 from tvm_ext.ptxas_report import PlannedUse, compare
-from tvm_ext.testing import simt
-from tvm_ext.testing.verification import random_array
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
@@ -46,9 +45,8 @@ DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 OLDEST = (7, 5)
 """The oldest capability that CUDA 13 compiles for: kernels for a V100 are compiled for it instead, and said to be."""
 
-COUNTED_BLOCKS = (0, 1)
-COUNTED_ELEMENTS = 4_000_000
-"""An operator with larger tensors is counted at a smaller batch: the interpreter keeps the state of every element."""
+FULL = 0.95
+"""Share of the bytes of the sectors that a kernel loads which it asked for, from which on they count as whole."""
 
 
 @dataclass(kw_only=True)
@@ -71,10 +69,11 @@ class Outcome:
     spill_bytes: int | None = None
     shared_bytes: int | None = None
     remarks: list[str] = field(default_factory=list)
-    counted_shape: str = ""
+    aligned: bool = False  # rows of all inputs are whole memory sectors
     conflicts: int | None = None
     wavefronts: int | None = None
-    load_efficiency: float | None = None
+    load_efficiency: float | None = None  # of 32-byte sectors
+    store_efficiency: float | None = None
     findings: list[str] = field(default_factory=list)
     error: str = ""
 
@@ -93,11 +92,11 @@ def build(case: Case, device: DeviceSpec) -> tuple[Outcome, Any]:
     func = program(case)
     outcome = Outcome(
         id=case.id, group=case.group, dtype=case.inputs[0].dtype, path="none", reason="", tensor_cores=False,
-        construct_ms=0.0,
+        construct_ms=0.0, aligned=is_aligned(case),
     )  # fmt: skip
     start = time.process_time()
     try:
-        kernel = construct_gpu_kernel(func, case.id, device, BuildOptions())
+        kernel = construct_gpu_kernel(func, case.id, device, BuildOptions(enable_pipelining=False))
     except TvmExtError as error:
         outcome.error = str(error)
         return outcome, None
@@ -142,58 +141,22 @@ def compare_with_plan(outcomes: list[Outcome], sources: list[str], device: Devic
             outcome.remarks += [item.text for item in compare(use, plan) if item.state == "problem"]
 
 
-def smaller(case: Case) -> Case:
-    """The case at a batch for which no tensor exceeds `COUNTED_ELEMENTS`, where its first dimension is one."""
-
-    def elements(tensor: Tensor) -> int:
-        count = 1
-        for extent in tensor.shape:
-            count *= extent
-        return count
-
-    x, *others = case.inputs
-    largest = max(elements(x), elements(case.output))
-    if largest <= COUNTED_ELEMENTS or x.shape[0] != case.output.shape[0]:
-        return case
-    batch = max(1, x.shape[0] * COUNTED_ELEMENTS // largest)
-    if x.shape[0] > 1024:
-        batch = max(256, batch // 256 * 256)  # rows of a product, kept a multiple of any tile
-    shrunk = [replace(t, shape=(min(batch, t.shape[0]), *t.shape[1:])) for t in (x, case.output)]
-    if (
-        len(others) == 1
-        and len(others[0].shape) == len(x.shape)
-        and others[0].shape[0] == x.shape[0]
-        and len(x.shape) == 3
-    ):
-        others = [replace(others[0], shape=(min(batch, x.shape[0]), *others[0].shape[1:]))]  # a batched product
-    return replace(case, inputs=(shrunk[0], *others), output=shrunk[1])
-
-
 def count(case: Case, outcome: Outcome, kernel: Any, device: DeviceSpec) -> None:
-    """Run some threadblocks in the interpreter and note what it finds and counts.
-
-    Of several launches the first alone: the later ones read what all blocks of the first have written.
-    """
-    small = smaller(case)
-    if small is not case:
-        kernel = construct_gpu_kernel(program(small), case.id, device, BuildOptions())
-    kernels = simt.lower(kernel.with_attr("global_symbol", "main"), device.name)[:1]
-    blocks = [b for b in COUNTED_BLOCKS if b < max((plan.blocks for plan in _plans(kernel)), default=1)]
-    generator = np.random.default_rng(case.seed)
-    arrays = {item.name: random_array(item.shape, item.dtype, generator) for item in small.inputs}
-    result = simt.run(kernels, arrays, device=device.name, blocks=blocks)
-    outcome.counted_shape = " ".join("x".join(map(str, item.shape)) for item in small.inputs)
+    """Run some threadblocks in the interpreter and note what it finds and counts."""
+    result = count_blocks(case, kernel, device)
     outcome.conflicts = result.counters.bank_conflicts
     outcome.wavefronts = result.counters.total("wavefronts", scope="shared")
     outcome.load_efficiency = result.counters.sector_efficiency(store=False)
+    outcome.store_efficiency = result.counters.sector_efficiency(store=True)
     outcome.findings = [str(item) for item in result.findings]
 
 
-def _plans(kernel: Any) -> tuple[Any, ...]:
-    return from_json(KernelChoice, str(kernel.attrs[CHOICE])).gpu
-
-
 # --- summaries ----------------------------------------------------------------------------------------------------
+def loads_whole_sectors(outcome: Outcome) -> bool:
+    """Whether at least 95 % of what moves from global memory was asked for."""
+    return outcome.load_efficiency is None or outcome.load_efficiency >= FULL
+
+
 def summary(device: DeviceSpec, outcomes: list[Outcome]) -> Table:
     table = Table(title=f"{device.name}: {len(outcomes)} operators")
     for column in (
@@ -206,11 +169,13 @@ def summary(device: DeviceSpec, outcomes: list[Outcome]) -> Table:
         "spills",
         "no conflicts",
         "sectors >= 95 %",
+        "of aligned",
     ):
         table.add_column(column)
     groups = dict.fromkeys(item.group for item in outcomes)
     for name, part in [*((g, [o for o in outcomes if o.group == g]) for g in groups), ("all", outcomes)]:
         counted = [o for o in part if o.conflicts is not None]
+        whole = [o for o in counted if loads_whole_sectors(o)]
         table.add_row(
             name,
             str(len(part)),
@@ -220,7 +185,8 @@ def summary(device: DeviceSpec, outcomes: list[Outcome]) -> Table:
             str(sum(o.registers is not None for o in part)),
             str(sum(bool(o.spill_bytes) for o in part)),
             f"{sum(o.conflicts == 0 for o in counted)} of {len(counted)}",
-            f"{sum((o.load_efficiency or 0) >= 0.95 for o in counted)} of {len(counted)}",
+            f"{len(whole)} of {len(counted)}",
+            f"{sum(o.aligned for o in whole)} of {sum(o.aligned for o in counted)}",
         )
     return table
 
@@ -233,6 +199,8 @@ def exceptions(outcomes: Iterable[Outcome]) -> Iterator[str]:
         said += item.remarks + item.findings[:1]
         if item.conflicts:
             said.append(f"{item.conflicts} conflicts in {item.wavefronts} wavefronts")
+        if item.aligned and not loads_whole_sectors(item):
+            said.append(f"uses {item.load_efficiency:.0%} of the sectors that it loads")
         for line in said:
             yield f"{item.id} ({item.group}): {line.splitlines()[0]}"
 
@@ -267,11 +235,19 @@ def main(
             if compile:
                 compare_with_plan(compiled, sources, spec)
         path = result_path(f"gpu-sweep-{name}", environment)
-        write_results(path, "gpu-sweep", environment, outcomes)
+        write_results(path, "gpu-sweep", environment, _with_others(path, outcomes) if ids else outcomes)
         show(summary(spec, outcomes))
         for line in exceptions(outcomes):
             print(line)
         print(f"written: {path}")
+
+
+def _with_others(path: Path, outcomes: list[Outcome]) -> list[Outcome]:
+    """``outcomes`` in place of those of the same operators that the file has, in its order; the others stay."""
+    fresh = {item.id: item for item in outcomes}
+    before = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    kept = [fresh.pop(record["id"], None) or Outcome(**record) for record in before]
+    return [*kept, *fresh.values()]
 
 
 if __name__ == "__main__":

@@ -204,16 +204,30 @@ def _candidate(
 
 
 def _conflicts(model: PerfModel, shapes: tuple[Shape, ...]) -> float:
-    """Conflict degree of the worst input where nothing is padded (the ablation without bank alignment)."""
-    layer = model.device.layers[1]
-    padded = storage_padding(model, shapes[1], shapes[0])
-    degree = 1
-    for table, padding in zip(model.inputs, padded, strict=True):
-        if padding and layer.bank_count and layer.bank_bytes:
+    """Turns per read of shared memory where nothing is padded (the ablation without bank alignment), over all inputs.
+
+    As `storage_padding` sees them: lanes go down the rows of what it would pad. They lie along the output's contiguous
+    axis first, so that of an input without that axis a warp reads as many rows as runs of lanes. Worked example:
+    A[i, k] of rows of 32 floats under 16 x 16 threads is read at 2 rows, in 2 turns; B[k, j] 8 floats a lane, 4 lanes
+    a turn, of which rows of 128 floats put all on the same banks: 4 turns. With 8 elements of each the mean is 3.
+    """
+    layer, lanes = model.device.layers[1], model.device.teu_lanes
+    if not layer.bank_count or not layer.bank_bytes:
+        return 1.0
+    step = model.one_reduction_step(shapes[0])
+    run = 1 if model.vector is None else -(-shapes[1][model.vector] // shapes[0][model.vector])
+    turns = reads = 0.0
+    for table, padding in zip(model.inputs, storage_padding(model, shapes[1], shapes[0]), strict=True):
+        degree = 1
+        if padding:
             width = max(1, int(layer.bank_bytes / table.itemsize_bytes))
-            row, read = table.spans(shapes[1])[-1], table.spans(model.one_reduction_step(shapes[0]))[-1]
-            degree = max(degree, conflict_degree(row, read, model.device.teu_lanes, layer.bank_count, width))
-    return float(degree)
+            along = model.vector is not None and table.uses(model.vector)
+            rows = lanes if along else max(1, lanes // run)
+            row, read = table.spans(shapes[1])[-1], table.spans(step)[-1]
+            degree = conflict_degree(row, read, rows, layer.bank_count, width)
+        turns += table.elements(step) * degree
+        reads += table.elements(step)
+    return turns / reads
 
 
 # ---- to records ------------------------------------------------------------------------------------------------

@@ -32,12 +32,13 @@ from .gemm_form import (
     split_of,
     supports_mma,
     uses_mma_sync,
+    wmma_pitches,
 )
 from .mma_grid import BlockPlace, GemmGrid, grid_group, place_block
 from .mma_model import ACCUMULATOR_BYTES, resident_blocks, thread_registers
 from .mma_operand import Operand, read_operands
 from .mma_shared import SharedTile, TileOrigin, copy_tile, shared_tile
-from .mma_warp import WARP, MmaSync, Wmma, place_of
+from .mma_warp import WARP, MmaSync, Wmma, place_of, rolled
 from .mma_write import (
     PIECE,
     Destination,
@@ -55,6 +56,15 @@ STATIC_SHARED_BYTES = 48 * 1024
 """What a kernel may declare as ``__shared__`` arrays; more is asked for at launch (CUDA C++ Programming Guide)."""
 
 REDUCE_THREADS = 256
+
+MIN_BLOCKS_PER_UNIT = "tirx.launch_bounds_min_blocks_per_sm"
+"""The statement that stock TVM prints as the second number of ``__launch_bounds__``."""
+
+SMALL_PLAN = 72
+"""Registers of a thread up to which ptxas is told how many blocks are planned."""
+
+SPARE_REGISTERS = 8
+"""What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -157,7 +167,11 @@ def _product(
         splits=splits,
         group=grid_group(tile_rows, tile_columns, resident, (split.rows, split.columns)),
     )
-    swizzled = uses_mma_sync(device)
+
+    def shared(operand: Operand, lines: int) -> SharedTile:
+        pitches = None if uses_mma_sync(device) else wmma_pitches(device, along_depth=operand.along_depth)
+        return shared_tile(operand, lines, split.depth, scope, pitches)
+
     tile_bytes = (split.rows + split.columns) * split.depth * int(itemsize_bytes(operands[0].dtype))
     scope = "shared" if tile_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
     return _Product(
@@ -168,10 +182,7 @@ def _product(
         split=split,
         grid=grid,
         device=device,
-        tiles=(
-            shared_tile(operands[0], split.rows, split.depth, scope, swizzled=swizzled),
-            shared_tile(operands[1], split.columns, split.depth, scope, swizzled=swizzled),
-        ),
+        tiles=(shared(operands[0], split.rows), shared(operands[1], split.columns)),
         accumulator=ACCUMULATORS[expr.inputs[0].dtype][-1],
     )
 
@@ -240,15 +251,39 @@ def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stm
         row=place.row * index(split.rows) + warp.row,
         column=place.column * index(split.columns) + warp.column,
     )
-    body = [allocate(multiplier.accumulators), multiplier.clear(), loop(product.steps, SERIAL, "k_outer", step)]
+    steps = loop(product.steps, SERIAL, "k_outer", step)
     if isinstance(multiplier, MmaSync):
-        body.append(write_fragments(multiplier, corner, warp, to))
+        clear = _with_blocks_per_unit(multiplier.clear(), product, to)
+        return sequence(allocate(multiplier.accumulators), clear, steps, write_fragments(multiplier, corner, warp, to))
+    # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
+    staging = gpu_buffer([staging_elements(split)], product.accumulator, "C_shared", "shared.dyn")
+    number = tirx.floordiv(thread, index(WARP))
+    return sequence(
+        allocate(multiplier.accumulators),
+        multiplier.clear(),
+        rolled(steps),
+        allocate(staging),
+        write_wmma(multiplier, staging, corner, warp, number, to),
+    )
+
+
+def _with_blocks_per_unit(statement: Stmt, product: _Product, to: Destination) -> Stmt:
+    """A statement of the kernel, and with it how many blocks ptxas is told to fit into a unit.
+
+    Left alone, it spills registers of small tiles in order that more blocks fit. Worked example, sm_90, 8 warps of
+    16 x 16: 40 registers and a spilled one for 6 blocks; for the 4 that 56 planned registers make, 64 and none.
+    Padding on the way in and functions on the way out take 140 to 154 registers where 128 are planned: one block.
+    """
+    split, dtype, device = product.split, product.operands[0].dtype, product.device
+    planned = thread_registers(split, dtype, device)
+    if planned <= SMALL_PLAN and device.registers_per_unit is not None:
+        fitting = device.registers_per_unit // (split.warps * WARP * (planned + SPARE_REGISTERS))
+        blocks = max(1, min(resident_blocks(split, dtype, device), fitting))
+    elif to.lane_by_lane and not all(operand.plain for operand in product.operands):
+        blocks = 1
     else:
-        # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
-        staging = gpu_buffer([staging_elements(split)], product.accumulator, "C_shared", "shared.dyn")
-        number = tirx.floordiv(thread, index(WARP))
-        body += [allocate(staging), write_wmma(multiplier, staging, corner, warp, number, to)]
-    return sequence(*body)
+        return statement
+    return tirx.AttrStmt(tirx.const(0, "int32"), MIN_BLOCKS_PER_UNIT, tirx.const(blocks, "int32"), statement)
 
 
 def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list[Stmt]:

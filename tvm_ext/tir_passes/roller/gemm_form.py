@@ -75,13 +75,29 @@ CHUNKS_OF_ALL_BANKS = 8
 """Chunks of 16 bytes that shared memory's 32 banks of 4 bytes serve at once."""
 
 
-def padded_chunks(chunks: int) -> int:
-    """Chunks from row to row of a tile that wmma reads, for rows of ``chunks``: 3 or 5 modulo the eight of all banks.
+ODD_PITCHES, EVEN_PITCHES = (3, 5), (2, 6)
+"""Distances between padded rows, in chunks modulo `CHUNKS_OF_ALL_BANKS`, that wmma's loads may want."""
 
-    Odd, so that one chunk of each of eight rows meets all banks; far from 0, so that 32 bytes of two neighbouring rows
-    do. Which of these the hardware reads at once is not documented. Worked example: 64 halves, 8 chunks, are 11 apart.
+
+def wmma_pitches(device: DeviceSpec, *, along_depth: bool) -> tuple[int, int]:
+    """The distances between rows with which wmma's loads of a tile meet all banks, modulo all banks.
+
+    As compiled (nvdisasm): on sm_75 they are ldmatrix, one chunk of each of eight rows: an odd distance. On sm_70 a
+    factor that is contiguous along its lines is read by 8 bytes of a lane, 16 lanes at a time, at two chunks of each of
+    four rows: an even distance. Worked example, 10 apart: chunks 0 and 1 of rows 0-3 start at 0, 10, 20, 30, which are
+    0, 2, 4, 6 modulo 8. Contiguous along the reduction it is read by 16 bytes, 8 lanes at a time, at four rows, or at
+    rows r and r + 8 of A, which share their banks whatever the distance.
     """
-    return next(size for size in range(chunks, chunks + CHUNKS_OF_ALL_BANKS) if size % CHUNKS_OF_ALL_BANKS in (3, 5))
+    early = device.compute_capability is not None and device.compute_capability < (7, 5)
+    return EVEN_PITCHES if early and not along_depth else ODD_PITCHES
+
+
+def padded_chunks(chunks: int, pitches: tuple[int, int] = ODD_PITCHES) -> int:
+    """Chunks from row to row of a tile that wmma reads, for rows of ``chunks``: one of ``pitches`` modulo all banks.
+
+    None of them lets 32 bytes of two neighbouring rows meet. Worked example: 64 halves, 8 chunks, are 11 apart.
+    """
+    return next(size for size in range(chunks, chunks + CHUNKS_OF_ALL_BANKS) if size % CHUNKS_OF_ALL_BANKS in pitches)
 
 
 def gemm_form(expr: TensorExpr) -> GemmForm | str:

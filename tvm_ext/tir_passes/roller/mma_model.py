@@ -14,7 +14,15 @@ from tvm_ext.plan import LayerCost, Prediction
 from tvm_ext.stage_exprs import itemsize_bytes
 from tvm_ext.tensor_expr import TensorExpr
 
-from .gemm_form import FRAGMENT, TileSplit, padded_chunks, reduction_step, uses_mma_sync
+from .gemm_form import (
+    EVEN_PITCHES,
+    FRAGMENT,
+    ODD_PITCHES,
+    TileSplit,
+    padded_chunks,
+    reduction_step,
+    uses_mma_sync,
+)
 from .mma_grid import grid_group
 
 WARP = 32
@@ -87,7 +95,8 @@ def tile_bytes(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     if uses_mma_sync(device):
         return size
     chunks = [side * int(itemsize_bytes(dtype)) // VECTOR_BYTES for side in (split.depth, split.rows, split.columns)]
-    padding = max(padded_chunks(count) / count for count in chunks)  # whichever axis a factor is contiguous along
+    # whichever axis a factor is contiguous along
+    padding = max(padded_chunks(count, pitches) / count for count in chunks for pitches in (ODD_PITCHES, EVEN_PITCHES))
     return int(size * padding) + split.warps * FRAGMENT * FRAGMENT * ACCUMULATOR_BYTES
 
 

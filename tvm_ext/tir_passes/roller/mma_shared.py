@@ -21,6 +21,9 @@ from .mma_operand import Operand, guarded, within
 ZEROED_BYTES = 4
 """Bytes that may be zero by a condition as one vector: of 16, stock TVM prints 16 arguments for an int4's four."""
 
+SECTOR_CHUNKS = 2
+"""Chunks of 16 bytes in one sector, the least that global memory moves."""
+
 MAX_UNROLLED_COPIES = 8
 """Copies of one thread and step that are unrolled; more (scalar copies) stay a loop."""
 
@@ -63,11 +66,13 @@ class SharedTile:
         return row * index(self.pitch) + chunk * index(self.chunk)
 
 
-def shared_tile(operand: Operand, line_count: int, depth_count: int, scope: str, *, swizzled: bool) -> SharedTile:
-    """A tile of ``operand`` in ``scope``; unless swizzled, its rows are padded (wmma wants one pitch)."""
+def shared_tile(
+    operand: Operand, line_count: int, depth_count: int, scope: str, pitches: tuple[int, int] | None
+) -> SharedTile:
+    """A tile of ``operand`` in ``scope``: swizzled, or its rows padded to one of ``pitches`` (`wmma_pitches`)."""
     row = depth_count if operand.along_depth else line_count
     chunk = VECTOR_BYTES // int(itemsize_bytes(operand.dtype))
-    pitch = row if swizzled else padded_chunks(row // chunk) * chunk
+    pitch = row if pitches is None else padded_chunks(row // chunk, pitches) * chunk
     count = line_count * depth_count // row * pitch
     return SharedTile(
         operand=operand,
@@ -75,22 +80,44 @@ def shared_tile(operand: Operand, line_count: int, depth_count: int, scope: str,
         line_count=line_count,
         depth_count=depth_count,
         pitch=pitch,
-        swizzled=swizzled,
+        swizzled=pitches is None,
     )
 
 
-def row_order(unit: Expr, chunks: int, rows: int) -> Expr:
-    """The row that the ``unit``-th group of threads copies, where rows of 2 or 4 chunks are padded.
+def copy_order(unit: Expr, chunks: int, pitch: int, rows: int, units_per_chunk: int = 1) -> tuple[Expr, Expr]:
+    """(row, unit of the row) that the ``unit``-th thread copies, where rows of ``chunks`` chunks are ``pitch`` apart.
 
-    Eight threads write 8 / ``chunks`` rows at a time, which meet all banks if they are ``chunks`` rows apart: for rows
-    of 4 chunks, 5 apart, in the order 0, 4, 1, 5, 2, 6, 3, 7 (row 4 starts 20 chunks on, 4 modulo 8).
+    A wavefront writes eight chunks, which must meet all banks. Neighbours do in rows of a multiple of 8, or where the
+    distance is the length modulo 8. Of 1, 2 or 4 chunks it writes whole rows, of any other rows two chunks, a memory
+    sector, of rows `rows_apart`. Worked example, rows of 12 chunks 13 apart: chunks 0 and 1 of rows 0, 2, 4, 6, which
+    start 0, 26, 52, 78 chunks on: 0, 2, 4, 6 modulo 8; then chunks 2 and 3 of these rows.
     """
-    together = CHUNKS_OF_ALL_BANKS // chunks if chunks in (2, 4) else 1
-    if together == 1 or rows % CHUNKS_OF_ALL_BANKS:
-        return unit
-    eights, within_eight = _split(unit, CHUNKS_OF_ALL_BANKS)
-    nth, which = _split(within_eight, together)
-    return eights * index(CHUNKS_OF_ALL_BANKS) + which * index(chunks) + nth
+    span = chunks if chunks in (1, 2, 4) else SECTOR_CHUNKS
+    together = CHUNKS_OF_ALL_BANKS // span
+    apart = rows_apart(span, pitch)
+    linear = chunks % CHUNKS_OF_ALL_BANKS == 0 or (pitch - chunks) % CHUNKS_OF_ALL_BANKS == 0
+    if linear or apart is None or chunks % span or rows % CHUNKS_OF_ALL_BANKS:
+        return _split(unit, chunks * units_per_chunk)
+    piece, within = _split(unit, span * units_per_chunk)
+    wavefront, which = _split(piece, together)
+    eights, of_eight = _split(wavefront, chunks)  # 8 x chunks / 8 wavefronts write eight rows
+    nth, part = _split(of_eight, chunks // span)
+    group, first = _split(nth, apart)
+    row = eights * index(CHUNKS_OF_ALL_BANKS) + group * index(apart * together) + which * index(apart) + first
+    return row, part * index(span * units_per_chunk) + within
+
+
+def rows_apart(span: int, pitch: int) -> int | None:
+    """How far apart rows lie of which ``span`` chunks each meet all banks together; None where none do.
+
+    Two chunks of four rows, rows 13 chunks apart: every second row. 10 apart: neighbours, at 0, 10, 20, 30.
+    """
+    together = CHUNKS_OF_ALL_BANKS // span
+    for apart in (1, 2, 4):
+        banks = {(i * apart * pitch + j) % CHUNKS_OF_ALL_BANKS for i in range(together) for j in range(span)}
+        if len(banks) == CHUNKS_OF_ALL_BANKS and apart * together <= CHUNKS_OF_ALL_BANKS:
+            return apart
+    return None
 
 
 def swizzle_terms(chunks: int) -> tuple[int, int]:
@@ -143,12 +170,15 @@ def copy_tile(tile: SharedTile, origin: TileOrigin, thread: Expr, threads: int) 
         vector = gcd(vector, ZEROED_BYTES)
     units = tile.line_count * tile.depth_count // vector
     count = -(-units // threads)
+    padded = not tile.swizzled and operand.along_depth == operand.lanes_along_depth
 
     def one(i: Expr) -> Stmt:
         unit = i * index(threads) + thread
-        outer, within_row = _split(unit, inner // vector)
-        if not tile.swizzled and vector == tile.chunk:
-            outer = row_order(outer, inner // vector, tile.row_count)
+        if padded:
+            pitch = tile.pitch // tile.chunk
+            outer, within_row = copy_order(unit, inner // tile.chunk, pitch, tile.row_count, tile.chunk // vector)
+        else:
+            outer, within_row = _split(unit, inner // vector)
         copied = _copy_vector(tile, origin, outer, within_row * index(vector), vector)
         return copied if units % threads == 0 else tirx.IfThenElse(unit < index(units), copied, None)
 

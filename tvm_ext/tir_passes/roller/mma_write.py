@@ -28,12 +28,12 @@ from ..build_ir import (
     nest,
     sequence,
     store,
-    vector_kind,
 )
 from ..simt_ir import gpu_buffer
 from .gemm_form import FRAGMENT, GemmForm, TileSplit
 from .mma_operand import Digits, digits_of, vector_of, within
 from .mma_warp import MMA_COLUMNS, WARP, MmaSync, WarpPlace, Wmma
+from .simt_vectors import is_lane_by_lane, store_lanes
 
 PIECE = 4
 """Elements that one lane stores at a time after an exchange, or out of shared memory."""
@@ -46,13 +46,14 @@ SECTOR_BYTES = 32
 class Destination:
     """Where results go: ``write(batch, row, column, lane, element)``, in vectors of up to ``vector`` columns.
 
+    ``lane_by_lane`` says that the epilogue computes what has no vector form.
     ``itemsize_bytes`` is that of the narrowest tensor written. ``row_bound`` and ``column_bound`` are None where no
     tile crosses the output's end.
     """
 
     write: Callable[[Expr, Expr, Expr, Expr | None, Expr], Stmt]
     vector: int
-    kind: Any
+    lane_by_lane: bool
     itemsize_bytes: float
     row_bound: int | None
     column_bound: int | None
@@ -65,7 +66,11 @@ class Destination:
             at = column + index(first) if first else column
             if vector == 1:
                 return self._bounded(row, at, self.write(batch, row, at, None, element(index(first))))
-            lanes = loop(vector, self.kind, "v", lambda v: self.write(batch, row, at, v, element(index(first) + v)))
+
+            def lane(v: Expr) -> Stmt:
+                return self.write(batch, row, at, v, element(index(first) + v))
+
+            lanes = store_lanes(vector, lane) if self.lane_by_lane else loop(vector, VECTORIZED, "v", lane)
             return self._bounded(row, at, lanes)
 
         return sequence(*(piece(first) for first in range(0, count, vector)))
@@ -99,7 +104,7 @@ def output_destination(
     return Destination(
         write=write,
         vector=_store_vector(stage, groups[2], epilogue),
-        kind=vector_kind(*(consumer.value for consumer in epilogue)),
+        lane_by_lane=is_lane_by_lane(*(consumer.value for consumer in epilogue)),
         itemsize_bytes=min(itemsize_bytes(dtype_of(buffer)) for buffer in _written(stage, epilogue)),
         row_bound=bounds[0],
         column_bound=bounds[1],
@@ -150,7 +155,7 @@ def workspace_destination(workspace: Any, bounds: tuple[int | None, int | None])
     return Destination(
         write=write,
         vector=gcd(columns, 2),
-        kind=VECTORIZED,
+        lane_by_lane=False,
         itemsize_bytes=itemsize_bytes(dtype_of(workspace)),
         row_bound=bounds[0],
         column_bound=bounds[1],

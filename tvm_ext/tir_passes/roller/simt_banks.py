@@ -30,6 +30,12 @@ SAMPLED_WARPS = 48
 PAIR_STEPS = 8
 """Paddings tried along each of two dimensions together where one alone leaves conflicts."""
 
+MAX_GROWTH = 2.0
+"""Padded size over plain size at most, beyond a few rows of banks: what is padded is missing for other blocks."""
+
+PADDED_ROWS = 16
+"""Rows of banks that padding may add in any case: 2 KiB."""
+
 Offsets = npt.NDArray[np.int64]
 
 
@@ -241,9 +247,10 @@ def choose_storage(
     best: _Found | None = None
     for shape in copies:
         found = search.best(shape)
-        if best is None or found.rank < best.rank:
+        worth = found.conflicts == 0 or not shape.last_resort
+        if best is None or (worth and found.rank < best.rank):
             best = found
-        if found.conflicts == 0:
+        if best.conflicts == 0:
             break
     assert best is not None
     return best.box, best.shape
@@ -260,13 +267,12 @@ class _Search:
         self.read = read_pattern(box, tiling, vector[1])
         self.capacity = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0) / itemsize
         self.words = int((layer.bank_count or 0) * (layer.bank_bytes or 0) / itemsize)
+        self.most = min(self.capacity, MAX_GROWTH * self._stored({}).elements + PADDED_ROWS * self.words)
 
     def best(self, shape: CopyShape) -> _Found:
         """Dimension by dimension from the inside out; two together where conflicts are left."""
-        plain = self._stored({})
-        vectors = stores_vectors(plain, shape)
-        step = max(self.vector[1], shape.width if vectors else 1)
-        extras = range(0, max(1, self.words), step)
+        vectors = stores_vectors(self._stored({}), shape)
+        extras = range(0, max(1, self.words), max(self.vector[1], shape.width if vectors else 1))
         padding: dict[int, int] = {}
         best = self._among(shape, [padding])
         dims = self._dims(shape)
@@ -293,7 +299,7 @@ class _Search:
         phased = window_stride(self.box, self.order[-1], self.tiling) > 1 and shape.phase == 1
         inner = [self.order[-1]] if phased else []
         sizes = self.box.shape(self.tiling.tile)
-        rows = [d for i, d in enumerate(self.order[:-1]) if any(sizes[o] > 1 for o in self.order[: i + 1])]
+        rows = [d for d in self.order[:-1] if sizes[d] > 1]
         return [*inner, *reversed(rows)]
 
     def _extra(self, box: StoredBox, d: int, padding: Mapping[int, int]) -> int:
@@ -309,7 +315,7 @@ class _Search:
     def _among(self, shape: CopyShape, choices: Sequence[Mapping[int, int]], *, only_writes: bool = False) -> _Found:
         """The best of ``choices``, which are alike but for their padding; ``only_writes`` leaves reads for later."""
         boxes = [self._stored(padding) for padding in choices]
-        usable = [b for b in boxes if b.elements <= self.capacity and self._aligned(b)] or boxes[:1]
+        usable = [b for b in boxes if b.elements <= self.most and self._aligned(b)] or boxes[:1]
         writes = write_patterns(usable[0], shape, self.tiling.thread_count)
         conflicts = sum((p.conflicts(usable, self.itemsize, self.layer) for p in writes), np.zeros(len(usable)))
         reads = self.read.conflicts(usable, self.itemsize, self.layer)

@@ -40,7 +40,27 @@ def copy_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int]) -> list[Copy
     longest = 1 if phased else _run_length(box, sizes)
     shapes = _run_shapes(box, tiling, sizes, longest)
     # A run of the whole box goes across what may be stored transposed; patches do only within its rows.
-    return shapes if longest < max(2, len(sizes)) else [*shapes, *_run_shapes(box, tiling, sizes, longest - 1)]
+    if longest >= max(2, len(sizes)):
+        shapes += _run_shapes(box, tiling, sizes, longest - 1)
+    return shapes if phased else [*shapes, *_element_patches(box, sizes)]
+
+
+def _element_patches(box: Box, sizes: Sequence[int]) -> list[CopyShape]:
+    """Copies element by element in patches of one or two sectors along the last dimensions, and many rows.
+
+    Worked example, weights [64, 8, 1, 3] stored transposed, read in vectors of 4 filters: element k of filter f is at
+    68 * k + f. Lanes along k alone meet 8 banks, for strides are multiples of 4; patches of 8 k by 4 f meet all 32.
+    """
+    shapes = []
+    sector = int(SECTOR_BYTES // itemsize_bytes(box.dtype))
+    for run in range(1, len(sizes)):
+        units = prod(sizes[len(sizes) - run :])
+        for patch in (sector, 2 * sector):
+            whole = -(-units // patch) * patch
+            if patch < min(units, WARP) and units >= LEAST_USED * whole:
+                shape = CopyShape(sizes=tuple(sizes), run=run, width=1, patch=patch, row_units=whole, last_resort=True)
+                shapes.append(shape)
+    return shapes
 
 
 def _run_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int) -> list[CopyShape]:

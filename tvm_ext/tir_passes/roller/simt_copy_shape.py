@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .simt_tiling import Number, quotient, remainder
+from .simt_tiling import Number, both, quotient, remainder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -19,6 +19,8 @@ class CopyShape:
 
     With a ``phase`` > 1 the columns of a row are taken in the order in which shared memory keeps them: for 5 columns
     and two phases 0, 2, 4, 1, 3 (and an idle unit).
+
+    A ``last_resort`` copies what lies apart in memory, and is worth it only where it leaves no bank conflict.
     """
 
     sizes: tuple[int, ...]
@@ -27,6 +29,7 @@ class CopyShape:
     patch: int
     row_units: int
     phase: int = 1
+    last_resort: bool = False
 
     @property
     def run_units(self) -> int:
@@ -61,8 +64,16 @@ class CopyShape:
         return remainder(position, each) * self.phase + quotient(position, each)
 
     def used(self, unit: Number) -> Any:
-        """Whether the unit is not idle: a bool or a condition."""
-        return self._column(self._parts(unit)[1]) < self.run_units
+        """Whether the unit is not idle: a bool or a condition.
+
+        Sorted by phase, both the last column of a phase that is one shorter and what follows the last phase are idle.
+        """
+        position = self._parts(unit)[1]
+        used = self._column(position) < self.run_units
+        sorted_units = self.phase * -(-self.run_units // self.phase)
+        if self.phase == 1 or self.row_units <= sorted_units:
+            return used
+        return both(used, position < sorted_units)
 
     def offsets(self, unit: Number, element: Number) -> list[Number]:
         """Where in the box ``element`` of ``unit`` is."""

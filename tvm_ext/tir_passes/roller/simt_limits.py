@@ -10,7 +10,7 @@ from ...errors import IllegalRewrite
 from ...hal import DeviceSpec
 from ...stage_exprs import itemsize_bytes
 from ...stages import Stage
-from ..simt_ir import gpu_buffer
+from ..simt_ir import VECTOR_BYTES, gpu_buffer
 from .simt_banks import with_buffer
 from .simt_operands import Operand, plan_operands
 from .simt_tiling import SimtTiling
@@ -51,8 +51,8 @@ def registers_left(tiling: SimtTiling, device: DeviceSpec) -> int:
 
 
 def _shared_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
-    boxes = sum(int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None)
-    return boxes + _partial_bytes(tiling)
+    sizes = [int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None]
+    return sum(-(-size // VECTOR_BYTES) * VECTOR_BYTES for size in (*sizes, _partial_bytes(tiling)))
 
 
 def _partial_bytes(tiling: SimtTiling) -> int:

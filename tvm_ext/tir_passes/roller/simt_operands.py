@@ -15,6 +15,7 @@ from .simt_banks import StoredBox, choose_storage
 from .simt_box import Box, box_of, mentions
 from .simt_copy import copy_shapes
 from .simt_copy_shape import CopyShape
+from .simt_plain import plain_storage, row_axis
 from .simt_tiling import WARP, SimtTiling
 
 
@@ -47,18 +48,24 @@ class Operand:
 
 
 def plan_operands(
-    tiling: SimtTiling, producers: Sequence[Stage], device: DeviceSpec
+    tiling: SimtTiling, producers: Sequence[Stage], device: DeviceSpec, row_padding: Sequence[int] | None = None
 ) -> tuple[SimtTiling, tuple[Operand, ...]]:
-    """The operands of the anchor, and the tiling with the pieces that their vectors ask for."""
+    """The operands of the anchor, and the tiling with the pieces that their vectors ask for.
+
+    ``row_padding`` fixes the storage: each load's data tile as rows of memory, so many elements longer. Without it
+    the storage with the fewest bank conflicts is searched.
+    """
     stage = tiling.stage
     loads = stage.loads()
     boxes = [box_of(item, stage, _behind(item, producers)) for item in loads]
     staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
     vectors = [None if box is None else _vector_axis(box, tiling) for box in staged]
+    if row_padding is not None:
+        vectors = [None if box is None else row_axis(box, axis) for box, axis in zip(staged, vectors, strict=True)]
     piece = {p: _piece(p, tiling, staged, vectors, device) for p in tiling.spatial}
     tiling = replace(tiling, piece=piece, outer=_thread_order(tiling, staged))
     return tiling, tuple(
-        _operand(item, box, vector, tiling, _behind(item, producers), device, number)
+        _operand(item, box, vector, tiling, _behind(item, producers), device, number, row_padding)
         for number, (item, box, vector) in enumerate(zip(loads, staged, vectors, strict=True))
     )
 
@@ -145,6 +152,7 @@ def _operand(
     producers: tuple[Stage, ...],
     device: DeviceSpec,
     number: int,
+    row_padding: Sequence[int] | None,
 ) -> Operand:
     used = [p for p in tiling.order if tiling.register[p] > 1 and _moves(item, p, tiling)]
     last = vector if vector is not None else tiling.lane
@@ -156,7 +164,10 @@ def _operand(
     width = tiling.piece[vector] if vector is not None and vector in axes and _single(box, vector) else 1
     itemsize = itemsize_bytes(box.dtype)
     copies = copy_shapes(box, tiling, box.shape(tiling.tile))
-    stored, shape = choose_storage(box, tiling, (vector, width), copies, itemsize, device.layer("L1"))
+    if row_padding is None:
+        stored, shape = choose_storage(box, tiling, (vector, width), copies, itemsize, device.layer("L1"))
+    else:
+        stored, shape = plain_storage(box, tiling, (vector, width), copies, row_padding[number])
     return Operand(load=item, producers=producers, box=stored, shape=shape, fragment=fragment, axes=axes)
 
 

@@ -18,13 +18,13 @@ from ..build_ir import (
     load,
     loop,
     store,
-    vector_kind,
 )
 from ..simt_ir import unrolled
 from .epilogue import store_element
 from .register_tile import flat
 from .simt_copy import is_vector, is_vector_access
 from .simt_tiling import SimtTiling
+from .simt_vectors import is_lane_by_lane, store_lanes
 
 
 def store_tile(
@@ -34,16 +34,20 @@ def store_tile(
     lane = tiling.lane
     width = tiling.piece[lane]
     vectors = width > 1 and tiling.stage.extents[lane] % width == 0 and _stores_vectors(tiling, epilogue)
+    lane_by_lane = is_lane_by_lane(*(consumer.value for consumer in epilogue))
 
     def write(numbers: Mapping[int, Expr], piece: Expr, e: Expr) -> Stmt:
         order = [*(numbers[p] for p in tiling.order[:-1]), piece * index(width) + e]
         number = flat(order, [tiling.register[p] for p in tiling.order])
         return _write(tiling, epilogue, load(accumulators, [number]), starts, at, numbers, piece, e)
 
+    def lanes(element: Callable[[Expr], Stmt]) -> Stmt:
+        return store_lanes(width, element) if lane_by_lane else loop(width, VECTORIZED, "e", element)
+
     def pieces(numbers: Mapping[int, Expr]) -> Stmt:
         def one(piece: Expr) -> Stmt:
             if vectors:
-                body = loop(width, VECTORIZED, "e", lambda e: write(numbers, piece, e))
+                body = lanes(lambda e: write(numbers, piece, e))
                 return _guarded(tiling, starts, at, {**numbers, lane: (piece, index(0))}, body)
             return loop(
                 width,
@@ -124,13 +128,11 @@ def _guarded(
 
 
 def is_vector_store(statement: Stmt, element: Any, width: int) -> bool:
-    """Whether the stores of ``statement`` for ``element`` in range(width) are aligned vectors of vector arithmetic."""
+    """Whether the stores of ``statement`` for ``element`` in range(width), and its loads, are aligned vectors."""
     stores: list[Any] = []
     structural_walk(statement, (BufferStore, stores.append))
     return all(
-        vector_kind(item.value) == VECTORIZED
-        and is_vector_access(item.buffer, item.indices, element, width)
-        and is_vector(item.value, element, width)
+        is_vector_access(item.buffer, item.indices, element, width) and is_vector(item.value, element, width)
         for item in stores
     )
 

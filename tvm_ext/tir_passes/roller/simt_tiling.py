@@ -52,6 +52,13 @@ def remainder(value: Number, divisor: int) -> Number:
     return 0 if divisor == 1 else tirx.floormod(value, divisor)
 
 
+def both(first: Any, second: Any) -> Any:
+    """Whether both conditions hold, of ints, arrays or index expressions."""
+    if isinstance(first, bool | np.bool_ | np.ndarray):
+        return first & second
+    return tirx.And(first, second)
+
+
 def digits(value: Number, extents: Sequence[int]) -> list[Number]:
     """Row-major coordinates of ``value`` in a grid of ``extents``; the first one is not reduced."""
     found: list[Number] = []

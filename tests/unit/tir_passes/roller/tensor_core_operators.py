@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,29 @@ def fused_matmul(m: int, n: int, k: int, dtype: str = "float16") -> tuple[Any, R
     product = te.compute((m, n), lambda i, j: te.sum(a[i, depth] * b[depth, j], axis=depth), "product")
     result = te.compute((m, n), lambda i, j: te.tanh(product[i, j] + bias[j]) + residual[i, j], "C")
     return te.create_prim_func([a, b, bias, residual, result]), lambda x, y, c, r: np.tanh(x @ y + c) + r
+
+
+def gelu_matmul(m: int, n: int, k: int, out: str = "float16") -> tuple[Any, Reference]:
+    """``gelu(A @ B + bias)`` by the error function, of which stock TVM has no vector form, in float32."""
+    a, b = te.placeholder((m, k), "float16", "A"), te.placeholder((k, n), "float16", "B")
+    bias = te.placeholder((n,), "float16", "bias")
+    depth = te.reduce_axis((0, k), "k")
+
+    def product(i: Any, j: Any) -> Any:
+        return te.sum(a[i, depth].astype("float32") * b[depth, j].astype("float32"), axis=depth)
+
+    def gelu(i: Any, j: Any) -> Any:
+        x = total[i, j] + bias[j].astype("float32")
+        return (x * 0.5 * (1.0 + tirx.erf(x * 0.7071067811865476))).astype(out)
+
+    total = te.compute((m, n), product, "product")
+    func = te.create_prim_func([a, b, bias, te.compute((m, n), gelu, "C")])
+
+    def reference(x: Array, y: Array, c: Array) -> Array:
+        z = x @ y + c
+        return np.asarray(z * 0.5 * (1.0 + np.vectorize(math.erf)(z * math.sqrt(0.5))))
+
+    return func, reference
 
 
 def cast_matmul(m: int, n: int, k: int) -> tuple[Any, Reference]:

@@ -20,6 +20,7 @@ from tests.unit.tir_passes.roller.tensor_core_operators import (
     cuda_source,
     emitted,
     fused_matmul,
+    gelu_matmul,
     interpret,
     matmul,
     parts_of,
@@ -209,11 +210,49 @@ def test_no_tile_has_bank_conflicts(shape: tuple[int, int, int], transposed: boo
         assert check(operator, AMPERE, program).bank_conflicts == 0
 
 
+@pytest.mark.parametrize("columns", [80, 96, 112, 160])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padded_tiles_of_any_width_have_no_bank_conflicts(columns: int, transposed: bool) -> None:
+    """Rows of 10, 12 or 14 chunks end between two wavefronts of a copy: on V100 they are padded, not swizzled."""
+    operator = matmul(256, columns, 64, tb=transposed)
+    for program in programs_of(operator[0], VOLTA, k=3):
+        assert check(operator, VOLTA, program).bank_conflicts == 0
+
+
+@pytest.mark.parametrize("device", [AMPERE, VOLTA])
+@pytest.mark.parametrize("wide", [False, True])
+def test_functions_without_vector_form_are_computed_lane_by_lane_and_stored_by_vectors(device: str, wide: bool) -> None:
+    counters = check(gelu_matmul(128, 96, 64, "float32" if wide else "float16"), device)
+    assert counters.sector_efficiency(store=True) == 1.0
+    assert counters.sector_efficiency(store=False) > 0.9  # a bias of halves is read by 16 bytes where floats are stored
+    assert counters.bank_conflicts == 0
+
+
 def test_global_memory_is_copied_by_sixteen_bytes() -> None:
     made, _ = emitted(matmul(256, 256, 256)[0], AMPERE)
     source = cuda_source(made, "sm_80")
     assert len(re.findall(r"\*\(uint4\*\)\(\w_shared_ptr \+ .*\) = \*\(uint4\*\)\(\w_ptr", source)) >= 2
     assert "half2" not in source.split("k_outer")[1].split("ldmatrix")[0]
+
+
+def test_ptxas_is_told_how_many_blocks_are_planned_where_they_are_many() -> None:
+    """Else it spills registers of small tiles to fit in more. Of large ones it makes as many as it sees fit."""
+    small, kernel = emitted(matmul(1024, 64, 4096, out="float32")[0], "nvidia-h200")
+    bounds = re.findall(r"__launch_bounds__\((\d+), (\d+)\) main_kernel\(", cuda_source(small, "sm_90"))
+    assert bounds
+    threads, blocks = map(int, bounds[0])
+    assert threads == kernel.threads
+    assert blocks >= 3
+    registers = device_db.lookup("nvidia-h200").registers_per_unit
+    assert registers is not None
+    assert registers // (threads * blocks) > kernel.register_count
+    large, _ = emitted(matmul(4096, 4096, 512)[0], "nvidia-h200")
+    assert re.search(r"__launch_bounds__\(\d+\) main_kernel\(", cuda_source(large, "sm_90"))
+
+
+def test_the_loop_over_the_reduction_of_wmma_is_left_a_loop() -> None:
+    source = cuda_source(emitted(matmul(256, 256, 256)[0], VOLTA)[0], "sm_70")
+    assert re.search(r"#pragma unroll 1\n\s*for \(int k_outer", source)
 
 
 def test_barriers_surround_the_copies_only() -> None:
@@ -302,8 +341,11 @@ def test_what_is_no_product_is_refused() -> None:
         (matmul(512, 512, 512, dtype="int8", out="int32", tb=True), AMPERE, "sm_80"),
         (matmul(512, 512, 512, dtype="bfloat16"), AMPERE, "sm_80"),
         (matmul(1024, 1024, 1024), TURING, "sm_75"),
+        (matmul(50176, 512, 256, out="float32"), VOLTA, "sm_75"),
+        (gelu_matmul(1024, 1024, 1024), AMPERE, "sm_80"),
+        (matmul(1024, 64, 4096, out="float32"), "nvidia-h200", "sm_90"),
     ],
-    ids=["matmul", "hopper", "conv", "int8", "bfloat16", "wmma"],
+    ids=["matmul", "hopper", "conv", "int8", "bfloat16", "wmma", "eight steps of wmma", "gelu", "small tiles"],
 )
 def test_compiles_without_spills_within_the_plan(
     operator: tuple[Any, Any], device: str, arch: str, tmp_path: Path

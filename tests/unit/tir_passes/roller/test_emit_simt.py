@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import tvm
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.unit.tir_passes.roller.simt_operators import (
     V100,
@@ -129,6 +130,34 @@ def _with_epilogue() -> Operator:
         return np.maximum(convolved(a, b, 1, 1) + c, 0) + d
 
     return Operator(func=te.create_prim_func([x, w, bias, other, y]), reference=reference)
+
+
+def _with_gelu(m: int, n: int, k: int) -> Operator:
+    """gelu(A @ B + bias) + residual by the error function, of which stock TVM has no vector form."""
+    a, b = te.placeholder((m, k), "float32", "A"), te.placeholder((k, n), "float32", "B")
+    bias, other = te.placeholder((n,), "float32", "bias"), te.placeholder((m, n), "float32", "residual")
+    x = topi.add(topi.nn.matmul(a, b), bias)
+    half = te.compute((m, n), lambda i, j: x[i, j] * 0.5 * (1.0 + tirx.erf(x[i, j] * 0.7071067811865476)), "gelu")
+
+    def reference(a: Any, b: Any, c: Any, d: Any) -> Any:
+        y = a @ b + c
+        return y * 0.5 * (1.0 + np.vectorize(math.erf)(y * math.sqrt(0.5))) + d
+
+    return Operator(func=te.create_prim_func([a, b, bias, other, topi.add(half, other)]), reference=reference)
+
+
+@pytest.mark.parametrize("shape", [(128, 256, 32), (61, 67, 53)], ids=str)
+def test_functions_without_vector_form_do_not_break_the_vectors_around_them(shape):
+    operator = _with_gelu(*shape)
+    anchor = anchor_of(operator.func)
+    assert anchor.epilogue
+    func = function(anchor, emit(anchor, best_program(anchor)))
+    result = verified(operator, func=func)
+    assert result.ok, str(result)
+    if shape[1] % 4 == 0:
+        assert result.counters.sector_efficiency(store=True) == 1.0
+        widths = {access.width_bytes for access in result.counters.select(scope="global", store=True)}
+        assert widths <= {8, 16}
 
 
 def test_epilogues_are_computed_on_the_accumulators():

@@ -7,11 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tir_passes.roller.simt_operators import V100, anchor_of, conv2d, matmul, with_tiles
+from tests.unit.tir_passes.roller.simt_operators import (
+    V100,
+    VECTOR_RULES,
+    anchor_of,
+    conv2d,
+    depthwise,
+    matmul,
+    with_tiles,
+)
 from tvm_ext.plan import RProgram
 from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.tir_passes.roller.rtile import bank_padding
-from tvm_ext.tir_passes.roller.simt_banks import turns
+from tvm_ext.tir_passes.roller.simt_banks import read_pattern, turns, write_patterns
 from tvm_ext.tir_passes.roller.simt_copy_shape import CopyShape
 from tvm_ext.tir_passes.roller.simt_operands import plan_operands
 from tvm_ext.tir_passes.roller.simt_tiling import SimtTiling, deepened, digits, reduction_split, tile_threads
@@ -79,6 +87,37 @@ def test_a_transposed_copy_is_padded_by_a_vector_and_copied_in_patches():
     assert (shape.width, shape.patch) == (4, 2)  # two vectors of a row are 32 bytes, a sector
 
 
+def test_what_is_read_in_vectors_across_its_rows_is_copied_in_patches_of_elements():
+    """W[f, c, r, s] in steps of 8 c and 3 s, stored with 4 filters side by side: 8 of a step by 4 filters a warp."""
+    func = conv2d(128, 512, (16, 16), 512, (3, 3), 2).func
+    anchor = anchor_of(func)
+    program = construct(anchor.expr, V100, k=1).programs[0]
+    sizes = {"nn": 32, "ff": 64, "yy": 1, "xx": 7, "rc": 8, "ry": 1, "rx": 3}
+    tiling = _tiling(with_tiles(program, {"nn": 8, "ff": 8, "yy": 1, "xx": 1}, sizes), func)
+    tiling, operands = plan_operands(tiling, anchor.prologue, V100)
+    box, shape = operands[1].box, operands[1].shape
+    assert box is not None
+    assert shape is not None
+    assert (box.width, shape.width, shape.patch) == (4, 1, 8)
+    patterns = [read_pattern(box.box, tiling, box.width), *write_patterns(box, shape, tiling.thread_count)]
+    assert [float(pattern.conflicts([box], 4, SHARED)[0]) for pattern in patterns] == [0.0, 0.0]
+
+
+def test_padding_grows_a_tile_by_half_at_most():
+    """Lanes 11 to a row of 15 would want rows 43 elements apart, three times the memory."""
+    operator = depthwise(128, 672, (11, 11), 5, 1, 2)
+    anchor = anchor_of(operator.func)
+    program = construct(anchor.expr, V100, k=1, rules=VECTOR_RULES).programs[0]
+    sizes = {"b": 64, "c": 1, "i": 4, "j": 11, "di": 5, "dj": 5}
+    tiling = _tiling(with_tiles(program, {"b": 8, "c": 1, "i": 1, "j": 1}, sizes), operator.func)
+    _, operands = plan_operands(tiling, anchor.prologue, V100)
+    box = operands[0].box
+    assert box is not None
+    plain = int(np.prod(box.box.shape(tiling.tile)))
+    assert plain == 64 * 8 * 15
+    assert box.elements <= 1.5 * plain + 16 * 32
+
+
 def test_a_strided_window_is_stored_by_phase():
     func = conv2d(256, 8, (33, 33), 32, (3, 3), 2).func
     anchor = anchor_of(func)
@@ -101,13 +140,15 @@ def test_a_strided_window_is_stored_by_phase():
     run=st.integers(1, 4),
     patch=st.integers(1, 8),
     phase=st.integers(1, 3),
+    idle=st.integers(0, 9),
 )
-def test_every_element_is_copied_once(sizes, run, patch, phase):
+def test_every_element_is_copied_once(sizes, run, patch, phase, idle):
     run = min(run, len(sizes)) if phase == 1 else 1
     columns = int(np.prod(sizes[len(sizes) - run :]))
     units = phase * -(-columns // phase)
     patch = min(patch, units) if phase == 1 else units
-    row_units = -(-units // patch) * patch
+    row_units = -(-units // patch) * patch + (idle if phase > 1 else 0)  # a row sorted by phase is one patch
+    patch = row_units if phase > 1 else patch
     shape = CopyShape(sizes=tuple(sizes), run=run, width=1, patch=patch, row_units=row_units, phase=phase)
     seen = [tuple(shape.offsets(unit, 0)) for unit in range(shape.units) if shape.used(unit)]
     assert sorted(seen) == sorted(np.ndindex(*sizes))

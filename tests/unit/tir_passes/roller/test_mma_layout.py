@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from tests.unit.tir_passes.roller.tensor_core_operators import Conv, conv2d, matmul, parts_of
+from tvm_ext import device_db
 from tvm_ext.tir_passes.build_ir import index
-from tvm_ext.tir_passes.roller.gemm_form import GemmForm, gemm_expr, gemm_form, padded_chunks
+from tvm_ext.tir_passes.roller.gemm_form import (
+    EVEN_PITCHES,
+    ODD_PITCHES,
+    GemmForm,
+    gemm_expr,
+    gemm_form,
+    padded_chunks,
+    wmma_pitches,
+)
 from tvm_ext.tir_passes.roller.mma_grid import GemmGrid, grid_group, place_block
 from tvm_ext.tir_passes.roller.mma_operand import Operand, read_operands
-from tvm_ext.tir_passes.roller.mma_shared import row_order, swizzle
+from tvm_ext.tir_passes.roller.mma_shared import copy_order, swizzle
 
 BANKS_CHUNKS = 8
 ROWS = 32
@@ -54,22 +63,60 @@ def test_eight_copies_in_a_row_meet_every_bank_once(chunks: int) -> None:
 
 
 @pytest.mark.parametrize("chunks", range(1, 33))
-def test_padding_is_odd_and_small(chunks: int) -> None:
-    pitch = padded_chunks(chunks)
+@pytest.mark.parametrize("pitches", [ODD_PITCHES, EVEN_PITCHES])
+def test_padding_is_small_and_keeps_32_bytes_of_neighbours_apart(chunks: int, pitches: tuple[int, int]) -> None:
+    pitch = padded_chunks(chunks, pitches)
     assert chunks <= pitch < chunks + 8
-    assert len({row * pitch % BANKS_CHUNKS for row in range(8)}) == BANKS_CHUNKS
     first, second = {0, 1}, {pitch % BANKS_CHUNKS, (pitch + 1) % BANKS_CHUNKS}
     assert not first & second
 
 
-@pytest.mark.parametrize("chunks", [2, 4, 8])
-def test_padded_rows_are_written_without_conflicts(chunks: int) -> None:
-    pitch = padded_chunks(chunks)
-    order = [number(row_order(index(unit), chunks, ROWS)) for unit in range(ROWS)]
-    assert sorted(order) == list(range(ROWS))
-    written = [row * pitch + chunk for row in order for chunk in range(chunks)]
-    for first in range(0, len(written), 8):
-        assert len({address % BANKS_CHUNKS for address in written[first : first + 8]}) == BANKS_CHUNKS
+def test_wmma_meets_all_banks_as_it_is_compiled() -> None:
+    """sm_75: a chunk of each of eight rows. sm_70, along the lines: half a chunk at two places of each of four rows."""
+    turing, volta = device_db.lookup("nvidia-t4"), device_db.lookup("nvidia-v100")
+    for along_depth in (False, True):
+        for pitch in wmma_pitches(turing, along_depth=along_depth):
+            assert len({row * pitch % BANKS_CHUNKS for row in range(8)}) == BANKS_CHUNKS
+    for pitch in wmma_pitches(volta, along_depth=False):
+        assert len({(row * pitch + chunk) % BANKS_CHUNKS for row in range(4) for chunk in (0, 1)}) == BANKS_CHUNKS
+    for pitch in wmma_pitches(volta, along_depth=True):
+        assert len({row * pitch % BANKS_CHUNKS for row in range(4)}) == 4
+
+
+CHUNKS = [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 32]
+
+
+@pytest.mark.parametrize("units_per_chunk", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("chunks", "pitches"),
+    [*((c, ODD_PITCHES) for c in CHUNKS), *((c, EVEN_PITCHES) for c in CHUNKS[1:])],
+    ids=str,
+)
+def test_padded_rows_are_written_without_conflicts(chunks: int, pitches: tuple[int, int], units_per_chunk: int) -> None:
+    """Of units of 16, 8, 4 and 2 bytes; 32 lanes of 2 bytes write half a wavefront."""
+    row_units, pitch = chunks * units_per_chunk, padded_chunks(chunks, pitches)
+    order = [
+        tuple(map(number, copy_order(index(unit), chunks, pitch, 16, units_per_chunk)))
+        for unit in range(16 * row_units)
+    ]
+    assert sorted(order) == [(row, unit) for row in range(16) for unit in range(row_units)]
+    written = [row * pitch + unit // units_per_chunk for row, unit in order]
+    lanes = min(32, 8 * units_per_chunk)
+    for first in range(0, len(written), lanes):
+        of_bank: dict[int, set[int]] = {}
+        for chunk in written[first : first + lanes]:
+            of_bank.setdefault(chunk % BANKS_CHUNKS, set()).add(chunk)
+        assert all(len(found) == 1 for found in of_bank.values())
+
+
+@pytest.mark.parametrize("pitches", [ODD_PITCHES, EVEN_PITCHES])
+@pytest.mark.parametrize("chunks", [2, 4, 6, 8, 10, 12, 14, 16, 20])
+def test_neighbouring_threads_copy_whole_sectors(chunks: int, pitches: tuple[int, int]) -> None:
+    pitch = padded_chunks(chunks, pitches)
+    order = [tuple(map(number, copy_order(index(unit), chunks, pitch, ROWS))) for unit in range(ROWS * chunks)]
+    for even, odd in zip(order[::2], order[1::2], strict=True):
+        assert even[1] % 2 == 0
+        assert odd == (even[0], even[1] + 1)
 
 
 @pytest.mark.parametrize(
