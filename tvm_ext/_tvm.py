@@ -87,6 +87,7 @@ __all__ = [
     "ir",
     "llvm_get_intrinsic_name",
     "llvm_get_system_cpu",
+    "mma_schedule",
     "module_pass",
     "onnx_operators",
     "pack_imports",
@@ -206,6 +207,13 @@ def gpu_schedule_rules() -> tuple[Any, ...]:
     """Stock TVM's default schedules for GPUs (dlight), in the order in which its pipelines try them."""
     gpu = _dlight.gpu
     return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
+
+
+def mma_schedule(*arguments: Any) -> Any:
+    """The tensor-core schedule of stock TVM's own tests: a product, its tile factors, layouts and intrinsics."""
+    from tvm.testing.tir import mma_schedule as make
+
+    return make(*arguments)
 
 
 def call_pure_extern(ty: Any, name: str, *arguments: Any) -> Any:

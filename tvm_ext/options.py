@@ -104,7 +104,7 @@ class BuildOptions:
     kernel_cache: str = "auto"
     layout: Literal["auto", "NCHW", "NCHWc", "NHWC"] = "auto"
     check_machine_code: bool = False
-    enable_pipelining: bool | Literal["auto"] = False
+    enable_pipelining: bool | Literal["auto"] = "auto"
     pipelining: Literal["full", "multistage", "double"] = "full"
     shared_stages: int | None = None
     register_stages: int | None = None

@@ -12,6 +12,13 @@ SHARED, GLOBAL = "L1", "L2"
 """The layers of a GPU in the device tables: shared memory; global memory with its cache."""
 
 
+REGISTERS_AT_A_TIME = 8
+"""What a thread's registers are rounded up to: 256 for each warp (CUDA C++ Programming Guide, occupancy calculator)."""
+
+ASSEMBLER_SHARE = 1.1
+"""Registers that ptxas takes for each one planned: 1.06 to 1.10 in the median of Roller's kernels (docs/gpu.md)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineWorkload:
     """What Table 1 asks of a kernel: two nested loops that load and use, counted for one threadblock.
@@ -84,15 +91,21 @@ def blocks_per_unit(workload: PipelineWorkload, device: DeviceSpec, size: int, r
     most = device.max_registers_per_thread or device.register_limit
     if register_count > most:
         raise IllegalRewrite(f"{register_count} registers exceed {device.name}'s {most} of a thread")
+    allocated = min(most, _allocated(register_count))
     layer = device.layer(SHARED)
     taken = size + (layer.block_reserved_bytes or 0)
     limits = [device.max_blocks_per_unit or workload.blocks]
     if taken:
         limits.append((layer.unit_capacity_bytes or limit) // taken)
     if device.registers_per_unit is not None:
-        limits.append(device.registers_per_unit // (threads * max(1, register_count)))
+        limits.append(device.registers_per_unit // (threads * allocated))
     if device.max_threads_per_unit is not None:
         limits.append(device.max_threads_per_unit // threads)
     if min(limits) < 1:
         raise IllegalRewrite(f"{threads} threads of {register_count} registers exceed one unit of {device.name}")
     return min(limits)
+
+
+def _allocated(register_count: int) -> int:
+    """Registers that a unit sets aside for a thread. Worked example: of 76 planned, 83.6 are expected, 88 set aside."""
+    return -(-int(max(1, register_count) * ASSEMBLER_SHARE + 0.999) // REGISTERS_AT_A_TIME) * REGISTERS_AT_A_TIME

@@ -4,6 +4,7 @@
     python benchmarks/gpu/bundle.py build/gpu-bundle --device nvidia-h200 --only gemm_float16_4096 --candidates 10
     python benchmarks/gpu/bundle.py build/gpu-bundle --python 3.12          # the Python of the machine with the GPU
     python benchmarks/gpu/bundle.py build/gpu-bundle --ablation --only roller_matmul   # with ablation.py's variants
+    python benchmarks/gpu/bundle.py build/gpu-bundle --pipelining   # ALCOP's list, all its ablations
 
 There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
 library per kernel with machine code in it, the scripts, and ``manifest.json``.
@@ -29,6 +30,7 @@ from typing import Annotated, Any
 import ablation_variants
 import typer
 from cases import Case, all_cases
+from lists import alcop
 from manifest import NAME, SIZE_LIMIT_BYTES, BundleError, Entry, Manifest, Program, digest, to_json
 from model_graphs import GROUP, ModelCase, compile_model, flops_of, model_case
 from models import MODELS, Model
@@ -73,6 +75,16 @@ class Settings:
     folder: Path
     cache: KernelCache
     ablation: bool = False
+    pipelining: bool = False
+
+
+PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
+    "ours_unpipelined": {"enable_pipelining": False},
+    "ours_double": {"enable_pipelining": True, "pipelining": "double"},
+    "ours_multistage": {"enable_pipelining": True, "pipelining": "multistage"},
+    "ours_full": {"enable_pipelining": True, "pipelining": "full"},
+}
+"""The same tiles with each part of pipelining (ALCOP §5.1); "ours" is what a build makes, which may be any of them."""
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -112,6 +124,11 @@ def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Ite
         refusals[DLIGHT] = _first_line(error)
     if settings.ablation:
         yield from ablation_variants.contenders(case, settings.device, refusals)
+    if settings.pipelining:
+        for contender in PIPELINING_MODES:
+            kernel = _pipelined(contender, case, func, settings, refusals)
+            if kernel is not None:
+                yield contender, kernel
 
 
 def _ours(case: Case, func: Any, settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -122,11 +139,25 @@ def _ours(case: Case, func: Any, settings: Settings) -> Iterator[tuple[str, Any]
             yield (f"{OURS}_{position}" if position else OURS), kernel.with_attr("global_symbol", name)
         if found:
             return
-    kernel = construct_gpu_kernel(func, name, settings.device, BuildOptions())
+    yield OURS, _kernel(case, func, settings, BuildOptions())
+
+
+def _pipelined(contender: str, case: Case, func: Any, settings: Settings, refusals: dict[str, str]) -> Any:
+    try:
+        return _kernel(case, func, settings, BuildOptions.create(**PIPELINING_MODES[contender]))
+    except (TvmExtError, IllegalRewrite) as error:
+        refusals[contender] = error.problem
+        return None
+
+
+def _kernel(case: Case, func: Any, settings: Settings, options: BuildOptions) -> Any:
+    """Our kernel; raises IllegalRewrite, with the reason, where there is none."""
+    name = function_name(case)
+    kernel = construct_gpu_kernel(func, name, settings.device, options)
     choice = json.loads(str(kernel.attrs[CHOICE]))
     if choice["path"] != "rtile":
         raise IllegalRewrite(choice["reason"])
-    yield OURS, kernel.with_attr("global_symbol", name)
+    return kernel.with_attr("global_symbol", name)
 
 
 def _compile(case: Case, contender: str, func: Any, settings: Settings) -> Program:
@@ -303,6 +334,7 @@ def main(
     candidates: Annotated[int, typer.Option(help="forms of our kernel per case")] = 1,
     python: Annotated[str, typer.Option(help="version on the machine with the GPU")] = "3.12",
     ablation: Annotated[bool, typer.Option(help="the ablations' cases, and their variants as contenders")] = False,
+    pipelining: Annotated[bool, typer.Option(help="ALCOP's operators, with each part of pipelining")] = False,
 ) -> None:
     """Compile the benchmark's kernels into FOLDER."""
     row = lookup(device)
@@ -314,8 +346,12 @@ def main(
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     listed = ablation_variants.all_cases() if ablation else all_cases(WORKLOAD)
+    if pipelining:
+        listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
     chosen = [case for case in listed if not only or case.id in only or case.group in only]
-    models = {} if ablation else {k: item for k, item in MODELS.items() if not only or k in only or GROUP in only}
+    models = {k: item for k, item in MODELS.items() if not only or k in only or GROUP in only}
+    if ablation or pipelining:
+        models = {}
     if not chosen and not models:
         raise OptionError(f"no case is called {', '.join(only or [])}.", "see benchmarks/gpu/cases.py and models.py")
     settings = Settings(
@@ -326,6 +362,7 @@ def main(
         folder=folder,
         cache=KernelCache.for_build(BuildOptions()),
         ablation=ablation,
+        pipelining=pipelining,
     )
     write_bundle(chosen, settings, python, models=models)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._tvm import AllocBuffer, SBlock, structural_walk
+from .._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
 from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
 from ..options import BuildOptions
@@ -16,6 +16,7 @@ from .pipelining.function import Function
 from .pipelining.loops import allocations_of, bytes_per_element, is_shared, size_of
 from .pipelining.passes import pipelined
 from .pipelining.plan import Wishes
+from .roller.emit_mma import MIN_BLOCKS_PER_UNIT, SPARE_REGISTERS
 
 REGISTER_BYTES = 4
 
@@ -36,7 +37,8 @@ def with_pipelines(
     if not plan.buffers:
         return body, replace(choice, pipeline=plan)
     reason = f"{choice.reason}; loaded ahead: {plan}"
-    return made, replace(choice, reason=reason, pipeline=plan, gpu=_with_versions(choice.gpu, made, plan))
+    plans = _with_versions(choice.gpu, made, plan)
+    return _with_fewer_blocks(made, plans, device), replace(choice, reason=reason, pipeline=plan, gpu=plans)
 
 
 def pipelining_settings(options: BuildOptions) -> dict[str, Any]:
@@ -78,6 +80,46 @@ def _with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) 
         extra = max((_registers(launch, pipeline, plan.threads) for launch in own), default=0)
         found.append(replace(plan, shared_bytes=shared, register_count=plan.register_count + extra))
     return tuple(found)
+
+
+def _with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -> Any:
+    """``made``, of whose launches ptxas is told to fit no more blocks into a unit than their versions leave room for.
+
+    Worked example, sm_80: 192 threads of 56 registers were told to be 4 blocks; with 104 registers they are 3, for 4
+    would leave 80 registers each, and spill the rest.
+    """
+    least = [_blocks_that_fit(plan, device) for plan in plans for _ in range(plan.launches)]
+    launches = Function(made).launches
+    if len(least) != len(launches):
+        return made
+
+    def visit(node: Any) -> Any:
+        if node.attr_key != MIN_BLOCKS_PER_UNIT:
+            return node
+        own = next((n for n, launch in zip(least, launches, strict=True) if _contains(launch, node)), None)
+        blocks = int(node.value) if own is None else min(int(node.value), own)
+        return tirx.AttrStmt(node.node, node.attr_key, tirx.const(blocks, "int32"), node.body)
+
+    return made.with_body(structural_map(made.body, (tirx.AttrStmt, visit)))
+
+
+def _blocks_that_fit(plan: GpuPlan, device: DeviceSpec) -> int:
+    layer = device.layer("L1")
+    room = layer.unit_capacity_bytes or layer.opt_in_capacity_bytes or layer.capacity_bytes or plan.shared_bytes
+    by_memory = room // max(1, plan.shared_bytes + (layer.block_reserved_bytes or 0))
+    registers = (device.registers_per_unit or 0) // (plan.threads * (plan.register_count + SPARE_REGISTERS))
+    return max(1, min(by_memory, registers or by_memory))
+
+
+def _contains(launch: Any, statement: Any) -> bool:
+    found: list[bool] = []
+
+    def visit(node: Any) -> None:
+        if node.same_as(statement):
+            found.append(True)
+
+    structural_walk(launch, [(tirx.AttrStmt, visit)], order="pre")
+    return bool(found)
 
 
 def _shared_bytes(launch: Any) -> int:
