@@ -137,15 +137,34 @@ def _accepted(
     refusals: list[str] = []
     operator = _read(func, name, device)
     _check_size(operator, options)
-    for _, body, choice in itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS):
-        try:
-            if accept is not None:
-                accept(body)
-        except IllegalRewrite as refusal:
-            refusals.append(refusal.problem)
-            continue
-        return body, replace(choice, reason="; ".join([choice.reason, *_first_and_count(refusals)]))
+    for _, plain, choice_of_plain in itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS):
+        for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, options):
+            problem = _refusal(body, accept)
+            if problem is None:
+                return body, replace(choice, reason="; ".join([choice.reason, *_first_and_count(refusals)]))
+            refusals.append(problem)
     raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {refusals[0]}")
+
+
+def _with_and_without_pipelines(
+    body: Any, choice: KernelChoice, device: DeviceSpec, options: BuildOptions
+) -> Iterator[tuple[Any, KernelChoice]]:
+    """The kernel with the pipelines that were asked for; then, in case that is refused, without."""
+    pipelined, described = with_pipelines(body, choice, device, options)
+    yield pipelined, described
+    if pipelined is not body:
+        yield body, choice
+
+
+def _refusal(body: Any, accept: Check | None) -> str | None:
+    """Why ``accept`` refuses the kernel; None where it does not."""
+    if accept is None:
+        return None
+    try:
+        accept(body)
+    except IllegalRewrite as refusal:
+        return refusal.problem
+    return None
 
 
 def candidates(
@@ -160,7 +179,11 @@ def candidates(
         made = list(itertools.islice(_assemblies(func, _read(func, name, device), device, chosen), k))
     except IllegalRewrite:
         return ()
-    return tuple((program, _with_choice(body, choice)) for program, body, choice in made if program is not None)
+    return tuple(
+        (program, _with_choice(*with_pipelines(body, choice, device, chosen)))
+        for program, body, choice in made
+        if program is not None
+    )
 
 
 def _assemblies(
@@ -172,7 +195,7 @@ def _assemblies(
     best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
     for form in _forms(groups[main], operator, device, options):
         body, choice = _assemble(func, operator, device, [form if item is None else item for item in best])
-        yield form.program, *with_pipelines(body, choice, device, options)
+        yield form.program, body, choice
 
 
 def _with_choice(body: Any, choice: KernelChoice) -> Any:

@@ -211,13 +211,31 @@ def test_the_next_candidate_is_taken_where_the_compiler_refuses_one() -> None:
         if len(seen) == 1:
             raise IllegalRewrite("kernel k spills 16 bytes")
 
-    kernel = gpu.construct_gpu_kernel(func, "operator", A100, BuildOptions(), refuse_first)
+    options = BuildOptions(enable_pipelining=False)
+    kernel = gpu.construct_gpu_kernel(func, "operator", A100, options, refuse_first)
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
-    (_, first), (second_program, _) = gpu.candidates(func, A100, 2)
+    (_, first), (second_program, _) = gpu.candidates(func, A100, 2, options=options)
     assert len(seen) == 2
     assert choice.program == second_program
     assert "not taken: kernel k spills 16 bytes" in choice.reason
     assert not structural_equal(kernel.body, first.body)
+
+
+def test_the_same_tile_without_pipelines_is_taken_where_the_compiler_refuses_them() -> None:
+    func, options, seen = matmul(64, 96, 512), BuildOptions(enable_pipelining=True), []
+
+    def refuse_first(kernel: Any) -> None:
+        seen.append(kernel)
+        if len(seen) == 1:
+            raise IllegalRewrite("kernel k spills 16 bytes")
+
+    kernel = gpu.construct_gpu_kernel(func, "operator", A100, options, refuse_first)
+    choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
+    ((program, pipelined),) = gpu.candidates(func, A100, 1, options=options)
+    assert from_json(KernelChoice, str(pipelined.attrs[CHOICE])).pipeline is not None
+    assert choice.program == program
+    assert choice.pipeline is None
+    assert "not taken: kernel k spills 16 bytes" in choice.reason
 
 
 def test_stock_tvm_follows_where_the_compiler_refuses_all() -> None:
@@ -225,7 +243,8 @@ def test_stock_tvm_follows_where_the_compiler_refuses_all() -> None:
         raise IllegalRewrite("the CUDA compiler ran longer than 60 s")
 
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
-        kernel = gpu.construct_gpu_kernel(matmul(64, 96, 32), "operator", A100, BuildOptions(), refuse)
+        options = BuildOptions(enable_pipelining=False)
+        kernel = gpu.construct_gpu_kernel(matmul(64, 96, 32), "operator", A100, options, refuse)
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     assert choice.path == "stock"
     assert "none of 4 candidates is accepted: the CUDA compiler ran longer than 60 s" in choice.reason

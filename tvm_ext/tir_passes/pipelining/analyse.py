@@ -83,6 +83,8 @@ def find_load_use(function: Function, name: str) -> LoadUse:
     _check_conditions(buffer, writes, loop)
     _check_uses(buffer, touched, loop, children, parts)
     level = SHARED_LEVEL if is_shared(buffer) else REGISTER_LEVEL
+    if level == SHARED_LEVEL:
+        _check_that_all_threads_come(function, loop, buffer)
     copies = _copies(buffer, parts) if level == SHARED_LEVEL else ()
     if level == REGISTER_LEVEL:
         _check_register_loads(buffer, parts)
@@ -91,6 +93,15 @@ def find_load_use(function: Function, name: str) -> LoadUse:
     return LoadUse(
         name=name, buffer=buffer, level=level, loop=loop, parts=tuple(parts), copies=tuple(copies), sources=sources
     )
+
+
+def _check_that_all_threads_come(function: Function, loop: Stmt, buffer: Buffer) -> None:
+    """A pipeline of shared memory has barriers: every thread must run every iteration."""
+    for outer in [*function.around(loop), loop]:
+        decides = outer.extent if isinstance(outer, For) else outer.condition
+        if not function.is_same_for_all_threads(decides):
+            what = f"loop {loop.loop_var.name} of {buffer.name} has barriers once it is pipelined, and not all threads"
+            raise RefusedError("synchronisation", f"{what} may come to each of them: {text_of(decides)}")
 
 
 def loads_from_shared(function: Function, buffer: Buffer) -> bool:

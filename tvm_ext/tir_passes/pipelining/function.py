@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from ..._tvm import For, structural_walk, tirx
+from ..._tvm import For, TensorLoad, Var, structural_walk, tirx
 from .loops import (
     Access,
     Buffer,
@@ -16,6 +16,7 @@ from .loops import (
     enclosing_loops,
     integer,
     is_shared,
+    scope_of,
 )
 
 
@@ -55,12 +56,8 @@ class Function:
     def thread_extents(self) -> dict[Any, Any]:
         """Thread and block indices with their extents."""
         found: dict[Any, Any] = {}
-
-        def visit(node: Any) -> None:
-            if node.attr_key in ("thread_extent", "virtual_thread"):
-                found.setdefault(node.node.var, node.value)
-
-        structural_walk(self.body, [(tirx.AttrStmt, visit)], order="pre")
+        for node in self._thread_attributes:
+            found.setdefault(node.node.var, node.value)
         return found
 
     @cached_property
@@ -110,6 +107,45 @@ class Function:
             if any(is_shared(access.buffer) for access in accesses_of(statement)):
                 return True
         return False
+
+    def around(self, loop: Stmt) -> list[Stmt]:
+        """The loops and conditions around ``loop``, outermost first."""
+        for around, _ in self.leaves:
+            if any(outer.same_as(loop) for outer in around):
+                return _up_to(around, loop)
+        return []
+
+    def is_same_for_all_threads(self, expr: Any) -> bool:
+        """Whether all threads of a block compute the same value of ``expr``, as far as can be seen.
+
+        It may use block indices, parameters, loops that themselves are the same for all, and global memory at places
+        that are.
+        """
+        variables: list[Any] = []
+        sources: list[Any] = []
+        structural_walk(expr, [(Var, variables.append), (TensorLoad, lambda n: sources.append(n.source))], order="pre")
+        known = [*self._uniform_variables, *sources]
+        return all(scope_of(source) == "global" for source in sources) and all(
+            any(variable.same_as(other) for other in known) for variable in variables
+        )
+
+    @cached_property
+    def _uniform_variables(self) -> list[Any]:
+        """Block indices, loops' variables and parameters; a loop that some threads leave earlier is refused itself."""
+        blocks = [node.node.var for node in self._thread_attributes if str(node.node.thread_tag).startswith("blockIdx")]
+        loops = [loop.loop_var for around, _ in self.leaves for loop in around if isinstance(loop, For)]
+        return [*blocks, *loops, *self.func.params]
+
+    @cached_property
+    def _thread_attributes(self) -> list[Any]:
+        found: list[Any] = []
+
+        def visit(node: Any) -> None:
+            if node.attr_key in ("thread_extent", "virtual_thread"):
+                found.append(node)
+
+        structural_walk(self.body, [(tirx.AttrStmt, visit)], order="pre")
+        return found
 
     @cached_property
     def _aliases(self) -> dict[Any, Any]:
