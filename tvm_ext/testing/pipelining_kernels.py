@@ -6,7 +6,8 @@ uses them. Here are the record and what hand-written kernels are built from; the
 * `pipelining_kernels_simt`: products on vector units, all shapes of load-and-use loops
 * `pipelining_kernels_copies`: unusual copies
 * `pipelining_kernels_refused`: one for every rule that refuses
-* `pipelining_kernels_hard`: easily pipelined wrongly
+* `pipelining_kernels_hard`, `pipelining_kernels_traps`: easily pipelined wrongly
+* `pipelining_kernels_tiles`: tiles that are read or allocated in unusual ways
 * `pipelining_kernels_stock`: stock TVM's own test cases
 * `pipelining_kernels_schedules`: tensor cores, stock rules
 * `pipelining_kernels_constructed`: Roller's

@@ -32,6 +32,7 @@ class Wanted:
     register_stages: int | None = None
     always: bool = True
     replace_stock: bool = False
+    bulk_copies: bool = False
 
     def __str__(self) -> str:
         chosen = "x".join(
@@ -67,7 +68,7 @@ def pipelined(kernel: PipeliningKernel, device: str, wanted: Wanted | None = Non
     module = IRModule({"main": kernel.make().with_attr("global_symbol", "main")})
     plan = AutoPipeline(
         where, mode=wanted.mode, shared_stages=wanted.shared_stages, register_stages=wanted.register_stages,
-        always=wanted.always, replace_stock=wanted.replace_stock,
+        always=wanted.always, replace_stock=wanted.replace_stock, bulk_copies=wanted.bulk_copies,
     )  # fmt: skip
     function = Sequential([plan, InjectPipelines(where)])(module)["main"]
     return Pipelined(
@@ -93,7 +94,7 @@ def check(item: Pipelined, *, seed: int = 0, blocks: Sequence[int] | None = None
 def error_on_llvm(item: Pipelined, seed: int = 0) -> float:
     """The error, relative to the largest value, with threads as loops on the CPU and copies when they are issued.
 
-    Raises IllegalRewrite where threads exchange what they computed (matrix fragments, tiles held in registers).
+    Raises IllegalRewrite where threads exchange what they computed.
     """
     inputs = item.kernel.inputs(item.function, seed)
     (output,) = run_threads_as_loops(item.function, inputs)

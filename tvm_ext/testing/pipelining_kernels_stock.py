@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import For, PrimFunc, Var, tirx
+from .._tvm import For, PrimFunc, Var, mma_schedule, tirx
 from ..stages import dtype_of
 from ..tir_passes.build_ir import Expr, Stmt, allocate, index, load, sequence, store
 from ..tir_passes.simt_ir import bind, gpu_buffer
@@ -199,8 +199,6 @@ def _less_loop_than_stages(*, arithmetic: bool) -> Any:
 
 def _mma_schedule() -> Any:
     """The tensor-core schedule of stock TVM's tests for 64 x 64 x 160, without its pipeline."""
-    from tvm.testing.tir import mma_schedule
-
     with cuda_intrinsics() as cuda:
 
         def layout(i: Any, j: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""More kernels easily pipelined wrongly: by what a load depends on, who comes to a barrier, what else reads a tile."""
+"""More kernels easily pipelined wrongly: by what a load depends on, and by who comes to a barrier."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import Schedule, Var, tirx
+from .._tvm import Var, tirx
 from ..plan import PipelineRule
-from ..tir_passes.build_ir import UNROLLED, Expr, Stmt, allocate, index, load, loop, sequence, split_index, store
+from ..tir_passes.build_ir import Expr, Stmt, allocate, index, load, sequence, store
 from ..tir_passes.simt_ir import bind, gpu_buffer, launch
 from .pipelining_kernels import (
-    A100,
-    DEPTH,
-    T4,
     THREADS,
     TILE,
-    Copy,
     PipeliningKernel,
-    clear,
-    product_reference,
     random_inputs,
     serial_loop,
 )
-from .pipelining_kernels_constructed import single_product
 from .pipelining_kernels_hard import (
     FIRST,
     STEPS,
@@ -39,7 +32,6 @@ from .pipelining_kernels_hard import (
     write_total,
     zero_of,
 )
-from .pipelining_kernels_simt import SHARED, Product, matmul, write_sums
 from .simt.good_kernels import argument, primitive_function
 from .simt.number_types import Array
 
@@ -218,167 +210,25 @@ def _trips_reference(a: Array) -> Array:
     return np.array([wide_of(row)[: 1 + t % 4].sum() for t, row in enumerate(a)])
 
 
-# --- what else reads a tile -------------------------------------------------------------------------------------------
-def _used_around_the_fragments(*, behind: bool) -> Any:
-    """Beside the loop over fragments an iteration uses its tile of A once more, before that loop or behind it."""
-    k = STEPS * DEPTH
-    a, b, c = argument("A", TILE, k), argument("B", k, TILE), argument("C", TILE, TILE)
-    sums = gpu_buffer((2, 2), "float32", "sums", "local")
-    a_tile, b_tile = (gpu_buffer((TILE, DEPTH), "float32", name, "shared") for name in SHARED)
-
-    def kernel(_block: Expr, thread: Expr) -> Stmt:
-        ty, tx = split_index(thread, (8, 8))
-        product = Product(a=a, b=b)
-
-        def once_more() -> Stmt:
-            value = load(a_tile, [tx * index(2), ty * index(2)])
-            return store(sums, load(sums, [index(0), index(0)]) + value, [index(0), index(0)])
-
-        def step(ko: Expr) -> Stmt:
-            depth = ko * index(DEPTH)
-            multiplied = product.multiply_fragments(sums, a_tile, b_tile, (ty, tx))
-            used = [multiplied, once_more()] if behind else [once_more(), multiplied]
-            return sequence(
-                allocate(a_tile), allocate(b_tile),
-                Copy().tile(a_tile, a, (index(0), depth), thread), Copy().tile(b_tile, b, (depth, index(0)), thread),
-                *used,
-            )  # fmt: skip
-
-        return sequence(
-            allocate(sums),
-            clear(sums),
-            serial_loop(STEPS, "ko", step),
-            write_sums(c, sums, (index(0), index(0)), thread),
-        )
-
-    return primitive_function([a, b, c], launch(1, THREADS, kernel))
-
-
-def _used_around_reference(a: Array, b: Array) -> Array:
-    total = product_reference(a, b)
-    for tile in np.split(wide_of(a), STEPS, axis=1):
-        total[::2, ::2] += tile[::2, ::2].T
-    return total
-
-
-def _exchanged_between_threads() -> Any:
-    """What threads compute of a tile goes to other threads by another buffer, which has barriers of its own."""
-
-    def body(a: Any, b: Any, tile: Any, total: Any, thread: Expr) -> Stmt:
-        other = gpu_buffer((WIDTH,), "float32", "X_shared", "shared")
-
-        def step(k: Expr) -> Stmt:
-            value = load(tile, [neighbour(thread)]) * tirx.const(2, "float32")
-            return sequence(
-                allocate(other),
-                store(tile, load(a, [k, thread]), [thread]),
-                store(other, value, [thread]),
-                add_to(total, load(other, [neighbour(thread)])),
-            )
-
-        return sequence(serial_loop(STEPS, "k", step), write_total(b, total, thread))
-
-    return row_kernel(body)
-
-
-def _exchanged_reference(a: Array) -> Array:
-    return 2 * np.roll(sum_reference(a), -1, axis=1)
-
-
-def _reused_for_results() -> Any:
-    """Behind the loop its tile is filled with sums, which go out in another order."""
-
-    def body(a: Any, b: Any, tile: Any, total: Any, thread: Expr) -> Stmt:
-        out = gpu_buffer((WIDTH,), "float32", "B_shared", "shared")
-
-        def step(k: Expr) -> Stmt:
-            return sequence(store(tile, load(a, [k, thread]), [thread]), add_to(total, load(tile, [neighbour(thread)])))
-
-        return sequence(
-            serial_loop(STEPS, "k", step),
-            allocate(out),
-            store(out, load(total, FIRST), [thread]),
-            store(b, load(out, [index(WIDTH - 1) - thread]), [index(0), thread]),
-        )
-
-    return row_kernel(body)
-
-
-def _virtual_threads() -> Any:
-    """A stock schedule with two virtual threads: stock TVM repeats statements for each."""
-    schedule = Schedule(single_product(16, 32, STEPS * DEPTH))
-    block = schedule.get_sblock("C")
-    i, j, k = schedule.get_loops(block)
-    by, vy, ty, ii = schedule.split(i, [None, 2, 4, 2])
-    bx, tx, jj = schedule.split(j, [None, 8, 2])
-    outer, inner = schedule.split(k, [None, DEPTH])
-    schedule.reorder(by, bx, vy, ty, tx, outer, inner, ii, jj)
-    tags = ("blockIdx.y", "blockIdx.x", "vthread.x", "threadIdx.y", "threadIdx.x")
-    for axis, tag in zip((by, bx, vy, ty, tx), tags, strict=True):
-        schedule.bind(axis, tag)
-    schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), tx)
-    for operand in (0, 1):
-        copy = schedule.cache_read(block, operand, "shared")
-        schedule.compute_at(copy, outer)
-        _, fy, fx, lane = schedule.split(schedule.fuse(*schedule.get_loops(copy)[-2:]), [None, 4, 8, 4])
-        schedule.bind(fy, "threadIdx.y")
-        schedule.bind(fx, "threadIdx.x")
-        schedule.vectorize(lane)
-    schedule.decompose_reduction(block, outer)
-    return schedule.mod["main"]
-
-
-def _sum_of_unrolled_tiles() -> Any:
-    """The loop that would be pipelined is unrolled: it is no sequential one (ALCOP §2.1, rule 2)."""
-
-    def body(a: Any, b: Any, tile: Any, total: Any, thread: Expr) -> Stmt:
-        def step(k: Expr) -> Stmt:
-            return sequence(store(tile, load(a, [k, thread]), [thread]), add_to(total, load(tile, [neighbour(thread)])))
-
-        return sequence(loop(STEPS, UNROLLED, "k", step), write_total(b, total, thread))
-
-    return row_kernel(body)
-
-
 def trap_kernels() -> tuple[PipeliningKernel, ...]:
     """All kernels of this file."""
-    shared = ("A_shared",)
-    never: dict[str, PipelineRule | None] = dict.fromkeys(shared)
-    quads = Copy(guarded=True)
+    never: dict[str, PipelineRule | None] = {"A_shared": None}
     return (
         row_case("row_number_in_a_variable", _row_number_in_a_variable, _row_number_reference),
         row_case("chased_rows", _chased_rows, _chased_reference, inputs=_chased_inputs, refused=never),
         row_case(
-            "condition_in_a_register", lambda: _condition_in_a_register(zero_filled=False), _repeated_reference,
+            "condition_in_a_register",
+            lambda: _condition_in_a_register(zero_filled=False),
+            _repeated_reference,
             refused=never,
         ),
         row_case(
-            "zeros_by_a_register", lambda: _condition_in_a_register(zero_filled=True), _every_other_reference,
+            "zeros_by_a_register",
+            lambda: _condition_in_a_register(zero_filled=True),
+            _every_other_reference,
             refused=never,
         ),
         row_case("place_in_a_register", _place_in_a_register, _place_reference, refused=never),
         row_case("loop_of_half_of_the_threads", _loop_of_half_of_the_threads, _half_reference, refused=never),
         row_case("trips_of_each_thread", _trips_of_each_thread, _trips_reference, refused=never),
-        PipeliningKernel(
-            name="used_before_the_fragments", make=lambda: _used_around_the_fragments(behind=False),
-            reference=_used_around_reference, shared=SHARED,
-        ),
-        PipeliningKernel(
-            name="used_behind_the_fragments", make=lambda: _used_around_the_fragments(behind=True),
-            reference=_used_around_reference, shared=SHARED,
-        ),
-        row_case("exchanged_between_threads", _exchanged_between_threads, _exchanged_reference, shared=shared),
-        row_case(
-            "reused_for_results", _reused_for_results, lambda a: sum_reference(a)[:, ::-1], shared=shared
-        ),
-        PipeliningKernel(name="virtual_threads", make=_virtual_threads, reference=product_reference),
-        row_case("sum_of_unrolled_tiles", _sum_of_unrolled_tiles, refused={"A_shared": "sequential loop"}),
-        PipeliningKernel(
-            name="zero_filled_by_quads", make=lambda: matmul(20, 20, 44, lambda a, b: Product(a=a, b=b, copy=quads)),
-            reference=product_reference, shared=SHARED,
-        ),
-        PipeliningKernel(
-            name="half_zero_filled_by_quads", devices=(A100, T4), reference=product_reference,
-            make=lambda: matmul(20, 20, 44, lambda a, b: Product(a=a, b=b, copy=quads), dtype="float16"),
-        ),
-    )  # fmt: skip
+    )

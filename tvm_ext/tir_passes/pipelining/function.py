@@ -131,10 +131,14 @@ class Function:
 
     @cached_property
     def _uniform_variables(self) -> list[Any]:
-        """Block indices, loops' variables and parameters; a loop that some threads leave earlier is refused itself."""
+        """Block indices, loop variables, parameters, their sizes; a loop that some threads leave is refused."""
         blocks = [node.node.var for node in self._thread_attributes if str(node.node.thread_tag).startswith("blockIdx")]
         loops = [loop.loop_var for around, _ in self.leaves for loop in around if isinstance(loop, For)]
-        return [*blocks, *loops, *self.func.params]
+        sizes: list[Any] = []
+        for param in self.func.params:
+            for size in getattr(param.ty, "shape", ()):
+                structural_walk(size, [(Var, sizes.append)], order="pre")
+        return [*blocks, *loops, *self.func.params, *sizes]
 
     @cached_property
     def _thread_attributes(self) -> list[Any]:

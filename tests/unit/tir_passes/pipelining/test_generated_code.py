@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +30,7 @@ LARGE = PipeliningKernel(
 )
 """128 x 128 x 32 tiles, four warps."""
 THREE_BY_TWO = Wanted(shared_stages=3, register_stages=2)
+ROOT = Path(__file__).resolve().parents[4]
 SIMT = {kernel.name: kernel for kernel in simt_kernels()}
 
 
@@ -161,3 +167,18 @@ def test_schedules_of_metaschedule_compile_without_spills() -> None:
     use = _use(cuda_source(pipelined(kernel, A100, THREE_BY_TWO).function, "sm_80"), "sm_80")
     assert use.spill_store_bytes <= plain.spill_store_bytes
     assert use.stack_bytes <= plain.stack_bytes
+
+
+@needs_nvcc
+def test_the_benchmark_writes_a_record_for_each_mode(tmp_path: Path) -> None:
+    path = tmp_path / "pipelining.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "pipelining.py"), "A15", "--output", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text(encoding="utf-8"))["results"]
+    assert [record["mode"] for record in records] == ["none", "double", "multistage", "full"]
+    assert [record["shared_stages"] for record in records][:2] == [1, 2]
+    assert [sum(record["barriers"].values()) for record in records] == [2, 1, 1, 1]
+    assert all(record["registers"] > 0 and record["spill_bytes"] == 0 for record in records)
+    assert "1 of 1 operators pipelined" in done.stdout

@@ -26,6 +26,7 @@ from tvm_ext.testing.pipelining_kernels_hard import hard_kernels
 from tvm_ext.testing.pipelining_kernels_refused import refused_kernels
 from tvm_ext.testing.pipelining_kernels_simt import simt_kernels
 from tvm_ext.testing.pipelining_kernels_stock import specialised, symbolic_compute
+from tvm_ext.testing.pipelining_kernels_tiles import tile_kernels
 from tvm_ext.testing.pipelining_kernels_traps import trap_kernels
 from tvm_ext.testing.verification import verify
 
@@ -35,7 +36,7 @@ EVERY = 9  # of ALCOP's operators, the everyday run tries each ninth
 
 HAND_WRITTEN = {
     kernel.name: kernel
-    for make in (simt_kernels, copy_kernels, refused_kernels, hard_kernels, trap_kernels)
+    for make in (simt_kernels, copy_kernels, refused_kernels, hard_kernels, trap_kernels, tile_kernels)
     for kernel in make()
 }
 CONSTRUCTED = {kernel.name: kernel for kernel in constructed_kernels()}
@@ -71,6 +72,13 @@ def test_all_numbers_of_stages_are_right(name: str, device: str) -> None:
         item = prove(KERNELS[name], device, Wanted(shared_stages=shared, register_stages=registers))
         depths = {buffer.stages for buffer in item.plan.buffers if buffer.level == 0}
         assert depths and max(depths) <= shared
+
+
+@pytest.mark.parametrize("name", ["matmul_odd_steps", "two_products", "matmul_zero_filled", "sum_of_rows"])
+def test_on_an_amd_gpu(name: str) -> None:
+    """LLVM's back end unrolls no loop by itself, so that register versions are unrolled by TVM."""
+    item = prove(KERNELS[name], "amd-mi50", Wanted(shared_stages=2, register_stages=2))
+    assert item.plan.buffers
 
 
 @pytest.mark.slow
