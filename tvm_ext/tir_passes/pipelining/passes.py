@@ -24,12 +24,10 @@ from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
 from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions, shared_capacity_bytes
 from .stock_pipelines import already_pipelined, without_stock_pipelines
 from .transform import Pipeline, Stage, Transformer, new_stage
+from .versions import version_elements
 
 PIPELINED = "tvm_ext.pipelined"
 """PrimFunc attribute of a transformed function: the `PipelinePlan` that was carried out, as JSON."""
-
-STATIC_SHARED_BYTES = 48 * 1024
-"""More shared memory than this a CUDA kernel has to ask for at its launch (CUDA C++ Programming Guide)."""
 
 
 @module_pass(opt_level=0, name="tvm_ext.AutoPipeline")
@@ -294,7 +292,8 @@ def _register_pipeline(number: int, members: Members) -> Pipeline:
 
 def _scope_for(function: Function, plan: PipelinePlan, device: DeviceSpec) -> str | None:
     """``"shared.dyn"`` where a kernel's static shared memory would not do; None: as it is."""
-    if device.kind != "cuda" or shared_capacity_bytes(device) <= STATIC_SHARED_BYTES:
+    static = device.layer("L1").capacity_bytes or 0
+    if device.kind != "cuda" or shared_capacity_bytes(device) <= static:
         return None
     versions = {item.name: item.stages for item in plan.buffers}
     for launch in function.launches or [function.body]:
@@ -302,8 +301,9 @@ def _scope_for(function: Function, plan: PipelinePlan, device: DeviceSpec) -> st
         for name, allocation in function.buffers.items():
             buffer = allocation.buffer
             if is_shared(buffer) and function.is_in(launch, allocation):
-                total += (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype)) * versions.get(name, 1)
-        if total > STATIC_SHARED_BYTES:
+                elements = version_elements(buffer) * versions[name] if name in versions else size_of(buffer) or 0
+                total += elements * bytes_per_element(str(buffer.ty.dtype))
+        if total > static:
             return "shared.dyn"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import IllegalRewrite, InputError
 from ...hal import DeviceSpec
@@ -16,6 +16,7 @@ from .function import Function
 from .loops import Stmt, bytes_per_element, integer, is_shared, size_of
 from .move_functions import move_function
 from .part_copies import AsyncLoader, Loader, asynchronous, through_registers
+from .versions import version_elements
 from .workload import workload_of
 
 PipeliningMode = Literal["none", "double", "multistage", "full"]
@@ -199,7 +200,7 @@ def _planned(load_use: LoadUse, stages: int, loader: Loader | None) -> Pipelined
 
 
 def _tile_bytes(load_use: LoadUse) -> int:
-    return (size_of(load_use.buffer) or 0) * bytes_per_element(str(load_use.buffer.ty.dtype))
+    return version_elements(load_use.buffer) * bytes_per_element(str(load_use.buffer.ty.dtype))
 
 
 def shared_capacity_bytes(device: DeviceSpec) -> int:
@@ -216,9 +217,3 @@ def shared_bytes_around(function: Function, loop: Stmt) -> int:
         for s in function.allocations_beside(loop)
         if is_shared(s.buffer)
     )
-
-
-def describe(plan: PipelinePlan) -> Any:
-    """One line for the build report."""
-    refused = [f"{item.buffer}: {item.reason}" for item in plan.refusals if item.rule != "switched off"]
-    return "; ".join([str(plan), *plan.notes, *refused])

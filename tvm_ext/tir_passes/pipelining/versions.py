@@ -36,14 +36,19 @@ class Versioned:
     size: int
 
 
-def with_versions(buffer: Buffer, count: int, scope: str | None = None) -> Versioned:
-    """A buffer for ``count`` versions of the flat ``buffer``, in another ``scope`` where one is given."""
+def version_elements(buffer: Buffer) -> int:
+    """Elements from one version of the flat ``buffer`` to the next."""
     size = size_of(buffer)
     assert size is not None, buffer
-    dtype = str(buffer.ty.dtype)
-    if is_shared(buffer):
-        granule = SHARED_GRANULE_BYTES // bytes_per_element(dtype)
-        size = -(-size // granule) * granule
+    if not is_shared(buffer):
+        return size
+    granule = SHARED_GRANULE_BYTES // bytes_per_element(str(buffer.ty.dtype))
+    return -(-size // granule) * granule
+
+
+def with_versions(buffer: Buffer, count: int, scope: str | None = None) -> Versioned:
+    """A buffer for ``count`` versions of the flat ``buffer``, in another ``scope`` where one is given."""
+    size, dtype = version_elements(buffer), str(buffer.ty.dtype)
     new = tirx.decl_buffer(
         [tirx.IntImm(str(buffer.ty.shape[0].ty.dtype), count * size)], dtype, str(buffer.name),
         scope=scope or scope_of(buffer), data_alignment=int(buffer.ty.data_alignment),

@@ -9,7 +9,8 @@ from ...pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_unit, shar
 from .count_statements import Counts, extent_of, tile_bytes
 from .detect import Group
 from .function import Function
-from .loops import is_shared
+from .loops import bytes_per_element, is_shared
+from .versions import version_elements
 
 
 def workload_of(function: Function, group: Group, device: DeviceSpec) -> PipelineWorkload:
@@ -26,12 +27,13 @@ def workload_of(function: Function, group: Group, device: DeviceSpec) -> Pipelin
         where an extent is not known before the kernel runs, or not even one version fits the device.
     """
     counts = Counts(function, group, device)
-    stage = sum(tile_bytes(item.buffer) for item in counts.tiles)
+    staged = [item.buffer for item in counts.tiles]
+    stage = sum(version_elements(b) * bytes_per_element(str(b.ty.dtype)) for b in staged)
     shared = sum(tile_bytes(s.buffer) for s in function.allocations_beside(group.loop) if is_shared(s.buffer))
     workload = PipelineWorkload(
         blocks=counts.blocks,
         warps_per_block=counts.warps,
-        other_shared_bytes=shared - stage,
+        other_shared_bytes=shared - sum(map(tile_bytes, staged)),
         stage_bytes=stage,
         registers_per_thread=counts.registers,
         register_stage_registers=sum(counts.registers_of(item.buffer) for item in group.registers),
