@@ -18,7 +18,7 @@ from ...plan import PIPELINE_PLAN, PipelinedBuffer, PipelinePlan, PipelineRefusa
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use, fuses_with
 from .detect import read_hints
 from .function import Function
-from .loops import bytes_per_element, is_shared, rename_apart, size_of, to_loops
+from .loops import bytes_per_element, rename_apart, scope_of, size_of, to_loops
 from .lower import lower_primitives
 from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
 from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions, shared_capacity_bytes
@@ -300,7 +300,7 @@ def _scope_for(function: Function, plan: PipelinePlan, device: DeviceSpec) -> st
         total = 0
         for name, allocation in function.buffers.items():
             buffer = allocation.buffer
-            if is_shared(buffer) and function.is_in(launch, allocation):
+            if scope_of(buffer) == "shared" and function.is_in(launch, allocation):
                 elements = version_elements(buffer) * versions[name] if name in versions else size_of(buffer) or 0
                 total += elements * bytes_per_element(str(buffer.ty.dtype))
         if total > static:

@@ -13,7 +13,7 @@ from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
 from .choose_stages import choose_stages
 from .detect import Detection, Group, detect
 from .function import Function
-from .loops import Stmt, bytes_per_element, integer, is_shared, size_of
+from .loops import Buffer, Stmt, bytes_per_element, integer, is_shared, scope_of, size_of
 from .move_functions import move_function
 from .part_copies import AsyncLoader, Loader, asynchronous, through_registers
 from .versions import version_elements
@@ -23,6 +23,8 @@ PipeliningMode = Literal["none", "double", "multistage", "full"]
 """What ALCOP §5.1 compares: nothing, two versions of shared memory, several versions of it, registers as well."""
 
 MODES: tuple[PipeliningMode, ...] = ("none", "double", "multistage", "full")
+
+MOST_VERSIONS = 8
 
 DEFAULT_SHARED, DEFAULT_REGISTERS = 3, 2
 """Where the model cannot say, because trip counts are not known before the kernel runs."""
@@ -108,6 +110,10 @@ class _Planner:
         """Choose the versions of one group's buffers."""
         registers = group.registers if self.wishes.mode == "full" else ()
         shared, register = self._choose(group, bool(registers))
+        most = self._most_in_static_memory(group)
+        if shared > most:
+            self.notes.append(f"{shared} versions in loop {group.loop.loop_var.name} do not fit static memory: {most}")
+            shared = most
         name = str(group.loop.loop_var.name)
         if shared < 2:
             for load_use, _ in group.shared:
@@ -119,7 +125,7 @@ class _Planner:
             return
         taken: list[LoadUse] = []
         for load_use, loader in group.shared:
-            count = min(self._asked(load_use.name) or shared, self._trips(group) or 8)
+            count = min(self._asked(load_use.name) or shared, self._trips(group) or MOST_VERSIONS, most)
             if count < 2:
                 self.found.refuse(load_use.name, load_use.buffer, "switched off", "one version was asked for")
                 continue
@@ -127,6 +133,21 @@ class _Planner:
             self.buffers.append(_planned(load_use, count, loader))
         if register > 1 and len(taken) == len(group.shared):
             self.buffers += [_planned(item, register, None) for item in registers]
+
+    def _most_in_static_memory(self, group: Group) -> int:
+        """Versions that fit where tiles may not move to dynamic memory: beside a dynamic buffer of another type.
+
+        Stock StorageRewrite would let that buffer lie where the tiles were, and later refuse its accesses. Worked
+        example: wmma's halves beside the floats that its accumulators are stored by; 2 x 32 KiB exceed 48 KiB.
+        """
+        tiles = [load_use.buffer for load_use, _ in group.shared]
+        types = {str(tile.ty.dtype) for tile in tiles}
+        beside = [s.buffer for s in self.found.function.allocations_beside(group.loop)]
+        if not any(scope_of(b) == "shared.dyn" and {str(b.ty.dtype)} != types for b in beside):
+            return MOST_VERSIONS
+        static = [b for b in beside if scope_of(b) == "shared" and not any(b.same_as(tile) for tile in tiles)]
+        room = (self.device.layer("L1").capacity_bytes or 0) - sum(map(_bytes_of, static))
+        return max(1, room // max(1, sum(_tile_bytes(load_use) for load_use, _ in group.shared)))
 
     def _asked(self, name: str) -> int | None:
         return (self.wishes.by_buffer or {}).get(name)
@@ -170,7 +191,7 @@ class _Planner:
             self.notes.append(
                 f"{shared} versions of {tile} bytes do not fit into {limit} bytes of shared memory: {most}"
             )
-        shared = min(shared, most, self._trips(group) or 8)
+        shared = min(shared, most, self._trips(group) or MOST_VERSIONS)
         inner = integer(group.registers[0].loop.extent) if group.registers else None
         wanted = registers or DEFAULT_REGISTERS
         return shared, wanted if inner is not None and inner % wanted == 0 else 1
@@ -203,6 +224,10 @@ def _tile_bytes(load_use: LoadUse) -> int:
     return version_elements(load_use.buffer) * bytes_per_element(str(load_use.buffer.ty.dtype))
 
 
+def _bytes_of(buffer: Buffer) -> int:
+    return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
+
+
 def shared_capacity_bytes(device: DeviceSpec) -> int:
     """Shared memory that one block may have, on request where it must be asked for."""
     layer = device.layer("L1")
@@ -212,8 +237,4 @@ def shared_capacity_bytes(device: DeviceSpec) -> int:
 
 def shared_bytes_around(function: Function, loop: Stmt) -> int:
     """Shared memory of the launch that ``loop`` is in."""
-    return sum(
-        (size_of(s.buffer) or 0) * bytes_per_element(str(s.buffer.ty.dtype))
-        for s in function.allocations_beside(loop)
-        if is_shared(s.buffer)
-    )
+    return sum(_bytes_of(s.buffer) for s in function.allocations_beside(loop) if is_shared(s.buffer))

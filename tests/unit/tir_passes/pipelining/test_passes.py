@@ -297,3 +297,35 @@ def test_stock_annotations_can_be_replaced() -> None:
     expected, _ = through(kernel, shared_stages=3, register_stages=2)
     assert plan.replaces_stock
     assert structural_equal(made.body, expected.body, map_free_vars=True)
+
+
+# --- static and dynamic shared memory ---------------------------------------------------------------------------------
+def with_static_bytes(device: Any, size: int) -> Any:
+    layers = tuple(replace(layer, capacity_bytes=size) if layer.name == "L1" else layer for layer in device.layers)
+    return replace(device, layers=layers)
+
+
+def scopes(func: Any) -> dict[str, str]:
+    buffers = [statement.buffer for statement in allocations_of(func.body)]
+    return {str(b.name): str(b.ty.storage_scope) for b in buffers}
+
+
+def test_versions_beyond_static_memory_are_dynamic(tensor_core_kernel: Any) -> None:
+    small = with_static_bytes(lookup(A100), 8 * 1024)
+    for device, scope in ((lookup(A100), "shared"), (small, "shared.dyn")):
+        plan = plan_pipelines(tensor_core_kernel, device, Wishes(shared_stages=3))
+        assert scopes(inject_pipelines(tensor_core_kernel, plan, device))["A_shared"] == scope
+
+
+def test_tiles_beside_a_dynamic_buffer_of_another_type_stay_static() -> None:
+    v100 = lookup("nvidia-v100")
+    kernel = construct_gpu_kernel(operator(), "matmul", v100, BuildOptions(enable_pipelining=False))
+    assert scopes(kernel)["C_shared"] == "shared.dyn"  # floats, by which wmma's results are stored
+    plan = plan_pipelines(kernel, v100, Wishes(shared_stages=2))
+    made = inject_pipelines(kernel, plan, v100)
+    assert scopes(made)["A_shared"] == "shared"
+    tile = sum(item.tile_bytes for item in plan.buffers if item.level == 0)
+    refused = plan_pipelines(kernel, with_static_bytes(v100, 2 * tile - 1), Wishes(shared_stages=2))
+    assert not refused.buffers
+    assert any("do not fit static memory" in note for note in refused.notes)
+    tvm.compile(IRModule({"main": made}), target=tvm.target.Target(dict(v100.target)))
