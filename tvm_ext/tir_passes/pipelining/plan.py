@@ -135,7 +135,7 @@ class _Planner:
             self.buffers += [_planned(item, register, None) for item in registers]
 
     def _most_in_static_memory(self, group: Group) -> int:
-        """Versions that fit where tiles may not move to dynamic memory: beside a dynamic buffer of another type.
+        """Versions that fit where static tiles may not move to dynamic memory: beside a dynamic buffer of another type.
 
         Stock StorageRewrite would let that buffer lie where the tiles were, and later refuse its accesses. Worked
         example: wmma's halves beside the floats that its accumulators are stored by; 2 x 32 KiB exceed 48 KiB.
@@ -143,7 +143,8 @@ class _Planner:
         tiles = [load_use.buffer for load_use, _ in group.shared]
         types = {str(tile.ty.dtype) for tile in tiles}
         beside = [s.buffer for s in self.found.function.allocations_beside(group.loop)]
-        if not any(scope_of(b) == "shared.dyn" and {str(b.ty.dtype)} != types for b in beside):
+        is_static = all(scope_of(tile) == "shared" for tile in tiles)
+        if not is_static or not any(scope_of(b) == "shared.dyn" and {str(b.ty.dtype)} != types for b in beside):
             return MOST_VERSIONS
         static = [b for b in beside if scope_of(b) == "shared" and not any(b.same_as(tile) for tile in tiles)]
         room = (self.device.layer("L1").capacity_bytes or 0) - sum(map(_bytes_of, static))
