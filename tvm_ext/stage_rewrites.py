@@ -170,7 +170,10 @@ def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, size
 
 
 def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether ``stage`` uses its spatial axes ``dims``, of extents ``sizes``, only as one run of memory."""
+    """Whether ``stage`` uses its spatial axes ``dims``, of extents ``sizes``, only as one whole run of memory.
+
+    The outermost dimension of the run counts as well: a buffer of fewer rows ends before the run does.
+    """
     variables = [stage.spatial[d] for d in dims]
 
     def mentions(node: Any) -> bool:
@@ -186,7 +189,7 @@ def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) ->
         return (
             len(run) == len(variables)
             and all(index.same_as(variable) for index, variable in zip(run, variables, strict=True))
-            and tuple(shape[first + 1 : first + len(variables)]) == tuple(sizes[1:])
+            and tuple(shape[first : first + len(variables)]) == tuple(sizes)
             and not any(mentions(index) for index in indices[first + len(variables) :])
         )
 

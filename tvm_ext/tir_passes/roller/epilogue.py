@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from ..._tvm import tirx
-from ...stages import Stage, dtype_of, reads, replace_loads, substitute
+from ...stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
 from ..build_ir import (
     SERIAL,
     UNROLLED,
@@ -31,8 +31,16 @@ from .transpose_registers import transpose_registers
 
 
 def reads_only_its_own_element(consumer: Stage, anchor: Stage) -> bool:
-    """Whether an epilogue stage reads the anchor's result exactly at the element that it writes itself."""
-    if consumer.is_reduction or not consumer.writes_at_its_own_axes() or len(consumer.spatial) != len(anchor.indices):
+    """Whether an epilogue stage reads the anchor's result exactly at the element that it writes itself, everywhere.
+
+    The tile stores over the anchor's extents: a consumer of others reads its own element too, but not over the same
+    elements. Worked example: ``y[i, j]`` for j < 3 of ``x`` with 8 columns (a slice from 0) would be written past its
+    end, ``if j < 8: x[i, j] else: 0`` for j < 10 (padding behind) would keep two columns that nothing writes.
+    """
+    if consumer.is_reduction or not consumer.writes_at_its_own_axes():
+        return False
+    shape = static_shape(anchor.target)
+    if tuple(consumer.extent(v) for v in consumer.spatial) != shape or static_shape(consumer.target) != shape:
         return False
     loads = [item for item in consumer.loads() if item.source.same_as(anchor.target)]
     return reads(consumer.value, anchor.target) and all(
