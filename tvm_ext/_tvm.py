@@ -84,6 +84,7 @@ __all__ = [
     "gpu_library_dispatch_passes",
     "gpu_schedule_rules",
     "import_onnx",
+    "import_onnx_with",
     "ir",
     "llvm_get_intrinsic_name",
     "llvm_get_system_cpu",
@@ -278,6 +279,26 @@ def import_onnx(model: Any, **options: Any) -> Any:
     from tvm.relax.frontend.onnx import from_onnx
 
     return from_onnx(model, **options)
+
+
+def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
+    """Like `import_onnx`, but operators in `converters` are converted by those instead of by stock TVM.
+
+    `shapes`: input name -> extents. `converters`: operator name -> (builder, operands, attributes, opset) -> result.
+    """
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
+        def _check_for_unsupported_ops(self, graph: Any) -> None:
+            """Checked before: stock's knows nothing of `converters`."""
+
+        def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
+            if op_name not in converters:
+                return super()._convert_operator(op_name, inputs, attrs, opset)
+            return self.bb.normalize(converters[op_name](self.bb, inputs, attrs, opset))
+
+    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)
+    return Importer(shapes, None).from_onnx(model.graph, opset)
 
 
 def onnx_operators() -> Any:

@@ -1,13 +1,12 @@
-"""Operators, or forms of them, that the stock importer lacks or gets wrong, written with ones that it gets right."""
+"""Applies what `onnx_operators/` says of single operators: checks them, and rewrites those that do not convert."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import onnx
-from onnx import helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.relay_passes.check_onnx import sort_nodes
+from tvm_ext.relay_passes.fold_constants import fold_constants
 from tvm_ext.relay_passes.onnx_graph import (
     STANDARD_DOMAINS,
     OnnxGraph,
@@ -15,27 +14,56 @@ from tvm_ext.relay_passes.onnx_graph import (
     count_uses,
     defined_names,
     describe_node,
-    fresh_name,
     infer_types,
 )
+from tvm_ext.relay_passes.onnx_operators.context import Context
+from tvm_ext.relay_passes.onnx_operators.tables import CHECKS, RULES
 
-# Names a new intermediate tensor.
-Namer = Callable[[str], str]
-# None: this node is none of the forms that the rule is for.
-Rule = Callable[[onnx.NodeProto, Namer, Mapping[str, onnx.TypeProto]], list[onnx.NodeProto] | None]
+# Rules write operators that have rules: Attention -> Softmax -> ... Deeper is a rule that writes its own operator.
+_MAX_ROUNDS = 8
 
 
 def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
-    """`graph` with every node replaced for which a rule below has something to say."""
-    if not any(node.op_type in _RULES for node in graph.nodes):
+    """`graph`, checked, with every node replaced for which a rule has something to say, and constants folded.
+
+    Raises
+    ------
+    ModelError
+        A node is refused by a check or a rule.
+    """
+    for _ in range(_MAX_ROUNDS):
+        rewritten = _apply_rules(graph)
+        if rewritten is graph:
+            return graph
+        graph = fold_constants(sort_nodes(rewritten))
+    raise AssertionError("the rules of onnx_operators/ do not come to an end")
+
+
+def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
+    """One round; `graph` itself where no rule applies."""
+    if not any(node.op_type in RULES or node.op_type in CHECKS for node in graph.nodes):
         return graph
-    types, taken = infer_types(graph), defined_names(graph)
+    context = context_of(graph)
     nodes: list[onnx.NodeProto] = []
+    changed = False
     for node in graph.nodes:
-        rule = _RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
-        replaced = None if rule is None else rule(node, lambda stem: fresh_name(stem, taken), types)
+        replaced = _rewrite(node, context)
+        changed |= replaced is not None
         nodes.extend([node] if replaced is None else replaced)
-    return graph.with_nodes(nodes)
+    return graph.with_nodes(nodes) if changed else graph
+
+
+def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    if node.domain not in STANDARD_DOMAINS:
+        return None
+    if node.op_type in CHECKS:
+        CHECKS[node.op_type](node, context)
+    return RULES[node.op_type](node, context) if node.op_type in RULES else None
+
+
+def context_of(graph: OnnxGraph) -> Context:
+    """What rules and checks may know of `graph`."""
+    return Context(types=infer_types(graph), constants=graph.constants, opset=graph.opset, taken=defined_names(graph))
 
 
 def refuse_training(graph: OnnxGraph) -> None:
@@ -54,77 +82,3 @@ def refuse_training(graph: OnnxGraph) -> None:
             raise ModelError(
                 f"{describe_node(node)} is in training mode", "export the model for inference (model.eval() in PyTorch)"
             )
-
-
-def _is_inf(node: onnx.NodeProto, name: Namer, types: Mapping[str, onnx.TypeProto]) -> list[onnx.NodeProto] | None:
-    """One-sided IsInf: x > -x says that x is positive, whatever its type; x > x is never true."""
-    positive, negative = bool(attribute(node, "detect_positive", 1)), bool(attribute(node, "detect_negative", 1))
-    if positive and negative:
-        return None
-    x, out = node.input[0], node.output[0]
-    infinite, opposite, side = name(f"{out}_infinite"), name(f"{out}_opposite"), name(f"{out}_side")
-    comparison = "Greater" if positive else "Less"
-    return [
-        helper.make_node("IsInf", [x], [infinite]),
-        helper.make_node("Neg", [x], [opposite]),
-        helper.make_node(comparison, [x, opposite if positive or negative else x], [side]),
-        helper.make_node("And", [infinite, side], [out], node.name),
-    ]
-
-
-def _lp_normalization(
-    node: onnx.NodeProto, name: Namer, types: Mapping[str, onnx.TypeProto]
-) -> list[onnx.NodeProto] | None:
-    """x / |x|_p along one axis, 0 where the norm is 0: the norm becomes 1 there, and 0 / 1 = 0."""
-    x, out = node.input[0], node.output[0]
-    axis = int(attribute(node, "axis", -1))
-    power = "L1" if attribute(node, "p", 2) == 1 else "L2"
-    norm, is_zero, correction, safe = (name(f"{out}_{part}") for part in ("norm", "is_zero", "correction", "safe"))
-    axes = name(f"{out}_axes")
-    nought = name(f"{out}_nought")
-    return [
-        helper.make_node("Constant", [], [axes], value_ints=[axis]),
-        helper.make_node(f"Reduce{power}", [x, axes], [norm], keepdims=1),
-        helper.make_node("Sub", [norm, norm], [nought]),
-        helper.make_node("Equal", [norm, nought], [is_zero]),
-        helper.make_node("CastLike", [is_zero, x], [correction]),
-        helper.make_node("Add", [norm, correction], [safe]),
-        helper.make_node("Div", [x, safe], [out], node.name),
-    ]
-
-
-def _pow(node: onnx.NodeProto, name: Namer, types: Mapping[str, onnx.TypeProto]) -> list[onnx.NodeProto] | None:
-    """Pow with two types: computed in the exponent's where only that is floating, and given in the base's."""
-    base, exponent, out = node.input[0], node.input[1], node.output[0]
-    if base not in types or exponent not in types:
-        return None
-    base_type, exponent_type = types[base].tensor_type.elem_type, types[exponent].tensor_type.elem_type
-    if base_type == exponent_type or 0 in (base_type, exponent_type):
-        return None
-    if _is_floating(exponent_type) and not _is_floating(base_type):
-        wide, power = name(f"{out}_wide"), name(f"{out}_power")
-        return [
-            helper.make_node("Cast", [base], [wide], to=exponent_type),
-            helper.make_node("Pow", [wide, exponent], [power]),
-            helper.make_node("Cast", [power], [out], node.name, to=base_type),
-        ]
-    converted = name(f"{out}_exponent")
-    return [
-        helper.make_node("Cast", [exponent], [converted], to=base_type),
-        helper.make_node("Pow", [base, converted], [out], node.name),
-    ]
-
-
-def _is_floating(element_type: int) -> bool:
-    return element_type in (
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.DOUBLE,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-    )
-
-
-_RULES: Mapping[str, Rule] = {"IsInf": _is_inf, "LpNormalization": _lp_normalization, "Pow": _pow}
-
-DECOMPOSED = frozenset({"LpNormalization"})
-"""Operators that need no converter since no node of theirs is left."""

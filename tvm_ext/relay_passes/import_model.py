@@ -38,7 +38,7 @@ from tvm_ext.relay_passes.clean_onnx import (
     rename_for_code,
     settle_empty_tensors,
 )
-from tvm_ext.relay_passes.decompose_onnx import DECOMPOSED, decompose_operators, refuse_training
+from tvm_ext.relay_passes.decompose_onnx import decompose_operators, refuse_training
 from tvm_ext.relay_passes.fold_batch_norm import fold_channel_scales, lower_batch_norm, merge_scales, split_biases
 from tvm_ext.relay_passes.fold_constants import fold_constants
 from tvm_ext.relay_passes.load_onnx import load_onnx
@@ -51,6 +51,7 @@ from tvm_ext.relay_passes.onnx_graph import (
     model_from_graph,
     with_some_shape,
 )
+from tvm_ext.relay_passes.onnx_operators.tables import CONVERTERS, REPLACED
 
 ORIGINAL_NAMES = "tvm_ext.original_names"
 """Function attribute: argument name -> the ONNX name, for the arguments whose name had to change."""
@@ -168,7 +169,7 @@ def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
 
 
 def _supported_operators() -> frozenset[str]:
-    return frozenset({*_tvm.onnx_operators(), "If", "Constant", *DECOMPOSED})
+    return frozenset({*_tvm.onnx_operators(), "If", "Constant", *CONVERTERS, *REPLACED})
 
 
 def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: frozenset[str]) -> bool:
@@ -194,7 +195,7 @@ def clean_graph(graph: OnnxGraph) -> OnnxGraph:
     # First, so that every later step sees weights and axes as constants, however the exporter wrote them.
     graph = fold_constants(graph)
     refuse_training(graph)
-    graph = fold_constants(decompose_operators(graph))
+    graph = decompose_operators(graph)
     # Before the batch-norm steps: a Dropout or Identity between two operators hides that one feeds the other.
     graph = drop_identities(graph)
     graph = expand_sums(graph)
@@ -235,7 +236,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            mod = _tvm.import_onnx(proto, shape_dict=shapes, dtype_dict=None, keep_params_in_input=False)
+            mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
     except _STOCK_ERRORS as error:
         raise _conversion_error(graph, error) from error
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}

@@ -1,0 +1,46 @@
+"""Element-wise operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from tvm_ext.relay_passes.onnx_graph import attribute
+from tvm_ext.relay_passes.onnx_operators.context import Context, Pen, Rule
+
+_FLOATING = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+
+
+def _is_inf(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """One-sided IsInf: x > -x says that x is positive, whatever its type; x > x is never true."""
+    positive, negative = bool(attribute(node, "detect_positive", 1)), bool(attribute(node, "detect_negative", 1))
+    if positive and negative:
+        return None
+    pen, x = Pen(node=node, context=context), node.input[0]
+    opposite = pen.add("Neg", x)
+    side = pen.add("Greater" if positive else "Less", x, opposite if positive or negative else x)
+    pen.add("And", pen.add("IsInf", x), side, out=node.output[0])
+    return pen.nodes
+
+
+def _pow(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Pow with two types: computed in the exponent's where only that is floating, and given in the base's."""
+    base, exponent, out = node.input[0], node.input[1], node.output[0]
+    base_type, exponent_type = context.element_type(base), context.element_type(exponent)
+    if base_type == exponent_type or 0 in (base_type, exponent_type):
+        return None
+    pen = Pen(node=node, context=context)
+    if exponent_type in _FLOATING and base_type not in _FLOATING:
+        pen.cast(pen.add("Pow", pen.cast(base, exponent_type), exponent), base_type, out=out)
+    else:
+        pen.add("Pow", base, pen.cast(exponent, base_type), out=out)
+    return pen.nodes
+
+
+RULES: Mapping[str, Rule] = {"IsInf": _is_inf, "Pow": _pow}
