@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import zlib
@@ -21,7 +22,30 @@ os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
 os.environ["TVM_EXT_KERNEL_CACHE"] = "off"
 
 
+# Kernels are constructed for a CPU that was written down, so that a test gives the same verdict on every machine.
+DEFAULT_CPU = {"wide": "cpu-epyc-zen5", "narrow": "cpu-cascade-lake-avx2"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the recorded CPU before any test builds, and for the processes that tests start."""
+    chosen = config.getoption("--cpu")
+    if chosen == "host":
+        os.environ.pop("TVM_EXT_CPU", None)
+    elif chosen is not None or ("TVM_EXT_CPU" not in os.environ and platform.machine() == "x86_64"):
+        os.environ["TVM_EXT_CPU"] = chosen or DEFAULT_CPU["wide" if _has_wide_registers() else "narrow"]
+
+
+def _has_wide_registers() -> bool:
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags.split())
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu",
+        help="the recorded CPU (see `tvm-ext devices`) to construct kernels for, or 'host' for this machine's own; "
+        "default: cpu-epyc-zen5 where AVX-512 can run, else cpu-cascade-lake-avx2",
+    )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
     )
@@ -46,6 +70,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that differ between tests and not between runs."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's own CPU instead of a recorded one: for tests of how it is read and measured."""
+    monkeypatch.delenv("TVM_EXT_CPU", raising=False)
 
 
 @pytest.fixture

@@ -206,11 +206,15 @@ def explain(
 @app.command()
 def devices(
     name: Annotated[str | None, typer.Argument(help="Show this device in full.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU anew first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the devices of our tables, or show one with the source of every number."""
-    from tvm_ext import cli_devices, device_db, plan
+    from tvm_ext import cli_devices, device_db, measurement_cache, plan
 
+    if measure:
+        measurement_cache.forget()
+        name = name or "cpu"
     if name is not None:
         spec = device_db.lookup(name)
         if as_json:

@@ -14,12 +14,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext import _environment, _native, cuda_toolchain, device_db, relay
+from tvm_ext import _environment, _native, cuda_toolchain, device_db, measurement_cache, relay
 from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
+from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.errors import TvmExtError
 from tvm_ext.export import compile_metadata
 from tvm_ext.kernel_cache import entries
-from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, usable_core_count
+from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
+from tvm_ext.probe import bench_plan, probe_cpu
 
 State = Literal["ok", "note", "problem"]
 
@@ -44,7 +46,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Every finding, one after the other: some take a second."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _versions, _native_part, _pipelines, _processor, _threads, _cache, _compiler, _cuda_compiler, _small_build,
+        _versions, _native_part, _pipelines, _processor, _measurement, _threads, _cache, _compiler,
+        _cuda_compiler, _small_build,
     )  # fmt: skip
     for check in checks:
         yield from _guarded(check)
@@ -114,6 +117,27 @@ def _processor() -> Iterator[Finding]:
         state="ok",
         detail=f"{device.description}; {device.unit_count} core(s), {lanes}; LLVM: {model}",
     )
+
+
+def _measurement() -> Iterator[Finding]:
+    """How old the figures are that shape kernels, and whether the rounds of their measurement agreed."""
+    name, anew = "measurement", "take it anew on a quiet machine: tvm-ext devices cpu --measure"
+    stand_in = recorded_cpu()
+    if stand_in is not None:
+        yield Finding(name=name, state="note", detail=f"not used: TVM_EXT_CPU names {stand_in}")
+        return
+    info = read_cpu_info()
+    found = measurement_cache.kept(bench_plan(probe_cpu(measure=False, info=info), info), info.model)
+    if found is None:
+        yield Finding(name=name, state="note", detail="none yet: the first build takes it (a few seconds)")
+        return
+    figures = found.measurement
+    detail = (
+        f"{found.age_s / 86400:.1f} days old, {figures.rounds} rounds that differ by {figures.disagreement:.0%}, "
+        f"medians within {figures.spread:.0%} of the best"
+    )
+    settled = found.is_settled
+    yield Finding(name=name, state="ok" if settled else "note", detail=detail, remedy="" if settled else anew)
 
 
 def _threads() -> Iterator[Finding]:

@@ -13,12 +13,13 @@ from tvm_ext.cpu_info import CHECKED_ARM_FEATURES, CHECKED_X86_FEATURES, CpuNeed
 from tvm_ext.device_facts import with_unit_count
 from tvm_ext.device_rows_accelerator import ACCELERATOR_ROWS
 from tvm_ext.device_rows_cpu import CPU_ROWS, Isa
+from tvm_ext.device_rows_recorded import ISA_OF_RECORDED, RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec, Fact
-from tvm_ext.options import usable_core_count
+from tvm_ext.options import recorded_cpu, usable_core_count
 from tvm_ext.probe import isa_of, probe_cpu
 
-ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *ACCELERATOR_ROWS)
+ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *RECORDED_ROWS, *ACCELERATOR_ROWS)
 HOST_NAMES = ("cpu", "llvm", "host")
 """Names of this machine's CPU, which has no row but is probed."""
 
@@ -44,7 +45,7 @@ def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
     if _normalised(name) == "opencl":
         return as_opencl(_default_row("opencl"))
     if _normalised(name) in HOST_NAMES:
-        return probe_cpu(measure=measure)
+        return host_cpu(measure=measure)
     known = [*names(), *(alias for row in ROWS for alias in row.aliases)]
     raise TargetError(f"there is no device called {name!r} in the tables.", _suggestions(name, known, names()))
 
@@ -88,6 +89,34 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
         f"target kind {kind!r} has no device row.",
         f"use llvm, cuda, rocm or opencl, or name a device: {', '.join(names())}",
     )
+
+
+def host_cpu(*, measure: bool = True, unit_count: int | None = None) -> DeviceSpec:
+    """This machine's CPU: probed, or the recorded one that the environment names in its place.
+
+    Raises `TargetError` where the environment names none of the recorded CPUs.
+    """
+    row = _recorded_host()
+    if row is None:
+        return probe_cpu(measure=measure, unit_count=unit_count, info=read_cpu_info())
+    standing_in = replace(row, name="cpu", description=f"in place of this machine: {row.description}", aliases=())
+    return with_unit_count(standing_in, unit_count or row.unit_count)
+
+
+def _recorded_host() -> DeviceSpec | None:
+    name = recorded_cpu()
+    if name is None:
+        return None
+    row = next((row for row in RECORDED_ROWS if row.name == _normalised(name)), None)
+    if row is None:
+        known = tuple(item.name for item in RECORDED_ROWS)
+        raise TargetError(f"TVM_EXT_CPU is {name!r}, which is no recorded CPU.", _suggestions(name, [*known], known))
+    return row
+
+
+def _host_isa() -> Isa:
+    row = _recorded_host()
+    return isa_of(read_cpu_info()) if row is None else ISA_OF_RECORDED[row.name]
 
 
 def _default_row(kind: str) -> DeviceSpec:
@@ -219,11 +248,11 @@ def _cpu_device(target: Any, measure: bool) -> tuple[DeviceSpec, Any]:
     explicit = [key for key in ("mcpu", "mattr") if key in attributes]
     foreign = not _is_native_triple(str(attributes.get("mtriple", "")), host.machine)
     if not explicit and not foreign:
-        spec = probe_cpu(measure=measure, unit_count=cores, info=host)
+        spec = host_cpu(measure=measure, unit_count=cores)
         return spec, _merge_host(target, attributes, spec)
     isa = _isa_of_target(target, attributes, host.machine)
-    if not foreign and isa is isa_of(host):
-        return probe_cpu(measure=measure, unit_count=cores, info=host), target
+    if not foreign and isa is _host_isa():
+        return host_cpu(measure=measure, unit_count=cores), target
     row = next(row for row in CPU_ROWS if row.name == isa.row)
     cores = cores or (None if foreign else usable_core_count())
     return (with_unit_count(row, cores) if cores else row), target

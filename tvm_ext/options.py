@@ -9,6 +9,9 @@ Environment variables
     Folder for measurements that are worth keeping; default: the user's cache folder.
 ``TVM_EXT_KERNEL_CACHE``
     What ``kernel_cache="auto"`` means: ``off``, a folder, or (unset) the folder ``kernels`` in the one above.
+``TVM_EXT_CPU``
+    A recorded CPU (``tvm-ext devices`` lists them) that stands for this machine's, which is then not measured:
+    the same kernels are constructed everywhere. Unset: this machine.
 ``TVM_EXT_NVCC``
     The CUDA compiler to use: a file, or ``off`` for none. Unset: the first that is found in ``CUDA_HOME`` or
     ``CUDA_PATH``, on the ``PATH``, among installed Python packages (`pip install tvm-ext[cuda]`), in /usr/local/cuda.
@@ -38,6 +41,7 @@ CONFIG_PREFIX = "tvm_ext."
 
 _CACHE_VARIABLE = "TVM_EXT_CACHE_DIR"
 _KERNEL_CACHE_VARIABLE = "TVM_EXT_KERNEL_CACHE"
+_CPU_VARIABLE = "TVM_EXT_CPU"
 _NVCC_VARIABLE = "TVM_EXT_NVCC"
 _NVCC_TIME_VARIABLE = "TVM_EXT_NVCC_TIME_LIMIT_S"
 _NVCC_TIME_LIMIT_S = 60.0
@@ -252,6 +256,11 @@ def cuda_settings() -> CudaSettings:
         toolkits=tuple(Path(folder).expanduser() for folder in folders if folder),
         time_limit_s=limit,
     )
+
+
+def recorded_cpu() -> str | None:
+    """The name of the recorded CPU that stands for this machine's (``TVM_EXT_CPU``); None: this machine's own."""
+    return os.environ.get(_CPU_VARIABLE, "").strip() or None
 
 
 def usable_core_count() -> int:

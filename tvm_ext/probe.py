@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tvm_ext import _tvm, device_rows_cpu, measurement_cache, options
 from tvm_ext.cpu_info import CpuInfo, read_cpu_info
-from tvm_ext.device_facts import fact, spec_from_facts, with_facts, with_unit_count
+from tvm_ext.cpu_measurement import with_measurement
+from tvm_ext.device_facts import spec_from_facts, with_unit_count
 from tvm_ext.device_rows_cpu import Isa
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.hal import DeviceSpec
-from tvm_ext.microbench import BenchPlan, CpuMeasurement, StreamSize
+from tvm_ext.microbench import BenchPlan, StreamSize
 
 _SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
 _LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
@@ -22,7 +23,7 @@ def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuI
     Parameters
     ----------
     measure
-        True: peaks and bandwidths come from the micro-benchmarks of `microbench.py`, run once per machine (about two
+        True: peaks and bandwidths come from the micro-benchmarks of `microbench.py`, run once per machine (a few
         seconds) and cached under `options.cache_directory`. False: from clock x width arithmetic, in milliseconds.
     unit_count
         Cores to use; None: as many as this process may use and TVM's thread pool has.
@@ -47,7 +48,7 @@ def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuI
         facts=device_rows_cpu.cpu_facts(isa, _shape(info, isa, cores)),
     )
     if measure:
-        spec = _with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model))
+        spec = with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model), "on this machine")
     return with_unit_count(spec, unit_count or cores)
 
 
@@ -78,28 +79,6 @@ def bench_plan(spec: DeviceSpec, info: CpuInfo) -> BenchPlan:
         clock_ghz=spec.clock_ghz,
         streams=tuple(streams),
     )
-
-
-def _with_measurement(spec: DeviceSpec, found: CpuMeasurement) -> DeviceSpec:
-    """``spec`` with the measured figures used; the arithmetic ones stay as unused facts.
-
-    FMA pipes follow from the rate of one core: 253 GFLOP/s at 3.95 GHz with 16 lanes = 253 / (3.95 x 16 x 2) = 2.0.
-    """
-    source = f"measured on this machine, best of many runs (the median up to {found.spread:.0%} slower)"
-    pipes = found.float32_gflops_one_core / (found.clock_ghz * spec.teu_lanes * 2)
-    facts = [
-        fact("clock_ghz", found.clock_ghz, "GHz", f"{source}: chain of dependent integer operations"),
-        fact("fma_pipes", max(1, round(pipes)), "per cycle", f"{source}: {pipes:.2f} = one core's FMA rate per clock"),
-        fact("launch_overhead_us", found.launch_overhead_us, "us", f"{source}: empty parallel region"),
-        fact("peak_gflops.float32", found.float32_gflops, "GFLOP/s", f"{source}: independent FMA chains"),
-        fact("peak_gflops.float64", found.float64_gflops, "GFLOP/s", f"{source}: independent FMA chains"),
-    ]
-    for key, ratio in (("float16", 1.0), ("bfloat16", 1.0), ("int32", 0.5), ("int8", 0.5)):
-        derived = f"{ratio:g} x float32, {source}"
-        facts.append(fact(f"peak_gflops.{key}", found.float32_gflops * ratio, "GFLOP/s", derived))
-    for layer, rate in found.streams_gb_per_s:
-        facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
-    return with_facts(spec, facts)
 
 
 def isa_of(info: CpuInfo) -> Isa:

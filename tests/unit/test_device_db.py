@@ -12,6 +12,7 @@ from tvm_ext import device_db, device_rows_cpu
 from tvm_ext._tvm import Target
 from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.device_facts import LayerText, fact, spec_from_facts, with_facts, with_unit_count
+from tvm_ext.device_rows_recorded import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.probe import isa_of
@@ -175,6 +176,7 @@ def test_a_target_object_is_used_as_it_is() -> None:
     assert resolved is target
 
 
+@pytest.mark.usefixtures("this_cpu")
 @pytest.mark.parametrize("target", ["llvm", "cpu", {"kind": "llvm"}, Target("llvm")])
 def test_plain_llvm_is_this_machine_with_its_features(target: object) -> None:
     spec, resolved = device_db.device_for_target(target, measure=False)
@@ -291,3 +293,22 @@ def test_a_field_may_not_have_two_used_facts() -> None:
         spec_from_facts(
             name="x", kind="cpu", description="", layers=(LayerText(description="", scope="teu"),), facts=facts
         )
+
+
+# --- recorded CPUs ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("row", RECORDED_ROWS, ids=[row.name for row in RECORDED_ROWS])
+def test_a_recorded_cpu_stands_for_this_machine(row: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_EXT_CPU", row.name.upper())
+    spec, target = device_db.device_for_target("llvm")
+    assert (spec.name, spec.unit_count, int(target.attrs["num-cores"])) == ("cpu", 2, 2)
+    assert str(target.attrs["mcpu"]) == dict(row.target)["mcpu"]
+    assert spec.peak_gflops == row.peak_gflops
+    assert spec.layers == row.layers
+    assert device_db.device_for_target({"kind": "llvm", "num-cores": 1})[0].unit_count == 1
+
+
+def test_an_unknown_recorded_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_EXT_CPU", "cpu-epic-zen5")
+    with pytest.raises(TargetError, match="TVM_EXT_CPU is 'cpu-epic-zen5'") as caught:
+        device_db.lookup("cpu")
+    assert "cpu-epyc-zen5" in caught.value.remedy

@@ -17,8 +17,9 @@ import pytest
 from tvm_ext import device_rows_cpu, measurement_cache, microbench, microbench_kernels, probe
 from tvm_ext._tvm import IRModule, Target, tensor, tvm
 from tvm_ext.cpu_info import CacheInfo, CpuInfo, read_cpu_info
+from tvm_ext.cpu_measurement import CpuMeasurement
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.microbench import BenchPlan, CpuMeasurement, StreamSize
+from tvm_ext.microbench import BenchPlan, StreamSize
 
 FIGURES = CpuMeasurement(
     clock_ghz=2.0,
@@ -217,6 +218,64 @@ def test_a_bad_cache_file_is_measured_anew(
         warnings.simplefilter("error")  # the new file is sound
         measurement_cache.measured(plan, "model")
     assert len(counted) == 2
+
+
+def _round(**figures: float) -> CpuMeasurement:
+    return dataclasses.replace(FIGURES, **figures)
+
+
+def test_rounds_are_repeated_until_two_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour takes half of the first two rounds; the third and fourth agree, so there is no fifth."""
+    peaks = iter([100.0, 180.0, 250.0, 240.0, 999.0])
+    monkeypatch.setattr(microbench, "measure_once", lambda plan: _round(float32_gflops=next(peaks)))
+    found = microbench.measure(_plan())
+    assert (found.float32_gflops, found.rounds) == (250.0, 4)
+    assert found.disagreement == pytest.approx(250 / 240 - 1)
+
+
+def test_a_machine_that_never_agrees_with_itself_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter([1.0, 1.2, 1.5, 1.9, 2.4, 3.0, 4.0])
+    monkeypatch.setattr(microbench, "measure_once", lambda plan: _round(clock_ghz=next(clocks)))
+    found = microbench.measure(_plan())
+    assert (found.clock_ghz, found.rounds) == (3.0, microbench.MOST_ROUNDS)
+    assert found.disagreement == pytest.approx(3.0 / 2.4 - 1)
+
+
+def test_the_best_of_each_figure_counts() -> None:
+    slow = _round(float64_gflops=120.0, streams_gb_per_s=(("L1", 510.0), ("L2", 190.0), ("L3", 90.0)))
+    found = microbench.best_of([FIGURES, dataclasses.replace(slow, launch_overhead_us=1.0)])
+    assert found.float64_gflops == 125.0
+    assert found.streams_gb_per_s == (("L1", 510.0), ("L2", 200.0), ("L3", 100.0))
+    assert found.launch_overhead_us == 1.0
+    assert found.disagreement == pytest.approx(100 / 90 - 1)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "disagreement", "age_s", "measured"),
+    [(2, 0.05, 1e7, 1), (6, 0.5, 60.0, 1), (6, 0.5, 7200.0, 2), (1, 0.0, 7200.0, 2), (6, 0.5, -1e6, 1)],
+    ids=["settled", "unsettled and fresh", "unsettled and old", "one round", "the clock jumped back"],
+)
+def test_a_measurement_that_did_not_settle_is_taken_again(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, disagreement: float, age_s: float, measured: int
+) -> None:
+    calls: list[BenchPlan] = []
+
+    def measure(plan: BenchPlan) -> CpuMeasurement:
+        calls.append(plan)
+        return dataclasses.replace(FIGURES, rounds=rounds, disagreement=disagreement)
+
+    monkeypatch.setattr(microbench, "measure", measure)
+    plan = _plan()
+    measurement_cache.measured(plan, "model")
+    measurement_cache.measured.cache_clear()
+    path = measurement_cache.cache_file(measurement_cache.cache_key(plan, "model"))
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "taken_at_s": record["taken_at_s"] - age_s}))
+    measurement_cache.measured(plan, "model")
+    assert len(calls) == measured
+    kept = measurement_cache.kept(plan, "model")
+    assert kept is not None
+    assert kept.is_settled == (rounds == 2)
 
 
 def test_an_unwritable_cache_is_no_obstacle(

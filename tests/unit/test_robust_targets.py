@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvm_ext import device_db, library, relay
 from tvm_ext.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
+from tvm_ext.device_rows_recorded import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
@@ -109,8 +110,14 @@ def hottest_loop(text: str, arithmetic: str) -> list[str]:
     return max(inner_loops(text), key=lambda loop: sum(arithmetic in line for line in loop))
 
 
-def is_vector_on_stack(line: str) -> bool:
-    return "mm" in line and bool(re.search(r"\((%rsp|%rbp)", line))
+def vectors_on_stack(text: str, loop: list[str]) -> list[str]:
+    """The instructions of ``loop`` that hold a vector register in memory of the stack.
+
+    %rbp addresses the stack only in a function that sets it to %rsp; elsewhere it is a register like any other.
+    """
+    function = text[: text.index("\n".join(loop))].rpartition("@function")[2]
+    frame = "|%rbp" if re.search(r"movq\s+%rsp, %rbp", function) else ""
+    return [line for line in loop if "mm" in line and re.search(rf"\((%rsp{frame})\b", line)]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -148,10 +155,18 @@ def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any]
     ids=["avx512", "avx2"],
 )
 @pytest.mark.parametrize("name", ["matmul", "conv_1x1"])
+@pytest.mark.parametrize("cpu", [row.name for row in RECORDED_ROWS])
 def test_accumulators_stay_in_registers(
-    name: str, target: dict[str, Any], arithmetic: str, registers: int, lanes: int
+    cpu: str,
+    name: str,
+    target: dict[str, Any],
+    arithmetic: str,
+    registers: int,
+    lanes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing of a vector register is stored to the stack or read from it in the hottest loop."""
+    """Nothing of a vector register is stored to the stack or read from it in the hottest loop, on whichever CPU."""
+    monkeypatch.setenv("TVM_EXT_CPU", cpu)
     lib, *_ = build(name, target)
     program = lib.report.operators[0].choice.program
     assert program is not None
@@ -162,9 +177,17 @@ def test_accumulators_stay_in_registers(
         accumulators *= -(-size // lanes) if axis == program.vector_axis else size
     assert sizes[program.vector_axis] >= lanes
     assert registers // 4 <= accumulators < registers
-    loop = hottest_loop(assembly(name, target), arithmetic)
+    text = assembly(name, target)
+    loop = hottest_loop(text, arithmetic)
     assert sum(arithmetic in line for line in loop) >= 4
-    assert [line for line in loop if is_vector_on_stack(line)] == []
+    assert vectors_on_stack(text, loop) == []
+
+
+@pytest.mark.parametrize(("prologue", "found"), [("movq %rsp, %rbp", 2), ("pushq %rbp", 1)])
+def test_a_register_on_the_stack_is_seen(prologue: str, found: int) -> None:
+    body = [".LBB0_1:", "\tvmovups %zmm3, -64(%rbp)", "\tvmovups 8(%rsp,%rax), %zmm4", "\taddq $4, %rax"]
+    text = "\n".join(["\t.type kernel,@function", "kernel:", f"\t{prologue}", *body, "\tjne .LBB0_1"])
+    assert len(vectors_on_stack(text, body)) == found
 
 
 # --- one core ---------------------------------------------------------------------------------------------------------
