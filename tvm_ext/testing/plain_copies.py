@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, Call, For, ForKind, IterVar, TensorLoad, Var, structural_map, tirx
+from tvm_ext._tvm import BufferStore, Call, For, ForKind, IterVar, TensorLoad, Var, ir, structural_map, tirx
 from tvm_ext.stages import dtype_of
 from tvm_ext.tir_passes.pipelining.loops import enclosing_loops, substitute, uses
 from tvm_ext.tir_passes.pipelining.part_copies import AHEAD
 
+ACCESS_PTR = ir.Op.get("tirx.tvm_access_ptr")
 NO_CPU_CALLS = ("tirx.ptx.cp_async_", "tirx.tvm_storage_sync")
 
 
@@ -92,7 +93,7 @@ def _cast(value: Any, like: Any) -> Any:
 def _stores(call: Any) -> Any:
     """``to[i + v] = from[j + v]`` for the elements of one copy, zeros where its predicate is false."""
     target, first, source, begin, size_bytes, *predicate = call.args
-    to, origin = target.args[0], source.args[0]
+    (to, base), origin = _place_of(target), source.args[0]
     dtype = dtype_of(to)
     count = int(size_bytes.value) * 8 // int(tirx.const(0, dtype).ty.dtype.bits)
     lane = Var("lane", "int32")
@@ -104,5 +105,12 @@ def _stores(call: Any) -> Any:
     value = tirx.BufferLoad(origin, [at(begin)])
     if predicate:
         value = tirx.if_then_else(predicate[0], value, tirx.const(0, dtype))
-    stored = BufferStore(to, value, [at(first)])
+    stored = BufferStore(to, value, [at(first if base is None else first + tirx.Cast(str(first.ty.dtype), base))])
     return For(lane, tirx.IntImm("int32", 0), tirx.IntImm("int32", count), ForKind.SERIAL, stored)
+
+
+def _place_of(pointer: Any) -> tuple[Any, Any]:
+    """The buffer of ``buffer.data`` or of an access pointer, and the element at which that one begins."""
+    if pointer.op.same_as(ACCESS_PTR):
+        return pointer.args[1].args[0], pointer.args[2]
+    return pointer.args[0], None

@@ -108,6 +108,21 @@ class Function:
                 return True
         return False
 
+    def shared_of_another_type_before(self, loop: Stmt, buffer: Buffer) -> Buffer | None:
+        """A shared buffer of another type than ``buffer`` that is done with before ``loop`` begins, or None."""
+        before: list[Buffer] = []
+        later: list[Buffer] = []
+        found = before
+        for around, statement in enclosing_loops(self.launch_of(loop)):
+            if any(outer.same_as(loop) for outer in around):
+                found = later
+            found += [self.memory_of(access.buffer) for access in accesses_of(statement)]
+        return next(
+            (other for other in before if is_shared(other) and str(other.ty.dtype) != str(buffer.ty.dtype)
+             and not any(other.same_as(used) for used in later)),
+            None,
+        )  # fmt: skip
+
     def around(self, loop: Stmt) -> list[Stmt]:
         """The loops and conditions around ``loop``, outermost first."""
         for around, _ in self.leaves:

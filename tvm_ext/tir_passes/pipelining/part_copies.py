@@ -9,6 +9,7 @@ from typing import Any
 
 from ..._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
 from ...errors import IllegalRewrite
+from ..bulk_ir import shared_pointer
 from .copies import AsyncShape, Copy, async_shape, is_vector_load
 from .loops import Buffer, Expr, Stmt, allocations_of, constant, integer, is_register, substitute, unrolled_loop, zero
 
@@ -80,9 +81,15 @@ def _async_vector(copy: Copy, shape: AsyncShape) -> Stmt:
 
 
 def _async_call(copy: Copy, shape: AsyncShape, lanes: Mapping[Any, Expr]) -> Stmt:
-    """Source: PTX ISA, cp.async; TVM's operator takes (to, offset, from, offset, bytes[, predicate])."""
+    """Source: PTX ISA, cp.async; TVM's operator takes (to, offset, from, offset, bytes[, predicate]).
+
+    The tile is named by a pointer of its element type. Stock StorageRewrite does not take a bare ``tile.data`` for an
+    access: where all loads of the tile are vectors, it makes the buffer one of vectors, and merging then adds to the
+    copy's offset, which counts floats, the tile's place in float4s. Worked example: behind 16 KiB of another tile
+    loads go to float4 1024, byte 16384, and copies to float 1024, byte 4096.
+    """
     arguments = [
-        copy.buffer.data,
+        shared_pointer(copy.buffer, tirx.IntImm("int32", 0)),
         substitute(copy.index, lanes),
         copy.source.data,
         substitute(copy.from_index, lanes),

@@ -57,8 +57,18 @@ def has_async_copies(device: DeviceSpec) -> bool:
 
 
 def make_loader(function: Function, load_use: LoadUse, device: DeviceSpec) -> Loader:
-    """How ``device`` loads the buffer ahead of its use; raises IllegalRewrite where it cannot."""
+    """How ``device`` loads the buffer ahead of its use; raises IllegalRewrite where it cannot.
+
+    Stock StorageRewrite may lay a tile where a dead buffer of another type was, and what it is copied to by then
+    points to that buffer's type: copies of halves would go to offsets in floats.
+    """
     if has_async_copies(device):
+        other = function.shared_of_another_type_before(load_use.loop, load_use.buffer)
+        if other is not None:
+            raise IllegalRewrite(
+                f"{load_use.name} may be laid where {other.name} was, which is {other.ty.dtype} and done with before",
+                "make them of one type, or the earlier one no shared memory",
+            )
         return asynchronous(load_use.copies, function.ranges)
     return through_registers(load_use.copies, function.ranges, by_compiler=device.kind != "rocm")
 

@@ -219,9 +219,18 @@ class Translator:
         self.emit(f"yield ('barrier', {next(self.fresh)})")
 
     def _do_s_tir_cp_async_raw(self, target: Any, at: Any, source: Any, origin: Any, size_bytes: Any) -> None:
-        count = int(size_bytes) // np.dtype(str(target.args[0].ty.dtype)).itemsize
-        to, read = (f"({self.buffer(b)[0]!r}, {self.expr(i)})" for b, i in ((target, at), (source, origin)))
+        name, first, itemsize = self.place(target)
+        count = int(size_bytes) // itemsize
+        to, read = f"({name!r}, {first} + {self.expr(at)})", f"({self.buffer(source)[0]!r}, {self.expr(origin)})"
         self.emit(f"memory.issue(thread, groups, {to}, {read}, {count})")
+
+    def place(self, pointer: Any) -> tuple[str, str, int]:
+        """The memory, the index and the bytes of an element of ``buffer.data`` or ``address_of(buffer[index])``."""
+        inner = pointer.args[0]
+        is_element = hasattr(inner, "indices")
+        buffer = inner.source if is_element else inner
+        first = self.expr(inner.indices[0]) if is_element else "0"
+        return self.buffer(buffer)[0], first, np.dtype(str(buffer.ty.dtype)).itemsize
 
     def _pointer(self, call: Any) -> str:
         """``'name', index`` of ``address_of(buffer[index])``."""

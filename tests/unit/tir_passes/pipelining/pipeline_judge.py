@@ -43,15 +43,15 @@ class PipelineTranslator(scalar_translate.Translator):
         if not predicate:
             super()._do_s_tir_cp_async_raw(*args)
             return
-        name, _ = self.buffer(target)
-        count = int(size_bytes) // np.dtype(str(target.args[0].ty.dtype)).itemsize
+        name, first, itemsize = self.place(target)
+        count = int(size_bytes) // itemsize
         self.emit(f"if {self.expr(predicate[0])}:")
         self.depth += 1
         super()._do_s_tir_cp_async_raw(target, at, source, origin, size_bytes)
         self.depth -= 1
         self.emit("else:")
         self.depth += 1
-        self.emit(f"for lane in range({count}): memory.write(thread, {name!r}, {self.expr(at)} + lane, 0.0)")
+        self.emit(f"for lane in range({count}): memory.write(thread, {name!r}, {first} + {self.expr(at)} + lane, 0.0)")
         self.depth -= 1
 
 
