@@ -90,7 +90,7 @@ def constructed_kernels() -> tuple[PipeliningKernel, ...]:
     vector = [
         (f"roller_single_{m}x{n}x{k}", partial(single_product, m, n, k), single, device)
         for device in (A100, H200, V100, T4)
-        for m, n, k in ((64, 64, 72), (33, 65, 17))
+        for m, n, k in ((64, 64, 72), (33, 65, 17), (96, 65, 68), (128, 128, 40))
     ]
     images = [
         (

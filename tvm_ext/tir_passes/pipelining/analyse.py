@@ -76,7 +76,7 @@ def find_load_use(function: Function, name: str) -> LoadUse:
     touched = [item for item in function.accesses if item[2].buffer.same_as(buffer)]
     writes = [item for item in touched if item[2].writes]
     _check_known(buffer, touched, function)
-    loop = _one_loop(buffer, writes)
+    loop = _one_loop(buffer, writes, touched)
     _check_loop(loop, buffer)
     children = children_of(open_wrappers(loop.body)[1])
     parts = _parts(buffer, children, writes, loop)
@@ -123,7 +123,7 @@ def _check_known(buffer: Buffer, touched: list[Any], function: Function) -> None
 
 
 # --- step 3 -------------------------------------------------------------------------------------------------------
-def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access) -> Stmt:
+def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access, touched: list[Any]) -> Stmt:
     """From the load outwards, the first sequential loop whose variable does not index inside the buffer (§3.1)."""
     inside = _index_of(access)
     for loop in reversed(around):
@@ -137,7 +137,10 @@ def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access) -> 
             continue
         kind = ForKind(loop.kind).name.lower()
         raise RefusedError("sequential loop", f"the loop {loop.loop_var.name} that reuses {buffer.name} is {kind}")
-    own = [loop for loop in around if isinstance(loop, For) and is_sequential(loop, registers=is_register(buffer))]
+    sequential = [
+        loop for loop in around if isinstance(loop, For) and is_sequential(loop, registers=is_register(buffer))
+    ]
+    own = [loop for loop in sequential if _uses_what_it_loads(loop, touched)]
     if any(uses(index, loop.loop_var) for loop in own for index in inside):
         name = next(loop.loop_var.name for loop in own if any(uses(index, loop.loop_var) for index in inside))
         reason = f"each iteration of {name} fills a place of its own in {buffer.name}: no loop reuses it"
@@ -162,16 +165,23 @@ def _index_of(access: Access) -> list[Any]:
     ]
 
 
-def _loop_or_refusal(buffer: Buffer, around: tuple[Stmt, ...], access: Access) -> Stmt | RefusedError:
+def _uses_what_it_loads(loop: Stmt, touched: list[Any]) -> bool:
+    """Whether the buffer is read in ``loop``; the rounds of a copy do not."""
+    return any(access.reads and any(outer.same_as(loop) for outer in around) for around, _, access in touched)
+
+
+def _loop_or_refusal(
+    buffer: Buffer, around: tuple[Stmt, ...], access: Access, touched: list[Any]
+) -> Stmt | RefusedError:
     try:
-        return _load_use_loop(buffer, around, access)
+        return _load_use_loop(buffer, around, access, touched)
     except RefusedError as refusal:
         return refusal
 
 
-def _one_loop(buffer: Buffer, writes: list[Any]) -> Stmt:
-    """The loop that all loads of ``buffer`` belong to."""
-    answers = [_loop_or_refusal(buffer, around, access) for around, _, access in writes]
+def _one_loop(buffer: Buffer, writes: list[Any], touched: list[Any]) -> Stmt:
+    """The loop that all loads of ``buffer`` belong to; ``touched`` are its loads and its uses."""
+    answers = [_loop_or_refusal(buffer, around, access, touched) for around, _, access in writes]
     refusals = [answer for answer in answers if isinstance(answer, RefusedError)]
     loops = [answer for answer in answers if not isinstance(answer, RefusedError)]
     if not loops:

@@ -22,6 +22,7 @@ from .loops import bytes_per_element, rename_apart, scope_of, size_of, to_loops
 from .lower import lower_primitives
 from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
 from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions, shared_capacity_bytes
+from .private_registers import group_loads, ungroup_loads
 from .stock_pipelines import already_pipelined, without_stock_pipelines
 from .transform import Pipeline, Stage, Transformer, new_stage
 from .versions import version_elements
@@ -146,11 +147,17 @@ def _planned(func: Any, device: DeviceSpec, wishes: Wishes) -> tuple[PipelinePla
         return PipelinePlan(refusals=(refusal,)), None
     if hints:
         wishes = replace(wishes, by_buffer=hints)
-    loops = to_loops(func)
+    loops = _grouped_loops(func)
     plan = replace(decide(Function(loops), device, wishes), replaces_stock=replaces)
     if wishes.bulk_copies and plan.buffers:
         plan = _by_bulk_copies(Function(loops), plan, device)
     return plan, loops
+
+
+def _grouped_loops(func: Any) -> Any:
+    """The form that detection and transformation look at."""
+    loops = to_loops(func)
+    return loops.with_body(group_loads(loops.body))
 
 
 def _by_bulk_copies(function: Function, plan: PipelinePlan, device: DeviceSpec) -> PipelinePlan:
@@ -187,7 +194,7 @@ def with_primitives(func: Any, plan: PipelinePlan, device: DeviceSpec, loops: An
     ``loops`` is what `to_loops` made of it, where that is at hand.
     """
     if loops is None:
-        loops = to_loops(without_stock_pipelines(func) if plan.replaces_stock else func)
+        loops = _grouped_loops(without_stock_pipelines(func) if plan.replaces_stock else func)
     function = move_functions(Function(loops), plan.moved)
     pipelines = _pipelines(function, plan, device)
     bulk: dict[int, BulkPipeline] = {}
@@ -206,7 +213,7 @@ def with_primitives(func: Any, plan: PipelinePlan, device: DeviceSpec, loops: An
 
 def lowered(func: Any, lowering: Lowering) -> Any:
     """``func`` with its primitives as instructions of the target."""
-    body = lower_bulk_primitives(func.body, lowering.bulk)
+    body = lower_bulk_primitives(ungroup_loads(func.body), lowering.bulk)
     body = lower_primitives(body, dict(lowering.asynchronous), dict(lowering.scopes))
     return rename_apart(func.with_body(body))
 

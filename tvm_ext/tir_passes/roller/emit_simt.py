@@ -24,7 +24,7 @@ from typing import Any
 from ..._tvm import Var, structural_equal, structural_walk, tirx
 from ...hal import DeviceSpec
 from ...plan import RProgram
-from ...stages import Stage, dtype_of, replace_loads, substitute
+from ...stages import Stage, dtype_of, replace_loads, static_shape, substitute
 from ...tensor_expr import TensorExpr
 from ..build_ir import (
     SERIAL,
@@ -44,6 +44,7 @@ from ..build_ir import (
 )
 from ..simt_ir import SimtKernel, gpu_buffer, launch, unrolled, unrolled_by_tvm
 from .register_tile import flat
+from .simt_banks import with_buffer
 from .simt_box import produce
 from .simt_copy import emit_copy, is_vector
 from .simt_limits import in_shared_memory, partial_sums, planned_registers
@@ -182,11 +183,16 @@ def _copies(
 def _steps(body: _Body) -> Stmt:
     """The steps of the reduction; along each axis the whole ones in a loop, then the rest at its own size."""
     tiling = body.tiling
-    stepped = [operand for operand in body.operands if operand.stepped(tiling)]
+
+    def step_of(starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
+        own = body if tile == tiling.tile else _with_own_memory(body)
+        stepped = [operand for operand in own.operands if operand.stepped(tiling)]
+        rest = [] if own is body else [allocate(o.box.buffer) for o in stepped if o.box is not None]
+        return sequence(*rest, *_copies(own, stepped, starts, tile), _points(own, starts, tile))
 
     def along(axes: Sequence[int], starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
         if not axes:
-            return sequence(*_copies(body, stepped, starts, tile), _points(body, starts, tile))
+            return step_of(starts, tile)
         p, rest = axes[0], axes[1:]
         whole, left = divmod(tiling.stage.extents[p], tiling.step[p])
         step = tiling.step[p]
@@ -198,6 +204,22 @@ def _steps(body: _Body) -> Stmt:
         return sequence(*parts)
 
     return along(tiling.reduction, body.block, tiling.tile)
+
+
+def _with_own_memory(body: _Body) -> _Body:
+    """``body`` for a last, smaller step, whose tiles have names of their own.
+
+    A buffer that is also loaded behind the loop over the steps could not be loaded ahead in it. Stock StorageRewrite
+    lets both lie in the same memory.
+    """
+    own = []
+    for operand in body.operands:
+        if operand.stepped(body.tiling) and operand.box is not None:
+            old = operand.box.buffer
+            buffer = gpu_buffer(static_shape(old), dtype_of(old), f"{old.name}_rest", str(old.ty.storage_scope))
+            operand = replace(operand, box=with_buffer(operand.box, buffer))
+        own.append(operand)
+    return replace(body, operands=tuple(own))
 
 
 def _points(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
