@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,7 @@ def generate(
     start = time.perf_counter()
     objects = tuple(codes[symbol] for symbol in sorted(codes))
     library = _load(objects) if objects else _no_kernels(target)
+    _check_defined(library, codes)
     times = CodeTimes(
         threads=min(threads, max(1, len(pending))),
         compiled=len(pending),
@@ -212,6 +213,13 @@ def _load(objects: tuple[bytes, ...]) -> Any:
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise UnusableCodeError(f"kernels cannot be linked: {reason[0]}") from error
+
+
+def _check_defined(library: Any, symbols: Iterable[str]) -> None:
+    """Raise UnusableCodeError where a kernel is missing, which a linker does not notice: an empty file links."""
+    missing = [symbol for symbol in symbols if not library.implements_function(symbol)]
+    if missing:
+        raise UnusableCodeError(f"the code of kernel {missing[0]} does not define it")
 
 
 def _no_kernels(target: Any) -> Any:

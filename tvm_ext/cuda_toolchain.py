@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_ext import cuda_nvrtc, options
@@ -27,6 +26,7 @@ from tvm_ext.cuda_fatbin import write_fatbin
 from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEnvironmentError
 from tvm_ext.kernel_cache import CachedKernel, KernelCache, KernelRecord
 from tvm_ext.limited_process import INSTALL_CUDA, run_limited
+from tvm_ext.plan import from_json, to_json
 from tvm_ext.ptxas_report import KernelUse, parse_report
 
 SCHEMA = 1  # of what the cache keeps
@@ -314,15 +314,20 @@ def _key(source: str, flags: str, compiler: str) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _About:
+    """What the cache keeps of a `CompiledCuda` beside its image."""
+
+    architectures: tuple[str, ...]
+    uses: tuple[KernelUse, ...]
+    compiler: str
+    command: str
+
+
 def _keep(cache: KernelCache | None, key: str, done: CompiledCuda) -> CompiledCuda:
     if cache is not None:
-        about = {
-            "architectures": done.architectures,
-            "uses": [asdict(use) for use in done.uses],
-            "compiler": done.compiler,
-            "command": done.command,
-        }
-        cache.put(key, CachedKernel(KernelRecord(symbol="fatbin", choice=json.dumps(about), params=()), done.image))
+        about = _About(architectures=done.architectures, uses=done.uses, compiler=done.compiler, command=done.command)
+        cache.put(key, CachedKernel(KernelRecord(symbol="fatbin", choice=to_json(about), params=()), done.image))
     return done
 
 
@@ -330,13 +335,18 @@ def _cached(cache: KernelCache | None, key: str) -> CompiledCuda | None:
     entry = cache.get(key) if cache is not None else None
     if entry is None:
         return None
-    about = json.loads(entry.record.choice)
+    try:
+        about = from_json(_About, entry.record.choice)
+    except ValueError as error:
+        assert cache is not None
+        cache.reject(key, str(error))
+        return None
     return CompiledCuda(
         image=entry.code,
-        architectures=tuple(about["architectures"]),
-        uses=tuple(KernelUse(**use) for use in about["uses"]),
-        compiler=about["compiler"],
-        command=about["command"],
+        architectures=about.architectures,
+        uses=about.uses,
+        compiler=about.compiler,
+        command=about.command,
         seconds=0.0,
         cached=True,
     )

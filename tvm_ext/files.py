@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,17 +13,20 @@ from pathlib import Path
 from tvm_ext.errors import ExportError
 
 
-def write_atomically(path: str | Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomically(path: str | Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
     """Replace the file ``path`` by ``content``; raises ExportError, and leaves the old file, where that fails."""
-    produce_atomically(path, lambda temporary: temporary.write_bytes(content), durable=durable)
+    produce_atomically(path, lambda temporary: temporary.write_bytes(content), durable=durable, private=private)
 
 
-def produce_atomically(path: str | Path, produce: Callable[[Path], object], *, durable: bool = True) -> None:
+def produce_atomically(
+    path: str | Path, produce: Callable[[Path], object], *, durable: bool = True, private: bool = False
+) -> None:
     """Let ``produce`` write a temporary file beside ``path``, then move it into place once it is on the disk.
 
     A kill or a full disk at any moment leaves either the old file or the new one under ``path``. The temporary name
     ends in the same suffix (linkers and loaders look at it) and starts with a dot. Without ``durable`` nobody waits for
     the disk: after a power cut the file may be torn, which is for files that carry a checksum and can be made again.
+    A ``private`` file is the user's alone; others get the mode that any new file has.
 
     Raises
     ------
@@ -30,7 +34,7 @@ def produce_atomically(path: str | Path, produce: Callable[[Path], object], *, d
         where the folder is missing or not writable, the disk is full, or ``produce`` fails to write.
     """
     path = Path(path)
-    with _temporary_beside(path) as temporary:
+    with _temporary_beside(path, private) as temporary:
         try:
             produce(temporary)
             if durable:
@@ -42,6 +46,59 @@ def produce_atomically(path: str | Path, produce: Callable[[Path], object], *, d
             raise
         except OSError as error:
             raise ExportError(f"cannot write {path}: {error.strerror or error}.", _remedy(error)) from error
+
+
+class UntrustedFileError(OSError):
+    """A file or folder that somebody else can change, or that is no plain file or folder; the text says which."""
+
+
+def read_own(folder: Path, parts: Sequence[str], limit_bytes: int) -> bytes:
+    """The content of the file ``parts`` (folders, then a name) below ``folder``, if only this user can have written it.
+
+    The folders and the file must belong to this user and be writable by nobody else; symbolic links are not followed
+    below ``folder``, and what is no plain file (a FIFO, a device) is not opened for longer than it takes to see that.
+
+    Raises
+    ------
+    UntrustedFileError
+        where one of these does not hold, or the file has more than ``limit_bytes``.
+    OSError
+        where it cannot be read, FileNotFoundError where it does not exist.
+    """
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check_own(os.fstat(at), str(folder), stat.S_ISDIR)
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = inner
+            _check_own(os.fstat(at), part, stat.S_ISDIR)
+        # O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
+        handle = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+    with os.fdopen(handle, "rb") as file:
+        state = os.fstat(file.fileno())
+        _check_own(state, parts[-1], stat.S_ISREG)
+        if state.st_size > limit_bytes:
+            raise UntrustedFileError(f"{parts[-1]} has {state.st_size} bytes, more than {limit_bytes}")
+        return file.read(limit_bytes + 1)
+
+
+def _check_own(state: os.stat_result, name: str, kind: Callable[[int], bool]) -> None:
+    if not kind(state.st_mode):
+        raise UntrustedFileError(f"{name} is {'no plain file' if kind is stat.S_ISREG else 'no folder'}")
+    if state.st_uid != os.geteuid():
+        raise UntrustedFileError(f"{name} belongs to another user (number {state.st_uid})")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedFileError(f"{name} can be changed by others (mode {stat.S_IMODE(state.st_mode):o})")
+
+
+def make_own_folder(path: Path) -> None:
+    """Make the folder ``path``, and what is missing above it, for this user alone; one that exists stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
 
 
 def check_space(folder: Path, size_bytes: int) -> None:
@@ -69,13 +126,14 @@ def write_objects(objects: Sequence[bytes], folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
+def _temporary_beside(path: Path, private: bool) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
     except OSError as error:
         raise ExportError(f"cannot write into {path.parent}: {error.strerror or error}.", _remedy(error)) from error
     os.close(handle)
-    _give_default_mode(Path(name))
+    if not private:
+        _give_default_mode(Path(name))
     try:
         yield Path(name)
     finally:

@@ -3,6 +3,9 @@
 An entry holds what a build needs of a kernel: its `KernelChoice`, the parameters it takes and its machine code. It is
 found by the digest of everything that decides these (`kernel_key`), so nothing in the cache ever has to be invalidated.
 A build never fails because of the cache: what is wrong with it becomes a note, and the kernel is made anew.
+
+Machine code that is loaded runs as whoever builds. So nothing is read that somebody else could have put there: folders
+and entries must belong to the user and be writable by nobody else (`files.read_own`).
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from tvm_ext import options
 from tvm_ext._tvm import PassContext, PrimFunc, save_json, tirx, tvm, tvm_ffi
 from tvm_ext.build_profile import CacheUse
 from tvm_ext.errors import ExportError, OptionError
-from tvm_ext.files import write_atomically
+from tvm_ext.files import UntrustedFileError, make_own_folder, read_own, write_atomically
 from tvm_ext.plan import from_json, to_json
 
 SCHEMA = 1  # of the files; a change makes the old ones unknown
 SUFFIX = ".kernel"
 SIZE_LIMIT_BYTES = 512 << 20
 """ResNet-50's kernels take 0.9 MB and DenseNet-121's 5 MB, so this holds a hundred models of the larger kind."""
+ENTRY_LIMIT_BYTES = 64 << 20  # a CUDA module of a whole model has a few; a thousandth of it is a usual kernel
 KEPT_FRACTION = 0.8  # of the limit, after entries were dropped: the next drop is then some builds away
 ABANDONED_AFTER_S = 3600.0  # a temporary file as old as this belongs to a process that was killed
 
@@ -97,13 +101,14 @@ class KernelCache:
         return self.folder is not None
 
     def switch_off(self) -> None:
-        """From here on find nothing and keep nothing."""
+        """From here on find nothing and keep nothing; what was found counts as missed, for nobody uses it."""
         self.folder = None
+        self.hits, self.misses = 0, self.misses + self.hits
         self.found.clear()
 
     def get(self, key: str) -> CachedKernel | None:
         """The entry under ``key``; None where there is none, or (with a note) none that can be used."""
-        found = self._read(_path(self.folder, key)) if self.folder is not None else None
+        found = self._read(self.folder, key) if self.folder is not None else None
         if found is None:
             self.misses += 1
         else:
@@ -117,8 +122,9 @@ class KernelCache:
             return
         path = _path(self.folder, key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, encode(kernel), durable=False)
+            make_own_folder(self.folder)
+            make_own_folder(path.parent)
+            write_atomically(path, encode(kernel), durable=False, private=True)
         except (OSError, ExportError) as error:
             self.note("writing", f"kernels cannot be kept in {self.folder}: {getattr(error, 'problem', error)}")
 
@@ -138,10 +144,20 @@ class KernelCache:
             self.notes[kind] = text
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _read(self, path: Path) -> CachedKernel | None:
+    def reject(self, key: str, reason: str) -> None:
+        """Take back what `get` gave under ``key``, whose content does not fit the kernel that was asked for."""
+        self.found.pop(key, None)
+        self.hits, self.misses = self.hits - 1, self.misses + 1
+        self.note("corrupt", f"an entry of the kernel cache is ignored and made anew: {key} ({reason})")
+
+    def _read(self, folder: Path, key: str) -> CachedKernel | None:
+        path = _path(folder, key)
         try:
-            content = path.read_bytes()
+            content = read_own(folder, path.relative_to(folder).parts, ENTRY_LIMIT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UntrustedFileError as error:
+            self.note("untrusted", _untrusted(folder, error))
             return None
         except OSError as error:
             self.note("reading", f"the kernel cache {self.folder} cannot be read: {error.strerror or error}")
@@ -153,6 +169,13 @@ class KernelCache:
             return None
         _mark_used(path)
         return found
+
+
+def _untrusted(folder: Path, error: OSError) -> str:
+    return (
+        f"nothing is read from the kernel cache {folder}, for {error}: the machine code in it would run as you. "
+        f"Delete it, or make it yours alone: chmod -R go-w {folder}"
+    )
 
 
 def encode(kernel: CachedKernel) -> bytes:
@@ -193,6 +216,21 @@ def params_of(func: Any) -> tuple[KernelParam, ...] | None:
             return None
         found.append(KernelParam(name=str(param.name), shape=tuple(map(int, shape)), dtype=str(param.ty.dtype)))
     return tuple(found)
+
+
+def misfit(func: Any, entry: CachedKernel, packed: Mapping[int, tuple[int, ...]]) -> str:
+    """Why ``entry`` cannot be the kernel of ``func``, "" where it can: its parameters must be those of ``func``.
+
+    ``packed`` gives the shapes of parameters, by index, that the kernel takes in another layout.
+    """
+    wanted = params_of(func)
+    assert wanted is not None, "kernels with other parameters are not looked up"
+    if len(wanted) != len(entry.record.params):
+        return f"it takes {len(entry.record.params)} parameters instead of {len(wanted)}"
+    for index, (ours, theirs) in enumerate(zip(wanted, entry.record.params, strict=True)):
+        if (theirs.shape, theirs.dtype) != (packed.get(index, ours.shape), ours.dtype):
+            return f"parameter {ours.name} is {theirs.shape} {theirs.dtype}"
+    return ""
 
 
 def seal(func: Any, entry: CachedKernel, key: str, attributes: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -111,6 +112,8 @@ def kept(plan: BenchPlan, model: str) -> CachedMeasurement | None:
 def _read(path: Path, key: str) -> CachedMeasurement | None:
     """The content of ``path``, None (with a warning, unless there is no file) where it cannot be used."""
     try:
+        if os.path.lexists(path) and not path.is_file():
+            raise OSError("it is no plain file")  # a FIFO would be waited for for ever
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None

@@ -28,6 +28,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -210,10 +211,23 @@ def cache_directory() -> Path:
     Raises `OptionError` where ``TVM_EXT_CACHE_DIR`` names something that is not a folder.
     """
     chosen = os.environ.get(_CACHE_VARIABLE, "").strip()
-    path = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("tvm_ext")
-    if path.exists() and not path.is_dir():
-        raise OptionError(f"{_CACHE_VARIABLE} names {path}, which is not a folder.", "name a folder, or unset it")
-    return path.absolute()
+    if not chosen:
+        return platformdirs.user_cache_path("tvm_ext").absolute()
+    return _folder(chosen, f"{_CACHE_VARIABLE} names", "name a folder, or unset it")
+
+
+def _folder(text: str, what: str, remedy: str) -> Path:
+    """The folder called ``text``, which may not exist yet; raises `OptionError` where no folder can have that name."""
+    try:
+        path = Path(text).expanduser().absolute()
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a NUL in it, "~nobody"
+        raise OptionError(f"{what} {text!r}, which cannot be a folder: {error}.", remedy) from error
+    if not stat.S_ISDIR(mode):
+        raise OptionError(f"{what} {path}, which is not a folder.", remedy)
+    return path
 
 
 def kernel_cache_directory(setting: str = "auto") -> Path | None:
@@ -226,10 +240,9 @@ def kernel_cache_directory(setting: str = "auto") -> Path | None:
         chosen = os.environ.get(_KERNEL_CACHE_VARIABLE, "").strip() or "auto"
     if chosen == "off":
         return None
-    path = cache_directory() / "kernels" if chosen == "auto" else Path(chosen).expanduser().absolute()
-    if path.exists() and not path.is_dir():
-        raise OptionError(f"the kernel cache {path} is not a folder.", "name a folder, or pass kernel_cache='off'")
-    return path
+    if chosen == "auto":
+        chosen = str(cache_directory() / "kernels")
+    return _folder(chosen, "the kernel cache is", "name a folder, or pass kernel_cache='off'")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -301,4 +301,17 @@ def _build(kind: Any, value: Any) -> Any:
         if value is None:
             return None
         return _build(next(k for k in get_args(kind) if k is not type(None)), value)
+    return _leaf(kind, value)
+
+
+def _leaf(kind: Any, value: Any) -> Any:
+    """``value`` itself; raises TypeError where JSON held something else than a field of ``kind`` takes."""
+    if get_origin(kind) is Literal:
+        fits = value in get_args(kind)
+    elif kind is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = type(value) is kind if kind in (str, int, bool) else True
+    if not fits:
+        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
     return value

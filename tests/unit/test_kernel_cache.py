@@ -241,7 +241,7 @@ def test_a_file_in_the_folders_place_switches_the_cache_off(tmp_path: Path) -> N
 
 
 def test_a_full_disk_is_reported_and_the_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, _content: bytes, *, durable: bool) -> None:
+    def full(path: Path, _content: bytes, *, durable: bool, private: bool) -> None:
         raise ExportError(f"cannot write {path}: No space left on device.", "free some space")
 
     monkeypatch.setattr(kernel_cache, "write_atomically", full)

@@ -19,9 +19,9 @@ from .._tvm import (
 )
 from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
-from ..kernel_cache import KERNEL_KEY, KernelCache, build_context, kernel_key, params_of, seal
+from ..kernel_cache import KERNEL_KEY, CachedKernel, KernelCache, build_context, kernel_key, misfit, params_of, seal
 from ..options import BuildOptions
-from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, to_json
+from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, from_json, to_json
 from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
 from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
@@ -74,7 +74,7 @@ class ConstructKernels:
     def _kernel(self, func: Any, name: str, context: str, made: EqualFunctions) -> Any:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
         key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
-        entry = self.cache.get(key) if key is not None else None
+        entry = self._entry(func, key) if key is not None else None
         if key is not None and entry is not None:
             return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
         kernel = made.find(func, name)
@@ -84,6 +84,21 @@ class ConstructKernels:
             kernel = construct_kernel(func, name, self.device, self.options)
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+
+    def _entry(self, func: Any, key: str) -> CachedKernel | None:
+        """The cache's entry under ``key``, if it can be the kernel of ``func``."""
+        entry = self.cache.get(key)
+        if entry is None:
+            return None
+        try:
+            choice = from_json(KernelChoice, entry.record.choice)
+            reason = misfit(func, entry, {how.param_index: how.extents for how in choice.packs})
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            self.cache.reject(key, reason)
+            return None
+        return entry
 
 
 def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
