@@ -256,7 +256,10 @@ def cache(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    libraries: Annotated[list[Path] | None, typer.Argument(help="Exported libraries to check as well.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check the installation: versions, compiler, threads, caches, processor. Exit code 1 if something is broken."""
     from dataclasses import asdict
 
@@ -264,7 +267,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     colours = {"ok": "green", "note": "yellow", "problem": "red"}
     findings: list[Finding] = []
-    for finding in examine():
+    for finding in examine(libraries or ()):
         findings.append(finding)
         if not as_json:
             _console().print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ from tvm_ext import _environment, _native, cuda_toolchain, device_db, measuremen
 from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
 from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.errors import TvmExtError
-from tvm_ext.export import compile_metadata
+from tvm_ext.export import check_complete, check_seal, compile_metadata
 from tvm_ext.kernel_cache import entries
 from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
 from tvm_ext.probe import bench_plan, probe_cpu
@@ -43,14 +43,30 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> Iterator[Finding]:
-    """Every finding, one after the other: some take a second."""
+def examine(libraries: Sequence[Path] = ()) -> Iterator[Finding]:
+    """Every finding, one after the other: some take a second. Of ``libraries`` the digest is checked."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _versions, _native_part, _pipelines, _processor, _measurement, _threads, _cache, _compiler,
         _cuda_compiler, _small_build,
     )  # fmt: skip
     for check in checks:
         yield from _guarded(check)
+    for path in libraries:
+        yield _library(path)
+
+
+def _library(path: Path) -> Finding:
+    name = f"library {path.name}"
+    try:
+        check_complete(path)
+        digest = check_seal(path)
+    except OSError as error:
+        return Finding(name=name, state="problem", detail=f"{path} cannot be read: {error.strerror or error}")
+    except TvmExtError as error:
+        return Finding(name=name, state="problem", detail=error.problem, remedy=error.remedy)
+    if not digest:
+        return Finding(name=name, state="note", detail="not exported by tvm_ext: it carries no digest")
+    return Finding(name=name, state="ok", detail=f"as it was exported: SHA-256 {digest}")
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

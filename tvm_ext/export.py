@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ _SHOWN_LINES = 15
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _ELF_HEADER = struct.Struct("<40xQ10xHH2x")
 """Of a 64-bit ELF file: offset of the section table (at byte 40), size and number of its entries (at 58 and 60)."""
+
+_SEAL = b"\ntvm_ext library, SHA-256 of what precedes: "
+_SEAL_BYTES = len(_SEAL) + 64 + 1
+"""An exported library ends in `_SEAL`, the digest in hexadecimal and a newline, behind what loaders look at."""
+_CHUNK_BYTES = 1 << 20
 
 _METADATA_SOURCE = """
 #include <tvm/ffi/c_api.h>
@@ -62,7 +68,12 @@ def export_executable(
         check_space(folder, size_bytes)  # the object files
         addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
         pack = _packer(architectures, folder, compiler) if architectures else {}
-        produce_atomically(path, lambda temporary: _link(executable, addons, temporary, size_bytes, folder, pack))
+
+        def produce(temporary: Path) -> None:
+            _link(executable, addons, temporary, size_bytes, folder, pack)
+            seal(temporary)
+
+        produce_atomically(path, produce)
 
 
 def check_complete(path: Path) -> None:
@@ -80,6 +91,52 @@ def check_complete(path: Path) -> None:
     needed = section_table + entry_size * entry_count
     if size < needed:
         raise ExportError(f"{path} was cut off: it has {size} of at least {needed} bytes.", "copy or export it again")
+
+
+def seal(path: Path) -> None:
+    """Append the digest of the library ``path`` to it, which `check_seal` compares."""
+    digest = _digest(path, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(_SEAL + digest.encode() + b"\n")
+
+
+def check_seal(path: Path) -> str:
+    """The digest that the library ``path`` carries; "" for a library of somebody else, which carries none.
+
+    Loading a library whose bytes have changed runs whatever they have become. Raises ExportError where the digest is
+    not that of the file, or one of ours has lost it.
+    """
+    size = path.stat().st_size - _SEAL_BYTES
+    with path.open("rb") as file:
+        file.seek(max(0, size))
+        tail = file.read()
+    if size < 0 or not tail.startswith(_SEAL):
+        if _mentions(path, METADATA_FUNCTION.encode()):
+            raise ExportError(f"{path} was cut off or stripped: it has lost its digest.", "copy or export it again")
+        return ""
+    digest = _digest(path, size)
+    if tail[len(_SEAL) :] != digest.encode() + b"\n":
+        raise ExportError(f"{path} is not what was exported: its digest does not fit.", "copy or export it again")
+    return digest
+
+
+def _digest(path: Path, size: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest.hexdigest()
+
+
+def _mentions(path: Path, word: bytes) -> bool:
+    with path.open("rb") as file:
+        before = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            if word in before + chunk:
+                return True
+            before = chunk[-len(word) :]
+    return False
 
 
 def compile_metadata(metadata: str, folder: Path) -> Path:

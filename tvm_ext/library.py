@@ -21,7 +21,7 @@ from tvm_ext.build_profile import DeviceCode
 from tvm_ext.cpu_info import CpuNeeds, read_cpu_info
 from tvm_ext.cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
 from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
-from tvm_ext.export import METADATA_FUNCTION, check_complete, export_executable
+from tvm_ext.export import METADATA_FUNCTION, check_complete, check_seal, export_executable
 from tvm_ext.files import produce_atomically
 from tvm_ext.graph_module import GraphModule, TensorSpec
 from tvm_ext.report import BuildReport
@@ -212,7 +212,7 @@ class Library:
 
 
 def load(path: str | Path) -> Library:
-    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one.
+    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one, or was changed.
 
     Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
     """
@@ -220,6 +220,7 @@ def load(path: str | Path) -> Library:
     if not path.is_file():
         raise ExportError(f"there is no file {path}.", "check the path")
     check_complete(path)
+    check_seal(path)
     try:
         with without_lines(CONSTANT_SCOPES):
             module = _open(path.absolute())
