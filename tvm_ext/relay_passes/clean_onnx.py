@@ -34,6 +34,7 @@ def inline_functions(graph: OnnxGraph, model: onnx.ModelProto, operators: frozen
     """
     if not model.functions and not operators:
         return graph
+    graph = _with_default_attributes(graph, operators)
     skeleton = model_from_graph(graph, lambda name: graph.constants[name].size <= 1)
     skeleton.functions.extend(model.functions)
     skeleton.ir_version = max(skeleton.ir_version, model.ir_version)
@@ -55,6 +56,33 @@ def inline_functions(graph: OnnxGraph, model: onnx.ModelProto, operators: frozen
         constants={**inlined.constants, **graph.constants},
         opsets={**graph.opsets, **inlined.opsets},
     )
+
+
+def _with_default_attributes(graph: OnnxGraph, operators: frozenset[tuple[str, str]]) -> OnnxGraph:
+    """ONNX's inliner drops what a definition says by an attribute that a node leaves at its default (Celu's alpha)."""
+    names = {name for _, name in operators}
+    if not names:
+        return graph
+    return graph.with_nodes(
+        _with_defaults(node, graph.opset) if node.op_type in names and node.domain in STANDARD_DOMAINS else node
+        for node in graph.nodes
+    )
+
+
+def _with_defaults(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
+    given = {item.name for item in node.attribute}
+    attributes = onnx.defs.get_schema(node.op_type, opset).attributes
+    missing = [
+        item.default_value
+        for name, item in attributes.items()
+        if name not in given and item.default_value.type != onnx.AttributeProto.UNDEFINED
+    ]
+    if not missing:
+        return node
+    complete = onnx.NodeProto()
+    complete.CopyFrom(node)
+    complete.attribute.extend(missing)
+    return complete
 
 
 def drop_identities(graph: OnnxGraph) -> OnnxGraph:

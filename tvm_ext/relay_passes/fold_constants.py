@@ -29,10 +29,11 @@ _FILLED_BYTES = 2 << 30
 
 # Deterministic operators with NumPy semantics, which exporters use to compute shapes, masks and scales.
 _FOLDABLE_NAMES = (
-    "Abs Add And Cast Ceil Concat Cos Div Equal Exp Expand Flatten Floor Gather Greater GreaterOrEqual "
-    "Identity Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceL1 ReduceL2 "
-    "ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare "
-    "Reshape Round Sin Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu Unsqueeze Where"
+    "Abs Add And BlackmanWindow Cast Ceil Concat Cos Div Equal Exp Expand Flatten Floor Gather Greater "
+    "GreaterOrEqual HammingWindow HannWindow Identity Less LessOrEqual Log Max MelWeightMatrix Min Mod Mul Neg "
+    "Not Or Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin "
+    "ReduceProd ReduceSum ReduceSumSquare Reshape Round Sin Slice Split Sqrt Squeeze Sub Sum Tile Transpose Trilu "
+    "Unsqueeze Where"
 )
 _FOLDABLE = frozenset(_FOLDABLE_NAMES.split())
 

@@ -176,6 +176,13 @@ class Pen:
     def cast(self, name: str, code: int, out: str = "") -> str:
         return self.add("Cast", name, out=out, to=code)
 
+    def reduce(self, operator: str, x: str, axis: int, *, keepdims: bool = False, out: str = "") -> str:
+        """Writes a reduction over one axis: an attribute at first, an operand in later operator sets."""
+        since = 13 if operator == "ReduceSum" else 18
+        if self.context.opset >= since:
+            return self.add(operator, x, self.integers(axis), out=out, keepdims=int(keepdims))
+        return self.add(operator, x, out=out, axes=[axis], keepdims=int(keepdims))
+
     def name(self, stem: str) -> str:
         """A tensor name that nothing has yet."""
         return fresh_name(f"{self.node.output[0] or self._stem}_{stem}", self.context.taken)

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tvm_ext.relay_passes.onnx_operators import elementwise, normalization
+from tvm_ext.relay_passes.onnx_operators import (
+    elementwise,
+    indexing,
+    max_pool_indices,
+    normalization,
+    quantized,
+    signal,
+)
 from tvm_ext.relay_passes.onnx_operators.context import Check, Converter, Rule
 
-_FAMILIES: tuple[ModuleType, ...] = (elementwise, normalization)
+_FAMILIES: tuple[ModuleType, ...] = (elementwise, indexing, max_pool_indices, normalization, quantized, signal)
 
 
 def _joined(table: str) -> dict[str, Any]:
