@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 BINDING = "binding parameters"
 CONSTRUCTING = "graph passes and kernels"
 LOWERING = "lowering to the VM"
+VERIFYING = "interpreting the kernels"
 GENERATING = "code generation"
 
 

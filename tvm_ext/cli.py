@@ -63,12 +63,13 @@ def compile(
     roller: Roller = True,
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model to a shared library."""
     output = output or Path(f"{Path(model).stem}.so")
     with progress_bar(4) as steps:
-        library = _build(steps, load_model(model, batch, sequence), shape, target, roller)
+        library = _build(steps, load_model(model, batch, sequence), shape, target, roller, verify=verify)
         if profile:
             steps.begin("measuring each operator")
             library.profile()
@@ -280,14 +281,16 @@ def doctor(
     raise typer.Exit(code=int(any(finding.state == "problem" for finding in findings)))
 
 
-def _build(steps: Steps, model: Any, shape: list[str] | None, target: str, roller: bool) -> Any:
+def _build(
+    steps: Steps, model: Any, shape: list[str] | None, target: str, roller: bool, *, verify: bool = False
+) -> Any:
     """Import and build, in two steps."""
     from tvm_ext import relay
 
     steps.begin("importing")
     mod, params = relay.frontend.from_onnx(model, shape=parse_shapes(shape or []) or None)
     steps.begin("building")
-    return relay.build(mod, target, params=params, enable_roller=roller, progress=steps.detail)
+    return relay.build(mod, target, params=params, enable_roller=roller, progress=steps.detail, verify=verify)
 
 
 def _console() -> Console:

@@ -55,6 +55,10 @@ class CompileError(TvmExtError, RuntimeError):
     """A device compiler (nvcc, NVRTC, LLVM) refused a kernel or took too long; the message holds what it said."""
 
 
+class VerificationError(TvmExtError, RuntimeError):
+    """A kernel of a build was interpreted and found wrong, or could not be interpreted."""
+
+
 class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refused transformation
     """A rule applies to this operator but may not be carried out; the message is the reason.
 
@@ -72,6 +76,7 @@ ALL: tuple[type[TvmExtError], ...] = (
     InputError,
     ExportError,
     CompileError,
+    VerificationError,
     IllegalRewrite,
 )
 """Every class above."""

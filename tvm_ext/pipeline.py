@@ -146,13 +146,14 @@ def kernel_pipeline(
     target: tvm.target.Target, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
 ) -> tvm.transform.Sequential:
     """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
-    passes = [
-        *graph_passes(),
-        *layout_passes(device, options),
-        *operator_passes(target),
-        *kernel_passes(device, options, cache),
-    ]
+    passes = [operator_pipeline(target, device, options), *kernel_passes(device, options, cache)]
     return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
+
+
+def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
+    """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
+    passes = [*graph_passes(), *layout_passes(device, options), *operator_passes(target)]
+    return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 
 def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:

@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvm_ext import frontend, graph_module, recorder
 from tvm_ext import graph_module as graph_executor
-from tvm_ext.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, Stopwatch
+from tvm_ext.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
 from tvm_ext.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.device_db import cpu_needs
@@ -29,7 +29,7 @@ from tvm_ext.graph_module import GraphModule, TensorSpec, find_spec
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.library import Library, Signature, load
 from tvm_ext.options import BuildOptions, usable_core_count
-from tvm_ext.pipeline import BuildPlan, PassClock, plan_build, timed_context
+from tvm_ext.pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
 from tvm_ext.relay_passes.import_model import require_bound_dimensions
 from tvm_ext.rocm_toolchain import enable_rocm
 from tvm_ext.signature import input_specs, output_specs, spec_of
@@ -46,6 +46,7 @@ def build(
     enable_roller: bool | Literal["auto"] | None = None,
     options: BuildOptions | None = None,
     progress: Callable[[str], None] | None = None,
+    verify: bool = False,
     **settings: Any,
 ) -> Library:
     """Compile a Relax module with kernels that Roller constructs.
@@ -66,6 +67,9 @@ def build(
         All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
     progress
         Is told the name of each pass as it begins.
+    verify
+        For GPUs: interpret every distinct kernel as it goes to code generation (`testing.build_check`), and refuse the
+        build where one is wrong. It takes some seconds of one core for each kernel.
     settings
         Single fields of `BuildOptions`, which win over ``options``.
 
@@ -75,19 +79,26 @@ def build(
         for parameters that do not fit, or an input dimension that is still open, naming both.
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
+    VerificationError
+        with ``verify``, for a kernel that is wrong, naming operator, shapes and finding.
     """
     if enable_roller is not None:
         settings["enable_roller"] = enable_roller
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     cache = KernelCache.for_build(chosen)
     plan = plan_build(target, chosen, cache)
+    if verify and plan.device.kind == "cpu":
+        raise InputError(
+            f"verify=True interprets GPU kernels, and the target is {plan.device.name}.",
+            "on a CPU the library itself runs: compare its outputs with ONNX Runtime's or another build's",
+        )
     watch, clock = Stopwatch(), PassClock(on_start=progress)
     mod = prepare(mod, params or {})
     watch.split(BINDING)
     if not _compiles_by_kernel(mod, plan):
         cache.switch_off()
     try:
-        kernels, code = _compile(mod, plan, cache, clock, watch)
+        kernels, code = _compile(mod, plan, cache, clock, watch, verify=verify)
     except UnusableCodeError as error:
         cache.note("unusable", f"{error}; the kernels are compiled as one module, and not kept")
         cache.switch_off()
@@ -148,7 +159,14 @@ def _compiles_by_kernel(mod: tvm.IRModule, plan: BuildPlan) -> bool:
 
 
 def _compile(
-    mod: tvm.IRModule, plan: BuildPlan, cache: KernelCache, clock: PassClock, watch: Stopwatch, *, whole: bool = False
+    mod: tvm.IRModule,
+    plan: BuildPlan,
+    cache: KernelCache,
+    clock: PassClock,
+    watch: Stopwatch,
+    *,
+    whole: bool = False,
+    verify: bool = False,
 ) -> tuple[tvm.IRModule, GeneratedCode]:
     """The kernels of ``mod`` in their graph, and its code; ``whole``: all kernels in one LLVM module."""
     if plan.device.kind == "rocm":
@@ -159,6 +177,9 @@ def _compile(
         watch.split(CONSTRUCTING)
         lowered = plan.lower(kernels)
         watch.split(LOWERING)
+        if verify:
+            _refuse_wrong_kernels(mod, lowered, plan, clock)
+            watch.split(VERIFYING)
         if whole or not _compiles_by_kernel(mod, plan):
             code = generate_whole(lowered, plan.target)
         else:
@@ -167,3 +188,11 @@ def _compile(
             code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)
     return kernels, code
+
+
+def _refuse_wrong_kernels(mod: tvm.IRModule, lowered: tvm.IRModule, plan: BuildPlan, clock: PassClock) -> None:
+    """Interpret the kernels that code will be generated of; raises VerificationError."""
+    from tvm_ext.testing.build_check import check_module, refuse_wrong
+
+    operators = operator_pipeline(plan.target, plan.device, plan.options)(mod)
+    refuse_wrong(check_module(lowered, operators, plan.device, plan.target, progress=clock.on_start))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ def verify(
         device=spec.name,
         kernels=tuple(kernel.name for kernel in kernels),
         findings=result.findings,
-        errors=tuple(_error(name, value, result, rtol) for name, value in expected.items()),
+        errors=tuple(errors_of(expected, result, rtol)),
         no_reference=why_not,
         counters=result.counters,
         outputs=result.outputs,
@@ -168,6 +168,19 @@ def random_array(shape: tuple[int, ...], dtype: str, generator: np.random.Genera
     return generator.integers(low, high, shape).astype(kind)
 
 
+def random_inputs_of(kernels: Sequence[DeviceKernel], seed: int = 0, *, workspaces: bool = False) -> dict[str, Array]:
+    """Random arrays for what ``kernels`` read and do not write, by name; ``workspaces``: for such of these, too."""
+    tensors = kernels[0].tensors if workspaces else _parameters(kernels)
+    generator = np.random.default_rng(seed)
+    written = simt.written_tensors(kernels)
+    return {t.name: random_array(t.shape, t.dtype, generator) for t in tensors if t.name not in written}
+
+
+def errors_of(expected: Mapping[str, Array], result: simt.SimtRun, rtol: float | None = None) -> list[OutputError]:
+    """How far the outputs of a run are from the expected ones, where they were written."""
+    return [_error(name, value, result, rtol) for name, value in expected.items()]
+
+
 def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed: int) -> dict[str, Array]:
     tensors = {tensor.name: tensor for tensor in kernels[0].tensors}
     for name in given:
@@ -183,7 +196,7 @@ def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed:
     return made
 
 
-def _parameters(kernels: tuple[DeviceKernel, ...]) -> list[Tensor]:
+def _parameters(kernels: Sequence[DeviceKernel]) -> list[Tensor]:
     return [tensor for tensor in kernels[0].tensors if tensor.name not in kernels[0].workspaces]
 
 

@@ -1,0 +1,157 @@
+"""Every built-in model and the operators of Roller's, ALCOP's and Bolt's lists, as a default build makes them, in the
+SIMT interpreter: races, bounds, uninitialised reads, barriers, asynchronous copies that land too late, values.
+
+    nice python benchmarks/gpu/interpret.py                          # V100, A100, H200: many hours of one core
+    nice python benchmarks/gpu/interpret.py --device nvidia-a100     # a second process for another device
+    python benchmarks/gpu/interpret.py --device nvidia-a100 bert_base_layer A17 C0
+
+Of a model the module is interpreted that `relay.build` gives to code generation, each distinct kernel of it. Of what is
+large only some threadblocks are run, at full shape (`testing.build_check`; of operators beyond `LARGEST_ELEMENTS` or
+`LARGEST_FLOPS` the first two blocks, without values, as `sweep_count` does). Each record says how many, and whether
+values were compared. Results are written after each model or operator to
+``benchmarks/results/gpu-interpreted-<device>.json``; those of the same commit are not made again, so a run that was cut
+off goes on. A tree with uncommitted changes is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+from _common import RESULTS, current_environment, progress, write_results
+from cases import Case
+from programs import program
+from sweep import operators
+from sweep_count import count_blocks
+
+from tvm_ext import relay
+from tvm_ext.errors import TvmExtError
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import BuildPlan, operator_pipeline, plan_build
+from tvm_ext.testing.build_check import KernelCheck, check_kernel, check_module
+from tvm_ext.testing.models import build_model, names
+from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+
+DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
+
+LARGEST_ELEMENTS = 8_000_000
+LARGEST_FLOPS = 2e9
+"""Operators beyond either are interpreted in part, without values: the reference would take minutes."""
+
+Record = dict[str, Any]
+
+
+def check_model(name: str, plan: BuildPlan) -> tuple[KernelCheck, ...]:
+    """All distinct kernels of a built-in model."""
+    mod, params = relay.frontend.from_onnx(build_model(name))
+    bound = relay.prepare(mod, params)
+    with plan.target:
+        lowered = plan.lower(plan.construct(bound))
+        made = operator_pipeline(plan.target, plan.device, plan.options)(bound)
+        return check_module(lowered, made, plan.device, plan.target)
+
+
+def check_case(case: Case, plan: BuildPlan) -> tuple[KernelCheck, ...]:
+    """The kernels of one operator of the lists."""
+    operator = program(case)
+    kernel = construct_gpu_kernel(operator, case.id, plan.device, plan.options)
+    sizes = [prod(tensor.shape) for tensor in (*case.inputs, case.output)]
+    if max(sizes) <= LARGEST_ELEMENTS and case.flops <= LARGEST_FLOPS:
+        with plan.target:
+            return (check_kernel(case.id, kernel, operator, plan.device, plan.target),)
+    result = count_blocks(case, kernel, plan.device)
+    return (
+        KernelCheck(
+            name=case.id, device=plan.device.name, launches=1, block_count=0, blocks_run=2,
+            parameters=tuple(f"{item.name}: {item.dtype}{list(item.shape)}" for item in (*case.inputs, case.output)),
+            findings=tuple(map(str, result.findings)), not_compared="too large: the first launch's first blocks only",
+        ),
+    )  # fmt: skip
+
+
+def checked(subject: str, case: Case | None, plan: BuildPlan) -> Record:
+    """The record of a model or an operator: its kernels, or why there are none."""
+    start = time.process_time()
+    try:
+        checks = check_model(subject, plan) if case is None else check_case(case, plan)
+        error = ""
+    except TvmExtError as problem:
+        checks, error = (), str(problem)
+    wrong = [f"{check.name}: {check.problem}" for check in checks if check.problem]
+    kernels = [asdict(check) for check in checks]
+    return {"subject": subject, "cpu_s": round(time.process_time() - start, 1), "ok": not wrong and not error,
+            "error": error, "wrong": wrong, "kernels": kernels}  # fmt: skip
+
+
+def subjects(chosen: list[str]) -> Iterator[tuple[str, Case | None]]:
+    """Models first, then the lists, which take longest. Raises BadParameter for a name that is none."""
+    cases = {case.id: case for case in operators()}
+    unknown = [name for name in chosen if name not in cases and name not in names()]
+    if unknown:
+        raise typer.BadParameter(f"there is no model or operator {', '.join(unknown)}")
+    yield from ((name, None) for name in names() if not chosen or name in chosen)
+    yield from ((name, case) for name, case in cases.items() if not chosen or name in chosen)
+
+
+def main(
+    chosen: Annotated[list[str] | None, typer.Argument(help="Models and operators; all of them.")] = None,
+    device: Annotated[list[str] | None, typer.Option(help="Devices of the tables.")] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Print only: for a tree with changes.")] = False,
+) -> None:
+    """Interpret, write, summarise; exit code 1 where something is wrong."""
+    environment = current_environment()
+    if not dry and (environment.commit is None or environment.commit.endswith("+")):
+        raise typer.BadParameter("results are written for a commit: commit your changes, or use --dry")
+    failed = 0
+    for name in device or DEVICES:
+        plan, path = plan_build(name, BuildOptions()), RESULTS / f"gpu-interpreted-{name}.json"
+        done = {} if dry else _done(path, environment.commit)
+        with progress() as say:
+            for subject, case in subjects(chosen or []):
+                if subject in done:
+                    continue
+                say(f"{name}: {subject}")
+                done[subject] = record = checked(subject, case, plan)
+                print(
+                    f"{name} {subject}: {'ok' if record['ok'] else record['error'] or record['wrong'][0]}", flush=True
+                )
+                if not dry:
+                    write_results(path, "gpu-interpreted", environment, list(done.values()))
+        failed += sum(not record["ok"] for record in done.values())
+        print(summary(name, list(done.values())))
+    raise typer.Exit(code=1 if failed else 0)
+
+
+def summary(device: str, records: list[Record]) -> str:
+    """One line of figures."""
+    kernels = [kernel for record in records for kernel in record["kernels"]]
+    compared = sum(kernel["error"] is not None for kernel in kernels)
+    whole = sum(kernel["blocks_run"] == kernel["block_count"] for kernel in kernels)
+    good = sum(record["ok"] for record in records)
+    return (
+        f"{device}: {good} of {len(records)} models and operators are right; {len(kernels)} kernels, {whole} of them "
+        f"with all blocks, {compared} with values"
+    )
+
+
+def _done(path: Path, commit: str | None) -> dict[str, Record]:
+    """The records of ``path`` by subject, if they are of ``commit``."""
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document["environment"]["commit"] != commit:
+        return {}
+    return {record["subject"]: record for record in document["results"]}
+
+
+if __name__ == "__main__":
+    typer.run(main)
