@@ -96,7 +96,7 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
         groups = int(attrs.groups)
         convolved = relax.op.nn.conv2d(
             data,
-            relax.const(phase_filters(weight, strides, groups)),
+            relax.const(phase_filters(weight, strides, groups), str(weight.dtype)),  # or float64 becomes float32
             padding=(around[0][0], around[1][0], around[0][1], around[1][1]),
             groups=groups,
         )

@@ -68,15 +68,17 @@ def has_reuse(stage: Stage) -> bool:
 def plan_for_gpu(operator: OperatorBody) -> list[GpuTileGroup | RowGroup]:
     """The kernels of a simplified operator, in order of execution."""
     groups: list[GpuTileGroup | RowGroup] = []
-    prologues = {id(stage): _prologue(operator, stage) for stage in operator.stages if has_reuse(stage)}
-    taken = [stage for prologue in prologues.values() for stage in prologue]
-    for position, stage in enumerate(operator.stages):
+    stages = operator.stages
+    epilogues = {id(s): epilogue_of(operator, s, stages[p + 1 :]) for p, s in enumerate(stages) if has_reuse(s)}
+    behind = [stage for epilogue in epilogues.values() for stage in epilogue]
+    prologues = {id(stage): _prologue(operator, stage, behind) for stage in stages if id(stage) in epilogues}
+    taken = [*behind, *(stage for prologue in prologues.values() for stage in prologue)]
+    for stage in stages:
         if any(stage is other for other in taken):
             continue
         if id(stage) in prologues:
-            epilogue = epilogue_of(operator, stage, operator.stages[position + 1 :])
-            taken += epilogue
-            groups.append(GpuTileGroup(anchor=stage, prologue=prologues[id(stage)], epilogue=epilogue))
+            tile = GpuTileGroup(anchor=stage, prologue=prologues[id(stage)], epilogue=epilogues[id(stage)])
+            groups.append(tile)
         elif groups and isinstance(groups[-1], RowGroup) and _reads_any(stage, groups[-1].stages):
             # Their emitter finds the fewest launches itself: what needs another row than its producer starts a new one.
             groups[-1] = RowGroup(stages=(*groups[-1].stages, stage))
@@ -89,8 +91,10 @@ def _reads_any(stage: Stage, others: Sequence[Stage]) -> bool:
     return any(reads(stage.value, other.target) for other in others)
 
 
-def _prologue(operator: OperatorBody, anchor: Stage) -> tuple[Stage, ...]:
-    """The producers of ``anchor`` that its threadblocks compute as they copy.
+def _prologue(operator: OperatorBody, anchor: Stage, behind: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The producers of ``anchor`` that its threadblocks compute as they copy, except those of ``behind``.
+
+    Those are epilogues: between two products a ReLU runs behind the first one, whose own result is then never stored.
 
     Each element is then computed once for every threadblock that reads it: conditions and a few operations are free
     beside the load, calls (``exp``) are not and stay kernels of their own.
@@ -104,4 +108,5 @@ def _prologue(operator: OperatorBody, anchor: Stage) -> tuple[Stage, ...]:
         and reads(anchor.value, stage.target)
         and len(operator.consumers(stage.target)) == 1
         and not has_call_of_math(stage)
+        and not any(stage is other for other in behind)
     )

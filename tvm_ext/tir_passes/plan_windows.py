@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
 from ..plan import RProgram
-from ..stages import OperatorBody, Stage
+from ..stages import OperatorBody, Stage, reads
 from .build_ir import Stmt, outer_kind
 from .plan_kernels import RowGroup, TileGroup
 from .roller.emit_window import emit_window, may_overrun
@@ -38,7 +38,7 @@ def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody)
         window = None
         if isinstance(group, TileGroup):
             try:
-                window = find_window(group.anchor, _padding_of(group.anchor, operator))
+                window = find_window(group.anchor, _paddings_of(group.anchor, operator))
             except IllegalRewrite as refusal:
                 refusals.append(str(refusal))
         if window is None:
@@ -50,14 +50,16 @@ def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody)
     return [left for group in taken if (left := _without(group, pads)) is not None], refusals
 
 
-def _padding_of(anchor: Stage, operator: OperatorBody) -> Stage | None:
-    """The stage that pads what ``anchor`` alone reads."""
-    for item in anchor.loads():
-        for stage in operator.stages:
-            own = item.source.same_as(stage.target) and not operator.is_output(stage.target)
-            if own and is_padding(stage) and len(operator.consumers(stage.target)) == 1:
-                return stage
-    return None
+def _paddings_of(anchor: Stage, operator: OperatorBody) -> list[Stage]:
+    """The stages that pad what ``anchor`` alone reads."""
+    return [
+        stage
+        for stage in operator.stages
+        if reads(anchor.value, stage.target)
+        and not operator.is_output(stage.target)
+        and is_padding(stage)
+        and len(operator.consumers(stage.target)) == 1
+    ]
 
 
 def _without(group: Group, pads: Sequence[Stage]) -> Group | None:

@@ -15,14 +15,14 @@ from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 Array = np.ndarray[Any, Any]
 
 
-def _module(shape: tuple[int, ...], weight: Array | None, **attrs: Any) -> tvm.IRModule:
-    """The operator alone; ``weight`` None leaves the kernel a parameter of shape (C, 4, 3, 3)."""
+def _module(shape: tuple[int, ...], weight: Array | None, dtype: str = "float32", **attrs: Any) -> tvm.IRModule:
+    """The operator alone, of type ``dtype``; ``weight`` None leaves the kernel a parameter of shape (C, 4, 3, 3)."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    given = [] if weight is not None else [relax.Var("w", relax.TensorType((shape[1], 4, 3, 3), "float32"))]
+    x = relax.Var("x", relax.TensorType(shape, dtype))
+    given = [] if weight is not None else [relax.Var("w", relax.TensorType((shape[1], 4, 3, 3), dtype))]
     with builder.function("main", [x, *given]):
         with builder.dataflow():
-            kernel = given[0] if given else relax.const(weight)
+            kernel = given[0] if given else relax.const(weight, dtype)
             result = builder.emit_output(builder.emit(relax.op.nn.conv2d_transpose(x, kernel, **attrs)))
         builder.emit_func_output(result)
     return builder.get()
@@ -74,6 +74,15 @@ def test_gives_the_same_sums(shape: Any, kernel: Any, strides: Any, pads: Any, e
     actual = library.vm(tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_double_precision_stays_double() -> None:
+    rng = np.random.default_rng(7)
+    x, w = rng.standard_normal((1, 3, 5, 6)), rng.standard_normal((3, 4, 4, 4))
+    module = _module(x.shape, w, "float64", strides=(2, 2), padding=(1, 1, 1, 1))
+    assert "conv2d_transpose" not in ExpandTransposedConvolutions()(module).script()
+    actual = relay.build(module, "llvm").vm(tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    np.testing.assert_allclose(actual, _expected(x, w, (2, 2), (1, 1, 1, 1), (0, 0), 1), rtol=1e-12, atol=1e-12)
 
 
 def test_a_crop_off_by_one_would_show() -> None:

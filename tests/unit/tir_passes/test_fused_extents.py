@@ -17,6 +17,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.stages import read_operator
 from tvm_ext.testing.verification import verify
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan_kernels import TileGroup, plan, simplify
 
 Array = Any
@@ -105,10 +106,38 @@ def test_a_consumer_of_other_extents_is_no_epilogue(anchor: Any, consumer: Any, 
 @pytest.mark.parametrize("anchor", [product, convolution, columns])
 def test_gpu_kernels_store_what_the_consumer_has(anchor: Any, consumer: Any) -> None:
     func, arrays, expected = chain(anchor, consumer, -1)
-    device = device_db.lookup("nvidia-a100")
-    with tvm.target.Target(dict(device.target)):
-        kernel = construct_gpu_kernel(func, "operator", device, BuildOptions()).with_attr("global_symbol", "main")
+    kernel = gpu_kernel(func)
     inputs = {param.name: array for param, array in zip(kernel.params, arrays, strict=False)}
     output = kernel.params[-1].name
-    verification = verify(kernel, device, inputs=inputs, reference=lambda _: {output: expected})
+    verification = verify(kernel, "nvidia-a100", inputs=inputs, reference=lambda _: {output: expected})
     assert verification.ok, str(verification)
+
+
+def gpu_kernel(func: Any, device: str = "nvidia-a100") -> Any:
+    spec = device_db.lookup(device)
+    with tvm.target.Target(dict(spec.target)):
+        return construct_gpu_kernel(func, "operator", spec, BuildOptions()).with_attr("global_symbol", "main")
+
+
+def test_what_runs_behind_one_product_is_not_computed_before_the_next_one() -> None:
+    """The ReLU of the first product is its epilogue: its own result is not stored, and none may read it."""
+    a, b, c = (te.placeholder(shape, name=name) for name, shape in (("a", (12, 20)), ("b", (20, 24)), ("c", (24, 16))))
+    first = topi.nn.matmul(a, b)
+    func = from_te(a, b, c, topi.nn.matmul(topi.nn.relu(first), c))
+    one, two = plan_for_gpu(simplify_for_gpu(read_operator(func, "operator")))
+    assert [stage.name for stage in one.epilogue] == ["compute"]
+    assert two.prologue == ()
+    verification = verify(gpu_kernel(func), "nvidia-a100")
+    assert verification.ok, str(verification)
+
+
+def test_a_window_over_weights_that_are_padded_takes_no_padding_of_theirs() -> None:
+    x, w = te.placeholder((1, 6, 9, 19), name="x"), te.placeholder((6, 1, 2, 2), name="w")
+    padded = topi.nn.pad(w, [0, 0, 0, 0], [0, 0, 1, 1])
+    func = from_te(x, w, topi.nn.depthwise_conv2d_nchw(x, padded, 1, 0, 1))
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal(shape).astype("float32") for shape in ((1, 6, 9, 19), (6, 1, 2, 2))]
+    expected = convolved(arrays[0], np.pad(arrays[1], [(0, 0), (0, 0), (0, 1), (0, 1)]), 1, 0, groups=6)
+    kernel, choice = constructed(func)
+    assert "bands of" in choice.reason
+    assert relative_error(run(kernel, choice, arrays, expected.shape, "float32"), expected) < 1e-6

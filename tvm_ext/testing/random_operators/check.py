@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -104,7 +104,18 @@ def build(case: OperatorCase, *, enable_roller: bool = True) -> relay.Library:
     )
 
 
-def target_of(case: OperatorCase) -> str:
+class Built(Protocol):
+    """A case as far as `target_of` and `options_of` look at it."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def num_threads(self) -> int | None: ...
+    @property
+    def epsilon(self) -> float: ...
+
+
+def target_of(case: Built) -> str:
     """The device that the case asks for, if this machine's CPU can run code for it; else this machine's CPU."""
     return case.device if case.device and _runs_here(case.device) else "llvm"
 
@@ -114,7 +125,7 @@ def _runs_here(device: str) -> bool:
     return not cpu_needs(device_for_target(device)[1]).unmet_by(read_cpu_info())
 
 
-def options_of(case: OperatorCase) -> BuildOptions:
+def options_of(case: Built) -> BuildOptions:
     return BuildOptions(num_threads=case.num_threads, epsilon=case.epsilon)
 
 
@@ -236,11 +247,12 @@ def _run_and_poison(machine: Any, case: OperatorCase, draw: int) -> list[Array]:
     outputs = list(flatten_outputs(machine["main"](*[tensor(value) for value in inputs])))
     values = [item.numpy().copy() for item in outputs]
     for item, value in zip(outputs, values, strict=True):
-        item.copyfrom(_poison(value))
+        item.copyfrom(poisoned(value))
     return values
 
 
-def _poison(value: Array) -> Array:
+def poisoned(value: Array) -> Array:
+    """What an output is overwritten with: NaN, the largest integer, or the other truth value."""
     if np.issubdtype(value.dtype, np.floating):
         return np.full_like(value, np.nan)
     return ~value if value.dtype == np.bool_ else np.full_like(value, np.iinfo(value.dtype).max)

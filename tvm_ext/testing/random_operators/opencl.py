@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,13 +14,27 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
 from tvm_ext.report import OperatorReport
 from tvm_ext.testing.opencl_graph import run_graph
-from tvm_ext.testing.random_operators.record import Array, OperatorCase
+from tvm_ext.testing.random_operators.record import Array
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200", "amd-mi50")
 """Rows with different registers, shared memory, unit counts and, on AMD's, 64 lanes a warp."""
 
 
-def in_turn(case: OperatorCase, devices: Sequence[str]) -> OperatorCase:
+class Numbered(Protocol):
+    """A record with a number and a device that it is built for."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+
+Case = TypeVar("Case", bound=Numbered)
+
+
+def in_turn(case: Case, devices: Sequence[str]) -> Case:
     """``case`` for the one of ``devices`` whose turn it is by the case's number; as it is where there are none."""
     return replace(case, device=devices[case.index % len(devices)]) if devices else case
 

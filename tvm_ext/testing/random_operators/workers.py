@@ -1,129 +1,16 @@
-"""Runs cases in worker processes: a crash or an endless loop is the failure of one case, never of the run."""
+"""Runs random operators in worker processes (`case_workers`)."""
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from collections.abc import Iterable, Iterator
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
+from tvm_ext.testing.case_workers import Trial, run_trials
 from tvm_ext.testing.random_operators.check import CaseResult, attempt, failure
 from tvm_ext.testing.random_operators.record import OperatorCase
 
-CASES_PER_WORKER = 200
-"""Then the process is replaced: each build leaves some memory behind."""
-
-
-READY = "ready"
-
-
-class Worker:
-    """One child process, which answers each case sent to it by a result."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")  # TVM's thread pool does not survive a fork
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        self.process.start()
-        other.close()
-        self._await_start()
-        self.case: OperatorCase | None = None
-        self.started = 0.0
-        self.done = 0
-
-    def _await_start(self) -> None:
-        """Importing TVM takes seconds, which are not to count as the first case's."""
-        try:
-            assert self.connection.recv() == READY
-        except EOFError:
-            self.process.join()
-            raise RuntimeError(f"a worker process did not start (exit code {self.process.exitcode})") from None
-
-    def send(self, case: OperatorCase) -> None:
-        self.case, self.started = case, time.monotonic()
-        self.connection.send(case)
-
-    def receive(self) -> CaseResult:
-        """The result of the case sent; a failure where the process has ended."""
-        assert self.case is not None
-        case, self.case = self.case, None
-        try:
-            result: CaseResult = self.connection.recv()
-        except EOFError:
-            self.process.join()
-            code = self.process.exitcode
-            return failure(case, "crashed", f"the process ended with code {code}", time.monotonic() - self.started)
-        self.done += 1
-        return result
-
-    def give_up(self, limit_s: float) -> CaseResult:
-        """The failure of a case that has run out of time; ends the process."""
-        assert self.case is not None
-        case, self.case = self.case, None
-        self.end()
-        return failure(case, "timed out", f"not done after {limit_s:g} s", limit_s)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-    @property
-    def usable(self) -> bool:
-        return self.process.is_alive() and self.done < CASES_PER_WORKER
-
-
-def _serve(connection: Connection[Any, Any]) -> None:
-    """The child's loop: a case in, its result out, until the parent closes the pipe."""
-    connection.send(READY)
-    while True:
-        try:
-            case = connection.recv()
-        except EOFError:
-            return
-        connection.send(attempt(case))
+TRIAL: Trial[OperatorCase, CaseResult] = Trial(attempt=attempt, failure=failure)
 
 
 def run_cases(cases: Iterable[OperatorCase], *, jobs: int, limit_s: float) -> Iterator[CaseResult]:
     """Results in the order in which they come; a case that runs for longer than ``limit_s`` seconds is ended."""
-    waiting = iter(cases)
-    workers: list[Worker] = []
-    try:
-        workers += [Worker() for _ in range(jobs)]
-        for position in range(jobs):
-            workers[position] = _next(workers[position], waiting)
-        while any(worker.case is not None for worker in workers):
-            yield from _collect(workers, waiting, limit_s)
-    finally:
-        for worker in workers:
-            worker.end()
-
-
-def _collect(workers: list[Worker], waiting: Iterator[OperatorCase], limit_s: float) -> Iterator[CaseResult]:
-    """What is ready within the time until the next worker's limit; each worker is given its next case."""
-    busy = [worker for worker in workers if worker.case is not None]
-    left = min(worker.started + limit_s for worker in busy) - time.monotonic()
-    ready = wait([worker.connection for worker in busy], timeout=max(0.0, left))
-    for position, worker in enumerate(workers):
-        if worker.case is None:
-            continue
-        if worker.connection in ready:
-            yield worker.receive()
-        elif time.monotonic() - worker.started >= limit_s:
-            yield worker.give_up(limit_s)
-        else:
-            continue
-        workers[position] = _next(worker, waiting)
-
-
-def _next(worker: Worker, waiting: Iterator[OperatorCase]) -> Worker:
-    """The worker, or a fresh one in its place, with the next case if there is one."""
-    case = next(waiting, None)
-    if case is None:
-        return worker
-    if not worker.usable:
-        worker.end()
-        worker = Worker()
-    worker.send(case)
-    return worker
+    return run_trials(cases, TRIAL, jobs=jobs, limit_s=limit_s)

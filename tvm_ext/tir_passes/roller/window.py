@@ -95,8 +95,8 @@ class Window:
         return substitute(inside[0], table)
 
 
-def find_window(anchor: Stage, pad: Stage | None) -> Window | None:
-    """The window operator that ``anchor`` is, fed by the padding stage ``pad``; None where it is none.
+def find_window(anchor: Stage, pads: Sequence[Stage]) -> Window | None:
+    """The window operator that ``anchor`` is, fed by one of the padding stages ``pads`` or none; None where it is none.
 
     Raises IllegalRewrite, with the reason, for a window of a form that has no kernel here.
     """
@@ -115,6 +115,7 @@ def find_window(anchor: Stage, pad: Stage | None) -> Window | None:
     if any(not v.same_as(y.tap) and not v.same_as(x.tap) for v in anchor.reduction):
         return None
     pad_value = anchor.init
+    pad = next((stage for stage in pads if stage.target.same_as(read.source)), None)  # others pad the weights
     if pad is not None:
         inside = _inside(pad)
         if inside is None:
