@@ -40,7 +40,9 @@ from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.layout import BlockChannels
 from tvm_ext.relay_passes.layout_nhwc import ChannelsLast
+from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
@@ -55,6 +57,8 @@ def graph_passes() -> list[tvm.transform.Pass]:
         relax.transform.DecomposeOpsForInference(),
         # Importers ask for unchecked gathers; an index out of range must not crash the process.
         BoundGathers(),
+        # A kernel that joins a thousand tensors is a thousand conditions deep.
+        SplitConcatenations(),
         # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
         ExpandTransposedConvolutions(),
         # `y = x` bindings left by importers would each break a fusion chain.
@@ -80,9 +84,10 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From operators to one PrimFunc per fused operator."""
     library_dispatch = cpu_library_dispatch_passes if is_cpu(target) else gpu_library_dispatch_passes
     return [
-        # Sorting, scanning and sampling have no tensor expression: stock TVM's own kernels, before LegalizeOps.
+        # Sorting, scanning and sampling have no tensor expression: stock TVM's own kernels, before they are legalised.
         *library_dispatch(target),
-        relax.transform.LegalizeOps(),
+        # Stock TVM's, but for what it would take for real numbers.
+        legalize_operators(),
         # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).
         relax.transform.AnnotateTIROpPattern(),
         # After BindParams a transposed or cast weight is a constant expression. Batch normalisation was folded at

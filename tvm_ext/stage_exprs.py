@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._tvm import Analyzer, ir, structural_walk, tirx
+from ._tvm import Analyzer, Call, TensorLoad, ir, structural_walk, tirx
 from .stages import Buffer, Expr, Stage, dtype_of, replace_loads, static_shape
 from .tensor_expr import Access, Axis, FusedStage, LinearIndex, TensorExpr
 
@@ -143,3 +143,16 @@ def count_flops(value: Expr) -> float:
     stripped = replace_loads(value, lambda load: tirx.const(1, dtype_of(load.source)))
     structural_walk(stripped, [(kind, visit) for kind in arithmetic], order="pre")
     return float(total)
+
+
+def count_operations(value: Expr) -> int:
+    """The size of a value as code: its loads, arithmetic, comparisons, choices, casts and calls, indices included."""
+    found: list[bool] = []
+    structural_walk(value, [(kind, lambda _: found.append(True)) for kind in _OPERATIONS], order="pre")
+    return len(found)
+
+
+_OPERATIONS = (
+    TensorLoad, Call, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min,
+    tirx.Select, tirx.Cast, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.And, tirx.Or, tirx.Not,
+)  # fmt: skip

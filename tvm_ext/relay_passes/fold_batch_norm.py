@@ -4,6 +4,9 @@ Inference BatchNormalization is an affine map per channel c:
     y = scale[c] * (x - mean[c]) / sqrt(var[c] + epsilon) + shift[c]  =  a[c] * x + b[c]
     a = scale / sqrt(var + epsilon),   b = shift - mean * a
 so that after a convolution  y = a * (W x + w0) + b = (a W) x + (a w0 + b).
+
+Numbers are not reals: only constants of ordinary size are folded (`is_ordinary`), which moves a result by its last
+places. ``x + 12582912 - 12582912`` rounds x to an integer, and ``x * 1e30 * 1e-30`` overflows, on purpose or not.
 """
 
 from __future__ import annotations
@@ -107,6 +110,22 @@ class _Folding:
         return name
 
 
+def is_ordinary(constant: Array, op_type: str) -> bool:
+    """Whether a factor or summand is of a size that neither rounds away what it meets nor runs out of its type.
+
+    A summand has up to half of its type's digits, a factor up to a quarter of its exponents: for float32 that is 4096
+    and from 2^-32 to 2^32, for half precision 32 and from 1/16 to 16. A factor may be 0.
+    """
+    if constant.dtype.kind != "f":
+        return False
+    limits = np.finfo(constant.dtype)
+    size = np.abs(constant.astype(np.float64))
+    if op_type == "Add":
+        return bool(np.all(size <= 2.0 ** ((limits.nmant + 1) // 2)))
+    largest = 2.0 ** (limits.maxexp // 4)
+    return bool(np.all((size == 0) | ((size >= 1 / largest) & (size <= largest))))
+
+
 def fold_channel_scales(graph: OnnxGraph) -> OnnxGraph:
     """Mul and Add by a constant per output channel go into the Conv, ConvTranspose or Gemm that alone feeds them.
 
@@ -126,6 +145,8 @@ def _fold_into_producer(node: onnx.NodeProto, folding: _Folding) -> bool:
     for data, other in (node.input, tuple(reversed(node.input))):
         constant, index = folding.value(other), folding.producer.get(data)
         if constant is None or index is None or folding.uses[data] != 1:
+            continue
+        if not is_ordinary(constant, node.op_type):
             continue
         folded = _scaled_or_shifted(folding, folding.nodes[index], node, constant)
         if folded is not None:
@@ -179,6 +200,8 @@ def _merge_into_producer(node: onnx.NodeProto, folding: _Folding) -> bool:
     outer = _as_affine(node, -1, folding)
     inner = _affine_producer(outer.data, folding) if outer is not None else None
     if outer is None or inner is None or not _combine_without_growth(inner.constant, outer.constant):
+        return False
+    if not (is_ordinary(outer.constant, outer.node.op_type) and is_ordinary(inner.constant, inner.node.op_type)):
         return False
     if outer.node.op_type == inner.node.op_type:
         _replace_affine(folding, inner, outer.constant, node.output[0], node.op_type)

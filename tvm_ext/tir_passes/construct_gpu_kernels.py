@@ -42,6 +42,7 @@ from .construct_kernels import (
     row_program,
 )
 from .equal_functions import EqualFunctions
+from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
 from .gpu_limits import check_types, index_limit_passed, nothing_fits
 from .pipeline_kernels import with_pipelines
 from .plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
@@ -332,7 +333,7 @@ def _assemble(
     assert not any(kernel.packs for kernel in kernels), "constants are not announced to GPU emitters"
     statements = [statement for kernel in kernels for statement in kernel.statements]
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    body = sequence(*allocations(statements, operator), *statements)
+    body = pass_nan_on(keep_floats(sequence(*allocations(statements, operator), *statements)))
     new = tirx.PrimFunc(list(operator.params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
     programs = [form.program for form in forms if form.program is not None]
     choice = KernelChoice(
@@ -363,6 +364,7 @@ def _stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, 
 
     Raises TargetError where neither makes kernels of it: as it is, the host would reach into the device's memory.
     """
+    func = func.with_body(keep_floats_outside_reductions(func.body))
     target = Target.current(allow_none=True) or Target(dict(device.target))
     for rule in gpu_schedule_rules():
         schedule = _apply(rule, func, target)

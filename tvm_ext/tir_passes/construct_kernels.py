@@ -27,8 +27,10 @@ from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whol
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
 from .build_ir import allocate, outer_kind, sequence
+from .cut_expressions import cut_nested
 from .emit_rows import emit_rows
 from .equal_functions import EqualFunctions
+from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows, window_kernel
 from .roller.align import ALL_RULES
@@ -38,7 +40,7 @@ from .roller.construct import construct as construct_anew
 from .roller.emit_cpu import TileKernel, emit_tile_kernel
 from .row_time import row_time_s
 from .schedule_fallback import schedule_fallback
-from .vector_math import expand_math, has_scale
+from .vector_math import FUNCTIONS, expand_math, has_scale
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructKernels")
@@ -131,12 +133,14 @@ def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOpt
 
 
 def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[Any, KernelChoice]:
+    func = func.with_body(keep_floats_outside_reductions(func.body))
     try:
         scheduled, what = schedule_fallback(func)
     except IllegalRewrite as second:
         reason = f"no kernel constructed: {refusal}; not scheduled either: {second}"
         return func, KernelChoice(operator=name, path="stock", reason=reason, device=device.name)
     reason = f"no kernel constructed: {refusal}; {what}"
+    scheduled = scheduled.with_body(pass_nan_on(scheduled.body))
     return scheduled, KernelChoice(operator=name, path="fallback", reason=reason, device=device.name)
 
 
@@ -176,9 +180,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         params[how.param_index] = packed
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     attrs["s_tir"] = True
-    body = expand_math(
-        sequence(*allocations(statements, operator), *statements), scales_by_instruction=has_scale(device)
-    )
+    body = on_cpu(sequence(*allocations(statements, operator), *statements), device)
     params, body = _any_alignment(params, body)
     new = tirx.PrimFunc(params, body, func.ret_type).with_attrs(attrs)
     slowest = max(programs, key=lambda p: p.prediction.time_s, default=None)
@@ -193,6 +195,12 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         packs=tuple(how for _, how in packs),
     )
     return new, choice
+
+
+def on_cpu(body: Any, device: DeviceSpec) -> Any:
+    """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
+    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS)))
+    return expand_math(exact, scales_by_instruction=has_scale(device))
 
 
 def allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:

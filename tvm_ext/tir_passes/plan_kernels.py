@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..stage_exprs import access_of, axis_names, count_flops, linear_index
+from .._tvm import TensorLoad, structural_walk
+from ..stage_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from ..stage_rewrites import inline, split_divided_axes
 from ..stages import OperatorBody, Stage, reads
 from .emit_rows import has_call, shared_axes
@@ -19,6 +20,9 @@ from .roller.epilogue import reads_only_its_own_element
 from .roller.window import is_padding
 
 CHEAP_FLOPS = 2  # recomputing this much costs less than storing and loading the element
+INLINED_OPERATIONS = 512
+"""Loads, arithmetic and calls that a stage may have after something was inlined into it. ``y = x + x; z = y + y; ...``
+doubles at each step: 50 of them would be 2^50 loads. Whatever is larger keeps a buffer between its stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,6 +61,8 @@ def simplify(operator: OperatorBody) -> OperatorBody:
 def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     if producer.is_reduction or not producer.writes_at_its_own_axes():
         return False
+    if any(operations_after_inlining(producer, stage) > INLINED_OPERATIONS for stage in consumers):
+        return False
     if _is_affine_copy(producer):
         return True
     for stage in consumers:
@@ -67,6 +73,15 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     cheap = not has_call(producer) and count_flops(producer.value) <= CHEAP_FLOPS
     once = len(consumers) == 1 and sum(load.source.same_as(producer.target) for load in consumers[0].loads()) == 1
     return once or cheap
+
+
+def operations_after_inlining(producer: Stage, consumer: Stage) -> int:
+    """How many loads, sums, calls and so on ``consumer`` has once each load of ``producer``'s result is its value."""
+    times: list[bool] = []
+    structural_walk(
+        consumer.value, (TensorLoad, lambda load: times.append(True) if load.source.same_as(producer.target) else None)
+    )
+    return count_operations(consumer.value) + len(times) * count_operations(producer.value)
 
 
 def _is_affine_copy(stage: Stage) -> bool:

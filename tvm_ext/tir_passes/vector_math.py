@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._tvm import Call, Var, ir, structural_map, tirx
+from .._tvm import Call, structural_map, structural_walk, tirx
+from ..float_ir import bound
 from ..hal import DeviceSpec
 from ..stages import dtype_of
+from .cut_expressions import name_of
 
 Expr = Any
 
+FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
 AVX512_REGISTER_BYTES = 64
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
 EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below: x is clamped to where 2^n still says so
@@ -85,6 +88,8 @@ def has_scale(device: DeviceSpec) -> bool:
 def expand_math(node: Any, *, scales_by_instruction: bool = False) -> Any:
     """``node`` (a statement or expression) with every float32 call of these functions replaced by arithmetic.
 
+    Of nested calls the inner ones are replaced: `cut_expressions` has to come first.
+
     ``scales_by_instruction`` is what `has_scale` says of the machine: without such an instruction LLVM would call the
     C library.
     """
@@ -92,8 +97,8 @@ def expand_math(node: Any, *, scales_by_instruction: bool = False) -> Any:
 
 
 def _expand(call: Any, make: _Maker) -> Any:
-    maker = make.functions().get(_name(call))
-    if maker is None or dtype_of(call) not in ("float32", "float16"):
+    maker = make.functions().get(name_of(call))
+    if maker is None or dtype_of(call) not in ("float32", "float16") or any(map(_is_expanded, call.args)):
         return call
     if dtype_of(call) == "float16":
         wide = maker([tirx.Cast("float32", argument) for argument in call.args])
@@ -102,18 +107,15 @@ def _expand(call: Any, make: _Maker) -> Any:
     return call if expanded is None else expanded
 
 
-def _name(call: Any) -> str:
-    return str(call.op.name) if isinstance(call.op, ir.Op) else ""
+def _is_expanded(argument: Any) -> bool:
+    """Whether the argument holds a function that could not be cut off it: of the two, one stays a call."""
+    found: list[bool] = []
+    structural_walk(argument, (tirx.Let, lambda _: found.append(True)))
+    return any(found)
 
 
 def _f32(value: float) -> Expr:
     return tirx.const(value, "float32")
-
-
-def _bind(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
-    """``body`` of a value that is computed once."""
-    variable = Var("t", dtype_of(value))
-    return tirx.Let(variable, value, body(variable))
 
 
 def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
@@ -130,9 +132,16 @@ def _power_of_two(exponent: Expr) -> Expr:
 
 
 def _within(x: Expr, low: float, high: float) -> Expr:
-    """``x`` between two limits; NaN stays NaN, for it compares false with both."""
-    below = tirx.Select(x > _f32(high), _f32(high), x)
-    return _bind(below, lambda y: tirx.Select(y < _f32(low), _f32(low), y))
+    """``x`` between two limits; NaN stays NaN, for it compares false with both.
+
+    ``x`` is bound, as whatever stands twice must be: tanh(tanh(tanh(x))) would hold x eight times.
+    """
+
+    def limited(y: Expr) -> Expr:
+        below = tirx.Select(y > _f32(high), _f32(high), y)
+        return bound(below, lambda z: tirx.Select(z < _f32(low), _f32(low), z))
+
+    return bound(x, limited)
 
 
 def _scaled(value: Expr, exponent: Expr) -> Expr:
@@ -143,9 +152,9 @@ def _scaled(value: Expr, exponent: Expr) -> Expr:
 
     def twice(n: Expr) -> Expr:
         half = tirx.shift_right(n, tirx.const(1, "int32"))
-        return _bind(half, lambda h: value * _power_of_two(h) * _power_of_two(n - h))
+        return bound(half, lambda h: value * _power_of_two(h) * _power_of_two(n - h))
 
-    return _bind(tirx.Cast("int32", exponent), twice)
+    return bound(tirx.Cast("int32", exponent), twice)
 
 
 def _scaled_by_instruction(value: Expr, exponent: Expr) -> Expr:
@@ -164,9 +173,9 @@ def _log(arguments: Sequence[Expr]) -> Expr:
         bits = tirx.reinterpret("int32", scaled)
         shift = tirx.const(MANTISSA_BITS, "int32")
         exponent = tirx.shift_right(bits - tirx.const(SQRT_HALF_BITS, "int32"), shift)
-        return _bind(
+        return bound(
             exponent,
-            lambda e: _bind(
+            lambda e: bound(
                 tirx.reinterpret("float32", bits - tirx.shift_left(e, shift)) - _f32(1.0),
                 lambda f: special(x, tirx.Cast("float32", e) + offset, f),
             ),
@@ -184,18 +193,18 @@ def _log(arguments: Sequence[Expr]) -> Expr:
         tiny = x < _f32(SMALLEST_NORMAL)
         scaled = tirx.Select(tiny, x * _f32(SUBNORMAL_SCALE), x)
         offset = tirx.Select(tiny, _f32(SUBNORMAL_EXPONENT), _f32(0.0))
-        return _bind(scaled, lambda y: parts(x, y, offset))
+        return bound(scaled, lambda y: parts(x, y, offset))
 
-    return _bind(arguments[0], normal)
+    return bound(arguments[0], normal)
 
 
 def _fraction(arguments: Sequence[Expr], one: float, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
     """An odd function that is 1 in float32 beyond ``one``: x P(x^2) / Q(x^2)."""
-    value = _bind(
+    value = bound(
         _within(arguments[0], -one, one),
-        lambda y: _bind(y * y, lambda t: y * _polynomial(t, numerator) / _polynomial(t, denominator)),
+        lambda y: bound(y * y, lambda t: y * _polynomial(t, numerator) / _polynomial(t, denominator)),
     )
-    return _bind(value, lambda v: _within(v, -1.0, 1.0))  # rounding may not lift it past its limits
+    return bound(value, lambda v: _within(v, -1.0, 1.0))  # rounding may not lift it past its limits
 
 
 def _erf(arguments: Sequence[Expr]) -> Expr:
@@ -224,7 +233,7 @@ def _power(arguments: Sequence[Expr]) -> Expr | None:
             result = result * y
         return result
 
-    return _bind(root, product)
+    return bound(root, product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +258,15 @@ class _Maker:
 
         def of(x: Expr) -> Expr:
             n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
-            return _bind(
+            return bound(
                 n,
-                lambda m: _bind(
+                lambda m: bound(
                     x - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW),
                     lambda r: scale(_polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
                 ),
             )
 
-        return _bind(_within(arguments[0], EXP_LOWEST, EXP_HIGHEST), of)
+        return bound(_within(arguments[0], EXP_LOWEST, EXP_HIGHEST), of)
 
     def sigmoid(self, arguments: Sequence[Expr]) -> Expr:
         return _f32(1.0) / (_f32(1.0) + self.exp([_f32(0.0) - arguments[0]]))

@@ -1,0 +1,73 @@
+"""Floating-point expressions that mean the same to every compiler and that stock TVM's simplifier leaves alone.
+
+What the simplifier would do to them, and where they are needed, is in `tir_passes/exact_floats.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+from ._tvm import TensorLoad, Var, tirx
+from .stages import Expr, dtype_of
+
+_BITS = {"float16": ("int16", "<e", "<h"), "float32": ("int32", "<f", "<i"), "float64": ("int64", "<d", "<q")}
+"""Per type: the integer of its size, and both as `struct` writes them."""
+
+
+def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
+    """The one of ``a`` and ``b`` that is ``better`` than the other; NaN where either is NaN."""
+    if _is_number(b):
+        a, b = b, a
+    if _is_number(a):
+        return bound(b, lambda y: tirx.Select(better(a, y), a, y))
+    chosen: Callable[[Expr, Expr], Expr] = lambda x, y: tirx.Select(  # noqa: E731 - short
+        is_number(x), tirx.Select(better(x, y), x, y), x
+    )
+    return bound(a, lambda x: bound(b, lambda y: chosen(x, y)))
+
+
+def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+    """``body`` of a value that is computed once, and that the simplifier does not look into.
+
+    Loads stay where they are, however often: a compiler sees that they are one.
+    """
+    if isinstance(value, Var | tirx.FloatImm | TensorLoad):
+        return body(value)
+    variable = Var("t", value.ty)
+    return tirx.Let(variable, value, body(variable))
+
+
+def is_number(x: Expr) -> Expr:
+    """Whether ``x`` is not NaN, as an expression: LLVM makes the one comparison of it that says so."""
+    return tirx.LE(x, tirx.FloatImm(dtype_of(x), float("inf")))
+
+
+def is_float(value: Expr) -> bool:
+    return "float" in dtype_of(value)
+
+
+def hidden(value: float, dtype: str) -> Expr:
+    """A constant, NaN aside, that stock TVM does not compute with. The compilers behind it do, as IEEE says."""
+    if dtype not in _BITS:
+        return tirx.Cast(dtype, hidden(value, "float32"))
+    if value == 0 and math.copysign(1.0, value) > 0:
+        # Stock TVM's LLVM code generator takes bits that are 0 for a null pointer: 1 - 1 where only one 1 is known.
+        return tirx.Sub(tirx.FloatImm(dtype, 1.0), hidden(1.0, dtype))
+    integer, written, read = _BITS[dtype]
+    bits = struct.unpack(read, struct.pack(written, value))[0]
+    return tirx.reinterpret(dtype, tirx.IntImm(integer, bits))
+
+
+def copy_of(value: Expr) -> Expr:
+    """``value`` again, which nothing in TVM takes for the same: its bits as an integer and back."""
+    dtype = dtype_of(value)
+    if dtype not in _BITS:
+        wide = tirx.Cast("float32", value)
+        return tirx.Cast(dtype, copy_of(wide))
+    return tirx.reinterpret(dtype, tirx.reinterpret(_BITS[dtype][0], value))
+
+
+def _is_number(value: Expr) -> bool:
+    return isinstance(value, tirx.FloatImm) and value.value == value.value

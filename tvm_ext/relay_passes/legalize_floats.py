@@ -1,0 +1,176 @@
+"""How operators on floating-point numbers become tensor expressions where stock TVM's way gives other values.
+
+Stock TVM writes scalar constants into the expression and computes with them at once, as if floats were reals: ``x * 0``
+becomes 0, whatever x is. Its Sign makes 0 of NaN, its ArgMax gives -1 for a row of -inf, and its maxima start at the
+lowest finite number, so that the maximum of such a row is not in the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._tvm import (
+    Constant,
+    PrimFunc,
+    SBlock,
+    Sequential,
+    copy_module,
+    ir,
+    module_pass,
+    relax,
+    structural_map,
+    structural_walk,
+    te,
+    tirx,
+)
+from .._tvm import topi as stock
+from ..float_ir import hidden, is_float, is_number
+from ..stages import dtype_of
+
+Legalization = Callable[[Any, Any], Any]
+
+
+def legalize_operators() -> Any:
+    """Stock TVM's LegalizeOps with the operators below legalised our way."""
+    return Sequential([relax.transform.LegalizeOps(LEGALIZATIONS), InfiniteIdentities()])
+
+
+def _stock_way(call: Any) -> Legalization:
+    found: Legalization = ir.Op.get(call.op.name).get_attr("FLegalize")
+    return found
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Legalization:
+    """The operator with a scalar constant of 0 that TVM does not see; stock TVM's way for all other constants."""
+
+    def legalize(builder: Any, call: Any) -> Any:
+        zeros = [_zero(argument) for argument in call.args]
+        if zeros == [None, None] or None not in zeros:
+            return _stock_way(call)(builder, call)
+        name = str(call.op.name).removeprefix("relax.")
+        if zeros[0] is not None:
+            return builder.call_te(lambda x: function(zeros[0], x), call.args[1], primfunc_name_hint=name)
+        return builder.call_te(lambda x: function(x, zeros[1]), call.args[0], primfunc_name_hint=name)
+
+    return legalize
+
+
+def _zero(argument: Any) -> Any:
+    """The hidden zero for a scalar constant of 0; None for anything else."""
+    if not isinstance(argument, Constant) or argument.ty.ndim != 0 or not is_float(argument):
+        return None
+    value = float(argument.value.numpy())
+    return hidden(value, dtype_of(argument)) if value == 0 else None
+
+
+def _sign(builder: Any, call: Any) -> Any:
+    """1, -1, or x itself: zeros and NaN are their own signs."""
+
+    def sign(x: Any) -> Any:
+        one, zero, minus = (tirx.const(value, x.dtype) for value in (1.0, 0.0, -1.0))
+        return te.compute(
+            x.shape, lambda *i: tirx.Select(x(*i) > zero, one, tirx.Select(x(*i) < zero, minus, x(*i))), name="T_sign"
+        )
+
+    if not is_float(call.args[0]):
+        return _stock_way(call)(builder, call)
+    return builder.call_te(sign, call.args[0], primfunc_name_hint="tir_sign")
+
+
+def _arg_reduction(extreme: Callable[..., Any]) -> Legalization:
+    """The first position of the extreme value, or of NaN where there is one: the least of the positions that hold it.
+
+    Two plain reductions, which Roller constructs; stock TVM's single one over pairs it leaves to the fallback.
+    """
+
+    def legalize(builder: Any, call: Any) -> Any:
+        axis, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
+        rank = int(call.args[0].ty.ndim)
+        if rank == 0 or call.args[0].ty.shape is None:
+            return _stock_way(call)(builder, call)
+        axes = list(range(rank)) if axis is None else [int(axis) % rank]
+        hint = str(call.op.name).removeprefix("relax.")
+        dtype = "int64"  # as ONNX and stock TVM have it
+        return builder.call_te(
+            lambda x: _first_position(x, extreme, axes, keepdims, dtype), call.args[0], primfunc_name_hint=hint
+        )
+
+    return legalize
+
+
+def _first_position(x: Any, extreme: Callable[..., Any], axes: Sequence[int], keepdims: bool, dtype: str) -> Any:
+    best = extreme(x, axis=list(axes), keepdims=True)
+    length: Any = 1
+    for axis in axes:
+        length = length * x.shape[axis]
+
+    def position(*indices: Any) -> Any:
+        at: Any = tirx.const(0, dtype)
+        for axis in axes:
+            at = at * tirx.Cast(dtype, x.shape[axis]) + tirx.Cast(dtype, indices[axis])
+        value, wanted = x(*indices), best(*[0 if axis in axes else index for axis, index in enumerate(indices)])
+        found = tirx.EQ(value, wanted)
+        if is_float(value):
+            found = tirx.Or(found, tirx.EQ(tirx.Cast("int32", is_number(value)), tirx.const(0, "int32")))
+        return tirx.Select(found, at, tirx.Cast(dtype, length))
+
+    return stock.min(te.compute(x.shape, position, name="position"), axis=list(axes), keepdims=keepdims)
+
+
+LEGALIZATIONS: dict[str, Legalization] = {
+    "relax.add": _arithmetic(stock.add),
+    "relax.subtract": _arithmetic(stock.subtract),
+    "relax.multiply": _arithmetic(stock.multiply),
+    "relax.divide": _arithmetic(stock.divide),
+    "relax.sign": _sign,
+    "relax.argmax": _arg_reduction(stock.max),
+    "relax.argmin": _arg_reduction(stock.min),
+}
+
+
+@module_pass(opt_level=0, name="tvm_ext.InfiniteIdentities")
+class InfiniteIdentities:
+    """Let maxima start at -inf and minima at inf, with the padding of max pools, not at the extreme finite numbers.
+
+    Must run before operators are fused: a model's own constant of -3.4e38, an attention mask's say, stays what it is.
+    """
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        result = copy_module(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, PrimFunc):
+                result[gv] = _from_infinity(func)
+        return result
+
+
+def _from_infinity(func: Any) -> Any:
+    starts: list[Any] = []
+
+    def visit(block: Any) -> None:
+        if block.init is not None:
+            structural_walk(block.init, (tirx.FloatImm, lambda value: starts.append(_infinity(value))))
+
+    structural_walk(func.body, (SBlock, visit))
+    infinities = {value.value for value in starts if value is not None}
+    if not infinities:
+        return func
+
+    def change(value: Any) -> Any:
+        infinite = _infinity(value)
+        return infinite if infinite is not None and infinite.value in infinities else value
+
+    return func.with_body(structural_map(func.body, (tirx.FloatImm, change)))
+
+
+def _infinity(value: Any) -> Any:
+    """The infinity for the extreme finite number of its sign; None for any other constant."""
+    dtype = dtype_of(value)
+    if dtype == "bfloat16":
+        limit = 3.3895313892515355e38
+    else:
+        limit = float(np.finfo(dtype).max) if dtype in ("float16", "float32", "float64") else math.inf
+    return tirx.FloatImm(dtype, math.copysign(math.inf, value.value)) if abs(value.value) == limit else None
