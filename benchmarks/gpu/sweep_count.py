@@ -48,22 +48,29 @@ def _row_bytes(case: Case, position: int) -> int:
 
 
 def count_blocks(case: Case, kernel: Any, device: DeviceSpec) -> Any:
-    """The run of the first launch's first blocks on random inputs.
+    """The run of the first launch's first blocks on random inputs, see `run_blocks`."""
+    return run_blocks(case, kernel, device)[0]
+
+
+def run_blocks(case: Case, kernel: Any, device: DeviceSpec) -> tuple[Any, dict[str, Any], int]:
+    """(the run of the first launch's first blocks on random inputs, these inputs, launches).
 
     Of several launches the first alone: the later ones read what all blocks of the first have written.
     """
-    launch = simt.lower(kernel.with_attr("global_symbol", "main"), device.name)[0]
+    launches = simt.lower(kernel.with_attr("global_symbol", "main"), device.name)
+    launch = launches[0]
     plans = from_json(KernelChoice, str(kernel.attrs[CHOICE])).gpu
     blocks = [b for b in COUNTED_BLOCKS if b < max((plan.blocks for plan in plans), default=1)]
-    result = None
+    result, arrays = None, {}
     for elements in PART_ELEMENTS:
         rows = _rows_of(launch.tensors, case, elements)
         part = replace(launch, tensors=tuple(_part(tensor, case, rows) for tensor in launch.tensors))
-        result = simt.run([part], _arrays(case, part.tensors), device=device.name, blocks=blocks)
+        arrays = _arrays(case, part.tensors)
+        result = simt.run([part], arrays, device=device.name, blocks=blocks)
         whole = all(a.shape == b.shape for a, b in zip(part.tensors, launch.tensors, strict=True))
         if whole or all(finding.kind != "out of bounds" for finding in result.findings):
             break
-    return result
+    return result, arrays, len(launches)
 
 
 def _rows_of(tensors: Sequence[Any], case: Case, elements: int) -> int:

@@ -82,7 +82,8 @@ def _commit(checkout: Path) -> str | None:
     head = _git(checkout, "rev-parse", "--short=12", "HEAD")
     if not head:
         return None
-    return head + ("+" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else "")
+    code = (".", ":!benchmarks/results")  # a run's own results are no changes of what it measures
+    return head + ("+" if _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", *code) else "")
 
 
 def _git(checkout: Path, *arguments: str) -> str:
