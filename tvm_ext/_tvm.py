@@ -61,6 +61,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Sequential",
+    "StringImm",
     "Target",
     "TensorIntrin",
     "TensorLoad",
@@ -138,6 +139,7 @@ For: Any = tirx.For
 ForKind: Any = tirx.ForKind
 IterVar: Any = tirx.IterVar
 IndexMap: Any = tirx.IndexMap
+StringImm: Any = ir.StringImm
 SBlock: Any = s_tir.SBlock  # was tir.Block
 SBlockRealize: Any = s_tir.SBlockRealize
 DataflowBlock: Any = relax.DataflowBlock

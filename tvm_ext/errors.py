@@ -59,6 +59,10 @@ class VerificationError(TvmExtError, RuntimeError):
     """A kernel of a build was interpreted and found wrong, or could not be interpreted."""
 
 
+class MemoryGuardError(TvmExtError, AssertionError):
+    """A kernel, run in guarded memory, wrote outside a tensor or to an input, or left an element unwritten."""
+
+
 class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refused transformation
     """A rule applies to this operator but may not be carried out; the message is the reason.
 
@@ -77,6 +81,7 @@ ALL: tuple[type[TvmExtError], ...] = (
     ExportError,
     CompileError,
     VerificationError,
+    MemoryGuardError,
     IllegalRewrite,
 )
 """Every class above."""

@@ -24,6 +24,7 @@ from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.export import METADATA_FUNCTION, check_complete, check_seal, export_executable
 from tvm_ext.files import produce_atomically
 from tvm_ext.graph_module import GraphModule, TensorSpec
+from tvm_ext.guarded_memory import guard
 from tvm_ext.report import BuildReport
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
@@ -105,6 +106,7 @@ class Library:
     def vm(self, device: tvm.runtime.Device | None = None) -> VirtualMachine:
         """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``.
 
+        A library that was built with ``guard_memory`` gives one whose kernels run in guarded memory.
         Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
         """
         host = read_cpu_info()
@@ -115,7 +117,8 @@ class Library:
                 "build the model on this machine for target 'llvm', or for what all your machines have, "
                 'e.g. {"kind": "llvm", "mcpu": "x86-64-v3"}',
             )
-        return VirtualMachine(self.executable, device if device is not None else self._default_device())
+        machine = VirtualMachine(self.executable, device if device is not None else self._default_device())
+        return guard(machine) if ("guard_memory", "True") in self.report.options else machine
 
     def _default_device(self) -> tvm.runtime.Device:
         """The first device of the kind that the library was built for."""

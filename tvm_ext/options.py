@@ -94,6 +94,9 @@ class BuildOptions:
     bulk_copies
         On GPUs of compute capability 9.0 and later: whether pipelines load whole tiles by bulk copies (the TMA engine)
         and mbarriers instead of cp.async, where that is legal. Off until it has been measured on such a GPU.
+    guard_memory
+        For tests, on CPUs: every kernel of a run gets its tensors between guard words and its workspaces between guard
+        elements, and what it writes outside, to an input, or not at all is a MemoryGuardError that names the kernel.
 
     Raises
     ------
@@ -114,6 +117,7 @@ class BuildOptions:
     shared_stages: int | None = None
     register_stages: int | None = None
     bulk_copies: bool = False
+    guard_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
@@ -126,8 +130,9 @@ class BuildOptions:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
         if self.layout not in ("auto", "NCHW", "NCHWc", "NHWC"):
             raise _wrong_value("layout", self.layout, '"auto", "NCHW", "NCHWc" or "NHWC"')
-        if not isinstance(self.check_machine_code, bool):
-            raise _wrong_value("check_machine_code", self.check_machine_code, "True or False")
+        for flag in ("check_machine_code", "bulk_copies", "guard_memory"):
+            if not isinstance(getattr(self, flag), bool):
+                raise _wrong_value(flag, getattr(self, flag), "True or False")
         if self.enable_pipelining not in (True, False, "auto") or not isinstance(self.enable_pipelining, bool | str):
             raise _wrong_value("enable_pipelining", self.enable_pipelining, 'True, False or "auto"')
         if self.pipelining not in ("full", "multistage", "double"):
@@ -136,8 +141,6 @@ class BuildOptions:
             _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
         if self.register_stages is not None:
             _check_integer("register_stages", self.register_stages, minimum=1, maximum=4)
-        if not isinstance(self.bulk_copies, bool):
-            raise _wrong_value("bulk_copies", self.bulk_copies, "True or False")
         if not isinstance(self.kernel_cache, str) or not self.kernel_cache.strip():
             raise _wrong_value("kernel_cache", self.kernel_cache, '"auto", "off" or the name of a folder')
 

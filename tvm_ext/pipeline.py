@@ -29,7 +29,7 @@ from tvm_ext._tvm import (
 from tvm_ext.cuda_check import refuse_bad_machine_code
 from tvm_ext.device_db import as_opencl, device_for_target, is_bare, lookup
 from tvm_ext.device_facts import with_unit_count
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.opencl_math import enable_opencl_math
@@ -45,6 +45,7 @@ from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
@@ -115,7 +116,7 @@ def kernel_passes(
             return [StockGpuKernels(device)]
         return [ConstructGpuKernels(device, options, _compiler_check(device, options))]
     if options.enable_roller is False:
-        return []
+        return [GuardWorkspaces()] if options.guard_memory else []
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
@@ -124,6 +125,8 @@ def kernel_passes(
         PackConstants(),
         # On one core no kernel starts threads, however it was made.
         *([SerialiseLoops()] if device.unit_count == 1 else []),
+        # A test mode: behind everything that makes or changes loops.
+        *([GuardWorkspaces()] if options.guard_memory else []),
     ]
 
 
@@ -222,6 +225,10 @@ def plan_build(
     device, resolved = device_for_target(target)
     if options.device is not None:
         device = _chosen_device(options.device, device)
+    if options.guard_memory and device.kind != "cpu":
+        raise OptionError(
+            f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"
+        )
     if device.kind == "opencl":
         enable_opencl_math()
     if device.kind == "cpu" and options.num_threads is not None:

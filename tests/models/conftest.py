@@ -11,6 +11,7 @@ import tvm
 
 from tvm_ext import relay
 from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.guarded_memory import guard
 from tvm_ext.testing import contenders, models
 
 Arrays = Mapping[str, np.ndarray]
@@ -31,12 +32,13 @@ def build_model() -> Callable[..., onnx.ModelProto]:
 
 @pytest.fixture
 def compiled() -> Callable[[onnx.ModelProto], Callable[[Arrays], list[np.ndarray]]]:
-    """The model built with constructed kernels, as a function from inputs to outputs."""
+    """The model built with constructed kernels, as a function from inputs to outputs; it runs in guarded memory."""
 
     def compile_model(model: onnx.ModelProto) -> Callable[[Arrays], list[np.ndarray]]:
         mod, params = relay.frontend.from_onnx(model)
         lib = relay.build(mod, "llvm", params=params, enable_roller=True)
         module = relay.GraphModule(lib["default"](tvm.cpu()))
+        guard(module.vm)
 
         def run(inputs: Arrays) -> list[np.ndarray]:
             for name, value in inputs.items():

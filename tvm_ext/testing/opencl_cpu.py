@@ -10,6 +10,8 @@ write before a read. What it does not: a missing barrier at the end of a loop (P
 that holds a barrier by barriers of its own), limits of a GPU (CPU drivers take thousands of threads a block), the order
 of asynchronous copies (they are plain ones here).
 
+Every buffer lies between guards that are compared after each launch: what is written beyond one is a MemoryGuardError.
+
 Needs ``pip install tvm-ext[opencl]``; `why_not` says what is missing.
 """
 
@@ -45,7 +47,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.errors import CompileError, IllegalRewrite, InputError, UnsupportedEnvironmentError
+from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import offer_opencl_drivers
 
@@ -53,6 +55,11 @@ Array = npt.NDArray[Any]
 
 _REMEDY = "pip install tvm-ext[opencl]"
 _INTEL_LIBRARIES = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
+GUARD_BYTES = 4096
+"""On each side of every buffer: a multiple of what OpenCL devices want buffers in buffers to begin at."""
+
+GUARD_BYTE = 0xC3
+
 _AXES = "xyz"
 _TRIAL = "__kernel void trial(__global float* x) { x[get_global_id(0)] = 1.0f; }"
 
@@ -282,6 +289,7 @@ class OpenClDevice:
         self.program, self._cl = program, pyopencl
         self.context = pyopencl.Context([device])
         self.queue = pyopencl.CommandQueue(self.context)
+        self._guarded: dict[int, Any] = {}  # what a buffer and its guards lie in, by the buffer's handle
         try:
             self._built = _build(self.context, program.source)
         except pyopencl.Error as error:
@@ -289,9 +297,14 @@ class OpenClDevice:
             raise CompileError(problem, "look at the program's `source`") from error
 
     def buffer(self, array: Array) -> Any:
-        """A device buffer that holds a copy of ``array``."""
+        """A device buffer that holds a copy of ``array``, between guards that `call` looks at."""
+        content = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        guard = np.full(GUARD_BYTES, GUARD_BYTE, np.uint8)
         flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.COPY_HOST_PTR
-        return self._cl.Buffer(self.context, flags, hostbuf=np.ascontiguousarray(array))
+        whole = self._cl.Buffer(self.context, flags, hostbuf=np.concatenate([guard, content, guard]))
+        inner = whole.get_sub_region(GUARD_BYTES, content.size)
+        self._guarded[inner.int_ptr] = whole
+        return inner
 
     def read(self, buffer: Any, shape: Sequence[int], dtype: str) -> Array:
         result = np.empty(tuple(shape), dtype)
@@ -311,7 +324,18 @@ class OpenClDevice:
             kernel = self._cl.Kernel(self._built, launch.kernel)
             grid = tuple(b * t for b, t in zip(launch.blocks, launch.threads, strict=True))
             kernel(self.queue, grid, launch.threads, *(everything[index] for index in launch.buffers))
+            self._check_guards(launch, everything)
+
+    def _check_guards(self, launch: Launch, buffers: Sequence[Any]) -> None:
+        """Raises MemoryGuardError where ``launch`` wrote beyond one of its buffers."""
         self.queue.finish()
+        guard = np.empty(GUARD_BYTES, np.uint8)
+        for position in launch.buffers:
+            whole = self._guarded[buffers[position].int_ptr]
+            for offset, side in ((0, "before"), (whole.size - GUARD_BYTES, "behind")):
+                self._cl.enqueue_copy(self.queue, guard, whole, src_offset=offset)
+                if (guard != GUARD_BYTE).any():
+                    raise MemoryGuardError(f"kernel {launch.kernel} writes {side} its buffer {position}.")
 
 
 def poison(shape: Sequence[int], dtype: str) -> Array:

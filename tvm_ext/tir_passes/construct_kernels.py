@@ -106,7 +106,9 @@ class ConstructKernels:
 def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
     """Digest of what decides every kernel of a build beside its PrimFunc."""
     target = Target.current(allow_none=True)
-    return build_context(str(target), to_json(device), repr((options.candidates, options.epsilon)))
+    return build_context(
+        str(target), to_json(device), repr((options.candidates, options.epsilon, options.guard_memory))
+    )
 
 
 def construct(

@@ -17,6 +17,7 @@ from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.device_db import cpu_needs, device_for_target
 from tvm_ext.errors import TvmExtError
 from tvm_ext.graph_module import flatten_outputs
+from tvm_ext.guarded_memory import guard
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
 from tvm_ext.report import OperatorReport
@@ -36,6 +37,10 @@ SMALLEST_MAGNITUDE = 0.1
 PURITY_EVERY = 7
 """Every seventh case is constructed once more to see that no pass writes to its input. Coprime to the number of slots,
 so that all kinds have their turn."""
+
+
+GUARDED_WORKSPACES_EVERY = 3
+"""Every third case is built with guarded workspaces, which changes its kernels a little. Coprime to the slots too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +102,10 @@ def relative_error(actual: Array, expected: Array, typical_magnitude: float) -> 
     return float(difference) / size if size else (0.0 if difference == 0 else math.inf)
 
 
-def build(case: OperatorCase, *, enable_roller: bool = True) -> relay.Library:
-    """The case built for this machine's CPU, its constant inputs bound."""
-    return relay.build(
-        module_of(case), target_of(case), params=constants(case), options=options_of(case), enable_roller=enable_roller
-    )
+def build(case: OperatorCase, **settings: Any) -> relay.Library:
+    """The case built for this machine's CPU, its constant inputs bound; ``settings`` are fields of `BuildOptions`."""
+    options = options_of(case).updated(**settings)
+    return relay.build(module_of(case), target_of(case), params=constants(case), options=options)
 
 
 class Built(Protocol):
@@ -149,7 +153,8 @@ def check_purity(case: OperatorCase) -> None:
 def check(case: OperatorCase) -> CaseResult:
     """Build, run, compare. Raises WrongResultError, and whatever building and running raise; see `attempt`.
 
-    Three runs with inputs A, B, A: the outputs of the first two are overwritten with NaN and freed, so that the VM's
+    Three runs with inputs A, B, A. The first is in guarded memory (`guarded_memory`), workspaces included every third
+    time. The outputs of the first two are overwritten with NaN and freed, so that the VM's
     memory pool hands the same memory out again, and the third must equal the first bit by bit. An element that is
     never written, or one read before it is written, then shows as NaN or as a value of B's.
 
@@ -160,9 +165,10 @@ def check(case: OperatorCase) -> CaseResult:
     start = time.perf_counter()
     if case.index % PURITY_EVERY == 0:
         check_purity(case)
-    library = build(case)
+    library = build(case, guard_memory=case.index % GUARDED_WORKSPACES_EVERY == 0)
+    first = _run_and_poison(guard(library.vm()), case, 0)
     machine = library.vm()
-    first = _run_and_poison(machine, case, 0)
+    machine.set_instrument(lambda *_: 0)
     errors = compare(case, first)
     _run_and_poison(machine, case, 1)
     again = _run_and_poison(machine, case, 0)
