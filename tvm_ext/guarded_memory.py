@@ -18,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 import tvm_ffi
-from tvm.runtime.vm import VirtualMachine, VMInstrumentReturnKind
+from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext.errors import MemoryGuardError, TargetError
 
 GUARD_BYTES = 4096
 """On each side. A multiple of every alignment that kernels are promised."""
+
+NO_OP, SKIP_RUN = 0, 1
+"""What an instrument of the VM answers: TVM's VMInstrumentReturnKind."""
 
 _WORKSPACE_ERROR = "its workspace"  # see tir_passes/guard_workspaces.py
 
@@ -185,13 +188,13 @@ class _Guard:
         if name.startswith("vm."):
             if name == "vm.builtin.alloc_tensor" and not before:
                 self._fresh[_address(result)] = result
-            return int(VMInstrumentReturnKind.NO_OP)
+            return NO_OP
         if not before:
-            return int(VMInstrumentReturnKind.NO_OP)
+            return NO_OP
         tensors = [(i, item) for i, item in enumerate(arguments) if isinstance(item, tvm.runtime.Tensor)]
         outputs = [i for i, item in tensors if self._fresh.pop(_address(item), None) is not None]
         call_guarded(name, function, arguments, outputs)
-        return int(VMInstrumentReturnKind.SKIP_RUN)
+        return SKIP_RUN
 
 
 def guard(machine: VirtualMachine) -> VirtualMachine:
