@@ -30,6 +30,7 @@ CROSSINGS: dict[tuple[str, str], str] = {
 # Module: why it may name a module inside TVM. All others import TVM's top-level modules, or take the name from _tvm.
 INSIDE_TVM: dict[str, str] = {
     "_autoload": "asks whether TVM has its compiler, before anything that needs one is imported",
+    "guarded_memory": "the VirtualMachine is run in processes that have TVM's runtime alone",
     "library": "the VirtualMachine is run in processes that have TVM's runtime alone",
     "graph_module": "the VirtualMachine is run in processes that have TVM's runtime alone",
 }
