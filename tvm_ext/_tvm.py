@@ -11,6 +11,7 @@ Where these names were before (0.20 or so, still the majority of what is written
 
 from __future__ import annotations
 
+import threading as _threading
 from typing import Any
 
 import tvm
@@ -36,7 +37,9 @@ __all__ = [
     "ALLREDUCE",
     "ALREADY_SCHEDULED",
     "CALL_TIR",
+    "EXCLUSIVE",
     "IF_THEN_ELSE",
+    "IMPORT_ERRORS",
     "AllocBuffer",
     "Analyzer",
     "Buffer",
@@ -122,6 +125,11 @@ __all__ = [
     "vm_generate",
     "vm_link",
 ]
+
+EXCLUSIVE = _threading.RLock()
+"""Held while stock TVM imports a model or runs passes: of the scopes that these open (`relax.BlockBuilder._stack`,
+`te.tag.TagScope`) there is one for the whole process, so that two threads would write into each other's functions.
+Kernels are lowered and compiled without it."""
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
 IRModule: Any = tvm.IRModule
@@ -283,10 +291,32 @@ def import_onnx(model: Any, **options: Any) -> Any:
     return from_onnx(model, **options)
 
 
+IMPORT_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,  # tvm.error.TVMError among them
+    TypeError,
+    ValueError,
+)
+"""Everything that the stock importer is known to raise on models it cannot convert."""
+
+
+class _ConversionFailed(BaseException):
+    """Carries an operator's error past the stock importer, which would print the operands to the standard output."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
     """Like `import_onnx`, but operators in `converters` are converted by those instead of by stock TVM.
 
     `shapes`: input name -> extents. `converters`: operator name -> (builder, operands, attributes, opset) -> result.
+    One thread at a time.
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -295,12 +325,19 @@ def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
             """Checked before: stock's knows nothing of `converters`."""
 
         def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
-            if op_name not in converters:
-                return super()._convert_operator(op_name, inputs, attrs, opset)
-            return self.bb.normalize(converters[op_name](self.bb, inputs, attrs, opset))
+            try:
+                if op_name not in converters:
+                    return super()._convert_operator(op_name, inputs, attrs, opset)
+                return self.bb.normalize(converters[op_name](self.bb, inputs, attrs, opset))
+            except (*IMPORT_ERRORS, errors.TvmExtError) as error:
+                raise _ConversionFailed(error) from None
 
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)
-    return Importer(shapes, None).from_onnx(model.graph, opset)
+    try:
+        with EXCLUSIVE:
+            return Importer(shapes, None).from_onnx(model.graph, opset)
+    except _ConversionFailed as failed:
+        raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__
 
 
 def onnx_operators() -> Any:

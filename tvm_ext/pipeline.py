@@ -17,6 +17,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext._tvm import (
+    EXCLUSIVE,
     cpu_dataflow_lower_passes,
     cpu_finalize_passes,
     cpu_library_dispatch_passes,
@@ -180,7 +181,7 @@ def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
 
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         plan = plan_build(tvm.target.Target.current() or "llvm", BuildOptions.current(**settings))
-        with plan.target:
+        with EXCLUSIVE, plan.target:
             return plan.lower(plan.construct(mod))
 
     return module_pass(run, opt_level=0, name="tvm_ext")

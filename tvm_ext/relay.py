@@ -20,6 +20,7 @@ from tvm import relax
 
 from tvm_ext import frontend, graph_module, recorder
 from tvm_ext import graph_module as graph_executor
+from tvm_ext._tvm import EXCLUSIVE
 from tvm_ext.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
 from tvm_ext.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.cpu_info import read_cpu_info
@@ -173,10 +174,11 @@ def _compile(
         enable_rocm()
     watched = bool(tvm.transform.PassContext.current().instruments)  # by somebody who wants to see all passes
     with plan.target, timed_context(clock):
-        kernels = plan.construct(mod)
-        watch.split(CONSTRUCTING)
-        lowered = plan.lower(kernels)
-        watch.split(LOWERING)
+        with EXCLUSIVE:
+            kernels = plan.construct(mod)
+            watch.split(CONSTRUCTING)
+            lowered = plan.lower(kernels)
+            watch.split(LOWERING)
         if verify:
             _refuse_wrong_kernels(mod, lowered, plan, clock)
             watch.split(VERIFYING)
@@ -194,5 +196,6 @@ def _refuse_wrong_kernels(mod: tvm.IRModule, lowered: tvm.IRModule, plan: BuildP
     """Interpret the kernels that code will be generated of; raises VerificationError."""
     from tvm_ext.testing.build_check import check_module, refuse_wrong
 
-    operators = operator_pipeline(plan.target, plan.device, plan.options)(mod)
+    with EXCLUSIVE:
+        operators = operator_pipeline(plan.target, plan.device, plan.options)(mod)
     refuse_wrong(check_module(lowered, operators, plan.device, plan.target, progress=clock.on_start))

@@ -6,8 +6,6 @@ model's inputs followed by its parameters.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -69,18 +67,6 @@ _WEIGHT_READERS = frozenset(_WEIGHT_READER_NAMES.split())
 
 # ONNX nests definitions two or three deep.
 _MAX_EXPANSIONS = 8
-
-# Everything that the stock importer is known to raise on models it cannot convert.
-_STOCK_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,  # tvm.error.TVMError among them
-    TypeError,
-    ValueError,
-)
 
 
 def import_model(
@@ -233,11 +219,9 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, 
     as_arguments = frozenset(parameters)
     proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
     shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
-            mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
-    except _STOCK_ERRORS as error:
+        mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
+    except _tvm.IMPORT_ERRORS as error:
         raise _conversion_error(graph, error) from error
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
     attributes = {
