@@ -72,6 +72,7 @@ __all__ = [
     "VirtualMachine",
     "assert_structural_equal",
     "call_pure_extern",
+    "convert_onnx_operator",
     "copy_module",
     "cpu_dataflow_lower_passes",
     "cpu_finalize_passes",
@@ -338,6 +339,14 @@ def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
             return Importer(shapes, None).from_onnx(model.graph, opset)
     except _ConversionFailed as failed:
         raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__
+
+
+def convert_onnx_operator(name: str, builder: Any, inputs: Any, attributes: Any, opset: int) -> Any:
+    """Stock TVM's conversion of one operator, for converters of ours that change its operands only."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
+    return converter(builder, onnx_frontend.onnx_input(inputs), dict(attributes), [{}, {}])
 
 
 def onnx_operators() -> Any:

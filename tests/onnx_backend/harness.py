@@ -2,7 +2,13 @@
 
     python -m tests.onnx_backend.harness --system ours --output results.json
 
-writes {system: {case: "pass" | "pass bound" | "fail: reason" | "crash: reason" | "hang"}}.
+writes {system: {case: outcome}}. An outcome is "pass", "pass bound", or begins with
+
+    refused:  an error of ours says why, when the model is imported, built or run
+    wrong:    another answer than ONNX's, without an error
+    error:    an exception that is none of ours
+    crash:    the process died
+    hang      it did not come back
 """
 
 from __future__ import annotations
@@ -14,17 +20,21 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from tests.onnx_backend.cases import Case, load_cases
-from tests.onnx_backend.systems import SYSTEMS
+from tests.onnx_backend.systems import SYSTEMS, NothingToBindError, WrongAnswerError
+from tvm_ext.errors import TvmExtError
 
 _FORK = multiprocessing.get_context("fork")
 # Some hundred times the slowest case: what exceeds it hangs.
 CASE_SECONDS = 90.0
+NOT_APPLICABLE = "not applicable"
+KINDS = ("pass", "pass bound", "refused", "wrong", "error", "crash", "hang")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,8 +49,10 @@ class _Worker:
         self.connection.close()
 
 
-def run_cases(cases: Mapping[str, Case], systems: Sequence[str], workers: int) -> dict[str, dict[str, str]]:
-    """{system: {case: outcome}} for every case, in `workers` forked processes."""
+def run_cases(
+    cases: Mapping[str, Case], systems: Sequence[str], workers: int, log: Path | None = None
+) -> dict[str, dict[str, str]]:
+    """{system: {case: outcome}} for every case, in `workers` forked processes; `log` gets a line for each at once."""
     todo = iter([(system, name) for system in systems for name in cases])
     outcomes: dict[str, dict[str, str]] = {system: {} for system in systems}
     active: dict[Connection, tuple[str, _Worker]] = {}
@@ -72,6 +84,9 @@ def run_cases(cases: Mapping[str, Case], systems: Sequence[str], workers: int) -
             system, worker = active.pop(connection)
             outcome, survivor = _receive(worker)
             outcomes[system][worker.case] = outcome
+            if log is not None:
+                with log.open("a") as stream:
+                    stream.write(f"{system} {worker.case} {outcome}\n")
             start_next(survivor)
     return {system: dict(sorted(found.items())) for system, found in outcomes.items()}
 
@@ -116,19 +131,31 @@ def _serve(parents: Connection, connection: Connection, cases: Mapping[str, Case
 
 
 def _outcome(system: str, case: Case) -> str:
-    """`pass`, or `pass bound` where only a later way of the system passes, or the first way's failure."""
+    """`pass`; `pass bound` where the first way is refused and a later one passes; otherwise the worst failure."""
     first, *others = SYSTEMS[system]
     failure = _failure(first, case)
     if failure is None:
         return "pass"
-    return "pass bound" if any(_failure(way, case) is None for way in others) else failure
+    if not failure.startswith("refused"):
+        return failure
+    # A way that does not apply to the case (nothing to bind) says so.
+    failures = [found for found in (_failure(way, case) for way in others) if found != NOT_APPLICABLE]
+    if failures and all(found is None for found in failures):
+        return "pass bound"
+    return next((found for found in failures if found is not None and not found.startswith("refused")), failure)
 
 
 def _failure(way: Callable[[Case], None], case: Case) -> str | None:
     try:
         way(case)
+    except NothingToBindError:
+        return NOT_APPLICABLE
+    except WrongAnswerError as error:
+        return f"wrong: {_one_line(error)}"
+    except TvmExtError as error:
+        return f"refused: {type(error).__name__}: {_one_line(error)}"
     except Exception as error:  # noqa: BLE001 - a case fails by whatever the system under test raises
-        return f"fail: {type(error).__name__}: {_one_line(error)}"
+        return f"error: {type(error).__name__}: {_one_line(error)}"
     return None
 
 
@@ -136,10 +163,16 @@ def _one_line(error: Exception) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", " ".join(str(error).split()))[:300]
 
 
+def kind_of(outcome: str) -> str:
+    """The kind of an outcome, one of `KINDS`."""
+    return outcome.partition(":")[0]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", action="append", choices=sorted(SYSTEMS), required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--log", type=Path, help="a file to append each outcome to as it comes")
     parser.add_argument("--only", type=Path, help="a file with one case name a line")
     parser.add_argument("--match", default="", help="a regular expression that the names contain")
     parser.add_argument("--parts", type=int, default=1, help="take every n-th case only")
@@ -152,12 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for index, (name, case) in enumerate(load_cases().items())
         if index % given.parts == 0 and (chosen is None or name in chosen) and re.search(given.match, name)
     }
-    outcomes = run_cases(cases, given.system, given.workers)
+    outcomes = run_cases(cases, given.system, given.workers, given.log)
     given.output.write_text(json.dumps(outcomes, indent=1) + "\n")
     for system, found in outcomes.items():
-        plain = sum(outcome == "pass" for outcome in found.values())
-        bound = sum(outcome == "pass bound" for outcome in found.values())
-        print(f"{system}: {plain} of {len(found)} cases pass, {bound} more with configuring inputs bound")
+        counts = Counter(kind_of(outcome) for outcome in found.values())
+        print(f"{system}: {len(found)} cases: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
     return 0
 
 

@@ -171,9 +171,8 @@ def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: fro
 
 
 def _is_converted_wrongly(node: onnx.NodeProto) -> bool:
-    # Every Attention is taken for com.microsoft's, whose operands differ from the standard one's. The second and third
-    # output of LayerNormalization (mean, inverse deviation) come out as dummies.
-    return node.op_type == "Attention" or (node.op_type == "LayerNormalization" and len(node.output) > 1)
+    # The second and third output of LayerNormalization (mean, inverse deviation) come out as dummies.
+    return node.op_type == "LayerNormalization" and len(node.output) > 1
 
 
 def clean_graph(graph: OnnxGraph) -> OnnxGraph:

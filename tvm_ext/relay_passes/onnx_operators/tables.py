@@ -7,16 +7,37 @@ from types import ModuleType
 from typing import Any
 
 from tvm_ext.relay_passes.onnx_operators import (
+    arrangement,
+    attention,
+    convolution,
+    detection,
     elementwise,
     indexing,
+    integers,
     max_pool_indices,
     normalization,
     quantized,
+    reduction,
+    resize,
     signal,
 )
 from tvm_ext.relay_passes.onnx_operators.context import Check, Converter, Rule
 
-_FAMILIES: tuple[ModuleType, ...] = (elementwise, indexing, max_pool_indices, normalization, quantized, signal)
+_FAMILIES: tuple[ModuleType, ...] = (
+    arrangement,
+    attention,
+    convolution,
+    detection,
+    elementwise,
+    indexing,
+    integers,
+    max_pool_indices,
+    normalization,
+    quantized,
+    reduction,
+    resize,
+    signal,
+)
 
 
 def _joined(table: str) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Operators on integers whose edges the code generator leaves undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tvm_ext import _tvm
+from tvm_ext.relay_passes.onnx_graph import attribute
+from tvm_ext.relay_passes.onnx_operators.context import Check, Context, Converter, operand, refusal
+
+
+def _shift(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+    """A shift by less than nothing, or by the width or more, leaves what sign extension alone leaves: 0 or -1."""
+    op, const = _tvm.relax.op, _tvm.relax.const
+    x, count = inputs[0], inputs[1]
+    dtype = np.dtype(str(x.ty.dtype.dtype))
+    width = const(np.asarray(dtype.itemsize * 8, dtype))
+    zero = const(np.zeros((), dtype))
+    is_inside = op.less(count, width)
+    if dtype.kind == "i":
+        is_inside = op.logical_and(is_inside, op.greater_equal(count, zero))
+    safe = op.where(is_inside, count, zero)
+    if attributes["direction"] == b"LEFT":
+        return builder.normalize(op.where(is_inside, op.left_shift(x, safe), zero))
+    beyond = zero
+    if dtype.kind == "i":
+        beyond = op.where(op.less(x, zero), const(np.asarray(-1, dtype)), zero)
+    return builder.normalize(op.where(is_inside, op.right_shift(x, safe), beyond))
+
+
+def _check_mod(node: onnx.NodeProto, context: Context) -> None:
+    code = context.known_type(node, node.input[0])
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+    is_integer = np.issubdtype(dtype, np.integer)
+    if not is_integer and not attribute(node, "fmod", 0):
+        raise refusal(node, f"takes the remainder of {dtype} with fmod=0", "ONNX wants fmod=1 for floating point")
+    divisor = context.constants.get(operand(node, 1))
+    if is_integer and divisor is not None and (divisor == 0).any():
+        raise refusal(node, "divides integers by zero", "check the divisor")
+
+
+def _check_div(node: onnx.NodeProto, context: Context) -> None:
+    divisor = context.constants.get(operand(node, 1))
+    if divisor is not None and divisor.dtype.kind in "iu" and (divisor == 0).any():
+        raise refusal(node, "divides integers by zero", "check the divisor")
+
+
+CHECKS: Mapping[str, Check] = {"Mod": _check_mod, "Div": _check_div}
+CONVERTERS: Mapping[str, Converter] = {"BitShift": _shift}
