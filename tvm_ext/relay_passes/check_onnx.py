@@ -21,6 +21,8 @@ from tvm_ext.relay_passes.onnx_graph import (
     with_some_shape,
 )
 
+# The converters know operators by name alone; this domain's are those that they were written for, besides ONNX's own.
+CONTRIBUTED_DOMAIN = "com.microsoft"
 # How many names an error message lists before it says "and N more".
 _NAMES_SHOWN = 8
 
@@ -122,7 +124,8 @@ def check_structure(graph: OnnxGraph) -> None:
 
 def find_unsupported(graph: OnnxGraph, supported: Collection[str]) -> list[onnx.NodeProto]:
     """The nodes, nested graphs included, whose operator the importer has no converter for."""
-    return [node for node in all_nodes(graph.nodes) if node.op_type not in supported]
+    known = (*STANDARD_DOMAINS, CONTRIBUTED_DOMAIN)
+    return [node for node in all_nodes(graph.nodes) if node.op_type not in supported or node.domain not in known]
 
 
 def unsupported_error(graph: OnnxGraph, nodes: Iterable[onnx.NodeProto]) -> ModelError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+from onnx import TensorProto
 
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.check_onnx import sort_nodes
@@ -19,8 +20,15 @@ from tvm_ext.relay_passes.onnx_graph import (
 from tvm_ext.relay_passes.onnx_operators.context import Context
 from tvm_ext.relay_passes.onnx_operators.tables import CHECKS, RULES
 
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
 # Rules write operators that have rules: Attention -> Softmax -> ... Deeper is a rule that writes its own operator.
 _MAX_ROUNDS = 8
+_NARROW_NAMES = (
+    "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 FLOAT4E2M1 INT4 UINT4 INT2 UINT2 "
+    "COMPLEX64 COMPLEX128"
+)
+# (Older releases of ONNX have fewer of them.)
+_NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_NAMES.split() if name in _ELEMENT_TYPES)
 
 
 def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
@@ -41,13 +49,13 @@ def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
 
 def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
     """One round; `graph` itself where no rule applies."""
-    if not any(node.op_type in RULES or node.op_type in CHECKS for node in graph.nodes):
-        return graph
     context = context_of(graph)
     nodes: list[onnx.NodeProto] = []
     changed = False
     for node in graph.nodes:
         replaced = _rewrite(node, context)
+        if replaced is None:
+            _check_types(node, context)
         changed |= replaced is not None
         nodes.extend([node] if replaced is None else replaced)
     return graph.with_nodes(nodes) if changed else graph
@@ -59,6 +67,22 @@ def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
     if node.op_type in CHECKS:
         CHECKS[node.op_type](node, context)
     return RULES[node.op_type](node, context) if node.op_type in RULES else None
+
+
+def _check_types(node: onnx.NodeProto, context: Context) -> None:
+    """TVM computes with some narrow types wrongly (8-bit floats), and fails on others long after the import.
+
+    8-bit exponents can be read, no more: their Cast to a wider type is right.
+    """
+    is_read = node.op_type == "Cast" and context.element_type(node.input[0]) == TensorProto.FLOAT8E8M0
+    for name in (*(node.input if not is_read else ()), *node.output):
+        code = context.element_type(name) if name else 0
+        if code in _NARROW_TYPES:
+            raise ModelError(
+                f"{describe_node(node)}: tensor '{name}' has the element type {TensorProto.DataType.Name(code)}, which "
+                "kernels cannot compute with",
+                "export the model with types of 8 bits or more, floating-point ones of 16 bits or more",
+            )
 
 
 def context_of(graph: OnnxGraph) -> Context:

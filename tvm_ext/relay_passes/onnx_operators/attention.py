@@ -236,7 +236,7 @@ def _softmax(pen: Pen, biased: str, bias: _Bias | None, code: int) -> str:
     dtype = helper.tensor_dtype_to_np_dtype(code)
     # (Not by the row's maximum: a reduction's start value may be the lowest finite number, which masks use as well.)
     is_open = pen.cast(pen.add("Greater", bias.name, pen.constant(-np.inf, dtype)), TensorProto.FLOAT)
-    any_open = pen.reduce("ReduceMax", is_open, [-1])
+    any_open = pen.reduce("ReduceMax", is_open, -1, keepdims=True)
     is_masked = pen.add("Equal", any_open, pen.constant(0.0, np.float32))
     return pen.add("Where", is_masked, pen.constant(0.0, dtype), probabilities)
 

@@ -176,20 +176,12 @@ class Pen:
     def cast(self, name: str, code: int, out: str = "") -> str:
         return self.add("Cast", name, out=out, to=code)
 
-<<<<<<< HEAD
-    def reduce(self, operator: str, x: str, axis: int, *, keepdims: bool = False, out: str = "") -> str:
-        """Writes a reduction over one axis: an attribute at first, an operand in later operator sets."""
-        since = 13 if operator == "ReduceSum" else 18
-        if self.context.opset >= since:
-            return self.add(operator, x, self.integers(axis), out=out, keepdims=int(keepdims))
-        return self.add(operator, x, out=out, axes=[axis], keepdims=int(keepdims))
-=======
-    def reduce(self, operator: str, name: str, axes: Sequence[int], *, keepdims: int = 1, out: str = "") -> str:
+    def reduce(self, operator: str, x: str, axes: int | Sequence[int], *, keepdims: bool = False, out: str = "") -> str:
         """Writes a reduction, its axes an operand or an attribute as the operator set wants them."""
+        listed = [axes] if isinstance(axes, int) else list(axes)
         if self.context.opset >= (13 if operator == "ReduceSum" else 18):
-            return self.add(operator, name, self.integers(*axes), out=out, keepdims=keepdims)
-        return self.add(operator, name, out=out, axes=list(axes), keepdims=keepdims)
->>>>>>> 9d8decb (Importer: Resize as ONNX defines it, by tables computed at import)
+            return self.add(operator, x, self.integers(*listed), out=out, keepdims=int(keepdims))
+        return self.add(operator, x, out=out, axes=listed, keepdims=int(keepdims))
 
     def name(self, stem: str) -> str:
         """A tensor name that nothing has yet."""

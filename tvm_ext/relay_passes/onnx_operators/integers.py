@@ -18,8 +18,8 @@ def _shift(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], o
     op, const = _tvm.relax.op, _tvm.relax.const
     x, count = inputs[0], inputs[1]
     dtype = np.dtype(str(x.ty.dtype.dtype))
-    width = const(np.asarray(dtype.itemsize * 8, dtype))
-    zero = const(np.zeros((), dtype))
+    width = const(dtype.itemsize * 8, dtype.name)
+    zero = const(0, dtype.name)
     is_inside = op.less(count, width)
     if dtype.kind == "i":
         is_inside = op.logical_and(is_inside, op.greater_equal(count, zero))
@@ -28,7 +28,7 @@ def _shift(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], o
         return builder.normalize(op.where(is_inside, op.left_shift(x, safe), zero))
     beyond = zero
     if dtype.kind == "i":
-        beyond = op.where(op.less(x, zero), const(np.asarray(-1, dtype)), zero)
+        beyond = op.where(op.less(x, zero), const(-1, dtype.name), zero)
     return builder.normalize(op.where(is_inside, op.right_shift(x, safe), beyond))
 
 

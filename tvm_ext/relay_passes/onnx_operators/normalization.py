@@ -14,7 +14,7 @@ def _lp_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeP
     """x / |x|_p along one axis, 0 where the norm is 0: the norm becomes 1 there, and 0 / 1 = 0."""
     pen, x = Pen(node=node, context=context), node.input[0]
     power = "L1" if attribute(node, "p", 2) == 1 else "L2"
-    norm = pen.reduce(f"Reduce{power}", x, [int(attribute(node, "axis", -1))])
+    norm = pen.reduce(f"Reduce{power}", x, int(attribute(node, "axis", -1)), keepdims=True)
     is_zero = pen.add("Equal", norm, pen.add("Sub", norm, norm))
     pen.add("Div", x, pen.add("Add", norm, pen.add("CastLike", is_zero, x)), out=node.output[0])
     return pen.nodes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tvm_ext.relay_passes.onnx_graph import Array, attribute
 from tvm_ext.relay_passes.onnx_operators.context import Check, Context, Pen, Rule, operand, refusal
@@ -24,8 +24,10 @@ def _reduce(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | No
     shape = context.shape(node.input[0])
     if shape is not None and any(shape[axis] == 0 for axis in axes):
         return _of_nothing(node, context, shape, axes)
-    integers = np.issubdtype(_dtype(node, context), np.integer)
-    return _integer_mean(node, context, axes) if node.op_type == "ReduceMean" and integers else None
+    dtype = _dtype(node, context)
+    if dtype == np.bool_:
+        return _of_bools(node, context, axes)
+    return _integer_mean(node, context, axes) if node.op_type == "ReduceMean" and dtype.kind in "iu" else None
 
 
 def _axes(node: onnx.NodeProto, context: Context) -> list[int] | None:
@@ -84,12 +86,21 @@ def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:  # type: ignore[ty
     return np.asarray(np.inf if what == "Min" else -np.inf, dtype)
 
 
+def _of_bools(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
+    """The maximum or minimum of bytes, of which bool is one with the values 0 and 1."""
+    pen = Pen(node=node, context=context)
+    numbers = pen.cast(node.input[0], TensorProto.UINT8)
+    reduced = pen.reduce(node.op_type, numbers, axes, keepdims=bool(attribute(node, "keepdims", 1)))
+    pen.cast(reduced, TensorProto.BOOL, out=node.output[0])
+    return pen.nodes
+
+
 def _integer_mean(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
     """The sum, divided as integers are: towards zero."""
     shape = context.known_shape(node, node.input[0])
     count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
     pen = Pen(node=node, context=context)
-    total = pen.reduce("ReduceSum", node.input[0], axes, keepdims=int(attribute(node, "keepdims", 1)))
+    total = pen.reduce("ReduceSum", node.input[0], axes, keepdims=bool(attribute(node, "keepdims", 1)))
     pen.add("Div", total, pen.constant(count, _dtype(node, context)), out=node.output[0])
     return pen.nodes
 
@@ -110,6 +121,8 @@ def _check_top_k(node: onnx.NodeProto, context: Context) -> None:
         raise refusal(node, f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
     k = context.known_value(node, 1) if operand(node, 1) else np.asarray(attribute(node, "k", -1))
     extent = context.extent(node.input[0], axis)
+    if context.element_type(node.input[0]) in (TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16):
+        raise refusal(node, "sorts unsigned integers of more than a byte", "cast them to signed ones before")
     if k is None or extent is None:
         raise refusal(node, f"needs the extent of axis {axis} and k", "bind dynamic dimensions with shape={...}")
     if k.size != 1 or not 0 < int(k.reshape(-1)[0]) <= extent:

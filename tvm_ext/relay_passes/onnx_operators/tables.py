@@ -19,6 +19,7 @@ from tvm_ext.relay_passes.onnx_operators import (
     quantized,
     reduction,
     resize,
+    sequences,
     signal,
 )
 from tvm_ext.relay_passes.onnx_operators.context import Check, Converter, Rule
@@ -36,6 +37,7 @@ _FAMILIES: tuple[ModuleType, ...] = (
     quantized,
     reduction,
     resize,
+    sequences,
     signal,
 )
 
