@@ -162,7 +162,7 @@ def test_narrow_types_are_refused(code: int) -> None:
     node = helper.make_node("Cast", ["x"], ["y"], "culprit", to=code)
     model = model_of(node, ROW, opset=21)
     model.graph.output[0].type.tensor_type.elem_type = code
-    with pytest.raises(ModelError, match="culprit.*element type"):
+    with pytest.raises(ModelError, match=r"culprit.*element type"):
         relay.frontend.from_onnx(model)
 
 

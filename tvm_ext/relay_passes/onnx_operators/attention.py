@@ -153,13 +153,14 @@ def _bias(pen: Pen, context: Context, heads: _Heads, code: int) -> _Bias | None:
     return _Bias(name=total, may_mask_rows=not rows_are_open)
 
 
-def _allowed_positions(pen: Pen, heads: _Heads) -> str | np.ndarray | None:  # type: ignore[type-arg]
+def _allowed_positions(pen: Pen, heads: _Heads) -> str | np.ndarray | None:
     """Which key each query may attend to by position: an array, or a tensor where that depends on valid lengths.
 
     Query i stands at place i + offset: behind the cache, or at the end of the valid keys. A causal one looks at keys
     j <= i + offset, a window at those with -right <= i + offset - j <= left.
     """
-    node, bounds = pen.node, []
+    node = pen.node
+    bounds: list[tuple[int | None, int | None]] = []
     left, right = int(attribute(node, "left_window_size", -1)), int(attribute(node, "right_window_size", -1))
     if left < -1 or right < -1:
         raise refusal(node, f"has windows of {left} and {right}", "a window is -1 or not negative")

@@ -46,7 +46,7 @@ def _axes(node: onnx.NodeProto, context: Context) -> list[int] | None:
     return [axis % rank for axis in axes]
 
 
-def _dtype(node: onnx.NodeProto, context: Context) -> np.dtype:  # type: ignore[type-arg]
+def _dtype(node: onnx.NodeProto, context: Context) -> np.dtype:
     return helper.tensor_dtype_to_np_dtype(context.known_type(node, node.input[0]))
 
 
@@ -71,7 +71,7 @@ def _of_nothing(
     return pen.nodes
 
 
-def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:  # type: ignore[type-arg]
+def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:
     what = node.op_type.removeprefix("Reduce")
     if what in ("Sum", "SumSquare", "L1", "L2"):
         return np.zeros((), dtype)

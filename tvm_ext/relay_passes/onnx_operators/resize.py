@@ -275,7 +275,7 @@ def _with_old_rounding(sampling: Sampling, axis: Axis) -> Sampling:
     )
 
 
-def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:  # type: ignore[type-arg]
+def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:
     terms = []
     for indices, weights in zip(table.indices.T, table.weights.T, strict=True):
         term = pen.add("Gather", x, pen.constant(indices, np.int64), axis=axis)

@@ -105,7 +105,8 @@ def _coordinates(axis: Axis, mode: str) -> Array:
     if mode == "tf_crop_and_resize":
         start, end = np.float32(axis.roi[0]), np.float32(axis.roi[1])
         steps = y * 0.0 + (end - start) * last / 2 if length == 1 else y * (end - start) * last / (length - 1)
-        return steps + start * last
+        places: Array = steps + start * last
+        return places
     if mode == "pytorch_half_pixel":
         return y * 0.0 - 0.5 if length == 1 else half_pixel - 0.5
     if mode == "half_pixel_symmetric":
@@ -122,7 +123,8 @@ def _neighbours(x: Array, taps: int) -> Array:
         first = np.where(ratio == 0, -(taps // 2), 1 - taps // 2)
     else:
         first = np.where(ratio <= 0.5, -((taps - 1) // 2), 1 - (taps - 1) // 2)
-    return (left + first)[:, None] + np.arange(taps)
+    neighbours: Array = (left + first)[:, None] + np.arange(taps)
+    return neighbours
 
 
 def _weights(ratio: Array, scale: float, sampling: Sampling) -> Array:
@@ -139,15 +141,16 @@ def _weights(ratio: Array, scale: float, sampling: Sampling) -> Array:
     else:
         first = int(np.floor(-2 / scale)) + 1
         weights = _cubic(np.abs((np.arange(first, 2 - first) - distance) * scale), sampling.cubic_coeff_a)
-    return weights / weights.sum(axis=1, keepdims=True) if sampling.antialias else weights
+    normal: Array = weights / weights.sum(axis=1, keepdims=True) if sampling.antialias else weights
+    return normal
 
 
 def _takes_right(ratio: Array, nearest_mode: str) -> Array:
     if nearest_mode == "floor":
-        return ratio == 1.0
+        return np.equal(ratio, 1.0)
     if nearest_mode == "ceil":
-        return ratio > 0.0
-    return ratio >= 0.5 if nearest_mode == "round_prefer_ceil" else ratio > 0.5
+        return np.greater(ratio, 0.0)
+    return np.greater_equal(ratio, 0.5) if nearest_mode == "round_prefer_ceil" else np.greater(ratio, 0.5)
 
 
 def _cubic(distance: Array, a: float) -> Array:
