@@ -16,6 +16,7 @@ from onnx.backend.test.loader import load_model_tests
 VALUE_TOLERANCES: tuple[tuple[str, float, str], ...] = (
     (r"attention_.*fp16", 4e-3, "ONNX's numbers come from a softmax in half precision, ours from one in float32"),
     (r"silu_fp16", 2e-3, "half precision at the edge of the case's tolerance"),
+    (r"test_dft_inverse", 1e-3, "where ONNX's own sums cancel to 2e-7 instead of 0"),
     (r"test_mish", 2e-3, "one of 10000 elements differs by 1.26e-3 relatively, with stock kernels"),
 )
 """(regular expression of names, relative tolerance, reason)."""

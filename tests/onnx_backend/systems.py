@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from tests.onnx_backend.cases import Case
 from tvm_ext import relay
+from tvm_ext.errors import InputError
 from tvm_ext.relay_passes.import_model import require_bound_dimensions
 
 
@@ -153,6 +154,8 @@ def _open_inputs(model: onnx.ModelProto) -> list[str]:
 
 
 def _to_tvm(value: Any) -> Any:
+    if value is None:
+        raise InputError("an empty optional is neither a tensor nor a list of them", "leave the input out of the model")
     return [_to_tvm(item) for item in value] if isinstance(value, list) else tvm.runtime.tensor(np.asarray(value))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,19 +24,9 @@ ROOT = FOLDER.parents[1]
 STOCK_PASSES = stock_passes()
 EXPECTED_FAILURES = expected_failures()
 EVERYDAY_PARTS = 6
-# The import is right here and the kernel is not: the maximum of a row of -inf comes out as the lowest finite number.
-KERNEL_FAULTS = frozenset(
-    f"node/test_attention_{name}_expanded"
-    for name in (
-        "23_boolmask_fullymasked_row_nan_robustness",
-        "23_fullymasked_qk_matmul_output_mode3_zero",
-        "24_fullymasked_qk_matmul_output_mode3_zero",
-        "24_qk_matmul_output_mode3_softmax_precision",
-        "4d_causal_nonpad_negative_offset_structural_empty",
-        "causal_boolmask_nan_robustness",
-        "local_window_gqa_rank4_mask",
-    )
-)
+# Refused only when the kernel is made, and by an error of TVM's: powers of integers, RMSNormalization of the whole
+# tensor, PReLU of operator set 6 with a slope per channel.
+BUILD_ERRORS = re.compile(r"test_pow_types_int(32_int32|64_int64)$|rms_normalization_|PReLU_\dd_multiparam$")
 FAIR = ("pass", "pass bound", "refused")
 
 Outcomes = dict[str, str]
@@ -77,7 +68,11 @@ def test_there_are_cases(outcomes: Outcomes) -> None:
 def test_nothing_is_wrong_crashes_or_hangs(outcomes: Outcomes) -> None:
     """Every case passes or is refused by an error of ours."""
     unfair = {name: outcome for name, outcome in outcomes.items() if kind_of(outcome) not in FAIR}
-    assert {name: outcome for name, outcome in unfair.items() if name not in KERNEL_FAULTS} == {}
+    assert {
+        name: outcome
+        for name, outcome in unfair.items()
+        if not (BUILD_ERRORS.search(name) and kind_of(outcome) == "error")
+    } == {}
 
 
 def test_what_stock_passes_passes(outcomes: Outcomes) -> None:
