@@ -49,6 +49,7 @@ class AccessTable:
     packed: bool  # laid out tile by tile (a constant at compile time, else on entry): its data tiles are contiguous
     packed_elements: int  # copied on entry, once per call
     padded: bool  # a constant, whose panels are padded to whole registers
+    gathered: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (dimension, axes that choose its position)
 
     def uses(self, axis: int) -> bool:
         """Whether the access moves along the axis at this position."""
@@ -62,9 +63,9 @@ class AccessTable:
     def spans(self, shape: Shape) -> list[int]:
         """Shape of the data tile that ``shape`` touches; the same as `Access.tile_shape`."""
         spans = []
-        for size, terms in self.dims:
+        for d, (size, terms) in enumerate(self.dims):
             if terms is None:
-                spans.append(size)
+                spans.append(self._gathered(d, shape))
                 continue
             span = 1
             for axis, coefficient in terms:
@@ -72,15 +73,20 @@ class AccessTable:
             spans.append(span if span < size else size)
         return spans
 
+    def _gathered(self, dimension: int, shape: Shape) -> int:
+        """Positions touched in a dimension whose index is not affine: of a gather, one for each of its points."""
+        size, axes = self.dims[dimension][0], dict(self.gathered).get(dimension, ())
+        return min(size, prod(shape[axis] for axis in axes)) if axes else size
+
     def elements(self, shape: Shape) -> int:
         """Elements of the data tile that are used: registers need not hold the gaps of a stride.
 
         Two outputs of a 1x1 window with stride 2 span 3 columns, of which 2 are read.
         """
         count = 1
-        for size, terms in self.dims:
+        for d, (size, terms) in enumerate(self.dims):
             if terms is None:
-                count *= size
+                count *= self._gathered(d, shape)
                 continue
             used, span = 1, 1
             for axis, coefficient in terms:
@@ -129,13 +135,17 @@ def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, devi
     position = {axis.name: i for i, axis in enumerate(expr.axes)}
     affine = all(index is not None for index in access.indices)
     use = vector_use(access, vector_axis)
+    kept = [
+        (d, index)
+        for d, index in enumerate(access.indices)
+        if is_cpu or access.shape[d] > 1 or index is None or index.terms  # [f, c, 1, 1] is contiguous along c
+    ]
     copied = _copied_elements(expr, access, vector_axis, device) if is_cpu and use != "broadcast" and affine else 0
     return AccessTable(
         tensor=access.tensor,
         dims=tuple(
-            (size, None if index is None else tuple((position[a], abs(c)) for a, c in index.terms))
-            for size, index in zip(access.shape, access.indices, strict=True)
-            if is_cpu or size > 1 or index is None or index.terms  # [f, c, 1, 1] is contiguous along c
+            (access.shape[d], None if index is None else tuple((position[a], abs(c)) for a, c in index.terms))
+            for d, index in kept
         ),
         itemsize_bytes=access.itemsize_bytes,
         uses_reduction=not affine or any(access.uses(axis.name) for axis in expr.reduction),
@@ -143,6 +153,11 @@ def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, devi
         packed=is_cpu and (access.is_constant or copied > 0),
         packed_elements=copied,
         padded=is_cpu and access.is_constant and affine,
+        gathered=tuple(
+            (place, tuple(position[axis] for axis in access.gathered_by(d)))
+            for place, (d, _) in enumerate(kept)
+            if access.gathered_by(d)
+        ),
     )
 
 

@@ -32,6 +32,9 @@ CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
 AMPERE_GUIDE = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
 SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
 AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
+MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
+LAUNCH = "assumed: from one kernel of a stream to the next that waits for it; of the order of 1 to 5 us everywhere"
+LAUNCH_US = 2.0
 
 GPU_LAYERS = (
     LayerText(description="registers of a thread", scope="teu"),
@@ -50,6 +53,7 @@ def _cuda_common(bank_bytes: int, bank_source: str, register_source: str) -> tup
         fact("register_bytes", 4, "bytes", CUDA_GUIDE),
         fact("max_threads_per_block", 1024, "threads", CUDA_GUIDE),
         fact("max_registers_per_thread", 255, "32-bit registers", CUDA_GUIDE),
+        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
         fact("layers.L1.capacity_bytes", 48 * 1024, "bytes", f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit"),
@@ -175,6 +179,7 @@ A100 = _cuda(
     (
         *_cuda_common(4, CUDA_GUIDE, AS_V100),
         fact("register_limit", 164, "32-bit registers per thread", f"{ARTIFACT_A100}", used=False),
+        fact("matrix_register_limit", 164, "32-bit registers per thread", MATRIX_BUDGET),
         fact("compute_capability", "8.0", "major.minor", A100_PAPER),
         fact("unit_count", 108, "SMs", f"{A100_PAPER}; {ARTIFACT_A100}"),
         fact("clock_ghz", 1.41, "GHz", f"{A100_PAPER}, boost"),
@@ -218,6 +223,8 @@ def _hopper_facts() -> tuple[Fact, ...]:
     """What H100 SXM5 and H200 SXM share: the same GPU with other memory."""
     return (
         *_cuda_common(4, CUDA_GUIDE, AS_V100),
+        fact("matrix_register_limit", 164, "32-bit registers per thread", f"as the A100's: {MATRIX_BUDGET}"),
+        fact("mma_sync_share", 0.629, "of the peak", f"{LUO}: mma on average; only wgmma comes near the peak"),
         fact("compute_capability", "9.0", "major.minor", H100_PAPER),
         fact("unit_count", 132, "SMs", H100_PAPER),
         fact("clock_ghz", 1.98, "GHz", f"{H100_PAPER}: 66.9 TFLOP/s = 132 x 128 x 2 x 1.98 GHz"),
@@ -291,6 +298,7 @@ MI50 = spec_from_facts(
         fact("max_threads_per_unit", 2560, "threads", "AMD GCN: 4 SIMDs x 10 wavefronts x 64"),
         fact("registers_per_unit", 65536, "32-bit registers", "AMD Vega ISA: 4 SIMDs x 256 VGPRs x 64 lanes"),
         fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
+        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),

@@ -93,10 +93,12 @@ class DeviceSpec:
     max_threads_per_unit: int | None = None
     max_blocks_per_unit: int | None = None
     max_registers_per_thread: int | None = None  # the hardware's, where ``register_limit`` is the construction's budget
+    matrix_register_limit: int | None = None  # the budget of matrix units' tiles, where it is another
     registers_per_unit: int | None = None  # of ``register_bytes`` each, shared by the unit's resident threads
     layers: tuple[MemoryLayer, ...]
     peak_gflops: tuple[tuple[str, float], ...]
     tensor_core_shape: tuple[int, int, int] | None = None
+    mma_sync_share: float | None = None  # of the matrix units' peak, what mma.sync reaches where other instructions do
     fma_pipes: int | None = None  # CPU: vector FMAs started per cycle and core
     fma_latency_cycles: int | None = None  # CPU: before the next FMA on the same accumulator may start
     loads_per_cycle: int | None = None  # CPU: vector loads or broadcasts started per cycle and core
@@ -126,3 +128,9 @@ class DeviceSpec:
     def peak_gflops_of(self, dtype: str) -> float | None:
         """Peak GFLOP/s of the whole device for ``dtype``, or None where it is not known."""
         return dict(self.peak_gflops).get(dtype)
+
+    def emitted_gflops_of(self, key: str) -> float | None:
+        """`peak_gflops_of` for the instructions that kernels here have: mma.sync and wmma, not Hopper's wgmma."""
+        peak = self.peak_gflops_of(key)
+        share = self.mma_sync_share if key.endswith("_tensor") else None
+        return peak if peak is None or share is None else peak * share

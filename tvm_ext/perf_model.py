@@ -193,7 +193,7 @@ class PerfModel:
         """MaxComputePerf of the expression: the device's peak, halved where points are no multiply-adds."""
         dtype = self.expr.output.dtype
         if self.tensor_core:
-            peak = self.device.peak_gflops_of(f"{self.expr.inputs[0].dtype}_tensor")
+            peak = self.device.emitted_gflops_of(f"{self.expr.inputs[0].dtype}_tensor")
         else:
             peak = self.device.peak_gflops_of(dtype)
         peak = peak or self.device.peak_gflops_of("float32") or float("inf")

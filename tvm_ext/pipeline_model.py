@@ -16,6 +16,8 @@ decided here; `predict(..., as_printed=True)` follows the print.
   steps ahead need the next tile s steps early: (T_load + T_use * s / ext) / (n - 1). One stage: T_load + T_use.
 * *Bandwidth.* Loads in flight overlap their latency, not their bytes. An iteration is never shorter than its bytes at
   full bandwidth; the print divides both by N_pipe.
+* *Shared memory* is written as well: an iteration's tiles, as many bytes as are loaded, take its bandwidth beside the
+  fragments that are read.
 * *The first load* is T_init's. The last iteration waits for nothing: N iterations are N - 1 steady ones and a use.
 * *Warps* hide each other's loads where they share a scheduler (TEU): N_mplx of the inner loop is the unit's warps
   divided by its TEUs, where the print has the block's warps.
@@ -147,8 +149,7 @@ def predict_bottleneck(workload: PipelineWorkload, device: DeviceSpec) -> Bottle
     loaded = workload.workset_bytes * workload.shared_trips * max(1.0, batches)
     return Bottleneck(
         compute_s=inner * workload.flops_per_register_trip / _throughput(workload, device),
-        shared_memory_s=inner
-        * workload.shared_bytes_per_register_trip
+        shared_memory_s=(inner * workload.shared_bytes_per_register_trip + trips * workload.bytes_per_shared_trip)
         / _bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s),
         memory_s=(loaded + workload.blocks * workload.output_bytes_per_block)
         / _bytes_per_s(device.layer(GLOBAL).bandwidth_gb_per_s),
@@ -276,13 +277,13 @@ def _inner(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_
     load = _register_load(workload, device)
     rate = _throughput(workload, device) / device.unit_count / device.teus_per_unit
     warp_s = workload.flops_per_register_trip / workload.warps_per_block / rate
-    read_s = load - _seconds(device.layer(SHARED).latency_ns)
+    moved_s = load - _seconds(device.layer(SHARED).latency_ns) + _stored_s(workload, device) / workload.register_trips
     ahead = stages.register - 1
     waited = load + warp_s if ahead == 0 else load / ahead
 
     def step(blocks: int) -> dict[str, float]:
         sharing = max(1.0, workload.warps_per_block * blocks / device.teus_per_unit)
-        return {"compute": warp_s * sharing, "shared memory": read_s * blocks, "fragment latency": waited}
+        return {"compute": warp_s * sharing, "shared memory": moved_s * blocks, "fragment latency": waited}
 
     times = step(per_unit)
     bound = max(times, key=lambda name: times[name])
@@ -293,6 +294,11 @@ def _inner(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_
         alone_s=max(step(1).values()) * workload.register_trips,
         bound=bound,
     )
+
+
+def _stored_s(workload: PipelineWorkload, device: DeviceSpec) -> float:
+    """Seconds in which a unit's shared memory takes the tiles that one block copies into it in an outer iteration."""
+    return workload.bytes_per_shared_trip / (_bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s) / device.unit_count)
 
 
 def _inner_printed(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_unit: int) -> _Inner:
@@ -321,7 +327,7 @@ def _epilogue(workload: PipelineWorkload, device: DeviceSpec, blocks: int) -> fl
 
 def _throughput(workload: PipelineWorkload, device: DeviceSpec) -> float:
     """FLOP/s of all units; unbounded where the tables have neither the key nor float32."""
-    peak = device.peak_gflops_of(workload.throughput) or device.peak_gflops_of("float32")
+    peak = device.emitted_gflops_of(workload.throughput) or device.peak_gflops_of("float32")
     return float("inf") if peak is None else peak * 1e9
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._tvm import Analyzer, Call, TensorLoad, ir, structural_walk, tirx
+from ._tvm import Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
 from .stages import Buffer, Expr, Stage, dtype_of, replace_loads, static_shape
 from .tensor_expr import Access, Axis, FusedStage, LinearIndex, TensorExpr
 
@@ -84,6 +84,30 @@ def access_of(buffer: Buffer, indices: Sequence[Expr], stage: Stage, *, is_const
         itemsize_bytes=itemsize_bytes(dtype),
         indices=tuple(linear_index(index, stage.variables, names) for index in indices),
         is_constant=is_constant,
+        gathers=_gathers(indices, stage, names),
+    )
+
+
+def _gathers(indices: Sequence[Expr], stage: Stage, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each index that loads where to read: the axes which it depends on; empty where none does."""
+    found = tuple(_axes_in(index, stage, names) if is_gather([index]) else () for index in indices)
+    return found if any(found) else ()
+
+
+def is_gather(indices: Sequence[Expr]) -> bool:
+    """Whether an index is itself loaded from a tensor."""
+    loads: list[Any] = []
+    structural_walk(list(indices), [(TensorLoad, loads.append)], order="pre")
+    return bool(loads)
+
+
+def _axes_in(node: Expr, stage: Stage, names: Sequence[str]) -> tuple[str, ...]:
+    used: list[Any] = []
+    structural_walk(node, [(Var, used.append)], order="pre")
+    return tuple(
+        name
+        for name, own in zip(names, stage.variables, strict=True)
+        if any(own.same_as(variable) for variable in used)
     )
 
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Literal
 
 AxisKind = Literal["spatial", "reduce"]
@@ -50,7 +51,9 @@ class Access:
     """One tensor that the anchor reads or writes, row-major, with one index per dimension.
 
     An index is None where it is not affine in the axes (a gather, a reshape's division): a tile is then
-    taken to touch the whole of that dimension.
+    taken to touch the whole of that dimension. Of a gather, ``gathers`` has the axes that choose the position, in the
+    dimension's place: a tile touches no more positions than it has points along them. Worked example, 128 rows of a
+    table of 30522: ``gathers`` is (("row",), ()), and a tile of 8 rows touches 8.
     """
 
     tensor: str
@@ -59,29 +62,41 @@ class Access:
     itemsize_bytes: float
     indices: tuple[LinearIndex | None, ...]
     is_constant: bool = False  # known at compile time (a weight): may be repacked for free
+    gathers: tuple[tuple[str, ...], ...] = ()  # empty where no dimension is gathered
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.indices)
+        assert len(self.gathers) in (0, len(self.indices))
+
+    def gathered_by(self, dimension: int) -> tuple[str, ...]:
+        """The axes that choose the position in a gathered dimension; none of others."""
+        return self.gathers[dimension] if self.gathers else ()
 
     def tile_shape(self, tile: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of the data tile that a tile over the axes touches, clipped to the tensor (paper Figure 4)."""
         return tuple(
-            size if index is None else min(size, index.extent(tile))
-            for size, index in zip(self.shape, self.indices, strict=True)
+            min(size, self._gathered(d, tile) if index is None else index.extent(tile))
+            for d, (size, index) in enumerate(zip(self.shape, self.indices, strict=True))
         )
+
+    def _gathered(self, dimension: int, tile: Mapping[str, int]) -> int:
+        """Positions that a tile may touch in a dimension whose index is not affine."""
+        axes = self.gathered_by(dimension)
+        return prod(tile[axis] for axis in axes) if axes else self.shape[dimension]
 
     def uses(self, axis: str) -> bool:
         return any(index is not None and index.coefficient(axis) for index in self.indices)
 
     def stride(self, axis: str) -> int | None:
-        """Elements between neighbours along ``axis`` (0: not used, i.e. broadcast); None where not affine."""
-        if any(index is None for index in self.indices):
-            return None
+        """Elements between neighbours along ``axis`` (0: not used, i.e. broadcast); None where not affine in it."""
         stride, step = 0, 1
-        for size, index in zip(reversed(self.shape), reversed(self.indices), strict=True):
-            assert index is not None
-            stride += index.coefficient(axis) * step
-            step *= size
+        for d in reversed(range(len(self.shape))):
+            index = self.indices[d]
+            if index is not None:
+                stride += index.coefficient(axis) * step
+            elif not self.gathered_by(d) or axis in self.gathered_by(d):
+                return None
+            step *= self.shape[d]
         return stride
 
 
@@ -147,4 +162,7 @@ class TensorExpr:
         """Content hash of the structure: equal for equal computations whatever the operator is called."""
         record = asdict(self)
         del record["name"]
+        for access in (*record["inputs"], record["output"]):
+            if not access["gathers"]:
+                del access["gathers"]
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]

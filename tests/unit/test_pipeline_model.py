@@ -195,9 +195,17 @@ def test_unknown_latencies_count_as_nothing() -> None:
 def test_the_bottleneck_is_one_resource_at_full_rate() -> None:
     slowest = predict_bottleneck(ONE, ROUND)
     assert slowest.compute_s == pytest.approx(8 * 4 * 0.5 * US)
-    assert slowest.shared_memory_s == pytest.approx(8 * 4 * 0.2 * US)
+    assert slowest.shared_memory_s == pytest.approx(8 * (4 * 0.2 + 0.04) * US)  # 20 KB read four times, 4 KB written
     assert slowest.memory_s == pytest.approx((8 * 10_000 + 10 * 2_000) / 20e9)
     assert slowest.time_s == slowest.compute_s
+
+
+def test_tiles_are_written_to_shared_memory_as_well() -> None:
+    """100 KB at 100 GB/s of a unit are 1 us of an iteration beside the 4 x 0.2 us in which fragments are read."""
+    heavy = replace(ONE, bytes_per_shared_trip=100_000.0, flops_per_register_trip=1.0, workset_bytes=0.0)
+    light = replace(heavy, bytes_per_shared_trip=0.0)
+    assert predict(light, ROUND, 3, 4).smem_use_s == pytest.approx(4 * 0.2 * US)
+    assert predict(heavy, ROUND, 3, 4).smem_use_s == pytest.approx((4 * 0.2 + 1.0) * US)
 
 
 WORKLOADS = st.builds(

@@ -12,6 +12,7 @@ from ..hal import DeviceSpec
 from ..options import BuildOptions
 from ..plan import GpuPlan, KernelChoice, PipelinePlan
 from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
+from .pipelining.fragment_functions import APPLIED
 from .pipelining.function import Function
 from .pipelining.loops import allocations_of, bytes_per_element, is_shared, size_of
 from .pipelining.passes import pipelined
@@ -131,9 +132,15 @@ def _shared_bytes(launch: Any) -> int:
 
 
 def _registers(launch: Any, pipeline: PipelinePlan, threads: int) -> int:
-    """Registers of a thread beyond one version of each: further fragments, and what is on its way to shared memory."""
-    names = {str(statement.buffer.name) for statement in allocations_of(launch)}
-    total = 0
+    """Registers of a thread beyond one version of each: further fragments, fragments that a function has been applied
+    to, and what is on its way to shared memory.
+    """
+    buffers = [statement.buffer for statement in allocations_of(launch)]
+    names = {str(buffer.name) for buffer in buffers}
+    applied = [buffer for buffer in buffers if str(buffer.name).endswith(APPLIED)]
+    total = sum(
+        -(-(size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype)) // REGISTER_BYTES) for buffer in applied
+    )
     for item in pipeline.buffers:
         if item.name not in names:
             continue

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._tvm import Call, structural_walk
 from ..hal import DeviceSpec
-from ..stage_exprs import count_flops, itemsize_bytes
+from ..stage_exprs import count_flops, is_gather, itemsize_bytes
 from ..stages import Stage, dtype_of, static_shape
 from .emit_rows import is_in
 
@@ -32,13 +32,29 @@ def row_time_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
 
 def _transfer_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
     buffers: list[Any] = []
+    gathered_s = 0.0
     inner = [stage.target for stage in stages[:-1]]
     for stage in stages:
+        tables = [item.source for item in stage.loads() if is_gather(item.indices)]
         for buffer in (*(item.source for item in stage.loads()), stage.target):
-            if not is_in(buffer, buffers) and not is_in(buffer, inner):
+            if is_in(buffer, buffers) or is_in(buffer, inner):
+                continue
+            if is_in(buffer, tables):
+                gathered_s += _gathered_s(buffer, stage, device)
+            else:
                 buffers.append(buffer)
     total = sum(_bytes(buffer) for buffer in buffers)
-    return total / (_bandwidth_gb_per_s(total, device) * 1e9)
+    return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
+
+
+def _gathered_s(table: Any, stage: Stage, device: DeviceSpec) -> float:
+    """Seconds of reading a part of ``table`` from the layer that holds all of it.
+
+    Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
+    """
+    whole = _bytes(table)
+    read = min(whole, stage.point_count * itemsize_bytes(dtype_of(table)))
+    return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
 
 
 def _bytes(buffer: Any) -> float:

@@ -21,6 +21,7 @@ from ..._tvm import (
 )
 from .analyse import LoadUse
 from .copies import Copy, is_zero
+from .fragment_functions import apply_on_fragments, fragments_of, why_not_on_fragments
 from .function import Function
 from .loops import Buffer, Stmt, scope_of
 
@@ -38,10 +39,7 @@ def why_it_stays(function: Function, load_use: LoadUse) -> str | None:
         return f"different functions are computed of {name}"
     if any(copy.predicate is not None for copy in copies) and not _keeps_zero(copies[0]):
         return f"{name} is filled with zeros at the edges, and its function of zero is not zero"
-    for _, statement, access in function.accesses:
-        if access.buffer.same_as(load_use.buffer) and access.reads and not isinstance(access.node, TensorLoad):
-            return f"{name} is used by {' '.join(str(statement).split())[:70]}, which takes elements as they are"
-    return None
+    return why_not_on_fragments(function, load_use.buffer, next(iter(sources)))
 
 
 def _form(copy: Copy) -> Any:
@@ -60,11 +58,13 @@ def _keeps_zero(copy: Copy) -> bool:
     return is_zero(Analyzer().simplify(value))
 
 
-def move_function(body: Stmt, load_use: LoadUse) -> Stmt:
-    """``body`` with pure copies into a buffer of the source's type, and the function in every use of it."""
+def move_function(function: Function, load_use: LoadUse) -> Stmt:
+    """The body with pure copies into a buffer of the source's type, and the function in every use of it."""
     old, copies = load_use.buffer, load_use.copies
     dtype = str(copies[0].source.ty.dtype)
-    new = _retyped(old, dtype)
+    fragments = [] if copies[0].function is None else fragments_of(function, old)
+    body = apply_on_fragments(function.body, fragments, copies[0]) if fragments else function.body
+    new = old if fragments else _retyped(old, dtype)
 
     def store(node: Any) -> Any:
         copy = next((c for c in copies if node.same_as(c.store)), None)

@@ -76,7 +76,7 @@ def make_loader(function: Function, load_use: LoadUse, device: DeviceSpec) -> Lo
 def move_functions(function: Function, names: tuple[str, ...]) -> Function:
     """``function`` with what is computed while these buffers are loaded computed by their users."""
     for name in names:
-        body = move_function(function.body, find_load_use(function, name))
+        body = move_function(function, find_load_use(function, name))
         function = Function(function.func.with_body(body))
     return function
 

@@ -93,7 +93,7 @@ def _tiles(shape: GemmShape, dtype: str, device: DeviceSpec) -> list[TileSplit]:
             warp = TileSplit(
                 rows=warp_rows, columns=warp_columns, depth=step, warp_rows=warp_rows, warp_columns=warp_columns
             )
-            if fragment_registers(warp, dtype, device) > device.register_limit:
+            if fragment_registers(warp, dtype, device) > (device.matrix_register_limit or device.register_limit):
                 continue
             for down, across in WARP_GRIDS:
                 rows, columns = warp_rows * down, warp_columns * across

@@ -34,9 +34,6 @@ ADDRESS_REGISTERS = 40
 WARPS_PER_TEU = 2
 """Warps that a warp scheduler needs to hide one's waiting behind another's work."""
 
-CACHE_SPEEDUP = 2.0
-"""How much faster than its memory a device's cache is at least: it bounds what all blocks load, shared or not."""
-
 VECTOR_BYTES = 16
 
 
@@ -122,13 +119,13 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     rounds = -(-blocks // device.unit_count)  # blocks that the busiest unit runs
     warps = min(resident, rounds) * split.warps
     filled = min(1.0, warps / (WARPS_PER_TEU * device.teus_per_unit))
-    peak = (device.peak_gflops_of(f"{dtype}_tensor") or float("inf")) * 1e9 / device.unit_count
+    peak = (device.emitted_gflops_of(f"{dtype}_tensor") or float("inf")) * 1e9 / device.unit_count
     compute = rounds * 2.0 * split.rows * split.columns * padded_depth / (peak * filled)
     fragments = split.warps * (split.warp_rows + split.warp_columns)
     read = (fragments + split.rows + split.columns) * padded_depth * shape.itemsize  # fragments, and the copies' writes
     shared = rounds * read / (_bandwidth(device, "L1") / device.unit_count * filled)
     loaded = (split.rows + split.columns) * padded_depth * shape.itemsize
-    cache = rounds * loaded / (_bandwidth(device, "L2") * CACHE_SPEEDUP / device.unit_count)
+    cache = rounds * loaded / (_cache_bandwidth(device) / device.unit_count)
     missed = _missed_bytes(shape, split, splits, (tile_rows, tile_columns), resident * device.unit_count)
     written = shape.batch * shape.rows * shape.columns * shape.output_bytes
     launches = 1
@@ -157,6 +154,12 @@ def _bandwidth(device: DeviceSpec, layer: str) -> float:
     """Bytes per second of all units together; unbounded where the table does not say."""
     rate = device.layer(layer).bandwidth_gb_per_s
     return float("inf") if rate is None else rate * 1e9
+
+
+def _cache_bandwidth(device: DeviceSpec) -> float:
+    """Bytes per second of reads that hit the device's cache; its memory's where the table does not say."""
+    rate = device.layer("L2").cache_bandwidth_gb_per_s
+    return _bandwidth(device, "L2") if rate is None else rate * 1e9
 
 
 def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[int, int], concurrent: int) -> float:

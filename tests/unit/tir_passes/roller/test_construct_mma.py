@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tvm_ext import device_db
-from tvm_ext.plan import RProgram, from_json, to_json
+from tvm_ext.hal import DeviceSpec
+from tvm_ext.plan import Prediction, RProgram, from_json, to_json
 from tvm_ext.tensor_expr import TensorExpr
 from tvm_ext.testing.tensor_exprs import conv2d, matmul
 from tvm_ext.tir_passes.roller.construct_mma import construct_mma
@@ -49,7 +50,7 @@ def test_programs_are_aligned_and_fit(device: str, shape: tuple[int, int, int]) 
         assert split.depth % reduction_step("float16", spec) == 0
         assert split.depth * 2 in (32, 64, 128)
         assert 1 <= split.warps <= 8
-        assert fragment_registers(split, "float16", spec) <= spec.register_limit
+        assert fragment_registers(split, "float16", spec) <= (spec.matrix_register_limit or spec.register_limit)
         assert tile_bytes(split, "float16", spec) <= (spec.layer("L1").capacity_bytes or 0)
         assert split.rows < shape[0] + split.warp_rows  # no warp without work
         assert split.columns < shape[1] + split.warp_columns
@@ -149,3 +150,61 @@ def test_construction_takes_milliseconds() -> None:
         assert construct_mma(expr, spec, k=10).programs
         times.append(time.thread_time() - start)
     assert statistics.median(times) < 0.05
+
+
+@pytest.mark.parametrize("device", ["nvidia-a100", "nvidia-h200"])
+def test_large_products_have_warp_tiles_of_64_by_64(device: str) -> None:
+    """Their 160 registers are within the matrix units' own budget; wmma's devices keep Roller's 96."""
+    spec = device_db.lookup(device)
+    split = split_of(construct_mma(half(matmul(4096, 4096, 1024)), spec).programs[0])
+    assert (split.warp_rows, split.warp_columns) == (64, 64)
+    assert fragment_registers(split, "float16", spec) == 160
+    volta = device_db.lookup("nvidia-v100")
+    assert volta.matrix_register_limit is None
+    split = split_of(construct_mma(half(matmul(4096, 4096, 1024)), volta).programs[0])
+    assert fragment_registers(split, "float16", volta) <= 96
+
+
+def _predicted(spec: DeviceSpec, *sizes: int) -> Prediction:
+    product = half(matmul(*sizes))
+    split = TileSplit(rows=128, columns=128, depth=64, warp_rows=64, warp_columns=32)
+    return predict_mma(shape_of(product), split, 1, "float16", spec)
+
+
+def test_hoppers_matrix_units_are_as_fast_as_mma_sync() -> None:
+    spec = device_db.lookup("nvidia-h200")
+    assert spec.emitted_gflops_of("float16_tensor") == pytest.approx(0.629 * 989400.0)
+    assert spec.emitted_gflops_of("float32") == spec.peak_gflops_of("float32")
+    ratio = (
+        _predicted(spec, 4096, 4096, 4096).compute_s
+        / _predicted(replace(spec, mma_sync_share=None), 4096, 4096, 4096).compute_s
+    )
+    assert ratio == pytest.approx(1 / 0.629)
+
+
+def test_what_all_blocks_load_is_bound_by_the_caches_bandwidth() -> None:
+    """Panels that fit the cache come from it once for each block: half the bandwidth, twice the time."""
+    spec = device_db.lookup("nvidia-a100")
+
+    def with_cache(rate: float | None) -> DeviceSpec:
+        layers = tuple(
+            replace(layer, cache_bandwidth_gb_per_s=rate) if layer.name == "L2" else layer for layer in spec.layers
+        )
+        return replace(spec, layers=layers)
+
+    def time_of(rate: float | None) -> float:
+        return _predicted(with_cache(rate), 8192, 8192, 64).layers[1].time_s
+
+    assert time_of(500.0) == pytest.approx(2 * time_of(1000.0))
+    assert time_of(None) == pytest.approx(time_of(spec.layer("L2").bandwidth_gb_per_s))
+
+
+def test_a_second_launch_has_its_price() -> None:
+    spec = device_db.lookup("nvidia-a100")
+    free = replace(spec, launch_overhead_us=None)
+    shape = shape_of(half(matmul(64, 64, 4096)))
+    split = TileSplit(rows=64, columns=64, depth=64, warp_rows=32, warp_columns=32)
+    for splits, launches in ((1, 1), (4, 2)):
+        cost = predict_mma(shape, split, splits, "float16", spec).time_s
+        cost -= predict_mma(shape, split, splits, "float16", free).time_s
+        assert cost == pytest.approx(launches * (spec.launch_overhead_us or 0.0) * 1e-6)
