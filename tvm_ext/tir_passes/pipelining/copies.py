@@ -21,6 +21,7 @@ from ..._tvm import (
     ForKind,
     TensorLoad,
     ir,
+    structural_equal,
     structural_map,
     structural_walk,
     tirx,
@@ -122,7 +123,7 @@ def _read(store: Stmt, around: tuple[Stmt, ...], staged: Mapping[Any, tuple[Any,
         predicate=predicate,
         vector=vector,
         around=around,
-        function=None if load.same_as(value) else (lambda new: _replaced(value, load, new)),
+        function=None if load.same_as(value) else (lambda new: _with_loads(value, load, new)),
     )
 
 
@@ -144,14 +145,16 @@ def _open_predicate(value: Expr, store: Stmt) -> tuple[Expr, Expr | None]:
 
 
 def _guards_of_loads(value: Expr) -> list[tuple[Any, Expr, Expr, Expr]]:
-    """(expression, condition, what is loaded, what otherwise) for every choice with a load in a branch."""
+    """(expression, condition, what is loaded, what otherwise) for every choice with a load in a branch.
+
+    A choice by what is loaded, as in ``x if x > 0 or isnan(x) else 0``, is no guard but a function of it.
+    """
     found = []
 
     def note(node: Any, condition: Expr, then: Expr, otherwise: Expr) -> None:
-        loads: list[Any] = []
-        for branch in (then, otherwise):
-            structural_walk(branch, [(TensorLoad, loads.append)], order="pre")
-        if loads:
+        if _loads_in(condition):
+            return
+        if _loads_in(then) or _loads_in(otherwise):
             found.append((node, condition, then, otherwise))
 
     def call(node: Any) -> None:
@@ -172,6 +175,17 @@ def _replaced(value: Expr, old: Any, new: Expr) -> Expr:
     return structural_map(value, (type(old), lambda node: new if node.same_as(old) else node))
 
 
+def _with_loads(value: Expr, load: Any, new: Expr) -> Expr:
+    """``value`` with ``load``, wherever it stands in it, replaced."""
+    return structural_map(value, (TensorLoad, lambda node: new if structural_equal(node, load) else node))
+
+
+def _loads_in(expr: Expr) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(expr, [(TensorLoad, found.append)], order="pre")
+    return found
+
+
 def is_zero(expr: Expr) -> bool:
     if isinstance(expr, tirx.FloatImm | tirx.IntImm):
         return float(expr.value) == 0.0
@@ -181,9 +195,8 @@ def is_zero(expr: Expr) -> bool:
 
 
 def _only_load(value: Expr, store: Stmt) -> Any:
-    loads: list[Any] = []
-    structural_walk(value, [(TensorLoad, loads.append)], order="pre")
-    if len(loads) != 1:
+    loads = _loads_in(value)
+    if not loads or not all(structural_equal(other, loads[0]) for other in loads[1:]):
         what = "nothing" if not loads else " and ".join(dict.fromkeys(str(load.source.name) for load in loads))
         raise IllegalRewrite(f"{store.buffer.name} is computed from {what}, not copied")
     return loads[0]
