@@ -297,6 +297,17 @@ def _touches_memory(expr: Any) -> bool:
     return bool(found)
 
 
+def _where(which: Any, yes: Any, no: Any) -> Any:
+    dimensions = max(np.ndim(value) for value in (which, yes, no))
+    return np.where(*(aligned(value, dimensions) for value in (which, yes, no)))
+
+
+def _leaves_registers(scope: Scope, expr: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(expr, [(TensorLoad, lambda load: found.append(load.source))], order="pre")
+    return any(scope.buffer(source).scope != "local" for source in found)
+
+
 def _not(scope: Scope, expr: Any) -> Closure:
     value = compile_expression(scope, expr.a)
     return lambda m: apply(lambda x: (not x) if is_uniform(x) else np.logical_not(x), value(m))
@@ -308,12 +319,20 @@ def _bitwise_not(scope: Scope, expr: Any) -> Closure:
 
 
 def conditional(scope: Scope, condition: Any, yes: Any, no: Any) -> Closure:
-    """``condition ? yes : no``, each side evaluated only in the lanes that take it."""
+    """``condition ? yes : no``, each side evaluated only in the lanes that take it.
+
+    Between registers it is an instruction like any other, through which uninitialised values travel: stock TVM's
+    allreduce of a maximum compares what lanes beyond the last partner hold, and throws the result away.
+    """
     test, site = compile_expression(scope, condition), scope.expression_site(condition)
     a, b = compile_expression(scope, yes), compile_expression(scope, no)
+    in_registers = not any(_leaves_registers(scope, part) for part in (condition, yes, no))
 
     def run(m: Machine) -> Value:
-        which = m.decided(test(m), site, "a condition")
+        given = test(m)
+        if in_registers and type(given) is Tainted:
+            return apply(_where, given, a(m), b(m))
+        which = m.decided(given, site, "a condition")
         if is_uniform(which):
             return a(m) if which else b(m)
         if which.ndim == 2:
