@@ -59,6 +59,14 @@ class VerificationError(TvmExtError, RuntimeError):
     """A kernel of a build was interpreted and found wrong, or could not be interpreted."""
 
 
+class IndexRangeError(TvmExtError, IndexError):
+    """An index of a gather or scatter lies outside its axis: in a run, or, where it is constant, in a build."""
+
+
+class DivisionByZeroError(TvmExtError, ZeroDivisionError):
+    """An integer is divided by 0: in a run, or, where the divisor is constant, in a build."""
+
+
 class MemoryGuardError(TvmExtError, AssertionError):
     """A kernel, run in guarded memory, wrote outside a tensor or to an input, or left an element unwritten."""
 
@@ -81,6 +89,8 @@ ALL: tuple[type[TvmExtError], ...] = (
     ExportError,
     CompileError,
     VerificationError,
+    IndexRangeError,
+    DivisionByZeroError,
     MemoryGuardError,
     IllegalRewrite,
 )

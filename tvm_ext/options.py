@@ -29,7 +29,7 @@ import difflib
 import math
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -94,6 +94,9 @@ class BuildOptions:
     bulk_copies
         On GPUs of compute capability 9.0 and later: whether pipelines load whole tiles by bulk copies (the TMA engine)
         and mbarriers instead of cp.async, where that is legal. Off until it has been measured on such a GPU.
+    bounds
+        What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
+        ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
     guard_memory
         For tests, on CPUs: every kernel of a run gets its tensors between guard words and its workspaces between guard
         elements, and what it writes outside, to an input, or not at all is a MemoryGuardError that names the kernel.
@@ -117,6 +120,7 @@ class BuildOptions:
     shared_stages: int | None = None
     register_stages: int | None = None
     bulk_copies: bool = False
+    bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
@@ -128,15 +132,14 @@ class BuildOptions:
             raise _wrong_value("device", self.device, "the name of a device (see `tvm-ext devices`) or None")
         if self.num_threads is not None:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
-        if self.layout not in ("auto", "NCHW", "NCHWc", "NHWC"):
-            raise _wrong_value("layout", self.layout, '"auto", "NCHW", "NCHWc" or "NHWC"')
+        _check_choice("bounds", self.bounds, ("error", "wrap"))
+        _check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
         for flag in ("check_machine_code", "bulk_copies", "guard_memory"):
             if not isinstance(getattr(self, flag), bool):
                 raise _wrong_value(flag, getattr(self, flag), "True or False")
         if self.enable_pipelining not in (True, False, "auto") or not isinstance(self.enable_pipelining, bool | str):
             raise _wrong_value("enable_pipelining", self.enable_pipelining, 'True, False or "auto"')
-        if self.pipelining not in ("full", "multistage", "double"):
-            raise _wrong_value("pipelining", self.pipelining, '"full", "multistage" or "double"')
+        _check_choice("pipelining", self.pipelining, ("full", "multistage", "double"))
         if self.shared_stages is not None:
             _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
         if self.register_stages is not None:
@@ -201,6 +204,12 @@ def _wrong_value(name: str, value: object, allowed: str) -> OptionError:
 def _check_integer(name: str, value: object, *, minimum: int, maximum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise _wrong_value(name, value, f"a whole number from {minimum} to {maximum}")
+
+
+def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        quoted = [f'"{item}"' for item in allowed]
+        raise _wrong_value(name, value, f"{', '.join(quoted[:-1])} or {quoted[-1]}")
 
 
 def _check_fraction(name: str, value: object) -> None:

@@ -36,7 +36,7 @@ from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
-from tvm_ext.relay_passes.bound_gathers import BoundGathers
+from tvm_ext.relay_passes.check_values import Bounds, CheckValues
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.layout import BlockChannels
@@ -52,13 +52,13 @@ from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 
 
-def graph_passes() -> list[tvm.transform.Pass]:
-    """Rewrites of the graph while operators still are operators."""
+def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
+    """Rewrites of the graph while operators still are operators; ``bounds`` as `CheckValues` has it."""
     return [
         # Inference forms of batch_norm, dropout, ...: they return tuples, which would hide their consumers from fusion.
         relax.transform.DecomposeOpsForInference(),
-        # Importers ask for unchecked gathers; an index out of range must not crash the process.
-        BoundGathers(),
+        # Importers ask for unchecked gathers and divisions; neither may crash the process. GPU kernels raise no errors.
+        CheckValues(bounds),
         # A kernel that joins a thousand tensors is a thousand conditions deep.
         SplitConcatenations(),
         # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
@@ -161,7 +161,8 @@ def kernel_pipeline(
 
 def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
-    passes = [*graph_passes(), *layout_passes(device, options), *operator_passes(target)]
+    bounds = options.bounds if device.kind == "cpu" else "wrap"
+    passes = [*graph_passes(bounds), *layout_passes(device, options), *operator_passes(target)]
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 

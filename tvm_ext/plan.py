@@ -13,8 +13,9 @@ CHOICE = "tvm_ext.choice"
 CONSTANT_PARAMS = "tvm_ext.constant_params"
 """PrimFunc attribute: indices of the parameters that are compile-time constants at every call of the function."""
 
-Path = Literal["rtile", "fallback", "stock"]
-"""How an operator's kernel was made: constructed by Roller, by the stated fallback schedule, or left to stock TVM."""
+Path = Literal["rtile", "fallback", "stock", "check"]
+"""How an operator's kernel was made: constructed by Roller, by the stated fallback schedule, or left to stock TVM;
+"check" only looks at run-time values, before others use them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -210,7 +210,7 @@ def path_problem(case: OperatorCase, paths: Sequence[OperatorPath]) -> str:
     silent = [item.name for item in paths if not item.reason]
     if silent:
         return f"no reason is given for {', '.join(silent)}"
-    others = [item for item in paths if item.path != "rtile"]
+    others = [item for item in paths if item.path not in ("rtile", "check")]
     if case.must_be_rtile and others:
         return "; ".join(f"{item.name} took the path {item.path}: {item.reason}" for item in others)
     return ""

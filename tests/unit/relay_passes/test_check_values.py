@@ -1,0 +1,200 @@
+"""CheckValues: what is only known at run time neither crashes nor answers wrongly without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import relay
+from tvm_ext._tvm import assert_structural_equal
+from tvm_ext.errors import DivisionByZeroError, IndexRangeError, TvmExtError
+from tvm_ext.relay_passes.check_values import CheckValues
+
+TABLE = np.arange(15, dtype="float32").reshape(5, 3)
+ROWS = -TABLE[:2] - 1
+op = relax.op
+
+
+def module(build: Callable[..., Any], *inputs: np.ndarray[Any, Any]) -> tvm.IRModule:
+    """``main`` with a parameter x0, x1, ... like each of ``inputs``."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(inputs)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            result = builder.emit_output(build(*params))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def array(values: Any, dtype: str = "int64") -> np.ndarray[Any, Any]:
+    return np.array(values, dtype)
+
+
+def first(values: np.ndarray[Any, Any]) -> Any:
+    return relax.const(values, str(values.dtype))
+
+
+# Operator, its other inputs, indices that ONNX allows, the result for them, indices of which one is outside by one.
+CASES: dict[str, tuple[Callable[..., Any], list[Any], Any, Any, list[Any]]] = {
+    "Gather": (
+        lambda x, i: op.take(x, i, axis=0), [TABLE], [0, -1, 4, -5], TABLE[[0, -1, 4, -5]],
+        [[0, 5, 0, 0], [0, 0, 0, -6]],
+    ),
+    "GatherElements": (
+        lambda x, i: op.gather_elements(x, i, axis=1), [TABLE], [[0, -1]], [[0, 2]], [[[0, 3]], [[-4, 0]]],
+    ),
+    "GatherND": (
+        lambda x, i: op.gather_nd(x, i), [TABLE], [[0, 0], [-1, -3]], [0, 12], [[[5, 0], [0, 0]], [[0, 0], [0, -4]]],
+    ),
+    "ScatterElements": (
+        lambda x, u, i: op.scatter_elements(x, i, u, axis=0),
+        [TABLE, ROWS[:, :1]], [[-1], [0]], np.vstack([[[-4.0, 1, 2]], TABLE[1:4], [[-1.0, 13, 14]]]),
+        [[[5], [0]], [[0], [-6]]],
+    ),
+    "ScatterND": (
+        lambda x, u, i: op.scatter_nd(x, i, u),
+        [TABLE, ROWS], [[-1], [0]], np.vstack([ROWS[1:], TABLE[1:4], ROWS[:1]]), [[[5], [1]], [[1], [-6]]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", ["error", "wrap"])
+@pytest.mark.parametrize("name", CASES)
+def test_indices(name: str, bounds: str) -> None:
+    """Allowed ones are right both ways; one outside is an error that names the operator, or is taken modulo."""
+    build, others, good, expected, bad = CASES[name]
+    inputs = [*others, array(good)]
+    library = relay.build(module(build, *inputs), "llvm", bounds=bounds)
+    run = relay.GraphModule(library)
+    run.run(**{f"x{i}": value for i, value in enumerate(inputs)})
+    np.testing.assert_array_equal(run.get_output(0).numpy(), expected)
+    for indices in bad:
+        values = {f"x{len(others)}": array(indices)}
+        if bounds == "wrap":
+            run.run(**values)
+            continue
+        with pytest.raises(IndexRangeError, match=rf"{name} on x0 \(5x3 float32\) by x{len(others)}.*is outside \["):
+            run.run(**values)
+    run.run(**{f"x{len(others)}": array(good)})  # an error leaves the module as it was
+    np.testing.assert_array_equal(run.get_output(0).numpy(), expected)
+
+
+@pytest.mark.parametrize("wild", [2**40, -(2**40), 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("name", ["Gather", "GatherND", "ScatterND"])
+def test_wild_indices_never_leave_a_buffer(name: str, wild: int) -> None:
+    build, others, good, _, _ = CASES[name]
+    indices = array(good)
+    indices.ravel()[0] = wild
+    inputs = [*others, indices]
+    library = relay.build(module(build, *inputs), "llvm", bounds="wrap", guard_memory=True)
+    library.vm()["main"](*[tvm.runtime.tensor(value) for value in inputs])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_constant_indices_are_looked_at_by_the_build(name: str) -> None:
+    build, others, good, expected, bad = CASES[name]
+    library = relay.build(module(lambda *x: build(*x, first(array(good))), *others), "llvm")
+    result = library.vm()["main"](*[tvm.runtime.tensor(value) for value in others]).numpy()
+    np.testing.assert_array_equal(result, expected)
+    assert "check" not in library.report.path_counts()
+    with pytest.raises(IndexRangeError, match=f"{name} on x0"):
+        relay.build(module(lambda *x: build(*x, first(array(bad[0]))), *others), "llvm")
+
+
+def test_indices_of_few_bits_reach_long_axes() -> None:
+    long = np.arange(300, dtype="float32")
+    build = lambda x, i: op.take(x, i, axis=0)  # noqa: E731
+    indices = array([-1, 127, -128], "int8")
+    result = relay.build(module(build, long, indices), "llvm").vm()["main"](long, indices).numpy()
+    np.testing.assert_array_equal(result, [299, 127, 172])
+
+
+def test_an_exported_library_raises_too(tmp_path: Path) -> None:
+    build, others, good, _, bad = CASES["Gather"]
+    relay.build(module(build, *others, array(good)), "llvm").export_library(tmp_path / "m.so")
+    run = relay.GraphModule(relay.load(tmp_path / "m.so"))
+    with pytest.raises(IndexRangeError, match="Gather"):
+        run.run(x0=TABLE, x1=array(bad[0]))
+    plain = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "m.so")), tvm.cpu())
+    with pytest.raises(IndexRangeError, match="Gather"):
+        plain["main"](tvm.runtime.tensor(TABLE), tvm.runtime.tensor(array(bad[0])))
+
+
+def test_an_axis_of_nothing_has_no_indices() -> None:
+    with pytest.raises(IndexRangeError, match="no index is inside an axis of extent 0"):
+        relay.build(module(lambda x, i: op.take(x, i, axis=0), TABLE[:0], array([0])), "llvm")
+
+
+def test_modes_that_say_what_becomes_of_an_index_stay(immutable_modules: None) -> None:
+    for mode in ("clip", "wrap"):
+        before = module(lambda x, i, mode=mode: op.take(x, i, axis=0, mode=mode), TABLE, array([0]))
+        assert_structural_equal(CheckValues("error")(before), before)
+
+
+def test_gpus_wrap() -> None:
+    kernels = relay.build(module(CASES["Gather"][0], TABLE, array([0])), "nvidia-a100").report
+    assert "check" not in kernels.path_counts()
+
+
+# --- division -----------------------------------------------------------------------------------------------------
+DIVISIONS = {"Div": op.divide, "Mod": op.mod, "floor_mod": op.floor_mod}
+
+
+def expected_of(name: str, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """In Python's integers, wrapped to the type."""
+    results = []
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+        quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+        results.append(quotient if name == "Div" else x - quotient * y if name == "Mod" else x % y)
+    return np.array(results, object).astype("O") % 2 ** (8 * a.itemsize)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division(name: str, dtype: str) -> None:
+    signed = dtype.startswith("int")
+    low = int(np.iinfo(dtype).min)
+    a, b = array([low, 7, 100, 5], dtype), array([-1, 2, -7, -2] if signed else [1, 2, 7, 2], dtype)
+    machine = relay.build(module(DIVISIONS[name], a, b), "llvm").vm()["main"]
+    result = machine(tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy()
+    np.testing.assert_array_equal(result.astype("O") % 2 ** (8 * a.itemsize), expected_of(name, a, b))
+    b[2] = 0
+    with pytest.raises(DivisionByZeroError, match=r"(Div|Mod) of x0 .* by x1 .*: a divisor is 0"):
+        machine(tvm.runtime.tensor(a), tvm.runtime.tensor(b))
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_division_at_ones_own_risk(name: str) -> None:
+    a, b = array([-(2**31), 7, 100, 5], "int32"), array([-1, 0, -7, 0], "int32")
+    machine = relay.build(module(DIVISIONS[name], a, b), "llvm", bounds="wrap").vm()["main"]
+    result = machine(tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy()
+    assert result[1] == result[3] == 0
+
+
+def test_constant_divisors() -> None:
+    x = array([-(2**31), 7], "int32")
+    plain = module(lambda x: op.divide(x, first(array([3, 2], "int32"))), x)
+    assert_structural_equal(CheckValues("error")(plain), plain)
+    ones = relay.build(module(lambda x: op.divide(x, first(array([-1, 2], "int32"))), x), "llvm")
+    np.testing.assert_array_equal(ones.vm()["main"](tvm.runtime.tensor(x)).numpy(), [-(2**31), 3])
+    with pytest.raises(DivisionByZeroError, match="Div of x0"):
+        relay.build(module(lambda x: op.divide(x, first(array([3, 0], "int32"))), x), "llvm")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("left_shift", [2, 0, 0]), ("right_shift", [0, 0, 0])])
+def test_shifts_by_the_width_or_more(name: str, expected: list[int]) -> None:
+    x, by = array([1, 1, 255], "uint8"), array([1, 8, 200], "uint8")
+    machine = relay.build(module(getattr(op, name), x, by), "llvm").vm()["main"]
+    np.testing.assert_array_equal(machine(tvm.runtime.tensor(x), tvm.runtime.tensor(by)).numpy(), expected)
+
+
+def test_floats_are_divided_as_ever(immutable_modules: None) -> None:
+    before = module(op.divide, TABLE, TABLE)
+    assert_structural_equal(CheckValues("error")(before), before)
+    assert issubclass(DivisionByZeroError, TvmExtError)

@@ -1,0 +1,239 @@
+"""Makes safe what is only known at run time: indices of gathers and scatters, integer divisors, shifts.
+
+ONNX allows indices from -s to s - 1 along an axis of extent s, negative ones counting from the end, and gives integer
+division by 0 no meaning. Stock TVM reads and writes wherever an index asks, and lets the processor end the process.
+
+On CPUs a kernel of its own (`runtime_checks`) looks at the values first, and what is not allowed is an error of
+``run``. With ``bounds="wrap"``, and on GPUs, whose kernels cannot raise errors, nothing is an error: an index counts
+modulo its extent, and what is divided by 0 is 0. Constants are looked at here, at build, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from .._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
+from ..errors import DivisionByZeroError, IndexRangeError
+from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
+from .safe_arithmetic import DIVISIONS, SHIFTS, safe_division, safe_shift
+
+Bounds = Literal["error", "wrap"]
+Expr = Any
+
+ONNX_NAMES = {
+    "relax.take": "Gather",
+    "relax.gather_elements": "GatherElements",
+    "relax.gather_nd": "GatherND",
+    "relax.scatter_elements": "ScatterElements",
+    "relax.scatter_nd": "ScatterND",
+    "relax.index_tensor": "indexing",
+    "relax.index_put": "ScatterND",
+}
+
+
+@module_pass(opt_level=0, name="tvm_ext.CheckValues")
+class CheckValues:
+    """Check or bound every index and every integer divisor that is only known at run time.
+
+    Parameters
+    ----------
+    bounds
+        ``"error"``: values that are not allowed end the run; ``"wrap"``: they are replaced.
+
+    Raises
+    ------
+    IndexRangeError, DivisionByZeroError
+        for constants that are not allowed, whatever ``bounds`` says.
+    """
+
+    def __init__(self, bounds: Bounds = "error") -> None:
+        self.bounds = bounds
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        mutator = _Checker(mod, self.bounds)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        return mutator.builder_.get()
+
+
+@expr_mutator
+class _Checker(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, bounds: Bounds) -> None:
+        super().__init__(mod)
+        self.bounds = bounds
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        name = call.op.name if isinstance(call.op, ir.Op) else ""
+        if name in ONNX_NAMES:
+            return self._indexing(name, call)
+        if name in DIVISIONS and _is_integer(call.args[1]):
+            return self._division(name, call)
+        if name in SHIFTS:
+            return self.builder_.call_te(safe_shift(name), *call.args, primfunc_name_hint=name.removeprefix("relax."))
+        return call
+
+    # --- indices --------------------------------------------------------------------------------------------------
+    def _indexing(self, name: str, call: Any) -> Any:
+        data, indices = call.args[:2]
+        rule = _RULES[name](call)
+        if rule is None or data.ty.shape is None:
+            return call  # says itself what becomes of such an index, or has an extent that nobody knows
+        if isinstance(indices, relax.Tuple):
+            fields = [self._checked(name, data, item, [e]) for item, e in zip(indices.fields, rule, strict=False)]
+            indices = relax.Tuple(fields)
+        elif name == "relax.take" and self.bounds == "wrap" and not isinstance(indices, Constant):
+            return relax.op.take(data, indices, axis=call.attrs.axis, mode="wrap")  # one kernel, not two
+        else:
+            indices = self._checked(name, data, indices, rule)
+            if name == "relax.take":  # inside already; of TVM's modes "fast" warns of crashes and "clip" is cheap
+                return relax.op.take(data, indices, axis=call.attrs.axis, mode="clip")
+        arguments = [data, indices, *call.args[2:]]
+        return type(call)(call.op, arguments, call.attrs, call.ty_args)
+
+    def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
+        """``indices``, of which the last axis counts through ``extents`` if there are several, inside them."""
+        sizes = [int(e) if isinstance(e, int | tirx.IntImm) else None for e in extents]
+        shape = _static_shape(indices)
+        user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"
+        if shape is None or None in sizes:
+            return self._wrapped(indices, extents)
+        known = [size for size in sizes if size is not None]
+        if 0 in known and prod(shape) > 0:
+            raise IndexRangeError(f"{user}: no index is inside an axis of extent 0.", "correct the model")
+        if isinstance(indices, Constant):
+            return _checked_constant(user, indices, known)
+        if prod(shape) == 0 or not known:
+            return indices
+        if self.bounds == "wrap":
+            return self._wrapped(indices, extents)
+        dtype = str(indices.ty.dtype)
+        kernel = check_indices(Checked(shape=shape, dtype=dtype, user=user), known)
+        return self._run(kernel, "check_indices", indices, copy_dtype(dtype))
+
+    def _wrapped(self, indices: Expr, extents: Sequence[Expr]) -> Expr:
+        """Every index modulo its extent."""
+        dtype = copy_dtype(str(indices.ty.dtype))
+
+        def wrap(values: Any) -> Any:
+            def element(*place: Any) -> Any:
+                extent = tirx.Cast(dtype, extents[-1])
+                for position, other in enumerate(extents[:-1]):
+                    extent = tirx.Select(
+                        tirx.EQ(place[-1], tirx.const(position, place[-1].ty.dtype)), tirx.Cast(dtype, other), extent
+                    )
+                return tirx.floormod(tirx.Cast(dtype, values(*place)), extent)
+
+            return te.compute(values.shape, element, name="T_wrap")
+
+        return self.builder_.emit(self.builder_.call_te(wrap, indices, primfunc_name_hint="wrap_indices"))
+
+    def _run(self, kernel: Any, hint: str, values: Expr, dtype: str) -> Expr:
+        variable = self.builder_.add_func(kernel, hint)
+        result = relax.TensorType(values.ty.shape, dtype)
+        return self.builder_.emit(relax.call_tir(variable, [values], result))
+
+    # --- divisors -------------------------------------------------------------------------------------------------
+    def _division(self, name: str, call: Any) -> Any:
+        dividend, divisor = call.args
+        dtype, shape = str(divisor.ty.dtype), _static_shape(divisor)
+        user = f"{DIVISIONS[name]} of {_describe(dividend)} by {_describe(divisor)}"
+        if isinstance(divisor, Constant):
+            values = divisor.value.numpy()
+            if (values == 0).any():
+                raise DivisionByZeroError(f"{user}: a divisor is 0.", "correct the model")
+            if not np.issubdtype(values.dtype, np.signedinteger) or not (values == -1).any():
+                return call
+        elif self.bounds == "error" and shape is not None and prod(shape) > 0:
+            divisor = self._run(
+                check_divisors(Checked(shape=shape, dtype=dtype, user=user)), "check_divisors", divisor, dtype
+            )
+        hint = name.removeprefix("relax.")
+        return self.builder_.call_te(safe_division(name), dividend, divisor, primfunc_name_hint=hint)
+
+
+def _is_integer(expr: Expr) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and "int" in str(expr.ty.dtype)
+
+
+def _static_shape(expr: Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor, None where some of it is only known at run time."""
+    sizes = getattr(expr.ty.shape, "values", None)
+    if sizes is None or not all(isinstance(size, tirx.IntImm) for size in sizes):
+        return None
+    return tuple(int(size) for size in sizes)
+
+
+def _describe(expr: Expr) -> str:
+    """A tensor for an error: what it is called, its shape and type."""
+    shape = getattr(expr.ty.shape, "values", None)
+    size = "of unknown shape" if shape is None else "x".join(map(_size, shape)) or "scalar"
+    name = "a constant" if isinstance(expr, Constant) else str(getattr(expr, "name", "a result"))
+    return f"{name} ({size} {expr.ty.dtype})"
+
+
+def _size(size: Any) -> str:
+    return str(int(size)) if isinstance(size, tirx.IntImm) else str(size)
+
+
+def _checked_constant(user: str, indices: Any, extents: Sequence[int]) -> Expr:
+    """The constant with its indices from 0; raises IndexRangeError for one outside."""
+    values = indices.value.numpy()
+    limits = np.asarray(extents, "int64") if len(extents) > 1 else np.int64(extents[0])
+    wrong = (values < -limits) | (values >= limits)
+    if wrong.any():
+        worst = values[wrong].ravel()[0]
+        raise IndexRangeError(
+            f"{user}: index {worst} is outside its axis, of extent {'x'.join(map(str, extents))}.", "correct the model"
+        )
+    inside = np.where(values < 0, values.astype("int64") + limits, values)
+    return relax.const(inside, copy_dtype(str(values.dtype)))
+
+
+# --- the extents that indices count through -----------------------------------------------------------------------
+def _take(call: Any) -> Sequence[Expr] | None:
+    if call.attrs.mode != "fast":
+        return None
+    sizes = _sizes(call.args[0])
+    return [prod(sizes)] if call.attrs.axis is None else [sizes[int(call.attrs.axis)]]
+
+
+def _along_axis(call: Any) -> Sequence[Expr]:
+    return [_sizes(call.args[0])[int(call.attrs.axis)]]
+
+
+def _gather_nd(call: Any) -> Sequence[Expr]:
+    first = int(call.attrs.batch_dims)
+    return _sizes(call.args[0])[first : first + _tuple_length(call.args[1])]
+
+
+def _scatter_nd(call: Any) -> Sequence[Expr]:
+    return _sizes(call.args[0])[: _tuple_length(call.args[1])]
+
+
+def _index_tensors(call: Any) -> Sequence[Expr]:
+    return _sizes(call.args[0])
+
+
+def _sizes(expr: Expr) -> list[Expr]:
+    return list(expr.ty.shape.values)
+
+
+def _tuple_length(indices: Expr) -> int:
+    return int(indices.ty.shape.values[-1])
+
+
+_RULES: dict[str, Callable[[Any], Sequence[Expr] | None]] = {
+    "relax.take": _take,
+    "relax.gather_elements": _along_axis,
+    "relax.gather_nd": _gather_nd,
+    "relax.scatter_elements": _along_axis,
+    "relax.scatter_nd": _scatter_nd,
+    "relax.index_tensor": _index_tensors,
+    "relax.index_put": _index_tensors,
+}

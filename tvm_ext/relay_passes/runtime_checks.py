@@ -1,0 +1,131 @@
+"""Kernels that look at run-time values before others use them: indices and divisors.
+
+A kernel that reads where an index says, or divides by what a tensor holds, can crash the process. Such values are
+looked at once, beforehand, in one pass over the tensor that holds them; the kernel that uses them gets the copy that
+this pass makes, so that it cannot run before or without it. Serial: an assertion in a parallel loop loses its kind.
+
+Worked example: indices (3, -1, 7) into 5 rows. The smallest is -1, the largest 7; 7 > 4, and the run ends with an
+error. Of (3, -1) the copy is (3, 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._tvm import ALREADY_SCHEDULED, SBlock, SBlockRealize, StringImm, tirx
+from ..errors import DivisionByZeroError, IndexRangeError
+from ..plan import CHOICE, KernelChoice, to_json
+from ..stage_exprs import itemsize_bytes
+from ..tir_passes.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+
+_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A tensor that is looked at: its shape and type, and how an error names the operator that uses it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    user: str
+
+
+def check_indices(tensor: Checked, extents: Sequence[int]) -> Any:
+    """A kernel (indices, copy): every index is in [-extent, extent), and from 0 in the copy; else an IndexRangeError.
+
+    Of several ``extents`` the i-th is that of the elements at i along the last axis, as GatherND has them.
+    """
+    count = len(extents)
+    source, copy = _params(tensor, copy_dtype(tensor.dtype))
+    low, high = (tirx.decl_buffer([index(count)], INDEX_DTYPE, name, data_alignment=64) for name in ("low", "high"))
+
+    def look(place: Sequence[Expr], column: Expr, extent: int) -> Stmt:
+        value = tirx.Cast(INDEX_DTYPE, load(source, place))
+        inside = tirx.Select(value < index(0), value + index(extent), value)
+        return sequence(
+            store(low, tirx.min(load(low, [column]), value), [column]),
+            store(high, tirx.max(load(high, [column]), value), [column]),
+            store(copy, tirx.Cast(copy_dtype(tensor.dtype), inside), place),
+        )
+
+    def judge(position: int, extent: int) -> Stmt:
+        place = [index(position)]
+        inside = tirx.And(load(low, place) >= index(-extent), load(high, place) < index(extent))
+        axis = f" at position {position} of an index tuple" if count > 1 else ""
+        text = f"{tensor.user}: an index{axis} is outside [{-extent}, {extent - 1}]."
+        return _fail_unless(
+            inside, IndexRangeError, text, "correct the indices; bounds='wrap' takes them modulo the extent"
+        )
+
+    def columns(outer: Sequence[Expr]) -> Stmt:
+        if count == 1:
+            return look(outer, index(0), extents[0])
+        return sequence(*(look([*outer, index(i)], index(i), extent) for i, extent in enumerate(extents)))
+
+    loops = tensor.shape if count == 1 else tensor.shape[:-1]
+    places = [[index(i)] for i in range(count)]
+    body = sequence(
+        allocate(low),
+        allocate(high),
+        *(store(low, index(0), place) for place in places),
+        *(store(high, index(0), place) for place in places),
+        _loops(loops, columns),
+        *(judge(i, extent) for i, extent in enumerate(extents)),
+    )
+    return _kernel([source, copy], body, f"looks for indices outside {', '.join(map(str, extents))}")
+
+
+def check_divisors(tensor: Checked) -> Any:
+    """A kernel (divisors, copy): none is 0; else a DivisionByZeroError."""
+    source, copy = _params(tensor, tensor.dtype)
+    zeros = tirx.decl_buffer([index(1)], "int32", "zeros", data_alignment=64)
+    first = [index(0)]
+
+    def look(place: Sequence[Expr]) -> Stmt:
+        value = load(source, place)
+        zero = tirx.Cast("int32", tirx.EQ(value, tirx.const(0, tensor.dtype)))
+        return sequence(store(zeros, tirx.max(load(zeros, first), zero), first), store(copy, value, place))
+
+    text = f"{tensor.user}: a divisor is 0."
+    none = tirx.EQ(load(zeros, first), tirx.const(0, "int32"))
+    body = sequence(
+        allocate(zeros),
+        store(zeros, tirx.const(0, "int32"), first),
+        _loops(tensor.shape, look),
+        _fail_unless(none, DivisionByZeroError, text, "correct the divisors; bounds='wrap' gives 0 there"),
+    )
+    return _kernel([source, copy], body, "looks for divisors that are 0")
+
+
+def copy_dtype(dtype: str) -> str:
+    """The type of checked indices: that of the indices if it holds every extent. Index -1 of 200 is no int8."""
+    return dtype if dtype in ("int32", INDEX_DTYPE) else INDEX_DTYPE
+
+
+def _params(tensor: Checked, result: str) -> list[Any]:
+    shape = [index(size) for size in tensor.shape]
+    return [
+        tirx.decl_buffer(shape, dtype, name, data_alignment=int(itemsize_bytes(dtype)))
+        for name, dtype in (("values", tensor.dtype), ("checked", result))
+    ]
+
+
+def _loops(extents: Sequence[int], body: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
+    return nest(extents, SERIAL, [f"i{axis}" for axis in range(len(extents))], body)
+
+
+def _fail_unless(condition: Expr, error: type[Exception], problem: str, remedy: str) -> Stmt:
+    """An assertion; TVM raises the class by its name where this package is loaded, else a RuntimeError."""
+    return tirx.AssertStmt(
+        condition, StringImm(error.__name__), [StringImm(problem), StringImm(f"\n  remedy: {remedy}")]
+    )
+
+
+def _kernel(params: Sequence[Any], body: Stmt, reason: str) -> Any:
+    choice = KernelChoice(operator="check", path="check", reason=reason, device="cpu")
+    attributes = {CHOICE: to_json(choice), ALREADY_SCHEDULED: True, "s_tir": True, "tirx.noalias": True}
+    # Stock TVM's passes over graphs expect a block at the root.
+    root = SBlockRealize([], tirx.const(True, "bool"), SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(list(params), root).with_attrs({**attributes, "op_pattern": _OPAQUE})
