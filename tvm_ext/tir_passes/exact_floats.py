@@ -7,7 +7,7 @@ integer, becomes ``x``. What the rules look for is taken out of their sight here
 ==========================================  ==============================================  =========================
 rule of stock TVM                           wrong for                                       hidden by
 ==========================================  ==============================================  =========================
-``(x + y) - y = x``, ``x - (x + y) = -y``   every rounding                                  a Let for the sum
+``(x + y) - y = x``, ``x - (x + y) = -y``   every rounding                                  a Let, or its bits
 ``x - x = 0``, ``x * 0 = 0``, ``0 / x = 0`` infinities and NaN                              a Let; reinterpreted bits
 ``x + 0 = x``                               -0                                              reinterpreted bits
 ``x / 0``, which stops the build            -                                               reinterpreted bits
@@ -43,10 +43,14 @@ _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _COMPARISONS = (*_ORDERINGS, tirx.EQ, tirx.NE)
 
 
-def keep_floats(node: Any) -> Any:
-    """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone."""
+def keep_floats(node: Any, *, by_bits: bool = False) -> Any:
+    """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone.
+
+    ``by_bits`` hides sums as their bits, which C has no form of for every vector type, not by a Let: stock TVM's code
+    generator for CPUs looks through a Let within a Let, which is what functions written as arithmetic consist of.
+    """
     rules: list[tuple[Any, Callable[[Any], Any]]] = [
-        (tirx.Sub, _subtraction),
+        (tirx.Sub, lambda item: _subtraction(item, by_bits)),
         (tirx.Add, _with_hidden_zeros),
         (tirx.Mul, _with_hidden_zeros),
         (tirx.Div, _with_hidden_zeros),
@@ -100,10 +104,14 @@ def _with_hidden_zeros(item: Any) -> Any:
     return type(item)(a, b)
 
 
-def _subtraction(item: Any) -> Any:
+def _subtraction(item: Any, by_bits: bool) -> Any:
     """A sum that is subtracted from, or subtracted, gets a name of its own; so does x in x - x."""
     if not is_float(item):
         return item
+    if by_bits and isinstance(item.a, tirx.Add):
+        return tirx.Sub(copy_of(item.a), item.b)
+    if by_bits and isinstance(item.b, tirx.Add):
+        return tirx.Sub(item.a, copy_of(item.b))
     if isinstance(item.a, tirx.Add):
         return bound(item.a, lambda total: tirx.Sub(total, item.b))
     if isinstance(item.b, tirx.Add):
