@@ -55,6 +55,7 @@ from .roller.emit_simt import emit_simt_tile
 from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
 from .simt_ir import SimtKernel
 from .simt_rows import emit_simt_rows
+from .turn_divisions import turn_divisions, with_turned_divisions
 
 VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 ATTEMPTS = 4
@@ -333,7 +334,8 @@ def _assemble(
     assert not any(kernel.packs for kernel in kernels), "constants are not announced to GPU emitters"
     statements = [statement for kernel in kernels for statement in kernel.statements]
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    body = pass_nan_on(keep_floats(sequence(*allocations(statements, operator), *statements)))
+    body = turn_divisions(sequence(*allocations(statements, operator), *statements))
+    body = pass_nan_on(keep_floats(body))
     new = tirx.PrimFunc(list(operator.params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
     programs = [form.program for form in forms if form.program is not None]
     choice = KernelChoice(
@@ -370,13 +372,16 @@ def _stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, 
         schedule = _apply(rule, func, target)
         if schedule is not None and runs_on_device(schedule.mod["main"]):
             what = f"{reason}; stock TVM's dlight.gpu.{type(rule).__name__}"
-            return schedule.mod["main"], KernelChoice(operator=name, path="stock", reason=what, device=device.name)
+            return with_turned_divisions(schedule.mod["main"]), KernelChoice(
+                operator=name, path="stock", reason=what, device=device.name
+            )
     try:
         scheduled, note = schedule_gpu_fallback(func)
     except IllegalRewrite as refusal:
         problem = f"operator {name} has no kernel for {device.name}: {reason}; none of stock TVM's schedules takes it, "
         raise TargetError(problem + f"and the fallback does not: {refusal.problem}.", "build it for a CPU") from refusal
-    return scheduled, KernelChoice(operator=name, path="fallback", reason=f"{reason}; {note}", device=device.name)
+    choice = KernelChoice(operator=name, path="fallback", reason=f"{reason}; {note}", device=device.name)
+    return with_turned_divisions(scheduled), choice
 
 
 def _apply(rule: Any, func: Any, target: Any) -> Any:

@@ -40,6 +40,7 @@ from .roller.construct import construct as construct_anew
 from .roller.emit_cpu import TileKernel, emit_tile_kernel
 from .row_time import row_time_s
 from .schedule_fallback import schedule_fallback
+from .turn_divisions import with_turned_divisions
 from .vector_math import FUNCTIONS, expand_math, has_scale
 
 
@@ -131,7 +132,7 @@ def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOpt
         body, choice = _constructed(func, name, device, options)
     except IllegalRewrite as refusal:
         body, choice = _fallback(func, name, device, refusal)
-    return body.with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
+    return with_turned_divisions(body).with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
 
 
 def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[Any, KernelChoice]:
