@@ -46,7 +46,8 @@ STEPS: tuple[tuple[Step, int], ...] = (
     (reduced, 6),
     (draw_values.product, 4),
     (draw_values.gram, 2),
-    (draw_values.convolution, 4),
+    (draw_values.convolution, 6),
+    (draw_values.pool, 4),
 )
 """What follows the producer, and how often. Those that change extents or offsets come first and most often."""
 

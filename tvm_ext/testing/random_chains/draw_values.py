@@ -9,7 +9,12 @@ import numpy as np
 from onnx import helper
 
 from tvm_ext.testing.random_chains.chain import EXACT_BELOW, Chain, Value
-from tvm_ext.testing.random_chains.draw_producers import product_of, size
+from tvm_ext.testing.random_chains.draw_producers import (
+    convolved,
+    pooled,
+    product_of,
+    size,
+)
 from tvm_ext.testing.random_operators.sizes import require
 
 INTEGERS = ("int8", "uint8", "int32", "int64")
@@ -26,7 +31,13 @@ def unary(chain: Chain, x: Value) -> Value:
         return chain.emit("LeakyRelu", [x], x.shape, {"alpha": 0.25}, exact=False)
     operator = rng.choice(("Sigmoid", "Tanh", "Erf", "Softplus", "HardSigmoid", "Elu", "Sqrt", "Exp"))
     if operator == "Sqrt":
-        return chain.emit("Sqrt", [chain.emit("Abs", [x], x.shape)], x.shape, exact=False, most=max(1.0, x.most))
+        return chain.emit(
+            "Sqrt",
+            [chain.emit("Abs", [x], x.shape)],
+            x.shape,
+            exact=False,
+            most=max(1.0, x.most),
+        )
     require(operator != "Exp" or x.most <= 4)
     most = math.exp(4) if operator == "Exp" else max(1.0, x.most + 1)
     return chain.emit(operator, [x], x.shape, exact=False, most=most)
@@ -78,7 +89,12 @@ def _fits(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def divide(chain: Chain, x: Value) -> Value:
     require(x.is_float)
-    return chain.emit("Div", [x, chain.scalar(chain.rng.choice((2, 3, 8)), x.dtype)], x.shape, exact=False)
+    return chain.emit(
+        "Div",
+        [x, chain.scalar(chain.rng.choice((2, 3, 8)), x.dtype)],
+        x.shape,
+        exact=False,
+    )
 
 
 def cast(chain: Chain, x: Value) -> Value:
@@ -88,7 +104,13 @@ def cast(chain: Chain, x: Value) -> Value:
     to = chain.rng.choice([t for t in (*floats, *whole, *(("bool",) if x.exact else ())) if t != x.dtype])
     exact = x.exact and (to != "float16" or x.most <= EXACT_BELOW["float16"])
     return chain.emit(
-        "Cast", [x], x.shape, {"to": _code(to)}, dtype=to, exact=exact, most=1.0 if to == "bool" else None
+        "Cast",
+        [x],
+        x.shape,
+        {"to": _code(to)},
+        dtype=to,
+        exact=exact,
+        most=1.0 if to == "bool" else None,
     )
 
 
@@ -144,7 +166,12 @@ def layer_norm(chain: Chain, x: Value) -> Value:
     scale, bias = (chain.input((x.shape[-1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(x.shape[-1]) * scale.most + bias.most
     return chain.emit(
-        "LayerNormalization", [x, scale, bias], x.shape, {"epsilon": 0.01, "axis": -1}, exact=False, most=most
+        "LayerNormalization",
+        [x, scale, bias],
+        x.shape,
+        {"epsilon": 0.01, "axis": -1},
+        exact=False,
+        most=most,
     )
 
 
@@ -152,7 +179,14 @@ def instance_norm(chain: Chain, x: Value) -> Value:
     require(x.dtype == "float32" and x.rank in (3, 4) and math.prod(x.shape[2:]) > 1)
     scale, bias = (chain.input((x.shape[1],), x.dtype, constant=True) for _ in range(2))
     most = math.sqrt(math.prod(x.shape[2:])) * scale.most + bias.most
-    return chain.emit("InstanceNormalization", [x, scale, bias], x.shape, {"epsilon": 0.01}, exact=False, most=most)
+    return chain.emit(
+        "InstanceNormalization",
+        [x, scale, bias],
+        x.shape,
+        {"epsilon": 0.01},
+        exact=False,
+        most=most,
+    )
 
 
 def argmax(chain: Chain, x: Value) -> Value:
@@ -161,7 +195,14 @@ def argmax(chain: Chain, x: Value) -> Value:
     axis, keep = rng.randrange(x.rank), rng.randrange(2)
     shape = [1 if a == axis else n for a, n in enumerate(x.shape) if keep or a != axis]
     operator = rng.choice(("ArgMax", "ArgMin"))
-    return chain.emit(operator, [x], shape, {"axis": axis, "keepdims": keep}, dtype="int64", most=float(x.shape[axis]))
+    return chain.emit(
+        operator,
+        [x],
+        shape,
+        {"axis": axis, "keepdims": keep},
+        dtype="int64",
+        most=float(x.shape[axis]),
+    )
 
 
 def cumulative_sum(chain: Chain, x: Value) -> Value:
@@ -189,13 +230,18 @@ def gram(chain: Chain, x: Value) -> Value:
 
 
 def convolution(chain: Chain, x: Value) -> Value:
-    """A 1x1 or 3x3 convolution behind the chain."""
-    require(x.rank == 4 and x.is_float and x.shape[1] <= 64)
-    rng, filters = chain.rng, chain.rng.choice((1, 3, 8, 16, 17))
-    kernel = rng.choice((1, 3))
-    pads = (kernel // 2,) * 4
-    summed = x.shape[1] * kernel**2
-    require(x.size * filters * kernel**2 <= 2**20)
-    w = chain.input((filters, x.shape[1], kernel, kernel), x.dtype, constant=True, summed=summed)
-    shape, how = (x.shape[0], filters, *x.shape[2:]), {"kernel_shape": (kernel, kernel), "pads": pads}
-    return chain.emit("Conv", [x, w], shape, how, most=x.most * w.most * summed)
+    """An image convolved: all channels with each other, by groups, or each by itself."""
+    require(x.rank in (3, 4) and x.is_float and x.shape[1] <= 64)
+    rng, count = chain.rng, x.shape[1]
+    groups = rng.choice([g for g in (1, 1, 2, count, count) if count % g == 0])
+    return convolved(
+        chain,
+        x,
+        groups,
+        rng.choice((1, 3, 16, 17)) if groups == 1 else groups * rng.choice((1, 1, 2)),
+    )
+
+
+def pool(chain: Chain, x: Value) -> Value:
+    require(x.rank == 4 and x.is_float)
+    return pooled(chain, x, chain.rng.choice(("MaxPool", "AveragePool")))
