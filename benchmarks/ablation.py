@@ -179,7 +179,7 @@ def main(
 ) -> None:
     """Measure, print the tables, write the JSON (after each operator)."""
     environment = current_environment()
-    path = out or result_path("ablation", environment)
+    path = result_path("ablation", environment, out)
     one, target = single_core()
     whole, _ = device_for_target("llvm")
     parts: dict[str, tuple[Sequence[str], Callable[..., list[Variant]], DeviceSpec]] = {

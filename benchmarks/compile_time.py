@@ -187,7 +187,7 @@ def main(
         print(json.dumps(asdict(build_here((names or DEFAULT)[0], batch, inside, started))))
         return
     environment = current_environment()
-    path = output or result_path("compile-time", environment)
+    path = result_path("compile-time", environment, output)
     results: list[CompileTime] = []
     for name in names or DEFAULT:
         try:

@@ -12,18 +12,14 @@ writes all of it as JSON. No GPU is needed: construction reads only the device t
 from __future__ import annotations
 
 import csv
-import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections import Counter
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from _common import current_environment, result_path, write_results
 from rich.console import Console
 from rich.table import Table
 
@@ -168,40 +164,26 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _environment() -> dict[str, str]:
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=False)
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": git.stdout.strip() if git.returncode == 0 else "unknown",
-        "python": platform.python_version(),
-        "host": platform.processor() or platform.machine(),
-    }
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
 def main(
     device: Annotated[str, typer.Option(help="name in the device tables")] = "nvidia-v100",
     k: Annotated[int, typer.Option(min=1, help="rPrograms to construct per operator")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file; default benchmarks/results/construct-DEVICE.json")
+        Path | None, typer.Option(help="JSON file; default benchmarks/results/DATE-construct-DEVICE.json")
     ] = None,
 ) -> None:
     """Construct for all operators, print the table and the summary, write the JSON."""
     spec = device_db.lookup(device)
+    environment = current_environment()
+    path = result_path(f"construct-{spec.name}", environment, out)
     rows = _run(spec, k)
     console = Console(width=200)
     console.print(_table(spec, rows))
     summary = _summary(rows)
     for key, value in summary.items():
         console.print(f"{key}: {value}")
-    path = out or HERE / "results" / f"construct-{spec.name}.json"
-    _write(path, {"device": spec.name, "k": k, **_environment(), "summary": summary, "operators": rows})
+    write_results(
+        path, "construct", environment, [{"device": spec.name, "k": k, "summary": summary, "operators": rows}]
+    )
     console.print(f"written to {path}")
 
 

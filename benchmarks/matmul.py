@@ -232,7 +232,7 @@ def main(
 ) -> None:
     """Time matrix products and write the results."""
     environment = current_environment()
-    path = output or result_path("matmul", environment)
+    path = result_path("matmul", environment, output)
     results: list[ProductResult] = []
     with progress() as tell:
         for product in chosen_products(ids):

@@ -11,7 +11,6 @@ there, so that an interrupted run goes on with the operators that are left.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -25,7 +24,7 @@ import numpy as np
 import onnx
 import tvm
 import typer
-from _common import current_environment, progress, result_path, show, write_results
+from _common import current_environment, earlier_results, progress, result_path, show, write_results
 from rich.table import Table
 from tvm import relax
 from tvm.runtime.vm import VirtualMachine
@@ -214,11 +213,9 @@ def fight(name: str, trials: int, rounds: int, tell: Callable[[str], None]) -> D
     return Duel(id=name, trials=trials, measured_trials=measured[0], result=result)
 
 
-def earlier_records(path: Path) -> dict[str, dict[str, Any]]:
-    """The records that ``path`` holds, by operator; none where it is not there yet."""
-    if not path.is_file():
-        return {}
-    return {record["id"]: record for record in json.loads(path.read_text(encoding="utf-8"))["results"]}
+def earlier_records(path: Path, environment: Environment) -> dict[str, dict[str, Any]]:
+    """The records that ``path`` holds, by operator; see `earlier_results`."""
+    return {record["id"]: record for record in earlier_results(path, environment)}
 
 
 def write_records(path: Path, environment: Environment, records: Mapping[str, dict[str, Any]]) -> None:
@@ -262,8 +259,8 @@ def main(
         if name not in OPERATORS:
             raise InputError(f"there is no operator {name!r}.", f"the operators are {', '.join(OPERATORS)}")
     environment = current_environment()
-    path = output or result_path("metaschedule", environment)
-    records = earlier_records(path)
+    path = result_path("metaschedule", environment, output)
+    records = earlier_records(path, environment)
     with progress() as tell:
         for name in ops or OPERATORS:
             duel = fight(name, trials, rounds, tell)

@@ -168,7 +168,7 @@ def main(
     names = operator or (QUICK if quick else (*PRODUCTS, *CONVOLUTIONS))
     count = min(count, 30) if quick else count
     environment = current_environment()
-    path = out or result_path("model-quality", environment)
+    path = result_path("model-quality", environment, out)
     device, target = single_core()
     results: list[dict[str, Any]] = []
     with progress() as say:

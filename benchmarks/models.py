@@ -102,7 +102,7 @@ def main(
     for size in batch or [1]:
         environment = current_environment()
         what = f"models-batch{size}"
-        path = output or result_path(what, environment)
+        path = result_path(what, environment, output)
         results: list[ModelResult] = []
         for name, tokens in runs(names or models.names(), sequence or [16, 128]):
             settings = {"rounds": rounds, "peers": peer or None, "stock_budget_s": stock_budget_s}

@@ -134,7 +134,7 @@ def main(
     """Time operators and write the results."""
     environment = current_environment()
     what = f"operators-batch{batch}"
-    path = output or result_path(what, environment)
+    path = result_path(what, environment, output)
     peers = peer or [ONNX_RUNTIME]
     results: list[OperatorResult] = []
     with progress() as tell:

@@ -248,7 +248,7 @@ def main(
         raise InputError(
             f"this measures one core, but TVM's pool has {environment.threads} threads.", "set TVM_NUM_THREADS=1"
         )
-    path = output or result_path("rows", environment)
+    path = result_path("rows", environment, output)
     results: list[RowResult] = []
     with progress() as tell:
         for case in cases():

@@ -13,7 +13,6 @@ has no tile, or none that the emitter takes, is a record with the reason. Writes
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import typer
-from _common import current_environment, progress, result_path, show, write_results
+from _common import Environment, current_environment, earlier_results, progress, result_path, show, write_results
 from ablation_summary import TABLES, plot
 from ablation_variants import (
     FIGURES,
@@ -279,9 +278,9 @@ def _again(outcome: Outcome, variant: Variant) -> Outcome:
     )  # fmt: skip
 
 
-def _present(path: Path) -> list[Outcome]:
-    """What an earlier run wrote to ``path``; raises TypeError for a file of other fields."""
-    return [Outcome(**item) for item in json.loads(path.read_text(encoding="utf-8"))["results"]]
+def _present(path: Path, environment: Environment) -> list[Outcome]:
+    """What an earlier run wrote to ``path``, see `earlier_results`; raises TypeError for a file of other fields."""
+    return [Outcome(**item) for item in earlier_results(path, environment)]
 
 
 def main(
@@ -296,8 +295,8 @@ def main(
     environment = current_environment()
     for name in device or DEVICES:
         spec = lookup(name)
-        path = out or result_path(f"gpu-ablation-{spec.name}", environment)
-        results = _present(path) if resume and path.exists() else []
+        path = result_path(f"gpu-ablation-{spec.name}", environment, out)
+        results = _present(path, environment) if resume else []
         done = {(item.figure, item.operator) for item in results}
         with progress() as say:
             for wanted in figure or FIGURES:

@@ -48,7 +48,7 @@ from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.options import BuildOptions
 from tvm_ext.plan import CHOICE
 from tvm_ext.report import OperatorReport
-from tvm_ext.testing.environment import current_environment
+from tvm_ext.testing.environment import current_environment, is_clean
 from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
 
 HERE = Path(__file__).resolve().parent
@@ -306,9 +306,13 @@ def write_bundle(
         shutil.copy2(HERE / name, settings.folder / name)
     copy_runtime(settings.folder, python)
     environment = current_environment()
+    if not is_clean(environment.commit):
+        tell(
+            "the sources have uncommitted changes: what this bundle measures will not be taken into benchmarks/results"
+        )
     manifest = Manifest(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        commit=environment.commit or "unknown",
+        commit=environment.commit or "",
         device=settings.device.name,
         architectures=settings.architectures,
         toolkit=find_nvcc().release,

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/import_results.py results.jsonl
 
-Writes ``benchmarks/results/<date>-gpu-<device>.json``. Speed-ups are geometric means over a group's cases that both
-contenders did right; the counts say how many.
+Writes ``benchmarks/results/<date>-gpu-<device>.json``, if the bundle was made from a clean commit. Speed-ups are
+geometric means over a group's cases that both contenders did right; the counts say how many.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import datetime
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
 import typer
+from _common import RESULTS, require_clean_commit
 from rich.console import Console
 from rich.table import Table
 
 from tvm_ext.errors import InputError
 from tvm_ext.files import write_atomically
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 OURS, MODELS = "ours", "models"
 Record = dict[str, Any]
 _KEYS = ("bundle", "commit", "device", "constructed_for", "id", "group", "contenders")
@@ -146,6 +149,7 @@ def main(results: Annotated[Path, typer.Argument(help="what run.py wrote")], fol
     summary = summarise(records)
     about = {key: records[0][key] for key in ("device", "constructed_for", "bundle", "commit")}
     path = result_file(records, folder)
+    require_clean_commit(path, about["commit"])
     folder.mkdir(parents=True, exist_ok=True)
     document = {"what": "gpu", **about, "summary": summary, "results": records}
     write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())

@@ -13,7 +13,6 @@ figures of one schedule, pipelined by stock TVM and by us. Writes
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
-from _common import current_environment, progress, result_path, show, write_results
+from _common import Environment, current_environment, earlier_results, progress, result_path, show, write_results
 from cases import Case
 from lists import alcop
 from programs import function_name, program
@@ -209,11 +208,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _earlier(path: Path) -> list[Outcome]:
-    if not path.exists():
-        return []
-    records = json.loads(path.read_text(encoding="utf-8"))["results"]
+def _earlier(path: Path, environment: Environment) -> list[Outcome]:
     names = {item.name for item in fields(Outcome)}
+    records = earlier_results(path, environment)
     return [Outcome(**{key: value for key, value in record.items() if key in names}) for record in records]
 
 
@@ -227,8 +224,8 @@ def main(
     spec = lookup(device, measure=False)
     architecture = str(device_for_target(device, measure=False)[1].attrs["arch"])
     environment = current_environment()
-    path = output or result_path(f"pipelining-{spec.name}", environment)
-    outcomes = _earlier(path) if resume else []
+    path = result_path(f"pipelining-{spec.name}", environment, output)
+    outcomes = _earlier(path, environment) if resume else []
     done = {item.operator for item in outcomes}
     chosen = [case for case in alcop(WORKLOAD) if not operators or case.id in operators]
     if not chosen:

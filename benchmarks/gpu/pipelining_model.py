@@ -318,6 +318,8 @@ def main(
 ) -> None:
     """Predict, compare with the paper, write JSON."""
     environment, names = current_environment(), paper_names()
+    for name in device or DEVICES if not ids else ():
+        result_path(f"pipelining-model-{name}", environment)  # refuses before anything is predicted
     cases = [(case, names[case.id]) for case in alcop(WORKLOAD) if not ids or case.id in ids]
     summaries: list[Summary] = []
     for spec in map(lookup, device or DEVICES):

@@ -11,11 +11,10 @@ sectors per request, findings). Prints a summary and the exceptions, writes
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
-from _common import current_environment, progress, result_path, show, write_results
+from _common import current_environment, earlier_results, progress, result_path, show, write_results
 from cases import Case, roller
 from lists import alcop, bolt
 from programs import program
@@ -218,6 +217,8 @@ def main(
     chosen = [case for case in operators() if not ids or case.id in ids]
     for name in device or DEVICES:
         spec, target = device_for_target(name)
+        path = result_path(f"gpu-sweep-{name}", environment)
+        before = earlier_results(path, environment) if ids else []
         outcomes, sources, compiled = [], [], []
         with progress() as say:
             for case in chosen:
@@ -234,18 +235,16 @@ def main(
             say(f"{name}: nvcc")
             if compile:
                 compare_with_plan(compiled, sources, spec)
-        path = result_path(f"gpu-sweep-{name}", environment)
-        write_results(path, "gpu-sweep", environment, _with_others(path, outcomes) if ids else outcomes)
+        write_results(path, "gpu-sweep", environment, _with_others(before, outcomes))
         show(summary(spec, outcomes))
         for line in exceptions(outcomes):
             print(line)
         print(f"written: {path}")
 
 
-def _with_others(path: Path, outcomes: list[Outcome]) -> list[Outcome]:
-    """``outcomes`` in place of those of the same operators that the file has, in its order; the others stay."""
+def _with_others(before: Sequence[dict[str, Any]], outcomes: list[Outcome]) -> list[Outcome]:
+    """``outcomes`` in place of those of the same operators in ``before``, in its order; the others stay."""
     fresh = {item.id: item for item in outcomes}
-    before = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
     kept = [fresh.pop(record["id"], None) or Outcome(**record) for record in before]
     return [*kept, *fresh.values()]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,17 +80,16 @@ def test_what_has_other_rows_than_the_output_is_kept_whole(scripts: SimpleNamesp
     assert scripts.count._rows_of([*case.inputs, output], case, 6400) == 100
 
 
-def test_results_of_chosen_operators_replace_their_own(scripts: SimpleNamespace, tmp_path: Path) -> None:
+def test_results_of_chosen_operators_replace_their_own(scripts: SimpleNamespace) -> None:
     def outcome(name: str, conflicts: int) -> Any:
         return scripts.sweep.Outcome(
             id=name, group="g", dtype="float32", path="rtile", reason="", tensor_cores=False, construct_ms=1.0,
             conflicts=conflicts,
         )  # fmt: skip
 
-    path = tmp_path / "sweep.json"
-    assert scripts.sweep._with_others(path, [outcome("A", 1)]) == [outcome("A", 1)]
-    path.write_text(json.dumps({"results": [asdict(outcome(name, 0)) for name in "AB"]}), encoding="utf-8")
-    merged = scripts.sweep._with_others(path, [outcome("C", 3), outcome("B", 2)])
+    assert scripts.sweep._with_others([], [outcome("A", 1)]) == [outcome("A", 1)]
+    before = [asdict(outcome(name, 0)) for name in "AB"]
+    merged = scripts.sweep._with_others(before, [outcome("C", 3), outcome("B", 2)])
     assert [(item.id, item.conflicts) for item in merged] == [("A", 0), ("B", 2), ("C", 3)]
 
 

@@ -17,10 +17,17 @@ from tvm_ext.testing.placement import place_threads
 _PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
 _GIT_TIMEOUT_S = 10.0
 
+DIRTY = "+"
+_NOT_MEASURED = ("benchmarks/results", "docs", "*.md")
+"""Changes here leave a measurement what it is: a series of benchmarks writes its results one after the other."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Where and when a measurement was taken. ``commit`` is None outside a checkout; "+" marks uncommitted changes."""
+    """Where and when a measurement was taken. ``commit`` is None outside a checkout.
+
+    A commit ends in `DIRTY` where a file of the checkout is changed or new, other than results and documentation.
+    """
 
     device: str
     cores: int  # that this process may use
@@ -31,6 +38,11 @@ class Environment:
     load_average: float | None  # runnable processes over the last minute; a busy machine's times mean little
     date: str  # ISO 8601, UTC
     commit: str | None
+
+
+def is_clean(commit: str | None) -> bool:
+    """Whether `Environment.commit` names the sources that were measured: there is one, and nothing differs from it."""
+    return bool(commit) and not str(commit).endswith(DIRTY)
 
 
 def current_environment() -> Environment:
@@ -82,8 +94,8 @@ def _commit(checkout: Path) -> str | None:
     head = _git(checkout, "rev-parse", "--short=12", "HEAD")
     if not head:
         return None
-    code = (".", ":!benchmarks/results")  # a run's own results are no changes of what it measures
-    return head + ("+" if _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", *code) else "")
+    others = [f":(exclude){path}" for path in _NOT_MEASURED]
+    return head + (DIRTY if _git(checkout, "status", "--porcelain", "--", ".", *others) else "")
 
 
 def _git(checkout: Path, *arguments: str) -> str:

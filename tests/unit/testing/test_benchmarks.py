@@ -115,13 +115,13 @@ def test_metaschedule_has_eight_operators_of_one_output(metaschedule: ModuleType
 
 def test_metaschedule_goes_on_where_it_was_interrupted(metaschedule: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    assert metaschedule.earlier_records(path) == {}
     environment = metaschedule.current_environment()
+    assert metaschedule.earlier_records(path, environment) == {}
     metaschedule.write_records(path, environment, {"depthwise": {"id": "depthwise"}, "conv_3x3": {"id": "conv_3x3"}})
-    records = metaschedule.earlier_records(path)
+    records = metaschedule.earlier_records(path, environment)
     assert list(records) == ["conv_3x3", "depthwise"]  # the order of the table, not of the runs
     metaschedule.write_records(path, environment, {**records, "matmul_512": {"id": "matmul_512"}})
-    assert list(metaschedule.earlier_records(path)) == ["matmul_512", "conv_3x3", "depthwise"]
+    assert list(metaschedule.earlier_records(path, environment)) == ["matmul_512", "conv_3x3", "depthwise"]
     with pytest.raises(InputError, match="no operator 'conv_9x9'"):
         metaschedule.main(["conv_9x9"])
 
