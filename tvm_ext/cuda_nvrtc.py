@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 
 CUBIN = "kernels.cubin"
+OLDEST = 50
+"""The oldest architecture that CUDA 12 compiles for; 12.0 dropped Kepler (the K80's sm_37)."""
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
 _PACKAGE = "nvidia-cuda-nvrtc-cu12"
 _HEADERS = ("cuda_runtime", "cuda_cccl", "cuda_nvcc")  # cuda_fp16.h and mma.h; libcu++; crt/

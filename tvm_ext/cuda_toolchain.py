@@ -143,6 +143,10 @@ def architecture_number(architecture: str) -> int:
     return int(match[1])
 
 
+_OLDER = "; `pip install tvm-ext[cuda12]` brings NVRTC 12.9, which compiles for it"
+_TOO_OLD = "; no compiler after CUDA 11.8 does: name its nvcc in TVM_EXT_NVCC, or export the source (TVM_EXT_NVCC=off)"
+
+
 def check_architectures(architectures: Sequence[str], nvcc: Nvcc) -> None:
     """Raise OptionError, naming the nearest, unless ``nvcc`` compiles for all ``architectures``."""
     if not architectures:
@@ -152,7 +156,7 @@ def check_architectures(architectures: Sequence[str], nvcc: Nvcc) -> None:
         number = architecture_number(item)
         if known and number not in known:
             nearest = min(known, key=lambda other: (abs(other - number), other))
-            older = "; `pip install tvm-ext[cuda12]` brings NVRTC 12.9, which compiles for it"
+            older = _OLDER if number >= cuda_nvrtc.OLDEST else _TOO_OLD
             raise OptionError(
                 f"nvcc {nvcc.version} ({nvcc.path}) does not compile for {item}, only {', '.join(nvcc.architectures)}.",
                 f"the nearest is sm_{nearest}{older if number < min(known) else ''}",
@@ -271,7 +275,7 @@ def _for_nvrtc(architectures: Sequence[str], nvcc: Nvcc | None) -> cuda_nvrtc.Nv
             known = ()
     numbers = [architecture_number(item) for item in architectures]
     oldest = min((architecture_number(item) for item in known), default=None)
-    if not numbers or (oldest is not None and min(numbers) >= oldest):
+    if not numbers or (oldest is not None and min(numbers) >= oldest) or min(numbers) < cuda_nvrtc.OLDEST:
         return None
     return cuda_nvrtc.find_nvrtc()
 

@@ -13,9 +13,16 @@ CHOICE = "tvm_ext.choice"
 CONSTANT_PARAMS = "tvm_ext.constant_params"
 """PrimFunc attribute: indices of the parameters that are compile-time constants at every call of the function."""
 
-Path = Literal["rtile", "fallback", "stock", "check"]
-"""How an operator's kernel was made: constructed by Roller, by the stated fallback schedule, or left to stock TVM;
-"check" only looks at run-time values, before others use them."""
+Path = Literal["rtile", "rows", "fallback", "stock", "check"]
+"""How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.
+
+"rtile" is an operator of which at least one stage runs in tiles; beside it others may run row by row. In "rows" all do:
+the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to expect.
+"check" only looks at run-time values, before others use them.
+"""
+
+OWN_PATHS: tuple[Path, ...] = ("rtile", "rows", "check")
+"""The paths whose kernels this package emits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -127,7 +127,7 @@ class BuildReport:
         return f"kernel cache: {use.hits} found, {use.misses} made{shared}"
 
     def path_counts(self) -> dict[str, int]:
-        """Number of kernels per path ("rtile", "fallback", "stock", "check")."""
+        """Number of kernels per path (`plan.Path`)."""
         return dict(Counter(operator.choice.path for operator in self.operators))
 
     def operator(self, name: str) -> OperatorReport:

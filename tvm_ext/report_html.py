@@ -13,7 +13,8 @@ from tvm_ext.report_text import by_time, code_summary, format_time
 _SHOWN_OPERATORS = 25
 _SHOWN_PASSES = 15
 _PATHS = {
-    "rtile": "constructed by Roller",
+    "rtile": "in tiles, after Roller",
+    "rows": "row by row",
     "fallback": "fallback schedule",
     "stock": "left to stock TVM",
 }

@@ -46,7 +46,7 @@ from tvm_ext.files import write_atomically
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE
+from tvm_ext.plan import CHOICE, OWN_PATHS
 from tvm_ext.report import OperatorReport
 from tvm_ext.testing.environment import current_environment, is_clean
 from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
@@ -155,7 +155,7 @@ def _kernel(case: Case, func: Any, settings: Settings, options: BuildOptions) ->
     name = function_name(case)
     kernel = construct_gpu_kernel(func, name, settings.device, options)
     choice = json.loads(str(kernel.attrs[CHOICE]))
-    if choice["path"] != "rtile":
+    if choice["path"] not in OWN_PATHS:
         raise IllegalRewrite(choice["reason"])
     return kernel.with_attr("global_symbol", name)
 

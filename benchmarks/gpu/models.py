@@ -3,9 +3,9 @@
     python benchmarks/gpu/models.py                        # ResNet-50 and BERT base, batch 1 and 32; V100, A100, H200
     python benchmarks/gpu/models.py --device nvidia-a100 --only bert_base_1x128 --no-compile
 
-Per model and device: kernels, calls and launches by path (tensor cores, vector units, stock TVM), the share of the
-operations that each path has, why a product or convolution is not on tensor cores, the times to import, to build, and
-to make machine code of all kernels, registers and spills. Writes ``benchmarks/results/<date>-gpu-models.json``.
+Per model and device: kernels, calls and launches by path (tensor cores, vector units, rows, stock TVM), the share of
+the operations that each path has, why a product or convolution is not on tensor cores, the times to import, to build,
+and to make machine code of all kernels, registers and spills. Writes ``benchmarks/results/<date>-gpu-models.json``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tvm_ext.cuda_export import architecture_of
 from tvm_ext.cuda_toolchain import compile_cuda
 from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.library import Library
+from tvm_ext.plan import OWN_PATHS
 from tvm_ext.report import OperatorReport
 from tvm_ext.testing.models import build_model
 from tvm_ext.testing.models_bert import BERT_BASE_TABLES, build_bert_base
@@ -36,7 +37,7 @@ from tvm_ext.testing.models_half import to_half
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 SEQUENCE = 128
-TENSOR_CORES, VECTOR = "tensor cores", "vector units"
+TENSOR_CORES, VECTOR = "tensor cores", "vector units"  # of kernels in tiles
 COMPILER_TIME_LIMIT_S = 900.0
 
 
@@ -99,7 +100,7 @@ class Outcome:
 
 
 def path_of(operator: OperatorReport) -> str:
-    """`TENSOR_CORES` or `VECTOR` for kernels of ours, else "stock" or "fallback"."""
+    """`TENSOR_CORES` or `VECTOR` for kernels in tiles, else the choice's path."""
     if operator.choice.path != "rtile":
         return operator.choice.path
     return TENSOR_CORES if " on matrix units " in operator.choice.reason else VECTOR
@@ -127,7 +128,7 @@ def off_tensor_cores(operators: Sequence[OperatorReport]) -> dict[str, str]:
     return {
         item.name: item.choice.reason
         for item in operators
-        if item.choice.path != "rtile"
+        if item.choice.path not in OWN_PATHS
         or (path_of(item) != TENSOR_CORES and any(word in item.name for word in products))
     }
 

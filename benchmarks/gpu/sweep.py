@@ -35,7 +35,7 @@ from tvm_ext.device_db import device_for_target
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
+from tvm_ext.plan import CHOICE, OWN_PATHS, KernelChoice, from_json
 from tvm_ext.ptxas_report import PlannedUse, compare
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 
@@ -178,7 +178,7 @@ def summary(device: DeviceSpec, outcomes: list[Outcome]) -> Table:
         table.add_row(
             name,
             str(len(part)),
-            str(sum(o.path == "rtile" for o in part)),
+            str(sum(o.path in OWN_PATHS for o in part)),
             str(sum(o.tensor_cores for o in part)),
             f"{statistics.median(o.construct_ms for o in part):.0f}",
             str(sum(o.registers is not None for o in part)),
@@ -194,7 +194,7 @@ def exceptions(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """One line for whatever is not as it should be."""
     for item in outcomes:
         said = [item.error] if item.error else []
-        said += [] if item.path == "rtile" else [f"{item.path}: {item.reason}"]
+        said += [] if item.path in OWN_PATHS else [f"{item.path}: {item.reason}"]
         said += item.remarks + item.findings[:1]
         if item.conflicts:
             said.append(f"{item.conflicts} conflicts in {item.wavefronts} wavefronts")

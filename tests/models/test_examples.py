@@ -44,7 +44,7 @@ def test_quickstart(tmp_path: Path) -> None:
 
 def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
     printed = run_script(EXAMPLES / "pipeline.py", tmp_path)
-    assert re.search(r"kernels by path: \{'rtile': [1-9]", printed), printed
+    assert re.search(r"kernels by path: \{.*'rtile': [1-9]", printed), printed
     difference = re.search(r"largest difference from relay.build: (\S+)", printed)
     assert difference is not None, printed
     assert float(difference[1]) < 1e-5

@@ -9,7 +9,7 @@ import pytest
 
 from tvm_ext import pipeline, recorder, relay
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord, from_json
+from tvm_ext.plan import CHOICE, LAYOUT, OWN_PATHS, KernelChoice, LayoutRecord, from_json
 from tvm_ext.testing import models, opencl_cpu
 from tvm_ext.testing.bench import relative_error
 from tvm_ext.testing.models_bert import build_bert_base
@@ -37,7 +37,7 @@ def choices(kernels: Any) -> list[KernelChoice]:
 
 def run_in_opencl(model: Any, inputs: Any) -> list[np.ndarray]:
     mod, kernels = kernels_for("opencl", model)
-    assert {choice.path for choice in choices(kernels)} == {"rtile"}
+    assert {choice.path for choice in choices(kernels)} <= set(OWN_PATHS)
     names = [param.name for param in mod["main"].params]
     return run_graph(kernels, dict(zip(names, inputs.values(), strict=True)))
 
@@ -97,7 +97,7 @@ def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device:
     model = to_half(build_bert_base(batch=batch, sequence=128, seed=0, layers=12 if batch > 1 else 1))
     _, kernels = kernels_for(device, model)
     made = choices(kernels)
-    assert {choice.path for choice in made} == {"rtile"}
+    assert {choice.path for choice in made} == set(OWN_PATHS)
     products = [choice for choice in made if "matmul" in choice.operator]
     vectors = [choice for choice in products if "on matrix units" not in choice.reason]
     assert len(products) >= 7
@@ -109,7 +109,7 @@ def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device:
 def test_every_kernel_of_an_encoder_in_half_precision_is_ours(device: str, build_model: Any) -> None:
     _, kernels = kernels_for(device, to_half(build_model("bert_base_layer", sequence=128)))
     made = choices(kernels)
-    assert {choice.path for choice in made} == {"rtile"}
+    assert {choice.path for choice in made} == set(OWN_PATHS)
     products = [choice for choice in made if "matmul" in choice.operator]
     assert products
     assert all("on matrix units" in choice.reason for choice in products)
@@ -119,7 +119,7 @@ def test_every_kernel_of_an_encoder_in_half_precision_is_ours(device: str, build
 def test_every_kernel_of_resnet_50_in_half_precision_is_ours(device: str, build_model: Any) -> None:
     _, kernels = kernels_for(device, to_half(build_model("resnet50")))
     made = choices(kernels)
-    assert {choice.path for choice in made} == {"rtile"}
+    assert {choice.path for choice in made} == set(OWN_PATHS)
     convolutions = [choice for choice in made if "conv2d" in choice.operator]
     assert len(convolutions) > 20
     assert all("on matrix units" in choice.reason for choice in convolutions)

@@ -233,8 +233,10 @@ def test_paths_are_held_to() -> None:
     case = _matmul_case(8)
     taken = [OperatorPath(name="matmul", path="fallback", reason="its index is not affine")]
     assert "took the path fallback: its index is not affine" in path_problem(case, taken)
-    assert path_problem(replace(case, must_be_rtile=False), taken) == ""
+    assert path_problem(replace(case, must_be_constructed=False), taken) == ""
     assert "no reason" in path_problem(case, [OperatorPath(name="matmul", path="rtile", reason="")])
+    for path in ("rtile", "rows"):
+        assert path_problem(case, [OperatorPath(name="matmul", path=path, reason="a tile")]) == ""
 
 
 # --- many cases ----------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ def test_the_command_writes_its_counts(tmp_path: Any) -> None:
     record = json.loads(output.read_text())
     assert record["cases"] == 1
     assert record["outcomes"] == {"passed": 1}
-    assert record["kernels"] == {"rtile": 1}
+    assert record["kernels"] == {"rows": 1}
     assert record["failures"] == []
     assert record["environment"]["versions"]
 
@@ -281,7 +283,7 @@ def test_the_command_shows_one_case() -> None:
     done = CliRunner().invoke(app, ["--case", "2"])
     assert done.exit_code == 0
     assert str(draw_case(0, 2))[:20] in done.output
-    assert "rtile" in done.output
+    assert "rows: " in done.output
 
 
 def test_the_command_refuses_an_unknown_kind() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.compilers import needs_nvcc
-from tvm_ext import cuda_nvrtc, cuda_toolchain, options
+from tvm_ext import cuda_nvrtc, cuda_toolchain, device_db, options
 from tvm_ext.cuda_fatbin import read_fatbin
 from tvm_ext.cuda_toolchain import compile_cuda, compile_many, find_nvcc, gencode
 from tvm_ext.errors import CompileError, OptionError, UnsupportedEnvironmentError
@@ -215,6 +215,17 @@ def test_a_dropped_architecture_asks_for_the_older_compiler(
     monkeypatch.setattr(cuda_nvrtc, "find_nvrtc", lambda: None)
     with pytest.raises(OptionError, match=r"sm_70(.|\n)*tvm-ext\[cuda12\]"):
         compile_cuda("", ["sm_70"])
+
+
+@pytest.mark.parametrize("nvrtc", [None, cuda_nvrtc.Nvrtc(library=Path(), ptxas=Path(), includes=(), version="12.9")])
+def test_no_compiler_of_ours_knows_the_k80(
+    nvrtc: cuda_nvrtc.Nvrtc | None, fake_nvcc: FakeNvcc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvcc("exit 0")
+    monkeypatch.setattr(cuda_nvrtc, "find_nvrtc", lambda: nvrtc)
+    with pytest.raises(OptionError, match=r"does not compile for sm_37(.|\n)*no compiler after CUDA 11.8") as caught:
+        compile_cuda("", [str(dict(device_db.lookup("nvidia-k80").target)["arch"])])
+    assert "cuda12" not in str(caught.value)
 
 
 def test_flags_for_architectures() -> None:

@@ -90,19 +90,20 @@ def test_counts_tell_paths_apart(scripts: SimpleNamespace) -> None:
     def operator(name: str, path: str, reason: str, calls: int) -> OperatorReport:
         plans = (GpuPlan(launches=2, blocks=1, threads=32, shared_bytes=0, register_count=32),)
         choice = KernelChoice(
-            operator=name, path=path, reason=reason, device="d", flops=10.0, gpu=plans if path == "rtile" else ()  # type: ignore[arg-type]
+            operator=name, path=path, reason=reason, device="d", flops=10.0, gpu=plans if path != "stock" else ()  # type: ignore[arg-type]
         )  # fmt: skip
         return OperatorReport(name=name, function=name, choice=choice, calls=calls)
 
     operators = [
         operator("matmul", "rtile", "matmul on matrix units in tiles", 3),
         operator("matmul1", "rtile", "matmul on vector units in tiles", 1),
-        operator("softmax", "rtile", "row by row", 2),
+        operator("softmax", "rows", "row by row", 2),
         operator("sort", "stock", "by stock", 1),
     ]
     counted = scripts.models.count(operators)
     assert {path: (part.kernels, part.calls, part.launches, part.flops) for path, part in counted.items()} == {
-        "tensor cores": (1, 3, 6, 30.0), "vector units": (2, 3, 6, 30.0), "stock": (1, 1, 0, 10.0),
+        "tensor cores": (1, 3, 6, 30.0), "vector units": (1, 1, 2, 10.0), "rows": (1, 2, 4, 20.0),
+        "stock": (1, 1, 0, 10.0),
     }  # fmt: skip
     assert set(scripts.models.off_tensor_cores(operators)) == {"matmul1", "sort"}
 

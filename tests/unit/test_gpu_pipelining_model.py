@@ -38,6 +38,14 @@ def columns(script: Any) -> list[list[Any]]:
     return found
 
 
+def test_guessed_names_are_marked(script: Any, columns: list[list[Any]]) -> None:
+    """Of the names in the paper's figure its text confirms one."""
+    names = script.paper_names()
+    assert [name for name in names.values() if name and not name.endswith("?")] == ["MM_RN50_FC"]
+    assert names["A38"] == "MM_RN50_FC" and names["A7"] == "MM_BERT_FC2?"
+    assert {item.paper_name for item in columns[0]} == {names[id] for id in CHOSEN}
+
+
 def test_every_form_and_choice_of_tiles_is_told_apart(columns: list[list[Any]]) -> None:
     assert len({(column[0].form, column[0].tiles, column[0].split_k) for column in columns}) == len(columns) == 8
     assert all([item.id for item in column] == list(CHOSEN) for column in columns)

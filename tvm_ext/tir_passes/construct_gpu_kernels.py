@@ -26,7 +26,7 @@ from .._tvm import (
 from ..errors import IllegalRewrite, TargetError
 from ..hal import DeviceSpec
 from ..options import BuildOptions
-from ..plan import CHOICE, GpuPlan, KernelChoice, RProgram, to_json
+from ..plan import CHOICE, GpuPlan, KernelChoice, Path, RProgram, to_json
 from ..stages import OperatorBody, Stage, read_operator
 from ..tensor_expr import TensorExpr
 from .build_ir import sequence
@@ -228,6 +228,7 @@ def _construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: B
 class _Form:
     """One way to run a group of stages: its kernel, the rProgram that it follows, and what to say of it."""
 
+    path: Path
     kernel: SimtKernel
     program: RProgram | None
     note: str
@@ -268,7 +269,9 @@ def _forms(
             refusals.append(f"{label}, tile {program.tile('L1')}: {refusal}")
             continue
         accepted += 1
-        yield _Form(kernel=kernel, program=program, note=_tile_note(group, program, kernel, label, refusals))
+        yield _Form(
+            path="rtile", kernel=kernel, program=program, note=_tile_note(group, program, kernel, label, refusals)
+        )
     if not accepted:
         raise IllegalRewrite(f"no kernel for {group.anchor.name}: " + "; ".join(_first_and_count(refusals)))
 
@@ -323,7 +326,7 @@ def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> _F
     kernel = emit_simt_rows(rows.stages, device, kept_buffers(rows, operator), operator.params)
     name = " + ".join(stage.name for stage in group.stages)
     program = row_program(group, operator, device)
-    return _Form(kernel=kernel, program=program, note="; ".join([f"{name} row by row", *kernel.notes]))
+    return _Form(path="rows", kernel=kernel, program=program, note="; ".join([f"{name} row by row", *kernel.notes]))
 
 
 def _assemble(
@@ -340,7 +343,7 @@ def _assemble(
     programs = [form.program for form in forms if form.program is not None]
     choice = KernelChoice(
         operator=operator.name,
-        path="rtile",
+        path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
         reason="; ".join(form.note for form in forms),
         device=device.name,
         flops=sum(flops_of(stage) for stage in operator.stages),

@@ -21,7 +21,7 @@ from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
 from ..kernel_cache import KERNEL_KEY, CachedKernel, KernelCache, build_context, kernel_key, misfit, params_of, seal
 from ..options import BuildOptions
-from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, RProgram, from_json, to_json
+from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, Path, RProgram, from_json, to_json
 from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
 from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
@@ -155,8 +155,10 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     statements: list[Any] = []
     packs: list[tuple[Any, ConstantPack]] = []
     programs: list[RProgram] = []
+    path: Path = "rows"
     for group in groups:
         if isinstance(group, WindowGroup):
+            path = "rtile"
             windowed = window_kernel(group, device)
             statements += windowed[0]
             programs.append(windowed[1])
@@ -165,6 +167,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         if isinstance(group, TileGroup):
             tiled = _tile_kernel(group, operator, constants, device, options)
             if tiled is not None:
+                path = "rtile"
                 statements += tiled[0].statements
                 packs += tiled[0].packs
                 programs.append(tiled[1])
@@ -189,7 +192,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     slowest = max(programs, key=lambda p: p.prediction.time_s, default=None)
     choice = KernelChoice(
         operator=name,
-        path="rtile",
+        path=path,
         reason="; ".join(notes),
         device=device.name,
         flops=sum(flops_of(stage) for stage in operator.stages),

@@ -68,12 +68,16 @@ def test_a_softmax_is_one_group_of_rows() -> None:
     assert len(group.stages) >= 3
 
 
-def test_an_expensive_producer_is_a_kernel_of_its_own() -> None:
+def product_of_an_exponential() -> Any:
     a, b = te.placeholder((32, 48), name="a"), te.placeholder((48, 16), name="b")
     grown = te.compute((32, 48), lambda i, j: te.exp(a[i, j]), "grown")
     k = te.reduce_axis((0, 48), "k")
     product = te.compute((32, 16), lambda i, j: te.sum(grown[i, k] * b[k, j], axis=k), "product")
-    rows, tile = planned(from_te(a, b, product))
+    return from_te(a, b, product)
+
+
+def test_an_expensive_producer_is_a_kernel_of_its_own() -> None:
+    rows, tile = planned(product_of_an_exponential())
     assert isinstance(rows, RowGroup)
     assert isinstance(tile, GpuTileGroup)
     assert tile.prologue == ()
@@ -94,6 +98,19 @@ def test_a_convolution_is_one_launch_and_computes_the_convolution(rng: np.random
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     expected = np.maximum(np.einsum("nchwrs,fcrs->nfhw", windows, w.astype("float64")) + b, 0)
     assert relative_error(result, expected) < 1e-6
+
+
+@pytest.mark.parametrize("build", [relax.op.nn.softmax, relax.op.nn.relu, lambda x: relax.op.nn.avg_pool2d(x, (3, 3))])
+def test_what_runs_row_by_row_says_so(build: Any) -> None:
+    _, choice = kernel_of(legalised(build, (1, 8, 12, 12)))
+    assert choice.path == "rows"
+    assert "row by row" in choice.reason and "tiles" not in choice.reason
+
+
+def test_an_operator_of_tiles_and_rows_has_the_path_of_tiles() -> None:
+    _, choice = kernel_of(product_of_an_exponential())
+    assert choice.path == "rtile"
+    assert "grown row by row" in choice.reason and "in tiles" in choice.reason
 
 
 @pytest.mark.parametrize("device", ["nvidia-v100", "nvidia-a100", "nvidia-h200"])

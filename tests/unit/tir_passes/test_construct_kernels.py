@@ -199,3 +199,21 @@ def test_a_padded_buffer_keeps_its_shape_under_fused_axes(rng: np.random.Generat
     padded = np.pad(x[0], ((1, 0), (0, 1), (0, 0), (0, 0)), constant_values=-65504.0)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 4, 2), axis=(0, 1, 2))[::2, ::2, ::2]
     np.testing.assert_array_equal(out[0], windows.max(axis=(-3, -2, -1)))
+
+
+PATHS = {
+    "product": (lambda x, w: op.nn.relu(op.matmul(x, w)), ((16, 32), (32, 24)), "rtile"),
+    "window": (lambda x: op.nn.max_pool2d(x, (3, 3)), ((1, 4, 12, 12),), "rtile"),
+    "softmax": (lambda x: op.nn.softmax(x), ((8, 33),), "rows"),
+    "mean": (lambda x: op.mean(x, axis=1), ((8, 33),), "rows"),
+    "relu": (op.nn.relu, ((8, 33),), "rows"),
+    "transposition": (op.permute_dims, ((8, 33),), "rows"),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_paths_tell_tiles_from_rows(name):
+    build, shapes, path = PATHS[name]
+    _, choice = constructed(legalised(build, *shapes))
+    assert choice.path == path
+    assert ("row by row" in choice.reason) == (path == "rows")

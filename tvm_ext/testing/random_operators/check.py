@@ -20,6 +20,7 @@ from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.guarded_memory import guard
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
+from tvm_ext.plan import OWN_PATHS
 from tvm_ext.report import OperatorReport
 from tvm_ext.testing.random_operators import opencl, reference
 from tvm_ext.testing.random_operators.record import Array, OperatorCase
@@ -206,12 +207,12 @@ def _result(
 
 
 def path_problem(case: OperatorCase, paths: Sequence[OperatorPath]) -> str:
-    """Why the paths taken are not those expected: every operator says why, and what has an rTile gets one."""
+    """Why the paths taken are not those expected: every operator says why, and what can be constructed is."""
     silent = [item.name for item in paths if not item.reason]
     if silent:
         return f"no reason is given for {', '.join(silent)}"
-    others = [item for item in paths if item.path not in ("rtile", "check")]
-    if case.must_be_rtile and others:
+    others = [item for item in paths if item.path not in OWN_PATHS]
+    if case.must_be_constructed and others:
         return "; ".join(f"{item.name} took the path {item.path}: {item.reason}" for item in others)
     return ""
 

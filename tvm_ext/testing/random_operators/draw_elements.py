@@ -142,7 +142,7 @@ def reshape(rng: random.Random) -> OperatorCase:
         "reshape",
         (_tensor(rng, shape),),
         attributes=(("shape", (*result, left)),),
-        must_be_rtile=False,  # a view
+        must_be_constructed=False,  # a view
     )
 
 

@@ -116,7 +116,7 @@ def adaptive_pool(rng: random.Random) -> OperatorCase:
         layouts=(layout,),
         reduction_size=math.prod(-(-n // size) + 1 for n, size in zip(spatial, output, strict=True)),
         # Windows of different lengths have no rectangular iteration space, hence no rTile.
-        must_be_rtile=all(n % size == 0 for n, size in zip(spatial, output, strict=True)),
+        must_be_constructed=all(n % size == 0 for n, size in zip(spatial, output, strict=True)),
     )
 
 
@@ -170,7 +170,7 @@ def argument(rng: random.Random) -> OperatorCase:
         rng.choice(("argmax", "argmin")),
         (CaseInput(shape=shape, dtype="float32"),),
         attributes=(("axis", (rng.randrange(len(shape)),)), ("keepdims", (rng.randint(0, 1),))),
-        must_be_rtile=False,  # its reduction carries a pair of values
+        must_be_constructed=False,  # its reduction carries a pair of values
         epilogue="fixed",
     )
 
@@ -183,7 +183,7 @@ def cumsum(rng: random.Random) -> OperatorCase:
         (CaseInput(shape=shape, dtype="float32", values="positive"),),
         attributes=(("axis", (axis,)),),
         reduction_size=shape[axis],
-        must_be_rtile=False,  # each element depends on the one before
+        must_be_constructed=False,  # each element depends on the one before
         epilogue="fixed",
     )
 

@@ -68,7 +68,7 @@ class OperatorCase:
     out_dtype: str | None = None
     reduction_size: int = 1
     typical_magnitude: float = 0.0
-    must_be_rtile: bool = True
+    must_be_constructed: bool = True
     num_threads: int | None = None
     epsilon: float = 0.0
     device: str = ""
