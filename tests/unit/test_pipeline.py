@@ -102,7 +102,7 @@ def test_every_kernel_for_a_gpu_is_bound_to_threads_and_has_a_choice(target: str
     functions = [func for _, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)]
     assert functions
     choices = [from_json(KernelChoice, str(func.attrs[CHOICE])) for func in functions]
-    assert {choice.path for choice in choices} == ({"stock"} if roller is False else {"rtile"})
+    assert {choice.path for choice in choices} == ({"stock"} if roller is False else {"rtile", "rows"})
     assert {choice.device for choice in choices} == {plan.device.name}
     assert all(is_thread_bound(func) for func in functions)
 
