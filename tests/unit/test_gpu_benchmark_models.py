@@ -129,7 +129,7 @@ def test_a_model_is_bundled_here_and_starts_there(scripts: SimpleNamespace, tmp_
     (entry,) = scripts.manifest.read_bundle(folder).entries
     assert entry == manifest.entries[0] and entry.case.flops > 1e6
     assert [(item.contender, item.kind) for item in entry.programs] == [("ours", "model"), ("dlight", "model")]
-    assert {kernel["path"] for kernel in entry.programs[0].plan["kernels"]} == {"rtile"}
+    assert {kernel["path"] for kernel in entry.programs[0].plan["kernels"]} <= {"rtile", "rows"}
     assert all((folder / item.file).stat().st_size < 500_000 for item in entry.programs)  # no weights in them
     record = run_there(folder, tmp_path, log)
     assert {item["state"] for item in record["contenders"].values()} == {"wrong"}  # the stub computes nothing
