@@ -48,7 +48,7 @@ def require_clean_commit(path: Path, commit: str | None) -> None:
     state = f"the sources differ from commit {commit.rstrip(DIRTY)}" if commit else "this is no git checkout"
     raise DirtyTreeError(
         f"{path.name} is not written to {RESULTS}: {state}.",
-        "commit what `git status` lists and run it again, or have it written elsewhere (--output)",
+        "commit what `git status` lists and run it again, or write elsewhere (the script's --output, --out, --dry)",
     )
 
 

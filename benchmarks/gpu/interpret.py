@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import typer
-from _common import RESULTS, current_environment, progress, write_results
+from _common import RESULTS, current_environment, progress, require_clean_commit, write_results
 from cases import Case, Tensor
 from programs import program
 from sweep import operators
@@ -140,11 +140,11 @@ def main(
 ) -> None:
     """Interpret, write, summarise; exit code 1 where something is wrong."""
     environment = current_environment()
-    if not dry and (environment.commit is None or environment.commit.endswith("+")):
-        raise typer.BadParameter("results are written for a commit: commit your changes, or use --dry")
     failed = 0
     for name in device or DEVICES:
         plan, path = plan_build(name, BuildOptions()), RESULTS / f"gpu-interpreted-{name}.json"
+        if not dry:
+            require_clean_commit(path, environment.commit)
         done = {} if dry else _done(path, environment.commit)
         with progress() as say:
             for subject, case in subjects(chosen or []):

@@ -84,6 +84,18 @@ def test_a_network_that_answers_every_input_alike_compares_nothing(tmp_path: Pat
     assert "they compare little" in result.problem
 
 
+def test_a_network_that_magnifies_rounding_compares_nothing(tmp_path: Path) -> None:
+    """x times 10^6 minus 10^6 of it: what is left is what the inputs were rounded by."""
+    run = _exported(tmp_path, scale=1.0)
+    model = onnx.load(str(run.model))
+    for constant, value in zip(model.graph.initializer, (1e6, -1e6 + 1.0), strict=True):
+        constant.CopyFrom(helper.make_tensor(constant.name, TensorProto.FLOAT, [1], [value]))
+    onnx.save(model, str(run.model))
+    result = check.check(run.network, run.exporter, CPU, run.model)
+    assert result.outcome == "wrong"
+    assert "rounding the inputs makes a difference" in result.problem
+
+
 def test_a_network_is_built_for_a_gpu_as_far_as_its_source(tmp_path: Path) -> None:
     run = _exported(tmp_path)
     result = check.check(run.network, run.exporter, "nvidia-v100", run.model)

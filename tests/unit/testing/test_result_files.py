@@ -88,6 +88,7 @@ def test_a_clean_commit_writes_its_results(
 MAINS: dict[str, dict[str, Any]] = {
     "ablation.py": {}, "compile_time.py": {}, "construct.py": {}, "matmul.py": {}, "metaschedule.py": {},
     "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {}, "gpu/ablation.py": {},
+    "gpu/interpret.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
 }  # fmt: skip
 

@@ -70,7 +70,8 @@ def make(name: str, seed: int) -> Any:
 def _draw_statistics(module: Any, inputs: Sequence[Any]) -> None:
     """Give BatchNorms the statistics of ``inputs``, and move those at random.
 
-    With statistics that have nothing to do with its values a deep network answers every input alike.
+    With statistics that have nothing to do with its values a deep network answers every input alike. With its values'
+    own it magnifies what hardly varies, and rounding with it (LeViT by 10^5): hence variances have a lower bound.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -82,8 +83,9 @@ def _draw_statistics(module: Any, inputs: Sequence[Any]) -> None:
         module(*inputs)
     for norm in norms:
         norm.eval()
-        norm.running_mean.add_(norm.running_var.sqrt() * norm.running_mean.new_empty(norm.num_features).normal_(0, 0.1))
-        norm.running_var.mul_(norm.running_var.new_empty(norm.num_features).uniform_(0.5, 1.5))
+        mean, variance = norm.running_mean, norm.running_var
+        mean.add_(variance.sqrt() * mean.new_empty(norm.num_features).normal_(0.0, 0.1))
+        variance.clamp_(min=float(variance.mean())).mul_(mean.new_empty(norm.num_features).uniform_(0.65, 1.5))
 
 
 def _redraw(parameter: Any) -> None:
