@@ -22,7 +22,7 @@ from rich.table import Table
 from tvm_ext.errors import InputError
 from tvm_ext.testing import roller_models
 from tvm_ext.testing.bench import BenchResult, bench
-from tvm_ext.testing.contenders import ONNX_RUNTIME, OURS
+from tvm_ext.testing.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
 from tvm_ext.testing.roller_models import RollerModel
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "roller_ops.csv"
@@ -133,9 +133,9 @@ def main(
 ) -> None:
     """Time operators and write the results."""
     environment = current_environment()
-    what = f"operators-batch{batch}"
-    path = result_path(what, environment, output)
     peers = peer or [ONNX_RUNTIME]
+    what = f"operators-batch{batch}" + ("-stock" if peers == [STOCK_TVM] else "")
+    path = result_path(what, environment, output)
     results: list[OperatorResult] = []
     with progress() as tell:
         for item in roller_models.read_models(WORKLOAD, batch=batch, ids=chosen_ids(ids)):

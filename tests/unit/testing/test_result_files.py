@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 
 from tvm_ext.testing import environment as environments
 
@@ -103,6 +104,27 @@ def test_every_script_refuses_before_it_measures(
         monkeypatch.setattr(module, "progress", lambda: pytest.fail("it has begun to measure"))
     with pytest.raises(sys.modules["_common"].DirtyTreeError, match="the sources differ from commit 0123456789ab"):
         module.main(**MAINS[name])
+
+
+def test_one_command_measures_everything(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("everything.py")
+    commands = [command for group in module.COMMANDS.values() for command in group]
+    assert {command.split()[0] for command in commands} == set(MAINS)
+    for command in commands:
+        name, *arguments = command.split()
+        app = typer.Typer(add_completion=False)
+        app.command()(script(name).main)
+        typer.main.get_command(app).make_context(name, arguments)  # raises for an option that is not there
+    ran: list[str] = []
+    monkeypatch.setattr(module, "run", lambda command: ran.append(command) or int(command == "matmul.py"))
+    monkeypatch.setattr(module, "current_environment", lambda: _environment(DIRTY))
+    with pytest.raises(sys.modules["_common"].DirtyTreeError):
+        module.main()
+    assert ran == []
+    monkeypatch.setattr(module, "current_environment", lambda: _environment(CLEAN))
+    with pytest.raises(typer.Exit) as ended:
+        module.main()
+    assert ran == commands and ended.value.exit_code == 1
 
 
 def test_no_script_is_left_out() -> None:
