@@ -17,6 +17,7 @@ _PATHS = {
     "rows": "row by row",
     "fallback": "fallback schedule",
     "stock": "left to stock TVM",
+    "check": "checks of run-time values",
 }
 
 

@@ -97,7 +97,7 @@ def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device:
     model = to_half(build_bert_base(batch=batch, sequence=128, seed=0, layers=12 if batch > 1 else 1))
     _, kernels = kernels_for(device, model)
     made = choices(kernels)
-    assert {choice.path for choice in made} == set(OWN_PATHS)
+    assert {choice.path for choice in made} <= set(OWN_PATHS)
     products = [choice for choice in made if "matmul" in choice.operator]
     vectors = [choice for choice in products if "on matrix units" not in choice.reason]
     assert len(products) >= 7
@@ -109,7 +109,7 @@ def test_every_kernel_of_bert_base_in_half_precision_is_ours(batch: int, device:
 def test_every_kernel_of_an_encoder_in_half_precision_is_ours(device: str, build_model: Any) -> None:
     _, kernels = kernels_for(device, to_half(build_model("bert_base_layer", sequence=128)))
     made = choices(kernels)
-    assert {choice.path for choice in made} == set(OWN_PATHS)
+    assert {choice.path for choice in made} <= set(OWN_PATHS)
     products = [choice for choice in made if "matmul" in choice.operator]
     assert products
     assert all("on matrix units" in choice.reason for choice in products)
@@ -119,7 +119,7 @@ def test_every_kernel_of_an_encoder_in_half_precision_is_ours(device: str, build
 def test_every_kernel_of_resnet_50_in_half_precision_is_ours(device: str, build_model: Any) -> None:
     _, kernels = kernels_for(device, to_half(build_model("resnet50")))
     made = choices(kernels)
-    assert {choice.path for choice in made} == set(OWN_PATHS)
+    assert {choice.path for choice in made} <= set(OWN_PATHS)
     convolutions = [choice for choice in made if "conv2d" in choice.operator]
     assert len(convolutions) > 20
     assert all("on matrix units" in choice.reason for choice in convolutions)

@@ -7,9 +7,11 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from tvm_ext import plan
 from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
 from tvm_ext.errors import ExportError
 from tvm_ext.hal import DeviceSpec, MemoryLayer
@@ -250,3 +252,10 @@ def test_ceilings_leave_out_what_is_not_known() -> None:
         Ceiling(name="L1 cache", kind="memory", value=100.0),
         Ceiling(name="L2 DRAM", kind="memory", value=10.0),
     )
+
+
+@pytest.mark.parametrize("path", get_args(plan.Path))
+def test_the_page_names_every_path(path: str, report: BuildReport) -> None:
+    """A path that the page does not know would end it."""
+    page = replace(report, operators=(operator("one", path=path),)).to_html()
+    assert f'class="swatch {path}"' in page
