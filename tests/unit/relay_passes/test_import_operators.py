@@ -17,6 +17,7 @@ from tvm_ext.relay_passes.onnx_operators.tables import REPLACED
 Generator = np.random.Generator
 SEEDS = 8
 
+FUNCTIONS = ("Asinh", "Atan", "Celu", "Cosh", "Elu", "Gelu", "Mish", "Selu", "Sinh", "Softplus", "ThresholdedRelu")
 FLOATS = ("float32", "float64", "float16")
 NUMBERS = ("float32", "float64", "float16", "int32", "int64", "int8", "uint8")
 
@@ -186,7 +187,7 @@ def _max_pool(draw: Generator) -> NodeCase:
     attributes["storage_order"] = int(draw.integers(2))
     opset = int(draw.choice([12, 22]))
     return NodeCase(
-        operator="MaxPool", operands={"x": x}, attributes=attributes, outputs=2, opset=opset, by_runtime=True
+        operator="MaxPool", operands={"x": x}, attributes=attributes, outputs=2, opset=opset, both_by_runtime=True
     )
 
 
@@ -294,17 +295,103 @@ def _by_blocks(draw: Generator) -> NodeCase:
     return NodeCase(operator=operator, operands=operands, attributes=attributes)
 
 
+def _det(draw: Generator) -> NodeCase:
+    size = int(draw.integers(1, 7))
+    x = _numbers(draw, [*draw.integers(1, 4, int(draw.integers(0, 3))), size, size], str(draw.choice(FLOATS[:2])))
+    if draw.integers(3) == 0:
+        x[..., 0] = 0
+    if draw.integers(2):
+        x.reshape(-1, size, size)[0] = np.roll(np.eye(size), 1, axis=0)
+    # (ONNX's reference gives float64 for a single matrix.)
+    wanted = np.asarray(np.linalg.det(x.astype(np.float64)), x.dtype)
+    return NodeCase(operator="Det", operands={"x": x}, opset=int(draw.choice([11, 22])), wanted=wanted)
+
+
+def _cum_prod(draw: Generator) -> NodeCase:
+    rank = int(draw.integers(1, 4))
+    shape = draw.integers(1, 9, rank)
+    x = draw.uniform(0.5, 2, shape).astype(str(draw.choice(["float32", "float64", "int32", "int64"])))
+    axis = np.asarray(draw.integers(-rank, rank), str(draw.choice(["int32", "int64"])))
+    attributes = {"exclusive": int(draw.integers(2)), "reverse": int(draw.integers(2))}
+    return NodeCase(
+        operator="CumProd", operands={"x": x, "axis": axis}, attributes=attributes, known=("axis",), opset=26
+    )
+
+
+def _deform_conv(draw: Generator) -> NodeCase:
+    kernel, strides, dilations = (draw.integers(1, 4, 2), draw.integers(1, 3, 2), draw.integers(1, 3, 2))
+    pads, groups, offsets = draw.integers(0, 2, 4), int(draw.integers(1, 3)), int(draw.integers(1, 3))
+    channels, filters = groups * offsets, groups * int(draw.integers(1, 3))
+    image = (kernel - 1) * dilations + 2 + draw.integers(0, 3, 2)
+    counts = (image + pads[:2] + pads[2:] - (kernel - 1) * dilations - 1) // strides + 1
+    lead = [2, offsets * kernel.prod()]
+    operands = {
+        "x": _numbers(draw, [2, channels, *image], "float32"),
+        "w": _numbers(draw, [filters, channels // groups, *kernel], "float32"),
+        "offset": _numbers(draw, [lead[0], lead[1] * 2, *counts], "float32"),
+        "b": _numbers(draw, [filters], "float32") if draw.integers(2) else None,
+        "mask": _numbers(draw, [*lead, *counts], "float32") if draw.integers(2) else None,
+    }
+    attributes = {
+        "strides": strides.tolist(),
+        "dilations": dilations.tolist(),
+        "pads": pads.tolist(),
+        "group": groups,
+        "offset_group": offsets,
+    }
+    return NodeCase(operator="DeformConv", operands=operands, attributes=attributes, opset=22)
+
+
+def _normalization(draw: Generator) -> NodeCase:
+    rank, layer = int(draw.integers(1, 5)), bool(draw.integers(2))
+    shape, axis = draw.integers(1, 5, rank), int(draw.integers(-rank, rank))
+    dtype = str(draw.choice(FLOATS))
+    operands = {"x": _numbers(draw, shape, dtype), "scale": _numbers(draw, shape[axis % rank :], dtype)}
+    if layer:
+        operands["b"] = _numbers(draw, shape[axis % rank :], dtype) if draw.integers(2) else None
+    operator = "LayerNormalization" if layer else "RMSNormalization"
+    attributes = {"axis": axis, "epsilon": float(draw.choice([1e-5, 0.1]))}
+    opset = int(draw.choice([17, 23])) if layer else 23
+    return NodeCase(operator=operator, operands=operands, attributes=attributes, opset=opset)
+
+
+def _floor_mod(draw: Generator) -> NodeCase:
+    dtype = str(draw.choice(FLOATS))
+    x, y = (np.asarray(draw.choice([-7, -2.5, -0.0, 0, 1.5, 3, 8, np.inf], [4, 5]), dtype) for _ in range(2))
+    return NodeCase(operator="Mod", operands={"x": x, "y": np.where(y == 0, 2, y).astype(dtype)}, opset=13)
+
+
+def _integer_power(draw: Generator) -> NodeCase:
+    base, exponent = (str(draw.choice(["int32", "int64"])) for _ in range(2))
+    operands = {"x": draw.integers(-5, 6, [3, 4]).astype(base), "n": draw.integers(0, 9, [4]).astype(exponent)}
+    return NodeCase(operator="Pow", operands=operands, opset=15)
+
+
+def _function(draw: Generator) -> NodeCase:
+    operator = str(draw.choice(FUNCTIONS))
+    attributes = {"alpha": float(draw.uniform(0.5, 2))} if operator in ("Celu", "Elu", "ThresholdedRelu") else {}
+    x = _numbers(draw, [3, 5], str(draw.choice(FLOATS)))
+    return NodeCase(operator=operator, operands={"x": x}, attributes=attributes, opset=23)
+
+
 DRAWS: dict[str, Callable[[Generator], NodeCase]] = {
     name.removeprefix("_"): draw
     for name, draw in {
         "_by_blocks": _by_blocks,
         "_col2im": _col2im,
         "_conv_integer": _conv_integer,
+        "_cum_prod": _cum_prod,
+        "_deform_conv": _deform_conv,
+        "_det": _det,
         "_dft": _dft,
         "_eye_like": _eye_like,
+        "_floor_mod": _floor_mod,
+        "_function": _function,
+        "_integer_power": _integer_power,
         "_max_pool": _max_pool,
         "_max_unpool": _max_unpool,
         "_mel_weights": _mel_weights,
+        "_normalization": _normalization,
         "_one_hot": _one_hot,
         "_qlinear_conv": _qlinear_conv,
         "_qlinear_matmul": _qlinear_matmul,

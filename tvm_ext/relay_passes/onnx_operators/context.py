@@ -183,6 +183,12 @@ class Pen:
             return self.add(operator, x, self.integers(*listed), out=out, keepdims=int(keepdims))
         return self.add(operator, x, out=out, axes=listed, keepdims=int(keepdims))
 
+    def mean(self, x: str, axes: Sequence[int]) -> str:
+        """Writes the mean over some axes, which stay with an extent of 1."""
+        if self.context.opset >= 18:
+            return self.add("ReduceMean", x, self.integers(*axes), keepdims=1)
+        return self.add("ReduceMean", x, axes=list(axes), keepdims=1)
+
     def name(self, stem: str) -> str:
         """A tensor name that nothing has yet."""
         return fresh_name(f"{self.node.output[0] or self._stem}_{stem}", self.context.taken)

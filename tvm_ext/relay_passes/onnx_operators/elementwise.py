@@ -30,13 +30,21 @@ def _is_inf(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | No
 
 
 def _pow(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Pow with two types: computed in the exponent's where only that is floating, and given in the base's."""
+    """Pow of integers, and with two types, given in the base's type.
+
+    Integers are raised in float64, as ONNX Runtime does it: exact up to 2^53. Where only the exponent is floating, its
+    type is computed in.
+    """
     base, exponent, out = node.input[0], node.input[1], node.output[0]
     base_type, exponent_type = context.element_type(base), context.element_type(exponent)
-    if base_type == exponent_type or 0 in (base_type, exponent_type):
+    is_float = base_type in _FLOATING
+    if 0 in (base_type, exponent_type) or (base_type == exponent_type and is_float):
         return None
     pen = Pen(node=node, context=context)
-    if exponent_type in _FLOATING and base_type not in _FLOATING:
+    if not is_float and exponent_type not in _FLOATING:
+        wide = (pen.cast(name, onnx.TensorProto.DOUBLE) for name in (base, exponent))
+        pen.cast(pen.add("Round", pen.add("Pow", *wide)), base_type, out=out)
+    elif exponent_type in _FLOATING and base_type not in _FLOATING:
         pen.cast(pen.add("Pow", pen.cast(base, exponent_type), exponent), base_type, out=out)
     else:
         pen.add("Pow", base, pen.cast(exponent, base_type), out=out)

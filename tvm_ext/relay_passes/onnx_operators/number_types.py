@@ -1,0 +1,169 @@
+"""Operators in number types for which stock converters or kernels have nothing, or nothing right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tvm_ext import _tvm
+from tvm_ext.relay_passes.onnx_graph import attribute
+from tvm_ext.relay_passes.onnx_operators.context import Check, Context, Converter, Pen, Rule, operand, refusal, result
+
+_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+# The number types that are read bit by bit: no halves of bytes, no complex numbers, no strings.
+_WHOLE_BYTE_NAMES = "BOOL INT8 UINT8 INT16 UINT16 FLOAT16 BFLOAT16 INT32 UINT32 FLOAT INT64 UINT64 DOUBLE"
+_WHOLE_BYTES = frozenset(getattr(onnx.TensorProto, name) for name in _WHOLE_BYTE_NAMES.split())
+
+# Computed in float32 where an operand is in half precision, and rounded once.
+_WIDENED_NAMES = "Acos Acosh Asin Asinh Atan Cosh Gelu Sinh Tan"
+# Values that each converter of stock TVM writes as float32 constants, whatever the operand's type.
+_SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
+
+
+def _widened(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    code = context.element_type(node.input[0])
+    _refuse_bfloat16(node, code)
+    if code != onnx.TensorProto.FLOAT16:
+        return None
+    pen = Pen(node=node, context=context)
+    wide = pen.name("wide")
+    inputs = [pen.cast(name, _FLOAT) if name else "" for name in node.input]
+    pen.nodes.append(helper.make_node(node.op_type, inputs, [wide], node.name))
+    pen.nodes[-1].attribute.extend(node.attribute)
+    pen.cast(wide, code, out=node.output[0])
+    return pen.nodes
+
+
+def _refuse_bfloat16(node: onnx.NodeProto, code: int) -> None:
+    """(Stock TVM's lowering of bfloat16 loses what such a chain writes.)"""
+    if code == onnx.TensorProto.BFLOAT16:
+        raise refusal(node, "computes in bfloat16", "export the model in float32 or float16")
+
+
+def _elu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """x, and below 0 alpha (exp(x) - 1); Selu scales the whole by gamma."""
+    code = context.element_type(node.input[0])
+    if code != _DOUBLE:
+        return _widened(node, context)
+    pen, x = Pen(node=node, context=context), node.input[0]
+    defaults = _SELU if node.op_type == "Selu" else {"alpha": 1.0, "gamma": 1.0}
+    alpha, gamma = (pen.constant(attribute(node, name, defaults[name]), np.float64) for name in ("alpha", "gamma"))
+    # What exp gives for large x is not taken.
+    bent = pen.add("Mul", alpha, pen.add("Sub", pen.add("Exp", x), pen.constant(1, np.float64)))
+    is_bent = pen.add("Less", x, pen.constant(0, np.float64))
+    pen.add("Mul", gamma, pen.add("Where", is_bent, bent, x), out=node.output[0])
+    return pen.nodes
+
+
+def _mean_variance(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """(x - mean) / (deviation + 1e-9), as ONNX defines it; half precision is widened."""
+    if context.element_type(node.input[0]) != _DOUBLE:
+        return _widened(node, context)
+    pen, x = Pen(node=node, context=context), node.input[0]
+    axes = list(attribute(node, "axes", [0, 2, 3]))
+    centred = pen.add("Sub", x, pen.mean(x, axes))
+    variance = pen.mean(pen.add("Mul", centred, centred), axes)
+    deviation = pen.add("Add", pen.add("Sqrt", variance), pen.constant(1e-9, np.float64))
+    pen.add("Div", centred, deviation, out=node.output[0])
+    return pen.nodes
+
+
+def _celu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """alpha elu(x / alpha), all of it in float32."""
+    pen, x = Pen(node=node, context=context), node.input[0]
+    code = context.known_type(node, x)
+    _refuse_bfloat16(node, code)
+    wide = _DOUBLE if code == _DOUBLE else _FLOAT
+    alpha = pen.constant(attribute(node, "alpha", 1.0), helper.tensor_dtype_to_np_dtype(wide))
+    bent = pen.add("Elu", pen.add("Div", x if code == wide else pen.cast(x, wide), alpha))
+    if code == wide:
+        pen.add("Mul", alpha, bent, out=node.output[0])
+    else:
+        pen.cast(pen.add("Mul", alpha, bent), code, out=node.output[0])
+    return pen.nodes
+
+
+def _floor_mod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Mod of floats with the divisor's sign: C's remainder, which is exact, plus y where the signs differ."""
+    if attribute(node, "fmod", 0) or context.element_type(node.input[0]) not in (*_NARROW, _FLOAT, _DOUBLE):
+        return None
+    pen, (x, y) = Pen(node=node, context=context), node.input
+    rest = pen.add("Mod", x, y, fmod=1)
+    nought = pen.scalar_like(0, x)
+    differ = pen.add("Xor", pen.add("Less", rest, nought), pen.add("Less", y, nought))
+    wraps = pen.add("And", differ, pen.add("Not", pen.add("Equal", rest, nought)))
+    pen.add("Where", wraps, pen.add("Add", rest, y), rest, out=node.output[0])
+    return pen.nodes
+
+
+def _top_k_of_uint64(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """With the highest bit flipped, int64 has the same order. (TVM's simplifier takes int64's lowest for infinity.)"""
+    if context.element_type(node.input[0]) != onnx.TensorProto.UINT64:
+        return None
+    if context.opset < 18:
+        raise refusal(node, "ranks uint64", "export with operator set 18 or later, or rank another type")
+    pen = Pen(node=node, context=context)
+    highest = pen.constant(np.iinfo(np.int64).min, np.int64)
+    flipped = pen.add("BitwiseXor", pen.cast(node.input[0], onnx.TensorProto.INT64), highest)
+    values, index = pen.name("values"), result(node, 1) or pen.name("index")
+    pen.nodes.append(helper.make_node("TopK", [flipped, node.input[1]], [values, index], node.name))
+    pen.nodes[-1].attribute.extend(node.attribute)
+    restored = pen.add("BitwiseXor", values, highest)
+    pen.cast(restored, onnx.TensorProto.UINT64, out=result(node, 0) or pen.name("unread"))
+    return pen.nodes
+
+
+def _legacy_prelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Before operator set 7 a vector of slopes had one for each channel; later it broadcasts from the right."""
+    rank, slopes = context.rank(node.input[0]), context.shape(operand(node, 1))
+    if context.opset >= 7 or slopes is None or rank is None or len(slopes) != 1 or slopes[0] == 1 or rank < 3:
+        return _widened(node, context)
+    pen = Pen(node=node, context=context)
+    per_channel = pen.add("Reshape", node.input[1], pen.integers(-1, *[1] * (rank - 2)))
+    pen.add("PRelu", node.input[0], per_channel, out=node.output[0])
+    return pen.nodes
+
+
+def _check_bit_cast(node: onnx.NodeProto, context: Context) -> None:
+    given, wanted = context.known_type(node, node.input[0]), int(attribute(node, "to", 0))
+    if {given, wanted} - _WHOLE_BYTES or _width(given) != _width(wanted):
+        raise refusal(node, f"from element type {given} to {wanted}", "both must have the same number of whole bytes")
+
+
+def _width(code: int) -> int:
+    return int(helper.tensor_dtype_to_np_dtype(code).itemsize)
+
+
+def _bit_cast(bb: Any, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+    """The bits of each element, read as another type of the same width; a bool is a byte."""
+    given, wanted = operands[0], str(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+    if given.ty.dtype.dtype == "bool":
+        given = bb.normalize(_tvm.relax.op.astype(given, "uint8"))
+    kind = "uint8" if wanted == "bool" else wanted
+
+    def compute(x: Any) -> Any:
+        return _tvm.te.compute(x.shape, lambda *index: _tvm.tirx.reinterpret(kind, x(*index)), "bit_cast")
+
+    cast = bb.call_te(compute, given, primfunc_name_hint="bit_cast")
+    return bb.normalize(_tvm.relax.op.astype(bb.normalize(cast), wanted)) if wanted == "bool" else cast
+
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_WIDENED_NAMES.split(), _widened),
+    "Celu": _celu,
+    "Elu": _elu,
+    "MeanVarianceNormalization": _mean_variance,
+    "Mod": _floor_mod,
+    "PRelu": _legacy_prelu,
+    "Selu": _elu,
+    "TopK": _top_k_of_uint64,
+}
+REPLACED = frozenset({"Celu"})
+CHECKS: Mapping[str, Check] = {"BitCast": _check_bit_cast}
+CONVERTERS: Mapping[str, Converter] = {"BitCast": _bit_cast}
