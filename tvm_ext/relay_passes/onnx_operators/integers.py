@@ -36,8 +36,8 @@ def _check_mod(node: onnx.NodeProto, context: Context) -> None:
     code = context.known_type(node, node.input[0])
     dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
     is_integer = np.issubdtype(dtype, np.integer)
-    if not is_integer and not attribute(node, "fmod", 0):
-        raise refusal(node, f"takes the remainder of {dtype} with fmod=0", "ONNX wants fmod=1 for floating point")
+    if code == onnx.TensorProto.BFLOAT16 and not attribute(node, "fmod", 0):
+        raise refusal(node, "takes the remainder of bfloat16 with fmod=0", "export the model in float32 or float16")
     divisor = context.constants.get(operand(node, 1))
     if is_integer and divisor is not None and (divisor == 0).any():
         raise refusal(node, "divides integers by zero", "check the divisor")
