@@ -128,7 +128,6 @@ ROW = {"x": floats(2, 5)}
         ("SpaceToDepth", IMAGE, {"blocksize": 4}, {}, "block"),
         ("DepthToSpace", {"x": floats(1, 6, 4, 4)}, {"blocksize": 2}, {}, "block"),
         ("ReduceSum", ROW, {}, {"axes": np.asarray([0, -2])}, "each once"),
-        ("Mod", {"x": floats(3), "z": floats(3)}, {}, {}, "fmod"),
         ("Mod", {"x": np.asarray([3])}, {}, {"z": np.asarray([0])}, "zero"),
     ],
 )
