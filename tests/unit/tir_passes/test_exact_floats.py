@@ -96,7 +96,7 @@ def test_expressions_mean_what_they_say(name, dtype):
         x, y = x[:-3], y[:-3]
         expected = np.asarray(reference(x, y)).astype(dtype)
     kernel, choice = kernel_of(expression, dtype, len(x))
-    assert choice.path == "rtile"
+    assert choice.path in ("rtile", "rows")  # made here, not stock TVM's
     actual = run(kernel, choice, [x, y], x.shape, dtype)
     np.testing.assert_array_equal(actual, expected)
     if not name.startswith(SIGN_OF_ZERO_IS_FREE):
