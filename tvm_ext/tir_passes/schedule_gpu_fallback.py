@@ -23,6 +23,8 @@ def _outside_threads(statement: Any) -> bool:
     """Whether the host has something to do in ``statement``, beyond launching kernels one after the other."""
     if isinstance(statement, tirx.SeqStmt):
         return any(_outside_threads(item) for item in statement.seq)
+    if isinstance(statement, SBlockRealize):
+        return not _launches_threads(statement.block.body)
     if not isinstance(statement, For):
         return True
     if statement.kind == ForKind.THREAD_BINDING:
@@ -31,11 +33,22 @@ def _outside_threads(statement: Any) -> bool:
     return not once or _outside_threads(statement.body)
 
 
+def _launches_threads(statement: Any) -> bool:
+    """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators."""
+    if isinstance(statement, tirx.SeqStmt):
+        return all(_launches_threads(item) for item in statement.seq)
+    if not isinstance(statement, tirx.AttrStmt):
+        return False
+    return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
+
+
 def schedule_gpu_fallback(func: Any) -> tuple[Any, str]:
     """``func`` with a kernel for each of its blocks, and a sentence that says so.
 
-    Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Raises
-    IllegalRewrite where the function has no blocks, or blocks that share loops.
+    Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Blocks that
+    launch threads themselves, such as those of stock TVM's scatter_nd, stay as they are.
+
+    Raises IllegalRewrite where the function has no blocks, or blocks that share loops.
     """
     if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
         raise IllegalRewrite("its body has no blocks to schedule")
@@ -43,7 +56,8 @@ def schedule_gpu_fallback(func: Any) -> tuple[Any, str]:
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:
-            _bind(schedule, block)
+            if not _launches_threads(schedule.get(block).body):
+                _bind(schedule, block)
     except (ScheduleError, ValueError, RuntimeError) as error:
         raise IllegalRewrite("stock TVM's schedule does not accept it") from error
     scheduled = schedule.mod["main"].without_attr("global_symbol")

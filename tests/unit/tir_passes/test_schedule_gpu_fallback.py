@@ -67,6 +67,32 @@ def test_a_schedule_that_launches_from_a_loop_of_the_host_is_not_taken() -> None
     assert "GeneralReduction" not in choice.reason
 
 
+def scatter_nd() -> Any:
+    x, indices, updates = (
+        relax.Var(name, relax.TensorType(shape, dtype))
+        for name, shape, dtype in (("x", (6, 8), "float32"), ("i", (4, 2), "int64"), ("u", (4,), "float32"))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, indices, updates]):
+        builder.emit_func_output(builder.emit(relax.op.scatter_nd(x, indices, updates)))
+    with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
+        module = relax.transform.LegalizeOps()(builder.get())
+    (func,) = (item for _, item in module.functions_items() if not isinstance(item, relax.Function))
+    return func
+
+
+@pytest.mark.parametrize("way", ["chosen", "fallback"])
+def test_what_launches_threads_itself_is_left_as_it_is(way: str) -> None:
+    """Stock TVM's scatter_nd for GPUs has launches of its own, beside the loops of its indices."""
+    kernel = made(scatter_nd())[0] if way == "chosen" else schedule_gpu_fallback(scatter_nd())[0]
+    assert runs_on_device(kernel) and not runs_on_device(scatter_nd())
+    module = tvm.compile(
+        tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}),
+        target=tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm"),
+    )
+    assert str(module.mod.imports[0].inspect_source()).count("__global__") >= 2
+
+
 def test_loops_of_the_host_are_seen() -> None:
     @T.prim_func(s_tir=True)
     def launches(x: T.Buffer((4, 8), "float32"), y: T.Buffer((4, 8), "float32")) -> None:
