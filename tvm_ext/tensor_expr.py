@@ -82,7 +82,8 @@ class Access:
     def _gathered(self, dimension: int, tile: Mapping[str, int]) -> int:
         """Positions that a tile may touch in a dimension whose index is not affine."""
         axes = self.gathered_by(dimension)
-        return prod(tile[axis] for axis in axes) if axes else self.shape[dimension]
+        # An axis of extent 1 may have been dropped from the expression; it chooses one position all the same.
+        return prod(tile.get(axis, 1) for axis in axes) if axes else self.shape[dimension]
 
     def uses(self, axis: str) -> bool:
         return any(index is not None and index.coefficient(axis) for index in self.indices)

@@ -12,7 +12,7 @@ import pytest
 from tvm_ext import device_db
 from tvm_ext.perf_model import PerfModel
 from tvm_ext.plan import RProgram, from_json, to_json
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.tensor_expr import Access, LinearIndex, TensorExpr
 from tvm_ext.testing.tensor_exprs import (
     access,
     conv2d,
@@ -239,3 +239,54 @@ def test_axes_that_another_tensor_separates_stay_apart():
     assert len(canonicalise(matmul(4, 5, 6)).expr.axes) == 3
     gap = replace(elementwise(4, 8), inputs=(access("X", (4, 10), ("d0", "d1")),))
     assert len(canonicalise(gap).expr.axes) == 2
+
+
+def test_axes_of_a_gather_stay_as_they_are() -> None:
+    """table[rows[i], 0, j] + x[i, j]: i chooses the row, so (i, j) is no run, though x and the output allow it."""
+    plain = elementwise(6, 8)
+    outer, inner = (axis.name for axis in plain.axes)
+    table = Access(
+        tensor="table",
+        shape=(100, 1, 8),
+        dtype="float32",
+        itemsize_bytes=4,
+        indices=(None, LinearIndex(terms=()), LinearIndex(terms=((inner, 1),))),
+        gathers=((outer,), (), ()),
+    )
+    form = canonicalise(replace(plain, inputs=(*plain.inputs, table))).expr
+    assert [axis.extent for axis in form.axes] == [6, 8]
+    assert form.inputs[-1] == table
+
+
+def test_axes_beside_a_gather_are_fused() -> None:
+    """table[rows[i], j, k]: (j, k) is one run of memory in the table too; i keeps its place in ``gathers``."""
+    plain = elementwise(6, 2, 4)
+    first, second, third = (axis.name for axis in plain.axes)
+    table = Access(
+        tensor="table",
+        shape=(100, 1, 2, 4),
+        dtype="float32",
+        itemsize_bytes=4,
+        indices=(None, LinearIndex(terms=()), LinearIndex(terms=((second, 1),)), LinearIndex(terms=((third, 1),))),
+        gathers=((first,), (), (), ()),
+    )
+    form = canonicalise(replace(plain, inputs=(*plain.inputs, table))).expr
+    assert [axis.extent for axis in form.axes] == [6, 8]
+    assert form.inputs[-1].shape == (100, 8)
+    assert form.inputs[-1].gathers == ((first,), ())
+
+
+def test_a_dropped_axis_chooses_one_position() -> None:
+    """One row of a table: the axis of extent 1 is gone, and a tile still touches one row of 100."""
+    plain = elementwise(1, 8)
+    outer, inner = (axis.name for axis in plain.axes)
+    table = Access(
+        tensor="table",
+        shape=(100, 8),
+        dtype="float32",
+        itemsize_bytes=4,
+        indices=(None, LinearIndex(terms=((inner, 1),))),
+        gathers=((outer,), ()),
+    )
+    form = canonicalise(replace(plain, inputs=(*plain.inputs, table))).expr
+    assert form.inputs[-1].tile_shape({form.axes[0].name: 8}) == (1, 8)

@@ -81,8 +81,12 @@ def _single_axis(index: LinearIndex | None) -> str | None:
 
 def _real_dims(access: Access) -> list[tuple[int, LinearIndex | None]]:
     """Dimensions without those of size 1, which do not separate their neighbours."""
+    return [(access.shape[d], access.indices[d]) for d in _real_places(access)]
+
+
+def _real_places(access: Access) -> list[int]:
     dims = zip(access.shape, access.indices, strict=True)
-    return [(size, index) for size, index in dims if size > 1 or index is None or index.terms]
+    return [d for d, (size, index) in enumerate(dims) if size > 1 or index is None or index.terms]
 
 
 def _adjacent_axes(access: Access) -> list[tuple[str, str]]:
@@ -93,8 +97,11 @@ def _adjacent_axes(access: Access) -> list[tuple[str, str]]:
 def _allows(access: Access, outer: str, inner: Axis) -> bool:
     """Both axes absent, or both present once, adjacent, with ``inner`` running over its whole dimension.
 
-    A [64, 10] tensor read at [i, j] with j < 8 has gaps of 2 between rows, so (i, j) is not one run.
+    A [64, 10] tensor read at [i, j] with j < 8 has gaps of 2 between rows, so (i, j) is not one run. An axis that
+    chooses where a gather reads stays as it is.
     """
+    if any({outer, inner.name} & set(axes) for axes in access.gathers):
+        return False
     uses = (access.uses(outer), access.uses(inner.name))
     if not any(uses):
         return all(index is not None for index in access.indices)
@@ -127,14 +134,16 @@ def _merge_access(access: Access, outer: str, inner: str, merged: Axis) -> Acces
         return access
     shape: list[int] = []
     indices: list[LinearIndex | None] = []
+    gathers: list[tuple[str, ...]] = []
     rows = 1
-    for size, index in _real_dims(access):
+    for d in _real_places(access):
+        size, index = access.shape[d], access.indices[d]
         if _single_axis(index) == outer:
             rows = size
-        elif _single_axis(index) == inner:
-            shape.append(rows * size)
-            indices.append(LinearIndex(terms=((merged.name, 1),)))
-        else:
-            shape.append(size)
-            indices.append(index)
-    return replace(access, shape=tuple(shape), indices=tuple(indices))
+            continue
+        is_inner = _single_axis(index) == inner
+        shape.append(rows * size if is_inner else size)
+        indices.append(LinearIndex(terms=((merged.name, 1),)) if is_inner else index)
+        gathers.append(access.gathered_by(d))
+    kept = tuple(gathers) if access.gathers else ()
+    return replace(access, shape=tuple(shape), indices=tuple(indices), gathers=kept)
