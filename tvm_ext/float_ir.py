@@ -6,14 +6,10 @@ What the simplifier would do to them, and where they are needed, is in `tir_pass
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 
 from ._tvm import TensorLoad, Var, tirx
 from .stages import Expr, dtype_of
-
-_BITS = {"float16": ("int16", "<e", "<h"), "float32": ("int32", "<f", "<i"), "float64": ("int64", "<d", "<q")}
-"""Per type: the integer of its size, and both as `struct` writes them."""
 
 
 def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
@@ -31,9 +27,10 @@ def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
 def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """``body`` of a value that is computed once, and that the simplifier does not look into.
 
-    Loads stay where they are, however often: a compiler sees that they are one.
+    Loads stay where they are, however often: a compiler sees that they are one. So do values of type bfloat16, of which
+    stock TVM can lower no variable for CPUs.
     """
-    if isinstance(value, Var | tirx.FloatImm | TensorLoad):
+    if isinstance(value, Var | tirx.FloatImm | TensorLoad) or dtype_of(value) == "bfloat16":
         return body(value)
     variable = Var("t", value.ty)
     return tirx.Let(variable, value, body(variable))
@@ -49,24 +46,19 @@ def is_float(value: Expr) -> bool:
 
 
 def hidden(value: float, dtype: str) -> Expr:
-    """A constant, NaN aside, that stock TVM does not compute with. The compilers behind it do, as IEEE says."""
-    if dtype not in _BITS:
+    """A constant, NaN aside, that stock TVM does not compute with. The compilers behind it do, as IEEE says.
+
+    It is the absolute value of a constant: unlike a reinterpreted integer, C has a form of that for every type.
+    """
+    if dtype == "bfloat16":
         return tirx.Cast(dtype, hidden(value, "float32"))
-    if value == 0 and math.copysign(1.0, value) > 0:
-        # Stock TVM's LLVM code generator takes bits that are 0 for a null pointer: 1 - 1 where only one 1 is known.
-        return tirx.Sub(tirx.FloatImm(dtype, 1.0), hidden(1.0, dtype))
-    integer, written, read = _BITS[dtype]
-    bits = struct.unpack(read, struct.pack(written, value))[0]
-    return tirx.reinterpret(dtype, tirx.IntImm(integer, bits))
+    size = tirx.call_intrin(dtype, "tirx.fabs", tirx.FloatImm(dtype, abs(value)))
+    return size if math.copysign(1.0, value) > 0 else tirx.Mul(tirx.FloatImm(dtype, -1.0), size)
 
 
 def copy_of(value: Expr) -> Expr:
-    """``value`` again, which nothing in TVM takes for the same: its bits as an integer and back."""
-    dtype = dtype_of(value)
-    if dtype not in _BITS:
-        wide = tirx.Cast("float32", value)
-        return tirx.Cast(dtype, copy_of(wide))
-    return tirx.reinterpret(dtype, tirx.reinterpret(_BITS[dtype][0], value))
+    """``value`` again, which nothing in TVM takes for the same: multiplied by a hidden 1, which compilers drop."""
+    return tirx.Mul(value, hidden(1.0, dtype_of(value)))
 
 
 def _is_number(value: Expr) -> bool:

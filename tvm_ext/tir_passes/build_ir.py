@@ -160,8 +160,7 @@ def in_dtype(value: Expr, dtype: str) -> Expr:
         return value
     kind = type(value).__name__
     if kind in ("Mul", "Add", "Sub"):
-        a, b = in_dtype(value.a, dtype), in_dtype(value.b, dtype)
-        return a * b if kind == "Mul" else a + b if kind == "Add" else a - b
+        return type(value)(in_dtype(value.a, dtype), in_dtype(value.b, dtype))
     if kind == "Cast" and isinstance(value.value, TensorLoad) and dtype_of(value.value) == dtype:
         return value.value
     return tirx.Cast(dtype, value)

@@ -205,7 +205,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
 
 def on_cpu(body: Any, device: DeviceSpec) -> Any:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
-    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_bits=True))
+    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
     return expand_math(exact, scales_by_instruction=has_scale(device))
 
 

@@ -71,9 +71,9 @@ def _with_allocations(cut: _Cut, statement: Any) -> Any:
 
 
 def _has_copies(extreme: Any) -> bool:
-    """Whether a maximum looks at an operand more than once, see `float_ir.nan_passing`."""
+    """Whether a maximum computes or looks at an operand more than once, see `float_ir.nan_passing`."""
     constant = isinstance(extreme.a, tirx.FloatImm) or isinstance(extreme.b, tirx.FloatImm)
-    return is_float(extreme) and not constant
+    return is_float(extreme) and (not constant or dtype_of(extreme) == "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)

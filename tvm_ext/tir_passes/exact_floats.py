@@ -7,17 +7,18 @@ integer, becomes ``x``. What the rules look for is taken out of their sight here
 ==========================================  ==============================================  =========================
 rule of stock TVM                           wrong for                                       hidden by
 ==========================================  ==============================================  =========================
-``(x + y) - y = x``, ``x - (x + y) = -y``   every rounding                                  a Let, or its bits
-``x - x = 0``, ``x * 0 = 0``, ``0 / x = 0`` infinities and NaN                              a Let; reinterpreted bits
-``x + 0 = x``                               -0                                              reinterpreted bits
-``x / 0``, which stops the build            -                                               reinterpreted bits
+``(x + y) - y = x``, ``x - (x + y) = -y``   every rounding                                  a Let, or a factor of 1
+``x - x = 0``, ``x * 0 = 0``, ``0 / x = 0`` infinities and NaN                              a factor of 1; hidden 0
+``x + 0 = x``                               -0                                              a hidden zero
+``x / 0``, which stops the build            -                                               a hidden zero
 ``x == x``                                  NaN                                             ``x <= inf``
 ``not (x < y) = (y <= x)``                  NaN                                             a Cast of the comparison
 ``x < y or y <= x = true``                  NaN                                             a Cast of the comparison
 the same between a choice and its branches  NaN                                             a Cast of the condition
 ==========================================  ==============================================  =========================
 
-docs/numerics.md says what may change a value all the same.
+A hidden constant is ``fabs`` of it, which stock TVM does not compute and compilers do. docs/numerics.md says what may
+change a value all the same.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _COMPARISONS = (*_ORDERINGS, tirx.EQ, tirx.NE)
 
 
-def keep_floats(node: Any, *, by_bits: bool = False) -> Any:
+def keep_floats(node: Any, *, by_product: bool = False) -> Any:
     """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone.
 
-    ``by_bits`` hides sums as their bits, which C has no form of for every vector type, not by a Let: stock TVM's code
-    generator for CPUs looks through a Let within a Let, which is what functions written as arithmetic consist of.
+    ``by_product`` hides sums by a factor of 1, not by a Let: stock TVM's code generator for CPUs looks through a Let
+    within a Let, which is what functions written as arithmetic consist of.
     """
     rules: list[tuple[Any, Callable[[Any], Any]]] = [
-        (tirx.Sub, lambda item: _subtraction(item, by_bits)),
+        (tirx.Sub, lambda item: _subtraction(item, by_product)),
         (tirx.Add, _with_hidden_zeros),
         (tirx.Mul, _with_hidden_zeros),
         (tirx.Div, _with_hidden_zeros),
@@ -104,13 +105,13 @@ def _with_hidden_zeros(item: Any) -> Any:
     return type(item)(a, b)
 
 
-def _subtraction(item: Any, by_bits: bool) -> Any:
+def _subtraction(item: Any, by_product: bool) -> Any:
     """A sum that is subtracted from, or subtracted, gets a name of its own; so does x in x - x."""
     if not is_float(item):
         return item
-    if by_bits and isinstance(item.a, tirx.Add):
+    if by_product and isinstance(item.a, tirx.Add):
         return tirx.Sub(copy_of(item.a), item.b)
-    if by_bits and isinstance(item.b, tirx.Add):
+    if by_product and isinstance(item.b, tirx.Add):
         return tirx.Sub(item.a, copy_of(item.b))
     if isinstance(item.a, tirx.Add):
         return bound(item.a, lambda total: tirx.Sub(total, item.b))

@@ -278,26 +278,22 @@ def _stores_vector(stage: Stage, lanes: Lanes) -> bool:
 
 
 # --- half precision -------------------------------------------------------------------------------------------------
-_ARITHMETIC = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
-    "Div": lambda a, b: a / b,
-    "Max": tirx.max,
-    "Min": tirx.min,
-}
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 _COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
 
 
 def widened(value: Expr) -> Expr:
     """``value`` with all half-precision arithmetic in float32, which costs a GPU nothing where memory is the limit.
 
-    The result is float32 where ``value`` was half precision, and rounded once, where it is stored.
+    The result is float32 where ``value`` was half precision, and rounded once, where it is stored. Nodes are made as
+    they are: operators compute with constants, ``x * 0`` among them.
     """
     kind = type(value).__name__
     is_half = dtype_of(value) in HALF_TYPES
-    if kind in _ARITHMETIC and is_half:
-        return _ARITHMETIC[kind](widened(value.a), widened(value.b))
+    if kind == "Sub" and is_half:
+        return tirx.Sub(_addend(value.a), _addend(value.b))
+    if kind in _ARITHMETIC:
+        return type(value)(widened(value.a), widened(value.b))
     if kind in (*_COMPARISONS, "And", "Or"):
         return type(value)(widened(value.a), widened(value.b))
     if kind == "Not":
@@ -317,11 +313,18 @@ def widened(value: Expr) -> Expr:
         return _cast("float32", value) if is_half else value
     if kind == "Call" and is_half and all(dtype_of(a) in (*HALF_TYPES, "float32") for a in value.args):
         return Call(value.op, [widened(a) for a in value.args], ret_ty=tirx.const(0.0, "float32").ty)
-    if kind in _ARITHMETIC:
-        return type(value)(widened(value.a), widened(value.b))
     if kind == "Call" and all(hasattr(a, "ty") for a in value.args):
         return Call(value.op, [widened(a) if dtype_of(a) == "float32" else a for a in value.args], ret_ty=value.ty)
     return _cast("float32", value) if is_half else value
+
+
+def _addend(value: Expr) -> Expr:
+    """One side of a difference. A sum is rounded as the model has it: (x + 1536) - 1536 rounds x to an integer."""
+    wide = widened(value)
+    if not isinstance(value, tirx.Add):
+        return wide
+    rounded = tirx.Var("rounded", value.ty)  # TVM takes a cast of a cast for one
+    return tirx.Let(rounded, _cast(dtype_of(value), wide), _cast("float32", rounded))
 
 
 def _cast(dtype: str, value: Expr) -> Expr:
