@@ -204,6 +204,33 @@ def test_reductions_over_no_axes_treat_single_elements(what: str) -> None:
     np.testing.assert_allclose(ReferenceEvaluator(cleaned(model_of(node, {"x": x}))).run(None, {"x": x})[0], wanted)
 
 
+INFINITE_ROWS = np.array(
+    [
+        [1, 2, 3, -np.inf], [-np.inf] * 4, [np.inf, 1, 2, 3], [np.inf, np.inf, 0, -np.inf], [np.nan, 1, 2, 3],
+        [np.inf, np.nan, 0, 0], [-np.inf, -np.inf, -np.inf, 5], [88, 89, 90, 91], [3e38] * 4,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_log_sum_exp_of_infinities_is_what_onnx_runtime_says(keepdims: int) -> None:
+    node = helper.make_node("ReduceLogSumExp", ["x", "axes"], ["y"], keepdims=keepdims)
+    assert_as_onnx_runtime(model_of(node, {"x": INFINITE_ROWS}, {"axes": np.array([1])}), INFINITE_ROWS)
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_softmax_of_infinities_is_what_onnx_runtime_says(operator: str) -> None:
+    """NaN for rows of -inf or with inf; 0 for a -inf among numbers."""
+    assert_as_onnx_runtime(model_of(helper.make_node(operator, ["x"], ["y"]), {"x": INFINITE_ROWS}), INFINITE_ROWS)
+
+
+def assert_as_onnx_runtime(model: onnx.ModelProto, x: Any) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    wanted = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    assert_same(built(model, {"x": x}), wanted)
+
+
 def test_means_of_integers_are_truncated() -> None:
     x = np.asarray([[-3, -4], [7, 8], [2, 2]], np.int32)
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=0)

@@ -1,9 +1,10 @@
-"""Reductions: over nothing, over no axes, and means of integers."""
+"""Reductions: over nothing, over no axes, means of integers, and log-sum-exp of rows with infinities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -27,6 +28,8 @@ def _reduce(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | No
     dtype = _dtype(node, context)
     if dtype == np.bool_:
         return _of_bools(node, context, axes)
+    if node.op_type == "ReduceLogSumExp" and dtype.kind not in "iu":
+        return _log_sum_exp(node, context, axes)
     return _integer_mean(node, context, axes) if node.op_type == "ReduceMean" and dtype.kind in "iu" else None
 
 
@@ -102,6 +105,20 @@ def _integer_mean(node: onnx.NodeProto, context: Context, axes: list[int]) -> li
     pen = Pen(node=node, context=context)
     total = pen.reduce("ReduceSum", node.input[0], axes, keepdims=bool(attribute(node, "keepdims", 1)))
     pen.add("Div", total, pen.constant(count, _dtype(node, context)), out=node.output[0])
+    return pen.nodes
+
+
+def _log_sum_exp(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
+    """log(sum(exp(x - m))) + m with the maximum m, or 0 where that is infinite: inf - inf would make NaN of it."""
+    pen, x = Pen(node=node, context=context), node.input[0]
+    limit, nought = pen.scalar_like(float(ml_dtypes.finfo(_dtype(node, context)).max), x), pen.scalar_like(0.0, x)
+    largest = pen.reduce("ReduceMax", x, axes, keepdims=True)
+    shift = pen.add("Where", pen.add("Greater", pen.add("Abs", largest), limit), nought, largest)
+    keepdims = bool(attribute(node, "keepdims", 1))
+    total = pen.reduce("ReduceSum", pen.add("Exp", pen.add("Sub", x, shift)), axes, keepdims=keepdims)
+    # (The sum of a single element drops the axes, whichever operator set the model has.)
+    last = shift if keepdims else pen.reduce("ReduceSum", shift, axes, keepdims=False)
+    pen.add("Add", pen.add("Log", total), last, out=node.output[0])
     return pen.nodes
 
 
