@@ -111,7 +111,8 @@ def _integer_mean(node: onnx.NodeProto, context: Context, axes: list[int]) -> li
 def _log_sum_exp(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
     """log(sum(exp(x - m))) + m with the maximum m, or 0 where that is infinite: inf - inf would make NaN of it."""
     pen, x = Pen(node=node, context=context), node.input[0]
-    limit, nought = pen.scalar_like(float(ml_dtypes.finfo(_dtype(node, context)).max), x), pen.scalar_like(0.0, x)
+    finite = ml_dtypes.finfo(_dtype(node, context))  # type: ignore[no-untyped-call] # of bfloat16 too, unlike NumPy's
+    limit, nought = pen.scalar_like(float(finite.max), x), pen.scalar_like(0.0, x)
     largest = pen.reduce("ReduceMax", x, axes, keepdims=True)
     shift = pen.add("Where", pen.add("Greater", pen.add("Abs", largest), limit), nought, largest)
     keepdims = bool(attribute(node, "keepdims", 1))
