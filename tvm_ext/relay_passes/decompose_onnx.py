@@ -17,15 +17,16 @@ from tvm_ext.relay_passes.onnx_graph import (
     describe_node,
     infer_types,
 )
-from tvm_ext.relay_passes.onnx_operators.context import Context
+from tvm_ext.relay_passes.onnx_operators.context import Context, refusal
+from tvm_ext.relay_passes.onnx_operators.number_types import NOT_IN_BFLOAT16
 from tvm_ext.relay_passes.onnx_operators.tables import CHECKS, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
 # Rules write operators that have rules: Attention -> Softmax -> ... Deeper is a rule that writes its own operator.
 _MAX_ROUNDS = 8
+_SUB_BYTE_NAMES = "FLOAT4E2M1 INT4 UINT4 INT2 UINT2"
 _NARROW_NAMES = (
-    "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 FLOAT4E2M1 INT4 UINT4 INT2 UINT2 "
-    "COMPLEX64 COMPLEX128"
+    f"FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 {_SUB_BYTE_NAMES} COMPLEX64 COMPLEX128"
 )
 # (Older releases of ONNX have fewer of them.)
 _NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_NAMES.split() if name in _ELEMENT_TYPES)
@@ -42,9 +43,21 @@ def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
     for _ in range(_MAX_ROUNDS):
         rewritten = _apply_rules(graph)
         if rewritten is graph:
+            _check_inputs(graph)
             return graph
         graph = fold_constants(sort_nodes(rewritten))
     raise AssertionError("the rules of onnx_operators/ do not come to an end")
+
+
+def _check_inputs(graph: OnnxGraph) -> None:
+    """Types narrower than a byte, even of what only a Shape reads, lie otherwise in NumPy's memory than in TVM's."""
+    for value in graph.inputs:
+        name = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        if name in _SUB_BYTE_NAMES.split():
+            raise ModelError(
+                f"input '{value.name}' has the element type {name}, which is less than a byte",
+                "export the model with types of 8 bits or more",
+            )
 
 
 def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
@@ -64,6 +77,8 @@ def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
 def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     if node.domain not in STANDARD_DOMAINS:
         return None
+    if node.op_type in NOT_IN_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
+        raise refusal(node, "computes in bfloat16", "export the model in float32 or float16")
     if node.op_type in CHECKS:
         CHECKS[node.op_type](node, context)
     return RULES[node.op_type](node, context) if node.op_type in RULES else None

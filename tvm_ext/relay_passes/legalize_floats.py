@@ -68,17 +68,42 @@ def _zero(argument: Any) -> Any:
 
 
 def _sign(builder: Any, call: Any) -> Any:
-    """1, -1, or x itself: zeros and NaN are their own signs."""
+    """1, -1, or x itself: zeros and NaN are their own signs, and so are unsigned numbers below 2."""
 
     def sign(x: Any) -> Any:
-        one, zero, minus = (tirx.const(value, x.dtype) for value in (1.0, 0.0, -1.0))
+        one, zero = tirx.const(1, x.dtype), tirx.const(0, x.dtype)
+        if str(x.dtype).startswith("uint"):
+            return te.compute(x.shape, lambda *i: tirx.Select(x(*i) > zero, one, zero), name="T_sign")
+        minus = tirx.const(-1, x.dtype)
         return te.compute(
             x.shape, lambda *i: tirx.Select(x(*i) > zero, one, tirx.Select(x(*i) < zero, minus, x(*i))), name="T_sign"
         )
 
-    if not is_float(call.args[0]):
-        return _stock_way(call)(builder, call)
     return builder.call_te(sign, call.args[0], primfunc_name_hint="tir_sign")
+
+
+def _erf(builder: Any, call: Any) -> Any:
+    """In float64 the C library's: stock TVM's polynomial has the accuracy of float32."""
+    if dtype_of(call.args[0]) != "float64":
+        return _stock_way(call)(builder, call)
+
+    def erf(x: Any) -> Any:
+        return te.compute(x.shape, lambda *i: tirx.call_pure_extern("float64", "erf", x(*i)), name="T_erf")
+
+    return builder.call_te(erf, call.args[0], primfunc_name_hint="erf")
+
+
+def _equality(comparison: Callable[[Any, Any], Any]) -> Legalization:
+    """Truth values are compared as bytes: the LLVM code generator takes vectors of them for floats."""
+
+    def legalize(builder: Any, call: Any) -> Any:
+        if dtype_of(call.args[0]) != "bool":
+            return _stock_way(call)(builder, call)
+        a, b = (builder.normalize(relax.op.astype(argument, "uint8")) for argument in call.args)
+        name = str(call.op.name).removeprefix("relax.")
+        return builder.call_te(comparison, a, b, primfunc_name_hint=name)
+
+    return legalize
 
 
 def _arg_reduction(extreme: Callable[..., Any]) -> Legalization:
@@ -126,6 +151,9 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.subtract": _arithmetic(stock.subtract),
     "relax.multiply": _arithmetic(stock.multiply),
     "relax.divide": _arithmetic(stock.divide),
+    "relax.equal": _equality(stock.equal),
+    "relax.not_equal": _equality(stock.not_equal),
+    "relax.erf": _erf,
     "relax.sign": _sign,
     "relax.argmax": _arg_reduction(stock.max),
     "relax.argmin": _arg_reduction(stock.min),

@@ -19,6 +19,7 @@ from tvm_ext.relay_passes.onnx_operators.context import (
     refusal,
     text_attribute,
 )
+from tvm_ext.relay_passes.onnx_operators.number_types import sampled
 
 _LIMIT, _OVERLAP, _SCORE = 2, 3, 4
 
@@ -61,7 +62,9 @@ def _check_roi_align(node: onnx.NodeProto, context: Context) -> None:
 
 
 def _roi_align(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Boxes are scaled first, then moved by half a pixel; the stock importer moves them first."""
+    """Boxes are scaled first, then moved by half a pixel; the stock importer moves them first, and gives float32."""
+    if context.element_type(node.input[0]) == onnx.TensorProto.FLOAT16:
+        return sampled(node, context)
     default = "half_pixel" if context.opset >= 16 else "output_half_pixel"
     scale = float(attribute(node, "spatial_scale", 1.0))
     if scale == 1.0 or text_attribute(node, "coordinate_transformation_mode", default) != "half_pixel":

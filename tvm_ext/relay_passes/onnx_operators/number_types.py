@@ -11,7 +11,17 @@ from onnx import helper
 
 from tvm_ext import _tvm
 from tvm_ext.relay_passes.onnx_graph import attribute
-from tvm_ext.relay_passes.onnx_operators.context import Check, Context, Converter, Pen, Rule, operand, refusal, result
+from tvm_ext.relay_passes.onnx_operators.context import (
+    Check,
+    Context,
+    Converter,
+    Pen,
+    Rule,
+    operand,
+    refusal,
+    result,
+    text_attribute,
+)
 
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -20,8 +30,27 @@ _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 _WHOLE_BYTE_NAMES = "BOOL INT8 UINT8 INT16 UINT16 FLOAT16 BFLOAT16 INT32 UINT32 FLOAT INT64 UINT64 DOUBLE"
 _WHOLE_BYTES = frozenset(getattr(onnx.TensorProto, name) for name in _WHOLE_BYTE_NAMES.split())
 
+_INTEGERS = frozenset(
+    code for code in _WHOLE_BYTES if onnx.TensorProto.DataType.Name(code).lstrip("U").startswith("INT")
+)
+# What TVM's sort takes for a type that it has not.
+_SORTED_AS: Mapping[int, int] = {
+    onnx.TensorProto.INT16: onnx.TensorProto.INT32,
+    onnx.TensorProto.UINT16: onnx.TensorProto.INT32,
+    onnx.TensorProto.UINT32: onnx.TensorProto.INT64,
+}
+
+_NOT_IN_BFLOAT16_NAMES = (
+    "ArgMax ArgMin Clip Det GlobalLpPool GlobalMaxPool GridSample HardSigmoid HardSwish Hardmax IsInf IsNaN "
+    "LayerNormalization LogSoftmax LpPool Max MaxPool MaxRoiPool Min Mish Mod Pow ReduceLogSumExp ReduceMax ReduceMin "
+    "RoiAlign Softmax Softplus"
+)
+NOT_IN_BFLOAT16 = frozenset(_NOT_IN_BFLOAT16_NAMES.split())
+"""What stock TVM computes in bfloat16 wrongly or not at all."""
+
 # Computed in float32 where an operand is in half precision, and rounded once.
-_WIDENED_NAMES = "Acos Acosh Asin Asinh Atan Cosh Gelu Sinh Tan"
+_WIDENED_NAMES = "Acos Acosh Asin Asinh Atan Cosh Sinh Tan"
+_DEFAULTS = {"HardSigmoid": ("alpha", 0.2), "LeakyRelu": ("alpha", 0.01)}
 # Values that each converter of stock TVM writes as float32 constants, whatever the operand's type.
 _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
@@ -58,6 +87,37 @@ def _elu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     bent = pen.add("Mul", alpha, pen.add("Sub", pen.add("Exp", x), pen.constant(1, np.float64)))
     is_bent = pen.add("Less", x, pen.constant(0, np.float64))
     pen.add("Mul", gamma, pen.add("Where", is_bent, bent, x), out=node.output[0])
+    return pen.nodes
+
+
+def _with_defaults(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """In float64 a default of 0.01 is float32's, as if it were written in the file."""
+    name, value = _DEFAULTS[node.op_type]
+    if context.element_type(node.input[0]) != _DOUBLE or attribute(node, name, None) is not None:
+        return None
+    spelt = onnx.NodeProto()
+    spelt.CopyFrom(node)
+    spelt.attribute.append(helper.make_attribute(name, value))
+    return [spelt]
+
+
+def _hard_swish(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """x hardsigmoid(x), as ONNX defines it."""
+    if context.element_type(node.input[0]) != _DOUBLE:
+        return None
+    pen, x = Pen(node=node, context=context), node.input[0]
+    pen.add("Mul", x, pen.add("HardSigmoid", x, alpha=1 / 6, beta=0.5), out=node.output[0])
+    return pen.nodes
+
+
+def _gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Stock TVM's has the accuracy of float32: x / 2 (1 + erf(x / sqrt 2)) in float64."""
+    if context.element_type(node.input[0]) != _DOUBLE or text_attribute(node, "approximate", "none") != "none":
+        return _widened(node, context)
+    pen, x = Pen(node=node, context=context), node.input[0]
+    half, one, root = (pen.constant(value, np.float64) for value in (0.5, 1.0, 0.5**0.5))
+    share = pen.add("Add", one, pen.add("Erf", pen.add("Mul", x, root)))
+    pen.add("Mul", pen.add("Mul", half, x), share, out=node.output[0])
     return pen.nodes
 
 
@@ -102,20 +162,51 @@ def _floor_mod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] |
     return pen.nodes
 
 
-def _top_k_of_uint64(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """With the highest bit flipped, int64 has the same order. (TVM's simplifier takes int64's lowest for infinity.)"""
-    if context.element_type(node.input[0]) != onnx.TensorProto.UINT64:
+def _top_k(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Sorted as a wider type that kernels sort; uint64 with the highest bit flipped, as int64 of the same order."""
+    code = context.element_type(node.input[0])
+    if code not in _SORTED_AS and code != onnx.TensorProto.UINT64:
         return None
-    if context.opset < 18:
+    pen, x, values = Pen(node=node, context=context), node.input[0], result(node, 0)
+    index = result(node, 1) or pen.name("index")
+    flips = code == onnx.TensorProto.UINT64
+    if flips and context.opset < 18:
         raise refusal(node, "ranks uint64", "export with operator set 18 or later, or rank another type")
-    pen = Pen(node=node, context=context)
-    highest = pen.constant(np.iinfo(np.int64).min, np.int64)
-    flipped = pen.add("BitwiseXor", pen.cast(node.input[0], onnx.TensorProto.INT64), highest)
-    values, index = pen.name("values"), result(node, 1) or pen.name("index")
-    pen.nodes.append(helper.make_node("TopK", [flipped, node.input[1]], [values, index], node.name))
+    wide = pen.cast(x, onnx.TensorProto.INT64 if flips else _SORTED_AS[code])
+    highest = pen.constant(np.iinfo(np.int64).min, np.int64) if flips else ""
+    found = pen.name("values")
+    operands = [pen.add("BitwiseXor", wide, highest) if flips else wide, *node.input[1:]]
+    pen.nodes.append(helper.make_node("TopK", operands, [found, index], node.name))
     pen.nodes[-1].attribute.extend(node.attribute)
-    restored = pen.add("BitwiseXor", values, highest)
-    pen.cast(restored, onnx.TensorProto.UINT64, out=result(node, 0) or pen.name("unread"))
+    pen.cast(pen.add("BitwiseXor", found, highest) if flips else found, code, out=values or pen.name("unread"))
+    return pen.nodes
+
+
+def sampled(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Operators at places between pixels give the type of the image; kernels take one type, float32 or float64."""
+    image, places = (context.known_type(node, node.input[index]) for index in (0, 1))
+    if image not in (onnx.TensorProto.FLOAT16, _FLOAT, _DOUBLE):
+        raise refusal(node, f"samples {onnx.TensorProto.DataType.Name(image)}", "cast the image to float32 before")
+    wide = _DOUBLE if _DOUBLE in (image, places) else _FLOAT
+    if {image, places} == {wide}:
+        return None
+    pen, out = Pen(node=node, context=context), node.output[0]
+    cast = [pen.cast(name, wide) for name in node.input[:2]]
+    found = pen.name("samples")
+    pen.nodes.append(helper.make_node(node.op_type, [*cast, *node.input[2:]], [found], node.name))
+    pen.nodes[-1].attribute.extend(node.attribute)
+    pen.cast(found, image, out=out)
+    return pen.nodes
+
+
+def _shrink(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Of integers in float64: a bias of 1/2 counts, and unsigned ones have no -lambd."""
+    code = context.element_type(node.input[0])
+    if code not in _INTEGERS:
+        return None
+    pen = Pen(node=node, context=context)
+    attributes = {name: attribute(node, name, default) for name, default in (("bias", 0.0), ("lambd", 0.5))}
+    pen.cast(pen.add("Shrink", pen.cast(node.input[0], _DOUBLE), **attributes), code, out=node.output[0])
     return pen.nodes
 
 
@@ -156,13 +247,18 @@ def _bit_cast(bb: Any, operands: Sequence[Any], attributes: Mapping[str, Any], o
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_WIDENED_NAMES.split(), _widened),
+    **dict.fromkeys(_DEFAULTS, _with_defaults),
     "Celu": _celu,
     "Elu": _elu,
+    "Gelu": _gelu,
+    "GridSample": sampled,
+    "HardSwish": _hard_swish,
     "MeanVarianceNormalization": _mean_variance,
     "Mod": _floor_mod,
     "PRelu": _legacy_prelu,
     "Selu": _elu,
-    "TopK": _top_k_of_uint64,
+    "Shrink": _shrink,
+    "TopK": _top_k,
 }
 REPLACED = frozenset({"Celu"})
 CHECKS: Mapping[str, Check] = {"BitCast": _check_bit_cast}

@@ -139,8 +139,6 @@ def _check_top_k(node: onnx.NodeProto, context: Context) -> None:
         raise refusal(node, f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
     k = context.known_value(node, 1) if operand(node, 1) else np.asarray(attribute(node, "k", -1))
     extent = context.extent(node.input[0], axis)
-    if context.element_type(node.input[0]) in (TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16):
-        raise refusal(node, "sorts unsigned integers of more than a byte", "cast them to signed ones before")
     if k is None or extent is None:
         raise refusal(node, f"needs the extent of axis {axis} and k", "bind dynamic dimensions with shape={...}")
     if k.size != 1 or not 0 < int(k.reshape(-1)[0]) <= extent:

@@ -30,7 +30,7 @@ def expected_outputs(case: ChainCase) -> list[Array]:
     given = {name: _wide(value) for name, value in case.data(0).items()}
     inputs = {item.name: given[item.name] for item in case.variables}
     try:
-        return _by_onnx_runtime(model, inputs)
+        return by_onnx_runtime(model, inputs)
     except LACKING:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -41,7 +41,7 @@ def _wide(value: Array) -> Array:
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
-def _by_onnx_runtime(model: bytes, inputs: Mapping[str, Array]) -> list[Array]:
+def by_onnx_runtime(model: bytes, inputs: Mapping[str, Array]) -> list[Array]:
     """Without its graph optimisations, on one thread, silent."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
