@@ -53,6 +53,11 @@ def _softplus(x: Array) -> Array:
     return np.asarray(np.logaddexp(0, x))
 
 
+def _selu(x: Array) -> Array:
+    scale, alpha = 1.0507009873554805, 1.6732632423543772  # ONNX's, as float32
+    return np.asarray(scale * np.where(x > 0, x, alpha * (np.exp(x) - 1)))
+
+
 FUNCTIONS: dict[str, Function] = {
     "Exp": Function(reference=np.exp, low=-87, high=88.7, ulps=2),
     "Log": Function(reference=np.log, low=1e-37, high=3e38, ulps=2),
@@ -72,9 +77,24 @@ FUNCTIONS: dict[str, Function] = {
     "Relu": Function(reference=lambda x: np.maximum(x, 0), low=-3e38, high=3e38, ulps=0),
     "LeakyRelu": Function(reference=lambda x: np.where(x < 0, 0.01 * x, x), low=-3e38, high=3e38, ulps=1),
     "Sign": Function(reference=np.sign, low=-3e38, high=3e38, ulps=0),
+    "Selu": Function(reference=_selu, low=0, high=3e38, ulps=2),
+    "Celu": Function(reference=lambda x: np.where(x > 0, x, np.exp(x) - 1), low=0, high=3e38, ulps=1),
+    "Sin": Function(reference=np.sin, low=-100, high=100, ulps=1),
+    "Cos": Function(reference=np.cos, low=-100, high=100, ulps=1),
+    "Tan": Function(reference=np.tan, low=-100, high=100, ulps=4),
+    "Asin": Function(reference=np.arcsin, low=-1, high=1, ulps=2),
+    "Acos": Function(reference=np.arccos, low=-1, high=1, ulps=2),
+    "Atan": Function(reference=np.arctan, low=-3e38, high=3e38, ulps=2),
+    "Sinh": Function(reference=np.sinh, low=-89, high=89, ulps=4),
+    "Cosh": Function(reference=np.cosh, low=-89, high=89, ulps=4),
+    "Asinh": Function(reference=np.arcsinh, low=-3e38, high=3e38, ulps=4),
+    "Acosh": Function(reference=np.arccosh, low=1, high=3e38, ulps=4),
 }
-"""Ranges of Gelu and Elu leave out where their own formulas, 1 + erf(x) and e^x - 1, cancel: there the error is half an
-ulp of 1, as in ONNX's reference."""
+"""Ranges of Gelu, Elu, Selu and Celu leave out where their own formulas, 1 + erf(x) and e^x - 1, cancel: there the
+error is half an ulp of 1, as in ONNX's reference."""
+
+HALF_ULPS = 4
+"""What each function may err by in half precision."""
 
 
 def run(name: str, values: Array) -> Array:
@@ -98,6 +118,17 @@ def samples(function: Function, count: int, seed: int = 0) -> Array:
     steps = np.exp(rng.uniform(math.log(1e-37), math.log(max(abs(function.low), abs(function.high))), count))
     both = np.concatenate([even, steps, -steps]).astype(np.float32)
     return np.asarray(both[(both >= np.float32(function.low)) & (both <= np.float32(function.high))])
+
+
+def half_error_ulp(name: str) -> float:
+    """The largest error of a function over every float16 of its range, subnormal ones left out."""
+    function = FUNCTIONS[name]
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every) & (np.abs(every) >= np.finfo(np.float16).tiny)]
+    every = every[(every.astype(np.float64) >= function.low) & (every.astype(np.float64) <= function.high)]
+    with np.errstate(all="ignore"):
+        expected = np.asarray(function.reference(every.astype(np.float64)))
+        return float(np.max(errors_ulp(run(name, every), expected)))
 
 
 def errors_ulp(actual: Array, expected: Array) -> Array:

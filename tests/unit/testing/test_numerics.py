@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_ext.testing.numerics import FUNCTIONS, errors_ulp, measure
+from tvm_ext.testing.numerics import FUNCTIONS, HALF_ULPS, errors_ulp, half_error_ulp, measure
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "numerics.md"
 # float64's formula has no value there: 0 * inf, inf / inf.
@@ -22,6 +22,11 @@ def test_errors_and_special_values(name: str) -> None:
     for actual, expected in zip(found.special, found.expected_special, strict=True):
         if not (np.isnan(expected) and name in UNDEFINED):
             np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Exp", "Tanh", "Mish", "Sin", "Atan", "HardSigmoid"])
+def test_errors_of_every_half(name: str) -> None:
+    assert half_error_ulp(name) <= HALF_ULPS
 
 
 def test_the_page_has_every_function_with_an_error_within_its_bound() -> None:
