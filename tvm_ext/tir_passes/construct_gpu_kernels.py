@@ -46,7 +46,7 @@ from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_
 from .gpu_limits import check_types, index_limit_passed, nothing_fits
 from .pipeline_kernels import with_pipelines
 from .plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
-from .plan_kernels import RowGroup
+from .plan_kernels import RowGroup, size_notes
 from .roller.align import ALL_RULES, TENSOR_CORE
 from .roller.construct import Construction
 from .roller.construct_mma import construct_mma
@@ -344,7 +344,7 @@ def _assemble(
     choice = KernelChoice(
         operator=operator.name,
         path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
-        reason="; ".join(form.note for form in forms),
+        reason="; ".join([*(form.note for form in forms), *size_notes(operator)]),
         device=device.name,
         flops=sum(flops_of(stage) for stage in operator.stages),
         bytes=sum(bytes_of(param) for param in operator.params),

@@ -27,11 +27,11 @@ from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whol
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
 from .build_ir import allocate, outer_kind, sequence
-from .cut_expressions import cut_nested
+from .cut_expressions import cut_nested, cut_notes
 from .emit_rows import emit_rows
 from .equal_functions import EqualFunctions
 from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
-from .plan_kernels import RowGroup, TileGroup, plan, simplify
+from .plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
 from .plan_windows import WindowGroup, take_windows, window_kernel
 from .roller.align import ALL_RULES
 from .roller.canonical import canonicalise
@@ -193,7 +193,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     choice = KernelChoice(
         operator=name,
         path=path,
-        reason="; ".join(notes),
+        reason="; ".join([*notes, *size_notes(operator), *cut_notes(body)]),
         device=device.name,
         flops=sum(flops_of(stage) for stage in operator.stages),
         bytes=sum(bytes_of(param) for param in operator.params),

@@ -18,6 +18,7 @@ from typing import Any
 
 from .._tvm import (
     IF_THEN_ELSE,
+    AllocBuffer,
     BufferStore,
     Call,
     For,
@@ -30,6 +31,8 @@ from .._tvm import (
 from ..float_ir import is_float
 from ..stages import Expr, dtype_of
 from .build_ir import allocate, load, new_buffer, sequence, store
+
+_PREFIX = "nested_"  # of the names of buffers for arguments
 
 
 def cut_nested(node: Any, functions: frozenset[str]) -> Any:
@@ -44,6 +47,13 @@ def cut_nested(node: Any, functions: frozenset[str]) -> Any:
             (BufferStore, lambda item, _: _with_allocations(_Cut(functions, 1, tirx.IntImm("int64", 0)), item)),
         ],
     )
+
+
+def cut_notes(body: Any) -> list[str]:
+    """For the report: how many arguments `cut_nested` made stores of in ``body``."""
+    found: list[bool] = []
+    structural_walk(body, (AllocBuffer, lambda node: found.append(node.buffer.name.startswith(_PREFIX))))
+    return [f"{sum(found)} arguments of nested functions stored first"] if any(found) else []
 
 
 def contains(value: Any, functions: frozenset[str]) -> bool:
@@ -109,7 +119,7 @@ class _Cut:
     def _argument(self, argument: Any, before: list[Any]) -> Any:
         if not contains(argument, self.functions):
             return argument
-        buffer = new_buffer((self.lanes,), dtype_of(argument), f"nested_{len(self.buffers)}", "local")
+        buffer = new_buffer((self.lanes,), dtype_of(argument), f"{_PREFIX}{len(self.buffers)}", "local")
         self.buffers.append(buffer)
         before.append(store(buffer, argument, [self.lane]))
         return load(buffer, [self.lane])

@@ -75,6 +75,20 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     return once or cheap
 
 
+def size_notes(operator: OperatorBody) -> list[str]:
+    """For the report: the stages of a simplified operator that keep a buffer because of `INLINED_OPERATIONS` alone."""
+    kept = []
+    for producer in operator.stages:
+        consumers = operator.consumers(producer.target)
+        inlinable = not producer.is_reduction and producer.writes_at_its_own_axes()
+        sizes = [operations_after_inlining(producer, stage) for stage in consumers]
+        if inlinable and not operator.is_output(producer.target) and max(sizes, default=0) > INLINED_OPERATIONS:
+            kept.append(producer.name)
+    if not kept:
+        return []
+    return [f"{', '.join(kept)} in a buffer: an expression may have {INLINED_OPERATIONS} operations"]
+
+
 def operations_after_inlining(producer: Stage, consumer: Stage) -> int:
     """How many loads, sums, calls and so on ``consumer`` has once each load of ``producer``'s result is its value."""
     times: list[bool] = []
