@@ -39,7 +39,10 @@ _erf, _erfc = _elementwise(math.erf), _elementwise(math.erfc)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
-    """One ONNX operator: its float64 reference, the range that is sampled, and the ulps that it may err by there."""
+    """An ONNX operator, the first word of its name in `FUNCTIONS`.
+
+    ``reference`` is its formula in float64; it may err by ``ulps`` between ``low`` and ``high``.
+    """
 
     reference: Callable[[Array], Array]
     low: float
@@ -51,6 +54,10 @@ class Function:
 
 def _softplus(x: Array) -> Array:
     return np.asarray(np.logaddexp(0, x))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
 def _selu(x: Array) -> Array:
@@ -68,6 +75,7 @@ FUNCTIONS: dict[str, Function] = {
     "Mish": Function(reference=lambda x: x * np.tanh(_softplus(x)), low=-80, high=1e4, ulps=8, opset=18),
     "Atanh": Function(reference=np.arctanh, low=-0.9999, high=0.9999, ulps=8),
     "Gelu": Function(reference=lambda x: x * 0.5 * _erfc(-x / math.sqrt(2)), low=0, high=3e38, ulps=4),
+    "Gelu tanh": Function(reference=_gelu_tanh, low=0, high=3e38, ulps=6, attributes={"approximate": "tanh"}),
     "Sqrt": Function(reference=np.sqrt, low=0, high=3e38, ulps=1),
     "Reciprocal": Function(reference=lambda x: 1 / x, low=1e-37, high=1e37, ulps=1),
     "Elu": Function(reference=lambda x: np.where(x > 0, x, np.exp(x) - 1), low=0, high=3e38, ulps=1),
@@ -101,7 +109,7 @@ def run(name: str, values: Array) -> Array:
     """The operator of ``values`` as it is built for this machine."""
     function = FUNCTIONS[name]
     code = helper.np_dtype_to_tensor_dtype(values.dtype)
-    node = helper.make_node(name, ["x"], ["y"], **function.attributes)
+    node = helper.make_node(name.split()[0], ["x"], ["y"], **function.attributes)
     ends = [helper.make_tensor_value_info(end, code, values.shape) for end in "xy"]
     graph = helper.make_graph([node], "one", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", function.opset)], ir_version=9)
