@@ -113,8 +113,9 @@ class _Folding:
 def is_ordinary(constant: Array, op_type: str) -> bool:
     """Whether a factor or summand is of a size that neither rounds away what it meets nor runs out of its type.
 
-    A summand has up to half of its type's digits, a factor up to a quarter of its exponents: for float32 that is 4096
-    and from 2^-32 to 2^32, for half precision 32 and from 1/16 to 16. A factor may be 0.
+    A summand has up to half of its type's digits, a factor up to a quarter of its exponents, or half of them below 1:
+    for float32 that is 4096 and from 2^-64 to 2^32, for half precision 32 and from 1/256 to 16. A factor may be 0.
+    (Trained networks have batch normalisations that scale a channel by 1e-10.)
     """
     if constant.dtype.kind != "f":
         return False
@@ -122,8 +123,8 @@ def is_ordinary(constant: Array, op_type: str) -> bool:
     size = np.abs(constant.astype(np.float64))
     if op_type == "Add":
         return bool(np.all(size <= 2.0 ** ((limits.nmant + 1) // 2)))
-    largest = 2.0 ** (limits.maxexp // 4)
-    return bool(np.all((size == 0) | ((size >= 1 / largest) & (size <= largest))))
+    largest, smallest = 2.0 ** (limits.maxexp // 4), 2.0 ** (-limits.maxexp // 2)
+    return bool(np.all((size == 0) | ((size >= smallest) & (size <= largest))))
 
 
 def fold_channel_scales(graph: OnnxGraph) -> OnnxGraph:

@@ -51,9 +51,10 @@ def why_not_on_fragments(function: Function, tile: Buffer, dtype: str) -> str | 
             continue
         if not _is_fragment_load(statement, tile):
             return f"{name} is used by {text_of(statement)}, which takes elements as they are"
-    if dtype != str(tile.ty.dtype):
+    fragments = fragments_of(function, tile)
+    if fragments and dtype != str(tile.ty.dtype):
         return f"{name} holds {tile.ty.dtype} in fragments, where {dtype} is loaded"
-    for fragment in fragments_of(function, tile):
+    for fragment in fragments:
         why = _why_not_one(function, fragment, tile)
         if why is not None:
             return why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ class Translator:
         return str(int(e.value))
 
     def _expr_FloatImm(self, e: Any, _lane: str) -> str:
-        return repr(float(e.value))
+        value = float(e.value)
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
 
     def _expr_Var(self, e: Any, _lane: str) -> str:
         return self.variable(e)
