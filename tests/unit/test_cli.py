@@ -159,7 +159,7 @@ def test_doctor_finds_this_installation_sound(command: Command) -> None:
 
 def test_doctor_exit_code_and_remedy(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding(name="compiler", state="problem", detail="there is none", remedy="install one")
-    monkeypatch.setattr(cli_doctor, "examine", lambda: iter([finding]))
+    monkeypatch.setattr(cli_doctor, "examine", lambda _libraries: iter([finding]))
     code, out, _ = command("doctor")
     assert code == 1
     assert "there is none" in out
