@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-from ._tvm import TensorLoad, Var, tirx
+from ._tvm import TensorLoad, Var, structural_map, tirx
 from .stages import Expr, dtype_of
 
 
@@ -33,7 +34,21 @@ def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     if isinstance(value, Var | tirx.FloatImm | TensorLoad) or dtype_of(value) == "bfloat16":
         return body(value)
     variable = Var("t", value.ty)
-    return tirx.Let(variable, value, body(variable))
+    return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))
+
+
+def _without_numbers_of_truth(value: Expr) -> Expr:
+    """``value`` with each conversion of a truth value to a number as a choice between 1 and 0.
+
+    Of a bound variable stock TVM asks for the bounds, and of a vector of truth values it cannot make the constants.
+    """
+
+    def choice(cast: Any) -> Any:
+        if dtype_of(cast.value) != "bool":
+            return cast
+        return tirx.Select(cast.value, tirx.const(1, dtype_of(cast)), tirx.const(0, dtype_of(cast)))
+
+    return structural_map(value, (tirx.Cast, choice))
 
 
 def is_number(x: Expr) -> Expr:
