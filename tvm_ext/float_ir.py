@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ._tvm import TensorLoad, Var, structural_map, tirx
+from ._tvm import TensorLoad, Var, structural_map, structural_walk, tirx
 from .stages import Expr, dtype_of
 
 
@@ -28,13 +28,24 @@ def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
 def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     """``body`` of a value that is computed once, and that the simplifier does not look into.
 
-    Loads stay where they are, however often: a compiler sees that they are one. So do values of type bfloat16, of which
-    stock TVM can lower no variable for CPUs.
+    Loads stay where they are, however often: a compiler sees that they are one. So does what is computed of bfloat16,
+    see `uses_bfloat16`.
     """
-    if isinstance(value, Var | tirx.FloatImm | TensorLoad) or dtype_of(value) == "bfloat16":
+    if isinstance(value, Var | tirx.FloatImm | TensorLoad) or uses_bfloat16(value):
         return body(value)
     variable = Var("t", value.ty)
     return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))
+
+
+def uses_bfloat16(node: Any) -> bool:
+    """Whether bfloat16 is loaded anywhere in ``node``.
+
+    Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
+    becomes the number that its bits are as an integer. So nothing that loads it may be bound to a variable.
+    """
+    found: list[bool] = []
+    structural_walk(node, [(TensorLoad, lambda load: found.append(dtype_of(load) == "bfloat16"))])
+    return any(found)
 
 
 def _without_numbers_of_truth(value: Expr) -> Expr:

@@ -18,6 +18,7 @@ from .._tvm import (
     tirx,
 )
 from ..errors import IllegalRewrite
+from ..float_ir import uses_bfloat16
 from ..hal import DeviceSpec
 from ..kernel_cache import KERNEL_KEY, CachedKernel, KernelCache, build_context, kernel_key, misfit, params_of, seal
 from ..options import BuildOptions
@@ -206,6 +207,8 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
 def on_cpu(body: Any, device: DeviceSpec) -> Any:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
     exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
+    if uses_bfloat16(exact):
+        return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
     return expand_math(exact, scales_by_instruction=has_scale(device))
 
 

@@ -37,7 +37,7 @@ from .._tvm import (
     structural_walk,
     tirx,
 )
-from ..float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing
+from ..float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing, uses_bfloat16
 from ..stages import Expr, dtype_of
 
 _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -48,8 +48,9 @@ def keep_floats(node: Any, *, by_product: bool = False) -> Any:
     """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone.
 
     ``by_product`` hides sums by a factor of 1, not by a Let: stock TVM's code generator for CPUs looks through a Let
-    within a Let, which is what functions written as arithmetic consist of.
+    within a Let, which is what functions written as arithmetic consist of. So are sums in what loads bfloat16.
     """
+    by_product = by_product or uses_bfloat16(node)
     rules: list[tuple[Any, Callable[[Any], Any]]] = [
         (tirx.Sub, lambda item: _subtraction(item, by_product)),
         (tirx.Add, _with_hidden_zeros),

@@ -1,0 +1,90 @@
+"""bfloat16 in fused kernels: stock TVM computes it in float32, but not where it is loaded inside of a binding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import relay
+
+op = relax.op
+ZERO, ONE = relax.const(0.0, "float32"), relax.const(1.0, "float32")
+
+
+def wide(x: Any) -> Any:
+    return op.astype(x, "float32")
+
+
+def narrow(x: Any) -> Any:
+    return op.astype(x, "bfloat16")
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+Case = tuple[Callable[..., Any], Callable[..., np.ndarray]]
+CASES: dict[str, Case] = {
+    "exp": (op.exp, np.exp),
+    "exp in float32": (lambda x, _y: op.exp(wide(x)), lambda x, _y: np.exp(x)),
+    "tanh and back": (lambda x, _y: narrow(op.tanh(wide(x))), lambda x, _y: np.tanh(x)),
+    "elu": (
+        lambda x, _y: narrow(op.where(op.greater(wide(x), ZERO), wide(x), op.subtract(op.exp(wide(x)), ONE))),
+        lambda x, _y: np.where(x > 0, x, np.exp(x) - 1),
+    ),
+    "nested": (lambda x, _y: narrow(op.sigmoid(op.tanh(wide(x)))), lambda x, _y: 1 / (1 + np.exp(-np.tanh(x)))),
+    "maximum": (op.maximum, np.maximum),
+    "softmax": (lambda x, _y: op.nn.softmax(x), lambda x, _y: softmax(x)),
+    "largest of a row": (lambda x, _y: op.max(x, axis=1), lambda x, _y: x.max(1)),
+    "product and gelu": (
+        lambda x, y: op.nn.gelu(op.matmul(x, op.permute_dims(y))),
+        lambda x, y: gelu(x @ y.T),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_that_load_bfloat16_are_right(name: str) -> None:
+    expression, reference = CASES[name]
+    inputs = [relax.Var(letter, relax.TensorType((9, 37), "bfloat16")) for letter in "xy"]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(expression(*inputs) if name != "exp" else expression(inputs[0]))
+        builder.emit_func_output(result)
+    random = np.random.default_rng(0)
+    values = [random.standard_normal((9, 37)).astype(ml_dtypes.bfloat16) for _ in inputs]
+    library = relay.build(builder.get())
+    actual = library.vm()["main"](*map(tvm.runtime.tensor, values)).numpy().astype("float64")
+    arguments = [value.astype("float64") for value in values]
+    expected = reference(*arguments) if name != "exp" else reference(arguments[0])
+    assert np.linalg.norm(actual - expected) <= 4e-3 * np.linalg.norm(expected)
+    assert all(operator.choice.path in ("rtile", "rows") for operator in library.report.operators)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_largest_of_truth_values(dtype: str) -> None:
+    """max over conditions as numbers: the converted condition is bound to a variable, as a vector."""
+    x = relax.Var("x", relax.TensorType((4, 35), dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            truth = builder.emit(op.astype(op.greater(x, relax.const(0.0, dtype)), dtype))
+            result = builder.emit_output(op.max(truth, axis=1))
+        builder.emit_func_output(result)
+    value = np.random.default_rng(0).standard_normal((4, 35)).astype(dtype)
+    value[1] = -1
+    actual = relay.build(builder.get()).vm()["main"](tvm.runtime.tensor(value)).numpy()
+    np.testing.assert_array_equal(actual, (value > 0).max(1).astype(dtype))
