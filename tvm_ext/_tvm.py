@@ -72,6 +72,7 @@ __all__ = [
     "VirtualMachine",
     "assert_structural_equal",
     "call_pure_extern",
+    "convert_onnx_as_stock",
     "convert_onnx_operator",
     "copy_module",
     "cpu_dataflow_lower_passes",
@@ -347,6 +348,14 @@ def convert_onnx_operator(name: str, builder: Any, inputs: Any, attributes: Any,
 
     converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
     return converter(builder, onnx_frontend.onnx_input(inputs), dict(attributes), [{}, {}])
+
+
+def convert_onnx_as_stock(name: str, builder: Any, operands: Any, attributes: Any, opset: int) -> Any:
+    """What stock TVM's importer makes of operator ``name`` with these Relax operands."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
+    return converter(builder, operands, attributes, [{}, {}])
 
 
 def onnx_operators() -> Any:

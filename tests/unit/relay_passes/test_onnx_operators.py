@@ -254,6 +254,14 @@ def test_even_splits(extent: int, parts: int) -> None:
     check_rewriting(model_of(node, {"x": x}), {"x": x})
 
 
+@pytest.mark.parametrize("shape", [[3, 3, 1, 3], [1], [2, 1, 1], [5, 2, 3, 4], [1, 1, 1, 1]])
+def test_expand_broadcasts_both_ways_at_run_time(shape: list[int]) -> None:
+    x, wanted = floats(1, 3, 1) if shape[-1] == 3 else floats(2, 1, 4), np.asarray(shape, "int64")
+    inputs = {"x": x, "shape": wanted}
+    model = model_of(helper.make_node("Expand", ["x", "shape"], ["y"]), inputs)
+    assert_same(built(model, inputs), [x * np.ones(shape, x.dtype)])
+
+
 def test_the_mask_of_dropout_is_boolean() -> None:
     x = floats(2, 3)
     got = built(model_of(helper.make_node("Dropout", ["x"], ["y", "mask"]), {"x": x}), {"x": x})

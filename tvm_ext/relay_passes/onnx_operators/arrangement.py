@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 
+from tvm_ext import _tvm
 from tvm_ext.relay_passes.onnx_graph import attribute
 from tvm_ext.relay_passes.onnx_operators.context import (
     Check,
     Context,
+    Converter,
     Pen,
     Rule,
     operand,
@@ -129,5 +132,25 @@ def _dropout(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
     return pen.nodes
 
 
+def _expand(builder: Any, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+    """Broadcasts both ways; stock TVM takes a shape that is computed at run time for that of the result.
+
+    Worked example: (1, 3, 1) expanded by (3, 3, 1, 3) is (3, 3, 3, 3), the larger of each pair of extents.
+    """
+    x, shape = operands
+    if isinstance(shape, _tvm.Constant) or not isinstance(shape.ty, _tvm.relax.TensorType) or not shape.ty.shape:
+        return _tvm.convert_onnx_as_stock("Expand", builder, list(operands), attributes, opset)
+    own = [getattr(extent, "value", 1) for extent in x.ty.shape] if x.ty.shape else []
+    length = int(shape.ty.shape[0])
+    if len(own) > length:
+        ones = _tvm.relax.const(np.ones(len(own) - length, "int64"), "int64")
+        shape = builder.emit(_tvm.relax.op.concat([ones, shape]))
+    least = np.asarray([1] * (length - len(own)) + own, "int64")
+    if (least > 1).any():
+        shape = builder.emit(_tvm.relax.op.maximum(shape, _tvm.relax.const(least, "int64")))
+    return _tvm.convert_onnx_as_stock("Expand", builder, [x, shape], attributes, opset)
+
+
+CONVERTERS: Mapping[str, Converter] = {"Expand": _expand}
 RULES: Mapping[str, Rule] = {"Split": _split, "SpaceToDepth": _space_to_depth, "Dropout": _dropout}
 CHECKS: Mapping[str, Check] = {"DepthToSpace": _check_depth_to_space}
