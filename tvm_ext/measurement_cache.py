@@ -16,7 +16,7 @@ from tvm_ext import _tvm, microbench, options
 from tvm_ext.cpu_measurement import CpuMeasurement
 from tvm_ext.errors import ExportError
 from tvm_ext.files import write_atomically
-from tvm_ext.microbench import AGREEMENT, BenchPlan
+from tvm_ext.microbench import BenchPlan
 from tvm_ext.plan import from_json, to_json
 
 SCHEMA = 2  # of the file and of the micro-benchmarks: a change of either makes old files unknown
@@ -41,7 +41,7 @@ class CachedMeasurement:
     @property
     def is_settled(self) -> bool:
         """Whether two rounds of every figure agreed."""
-        return self.measurement.rounds > 1 and self.measurement.disagreement <= AGREEMENT
+        return self.measurement.rounds > 1 and self.measurement.agrees
 
 
 def cache_key(plan: BenchPlan, model: str) -> str:

@@ -19,7 +19,6 @@ from tvm_ext import _tvm
 from tvm_ext.cpu_measurement import CpuMeasurement
 
 REPEATS = 20
-AGREEMENT = 0.1  # two rounds agree where no figure differs by more: a busy neighbour takes a third or a half of one
 MOST_ROUNDS = 6
 TARGET_SECONDS = 3e-3  # of one run: long against the timer, short against the scheduler's patience with a second thread
 
@@ -70,7 +69,7 @@ def measure(plan: BenchPlan) -> CpuMeasurement:
     while len(rounds) < MOST_ROUNDS:
         rounds.append(measure_once(plan))
         found = best_of(rounds)
-        if len(rounds) > 1 and found.disagreement <= AGREEMENT:
+        if len(rounds) > 1 and found.agrees:
             break
     return found
 

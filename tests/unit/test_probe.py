@@ -17,7 +17,7 @@ import pytest
 from tvm_ext import device_rows_cpu, measurement_cache, microbench, microbench_kernels, probe
 from tvm_ext._tvm import IRModule, Target, tensor, tvm
 from tvm_ext.cpu_info import CacheInfo, CpuInfo, read_cpu_info
-from tvm_ext.cpu_measurement import CpuMeasurement
+from tvm_ext.cpu_measurement import CpuMeasurement, with_measurement
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.microbench import BenchPlan, StreamSize
 
@@ -276,6 +276,25 @@ def test_a_measurement_that_did_not_settle_is_taken_again(
     kept = measurement_cache.kept(plan, "model")
     assert kept is not None
     assert kept.is_settled == (rounds == 2)
+
+
+def test_of_a_busy_machine_only_what_is_better_counts() -> None:
+    """Rates that were halved by a neighbour do not overrule arithmetic, where two rounds did not agree on them."""
+    spec = probe.probe_cpu(measure=False)
+    rates = {layer.name: layer.bandwidth_gb_per_s or 0.0 for layer in spec.layers[1:]}
+    slow, fast = spec.layers[1].name, spec.layers[2].name
+    figures = dataclasses.replace(
+        FIGURES,
+        streams_gb_per_s=((slow, rates[slow] / 2), (fast, rates[fast] * 2)),
+        launch_overhead_us=2 * (spec.launch_overhead_us or 0.0),
+    )
+    busy = with_measurement(spec, dataclasses.replace(figures, rounds=6, disagreement=5.0), "in a test")
+    quiet = with_measurement(spec, dataclasses.replace(figures, rounds=2, disagreement=0.05), "in a test")
+    assert busy.layer(slow).bandwidth_gb_per_s == rates[slow]
+    assert quiet.layer(slow).bandwidth_gb_per_s == rates[slow] / 2
+    assert busy.layer(fast).bandwidth_gb_per_s == quiet.layer(fast).bandwidth_gb_per_s == rates[fast] * 2
+    assert busy.launch_overhead_us == spec.launch_overhead_us
+    assert quiet.launch_overhead_us == figures.launch_overhead_us
 
 
 def test_an_unwritable_cache_is_no_obstacle(
