@@ -15,7 +15,7 @@ from tvm_ext.relay_passes.onnx_operators.context import Context, Converter, Pen,
 def _insert(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
     """A negative position counts from the end: -1 is before the last tensor. Without one, it is the end."""
     operands = list(inputs)
-    tensors = list(operands[0])
+    tensors = _tensors_of(operands[0])
     if len(operands) < 3 or operands[2] is None:
         return _tvm.relax.Tuple([*tensors, operands[1]])
     if not isinstance(operands[2], _tvm.Constant):
@@ -25,6 +25,13 @@ def _insert(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], 
         raise ValueError(f"position {position} in a sequence of {len(tensors)}")
     tensors.insert(position, operands[1])
     return _tvm.relax.Tuple(tensors)
+
+
+def _tensors_of(sequence: Any) -> list[Any]:
+    """Its tensors; a sequence that is an input is a variable, which can be indexed without end."""
+    if isinstance(sequence, _tvm.relax.Tuple):
+        return list(sequence)
+    return [sequence[position] for position in range(len(sequence.ty.fields))]
 
 
 def _split(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
