@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from tvm_ext import relay
 from tvm_ext._tvm import tensor
@@ -19,9 +18,10 @@ from tvm_ext.errors import TvmExtError
 from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.options import BuildOptions
 from tvm_ext.testing.case_workers import Trial
+from tvm_ext.testing.onnx_evaluator import by_evaluator, by_onnx_runtime
 from tvm_ext.testing.operator_types.cases import OPSET, inputs_of, known_names, model_of
 from tvm_ext.testing.operator_types.record import TypeCase, TypeResult
-from tvm_ext.testing.random_chains.reference import LACKING, by_onnx_runtime
+from tvm_ext.testing.random_chains.reference import LACKING
 from tvm_ext.testing.random_operators.check import EXPECTED_ERRORS
 from tvm_ext.testing.random_operators.record import Array
 
@@ -37,9 +37,6 @@ MODEL_ERRORS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationErro
 
 OLDER_OPSET = 20
 """ONNX Runtime has not every operator in the newest set."""
-
-REFERENCE_IN_FLOAT32 = ("Erf", "Gelu")
-"""Both references compute their error function in float32, whatever the type."""
 
 NOT_WIDENED = ("BitCast",)
 """Whose results depend on the type's bits."""
@@ -93,7 +90,7 @@ def expected_outputs(case: TypeCase, values: Mapping[str, Array]) -> Iterator[li
         case, values = _in_other_types(case, values, dict.fromkeys(WIDENED, "float32"))
     given = {name: value for name, value in values.items() if name not in known_names(case)}
     has_any = False
-    for compute, opset in ((_by_onnx_runtime, OPSET), (_by_onnx_runtime, OLDER_OPSET), (_by_evaluator, OPSET)):
+    for compute, opset in ((_by_onnx_runtime, OPSET), (_by_onnx_runtime, OLDER_OPSET), (by_evaluator, OPSET)):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
@@ -122,14 +119,8 @@ def _by_onnx_runtime(model: onnx.ModelProto, given: Mapping[str, Array]) -> list
     return by_onnx_runtime(model.SerializeToString(), given)
 
 
-def _by_evaluator(model: onnx.ModelProto, given: Mapping[str, Array]) -> list[Array]:
-    return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(given))]
-
-
 def _tolerance(case: TypeCase) -> float:
     """That of the coarsest of the case's types."""
-    if case.operator in REFERENCE_IN_FLOAT32:
-        return max(TOLERANCE["float32"], *(TOLERANCE.get(name, 0.0) for _, name in case.types))
     return max((TOLERANCE.get(name, 0.0) for _, name in case.types), default=TOLERANCE["float32"])
 
 

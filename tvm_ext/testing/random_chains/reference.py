@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-
 import numpy as np
-import onnxruntime
-from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
+from tvm_ext.testing.onnx_evaluator import by_evaluator, by_onnx_runtime
 from tvm_ext.testing.random_chains.onnx_model import onnx_model
 from tvm_ext.testing.random_chains.record import ChainCase
 from tvm_ext.testing.random_operators.record import Array
@@ -32,23 +28,11 @@ def expected_outputs(case: ChainCase) -> list[Array]:
     try:
         return by_onnx_runtime(model, inputs)
     except LACKING:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, inputs)]
+        return by_evaluator(model, inputs)
 
 
 def _wide(value: Array) -> Array:
     return value.astype(np.float32) if value.dtype == np.float16 else value
-
-
-def by_onnx_runtime(model: bytes, inputs: Mapping[str, Array]) -> list[Array]:
-    """Without its graph optimisations, on one thread, silent."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return [np.asarray(value) for value in session.run(None, dict(inputs))]
 
 
 def difference(actual: Array, wanted: Array, *, dtype: str, exact: bool, coarsest: str) -> str:
