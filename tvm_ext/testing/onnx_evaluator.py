@@ -24,14 +24,14 @@ OPSET, IR_VERSION = 20, 9
 """What ONNX Runtime is told of a single node."""
 
 
-class Erf(OpRun):  # type: ignore[misc]
+class Erf(OpRun):
     """In the accuracy of float64."""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (np.asarray(np.vectorize(math.erf, otypes=["d"])(x)).astype(x.dtype),)
 
 
-class MaxPool(OpRun):  # type: ignore[misc]
+class MaxPool(OpRun):
     """By ONNX Runtime, which has it for every float."""
 
     def _run(self, x: Array, **_attributes: Any) -> tuple[Array, ...]:
