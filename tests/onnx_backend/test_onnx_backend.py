@@ -25,6 +25,9 @@ EXPECTED_FAILURES = expected_failures()
 EVERYDAY_PARTS = 6
 FAIR = ("pass", "pass bound", "refused")
 
+STOCK_IS_LUCKY = {"node/test_training_dropout_zero_ratio"}
+"""Whether and how much to drop is said at run time; stock TVM never drops anything, and this case's ratio is 0."""
+
 Outcomes = dict[str, str]
 
 
@@ -68,8 +71,9 @@ def test_nothing_is_wrong_crashes_or_hangs(outcomes: Outcomes) -> None:
 
 def test_what_stock_passes_passes(outcomes: Outcomes) -> None:
     """As it is: without the constants that our `from_onnx` can be given."""
-    lost = {name: outcomes[name] for name in STOCK_PASSES & outcomes.keys() if outcomes[name] != "pass"}
-    assert lost == {}
+    by_right = (STOCK_PASSES - STOCK_IS_LUCKY) & outcomes.keys()
+    assert {name: outcomes[name] for name in by_right if outcomes[name] != "pass"} == {}
+    assert {outcomes[name] for name in STOCK_IS_LUCKY & outcomes.keys()} <= {"pass bound"}
 
 
 def test_no_unexpected_refusals(outcomes: Outcomes) -> None:

@@ -262,6 +262,16 @@ def test_expand_broadcasts_both_ways_at_run_time(shape: list[int]) -> None:
     assert_same(built(model, inputs), [x * np.ones(shape, x.dtype)])
 
 
+@pytest.mark.parametrize("shape", [[4, 3, 2], [5], [0], [2, 0]])
+@pytest.mark.parametrize("value", [None, np.float64([2.5]), np.int32([-7])])
+def test_a_constant_of_a_shape_of_run_time(shape: list[int], value: Any) -> None:
+    inputs = {"shape": np.asarray(shape, "int64")}
+    attributes = {} if value is None else {"value": numpy_helper.from_array(value)}
+    model = model_of(helper.make_node("ConstantOfShape", ["shape"], ["y"], **attributes), inputs)
+    wanted = np.zeros(shape, np.float32) if value is None else np.full(shape, value[0])
+    assert_same(built(model, inputs), [wanted])
+
+
 def test_the_mask_of_dropout_is_boolean() -> None:
     x = floats(2, 3)
     got = built(model_of(helper.make_node("Dropout", ["x"], ["y", "mask"]), {"x": x}), {"x": x})

@@ -1,4 +1,4 @@
-"""Operators that move elements: Split, SpaceToDepth; and Dropout, which moves nothing in inference."""
+"""Operators that move or repeat elements: Split, SpaceToDepth, ConstantOfShape; and Dropout, which moves nothing."""
 
 from __future__ import annotations
 
@@ -132,6 +132,21 @@ def _dropout(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
     return pen.nodes
 
 
+def _constant_of_shape(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """By a shape of run time: a broadcast, which Expand does."""
+    shape = node.input[0]
+    if shape in context.constants:
+        return None
+    value = attribute(node, "value", None)
+    element = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
+    if element.size != 1:
+        raise refusal(node, f"repeats {element.size} values", "give one value")
+    pen = Pen(node=node, context=context)
+    rank = context.extent(shape, 0)
+    pen.add("Expand", pen.constant(element.reshape(() if rank == 0 else (1,))), shape, out=node.output[0])
+    return pen.nodes
+
+
 def _expand(builder: Any, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
     """Broadcasts both ways; stock TVM takes a shape that is computed at run time for that of the result.
 
@@ -152,5 +167,10 @@ def _expand(builder: Any, operands: Sequence[Any], attributes: Mapping[str, Any]
 
 
 CONVERTERS: Mapping[str, Converter] = {"Expand": _expand}
-RULES: Mapping[str, Rule] = {"Split": _split, "SpaceToDepth": _space_to_depth, "Dropout": _dropout}
+RULES: Mapping[str, Rule] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Dropout": _dropout,
+    "SpaceToDepth": _space_to_depth,
+    "Split": _split,
+}
 CHECKS: Mapping[str, Check] = {"DepthToSpace": _check_depth_to_space}
