@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import dataclasses
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -90,6 +93,24 @@ def test_subnormal_numbers_are_not_flushed(device):
     assert np.all(np.abs(evaluate(tirx.exp, values, device) - expected) <= 2.0**-149)
     tiny = np.array([2.0**-149, 3e-42, 1.1e-38], "f4")
     np.testing.assert_allclose(evaluate(tirx.log, tiny, device), np.log(tiny.astype("f8")), rtol=2e-7)
+
+
+@pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
+@pytest.mark.parametrize(("values", "underflows"), [((-104.5, -1e4, -3.4e38, -np.inf), False), ((-100.0,) * 4, True)])
+def test_what_is_masked_costs_no_subnormal_arithmetic(device, values, underflows):
+    """Which processors take step by step, at some 150 cycles a vector, and which their underflow flag betrays."""
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    underflow = {"x86_64": 0x10, "aarch64": 0x08}[platform.machine()]  # FE_UNDERFLOW
+    masked = np.tile(np.asarray(values, "f4"), 16)
+    x = te.placeholder(masked.shape, "float32", "x")
+    func = from_te(x, te.compute(masked.shape, lambda i: tirx.exp(x[i]), "y"))
+    body = expand_math(func.body, scales_by_instruction=has_scale(device))
+    kernel = tvm.compile(func.with_body(body).with_attr("global_symbol", "main"), target=TARGET)
+    given, result = tvm.runtime.tensor(masked), tvm.runtime.tensor(masked)
+    libm.feclearexcept(underflow)
+    kernel(given, result)
+    assert bool(libm.fetestexcept(underflow)) == underflows
+    np.testing.assert_allclose(result.numpy(), np.exp(masked.astype("f8")), atol=2.0**-149)
 
 
 def test_no_function_of_the_c_library_is_called():
