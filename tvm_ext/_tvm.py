@@ -11,7 +11,6 @@ Where these names were before (0.20 or so, still the majority of what is written
 
 from __future__ import annotations
 
-import threading as _threading
 from typing import Any
 
 import tvm
@@ -32,6 +31,7 @@ from tvm.target import codegen as _codegen
 from tvm.tirx.build import split_host_device_mods
 
 from tvm_ext import errors
+from tvm_ext import forks as _forks
 
 __all__ = [
     "ALLREDUCE",
@@ -128,7 +128,22 @@ __all__ = [
     "vm_link",
 ]
 
-EXCLUSIVE = _threading.RLock()
+
+class _Exclusive(_forks.ForkAwareLock):
+    """What it guards evaluates constants by running kernels."""
+
+    def __enter__(self) -> None:
+        _forks.watch()
+        _forks.require_pool()
+        super().__enter__()
+
+
+EXCLUSIVE = _Exclusive(
+    errors.ForkError(
+        "this process was forked while another thread imported or built a model, and can do neither.",
+        'fork before or after, or spawn the process (multiprocessing.get_context("spawn"))',
+    )
+)
 """Held while stock TVM imports a model or runs passes: of the scopes that these open (`relax.BlockBuilder._stack`,
 `te.tag.TagScope`) there is one for the whole process, so that two threads would write into each other's functions.
 Kernels are lowered and compiled without it."""

@@ -71,6 +71,14 @@ class MemoryGuardError(TvmExtError, AssertionError):
     """A kernel, run in guarded memory, wrote outside a tensor or to an input, or left an element unwritten."""
 
 
+class ConcurrentUseError(TvmExtError, RuntimeError):
+    """Two threads use one `GraphModule`, or the inputs and outputs that a `Machine` keeps, at once or by turns."""
+
+
+class ForkError(TvmExtError):
+    """What is asked for does not work in this process since it was forked from one whose threads were at work."""
+
+
 class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refused transformation
     """A rule applies to this operator but may not be carried out; the message is the reason.
 
@@ -92,6 +100,8 @@ ALL: tuple[type[TvmExtError], ...] = (
     IndexRangeError,
     DivisionByZeroError,
     MemoryGuardError,
+    ConcurrentUseError,
+    ForkError,
     IllegalRewrite,
 )
 """Every class above."""

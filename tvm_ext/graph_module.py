@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext.errors import InputError
+from tvm_ext.machine import Machine, OneThread, Turns
 
 Dimension = int | str
 
@@ -42,7 +42,10 @@ class TensorSpec:
 
 
 class GraphModule:
-    """A library on one device, with inputs that stay set between runs.
+    """A library on one device, with inputs that stay set between runs, for one thread at a time.
+
+    Threads that work side by side take one each: they share code and constants. Calls of one GraphModule that overlap,
+    and runs or outputs that would mix what two threads have set, raise ConcurrentUseError.
 
     Parameters
     ----------
@@ -62,11 +65,20 @@ class GraphModule:
 
     def __init__(self, source: Any, device: tvm.runtime.Device | None = None) -> None:
         self.device: tvm.runtime.Device = device if device is not None else getattr(source, "device", tvm.cpu())
-        self.vm: VirtualMachine
-        self.inputs: tuple[TensorSpec, ...]
-        self.vm, self.inputs = _open(source, self.device)
+        self._library = _library_of(source)
+        self.inputs: tuple[TensorSpec, ...] = self._library.inputs
+        self._machine: Machine | None = _spare_machine(source, self.device) or self._library.vm(self.device)
+        self._main: Callable[..., Any] | None = None
         self._values: dict[str, Any] = {}
         self._outputs: list[Any] | None = None
+        self._one_thread, self._turns = OneThread("GraphModule"), Turns()
+
+    @property
+    def vm(self) -> Machine:
+        """The VirtualMachine that runs it, which no other GraphModule uses."""
+        if self._machine is None:
+            self._machine = self._library.vm(self.device)
+        return self._machine
 
     def get_num_inputs(self) -> int:
         return len(self.inputs)
@@ -93,11 +105,17 @@ class GraphModule:
         given.update(inputs)
         if key is not None:
             given[key] = value
+        with self._one_thread:
+            self._set(given)
+
+    def _set(self, given: Mapping[Any, Any]) -> None:
         # All are checked before any is kept: a failed call changes nothing.
         checked = {
             self._spec(name).name: to_tensor(self._spec(name), item, self.device) for name, item in given.items()
         }
         self._values.update(checked)
+        for name in checked:
+            self._turns.has_set(name)
 
     def has_input(self, key: str | int) -> bool:
         """Whether input ``key`` has a value."""
@@ -113,15 +131,25 @@ class GraphModule:
 
     def run(self, **inputs: Any) -> None:
         """Run once, after setting ``inputs``. Raises InputError naming every input that was never set."""
-        self.set_input(**inputs)
-        self._outputs = list(flatten_outputs(self.vm["main"](*self.arguments())))
+        with self._one_thread:
+            if inputs:
+                self._set(inputs)
+            self._turns.check_inputs()
+            if self._main is None:
+                self._main = self.vm["main"]
+            self._outputs = list(flatten_outputs(self._main(*self.arguments())))
+            self._turns.has_run()
 
     def get_output(self, index: int = 0, out: Any = None) -> Any:
         """Output ``index`` of the last run, copied into the TVM tensor ``out`` if given."""
-        results = self._results()
-        if not -len(results) <= index < len(results):
-            raise InputError(f"there is no output {index}.", f"the model has {len(results)} output(s), counted from 0")
-        return results[index] if out is None else results[index].copyto(out)
+        with self._one_thread:
+            self._turns.check_outputs()
+            results = self._results()
+            if not -len(results) <= index < len(results):
+                raise InputError(
+                    f"there is no output {index}.", f"the model has {len(results)} output(s), counted from 0"
+                )
+            return results[index] if out is None else results[index].copyto(out)
 
     def benchmark(
         self,
@@ -136,12 +164,13 @@ class GraphModule:
 
         Returns TVM's BenchmarkResult, in seconds (``.median``, ``.mean``, ``.results``).
         """
-        self.set_input(**inputs)
-        function = "main" if func_name == "run" else func_name
-        timer = self.vm.time_evaluator(
-            function, device or self.device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
-        )
-        return timer(*self.arguments())
+        with self._one_thread:
+            self._set(inputs)
+            function = "main" if func_name == "run" else func_name
+            timer = self.vm.time_evaluator(
+                function, device or self.device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
+            )
+            return timer(*self.arguments())
 
     def _spec(self, key: str | int) -> TensorSpec:
         if isinstance(key, int):
@@ -222,10 +251,21 @@ def flatten_outputs(value: Any) -> Iterator[Any]:
             yield from flatten_outputs(item)
 
 
-def _open(source: Any, device: tvm.runtime.Device) -> tuple[VirtualMachine, tuple[TensorSpec, ...]]:
+def _library_of(source: Any) -> Any:
     if isinstance(source, GraphModule):
-        return source.vm, source.inputs
+        return source._library
     from tvm_ext.library import Library
 
-    library = source if isinstance(source, Library) else Library.from_module(source)
-    return library.vm(device), library.inputs
+    return source if isinstance(source, Library) else Library.from_module(source)
+
+
+def _spare_machine(source: Any, device: tvm.runtime.Device) -> Machine | None:
+    """The machine of a GraphModule on ``device`` that was not used yet; it makes another if it is used after all.
+
+    For ``GraphModule(lib["default"](device))``, as old code writes it: on a GPU each machine copies the constants.
+    """
+    if not isinstance(source, GraphModule) or source.device != device or source._values or source._outputs is not None:
+        return None
+    with source._one_thread:
+        machine, source._machine = source._machine, None
+    return machine

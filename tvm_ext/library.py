@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext import plan
 from tvm_ext.build_profile import DeviceCode
@@ -25,6 +24,7 @@ from tvm_ext.export import METADATA_FUNCTION, check_complete, check_seal, export
 from tvm_ext.files import produce_atomically
 from tvm_ext.graph_module import GraphModule, TensorSpec
 from tvm_ext.guarded_memory import guard
+from tvm_ext.machine import Machine
 from tvm_ext.report import BuildReport
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
@@ -83,6 +83,7 @@ class Library:
         self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
         self.cpu = signature.cpu
         self._path = path
+        self._runs_here = False
 
     @classmethod
     def from_module(cls, module: tvm.runtime.Module, path: Path | None = None) -> Library:
@@ -103,12 +104,22 @@ class Library:
             )
         return lambda device=None: GraphModule(self, device)
 
-    def vm(self, device: tvm.runtime.Device | None = None) -> VirtualMachine:
-        """A Relax VirtualMachine over the code: ``lib.vm()["main"](*inputs)``.
+    def vm(self, device: tvm.runtime.Device | None = None) -> Machine:
+        """A Relax VirtualMachine over the code, ``lib.vm()["main"](*inputs)``, that several threads may call.
 
+        Each call gives another one, which shares code and, on CPUs, constants: one for each thread is cheap.
         A library that was built with ``guard_memory`` gives one whose kernels run in guarded memory.
         Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
         """
+        self._check_cpu()
+        machine = Machine(self.executable, device if device is not None else self._default_device())
+        if ("guard_memory", "True") in self.report.options:
+            guard(machine)
+        return machine
+
+    def _check_cpu(self) -> None:
+        if self._runs_here:  # reading what the CPU has takes a hundred times as long as making an instance
+            return
         host = read_cpu_info()
         unmet = self.cpu.unmet_by(host)
         if unmet:
@@ -117,8 +128,7 @@ class Library:
                 "build the model on this machine for target 'llvm', or for what all your machines have, "
                 'e.g. {"kind": "llvm", "mcpu": "x86-64-v3"}',
             )
-        machine = VirtualMachine(self.executable, device if device is not None else self._default_device())
-        return guard(machine) if ("guard_memory", "True") in self.report.options else machine
+        self._runs_here = True
 
     def _default_device(self) -> tvm.runtime.Device:
         """The first device of the kind that the library was built for."""
@@ -270,7 +280,7 @@ def _has_metadata(module: tvm.runtime.Module) -> bool:
     return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
 
 
-def _profile_once(vm: VirtualMachine, arguments: Sequence[Any]) -> dict[str, float]:
+def _profile_once(vm: Machine, arguments: Sequence[Any]) -> dict[str, float]:
     """Mean seconds per call of every function that one run of ``main`` calls."""
     seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
     calls: collections.Counter[str] = collections.Counter()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext import _tvm
+from tvm_ext import _tvm, forks
 from tvm_ext.cpu_measurement import CpuMeasurement
 
 REPEATS = 20
@@ -198,6 +198,7 @@ def _count(number: float) -> int:
 
 def _time(plan: BenchPlan, kernel: Any, *arrays: Any, number: int = 1) -> Timing:
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.target}
+    forks.require_pool()
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes
         built = _tvm.tvm.compile(_tvm.IRModule({"main": kernel}), target=_tvm.Target(config))
     evaluator = built.mod.time_evaluator("main", _tvm.tvm.cpu(), number=number, repeat=REPEATS)

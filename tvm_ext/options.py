@@ -21,6 +21,8 @@ Environment variables
     Where OpenCL's loader looks for drivers; respected if set, chosen by `offer_opencl_drivers` if not.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
+``TVM_THREAD_POOL_SPIN_COUNT``
+    TVM's own; read, since it says for how long its threads stay awake (`forks`).
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 _OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
+_SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
+_SPIN_COUNT = 300_000  # TVM's own default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,6 +338,14 @@ def _read_text(path: Path) -> str | None:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def pool_spin_count() -> int:
+    """How often a worker of TVM's pool looks for work before it sleeps, as TVM reads ``TVM_THREAD_POOL_SPIN_COUNT``."""
+    text = os.environ.get(_SPIN_VARIABLE)
+    if text is None:
+        return _SPIN_COUNT
+    return int(text) if text.strip().isdigit() else 0
 
 
 def configure_threads() -> int | None:

@@ -31,9 +31,9 @@ CROSSINGS: dict[tuple[str, str], str] = {
 # Module: why it may name a module inside TVM. All others import TVM's top-level modules, or take the name from _tvm.
 INSIDE_TVM: dict[str, str] = {
     "_autoload": "asks whether TVM has its compiler, before anything that needs one is imported",
+    "forks": "TVM's runtime is called past its Python interface, in processes that have the runtime alone",
     "guarded_memory": "the VirtualMachine is run in processes that have TVM's runtime alone",
-    "library": "the VirtualMachine is run in processes that have TVM's runtime alone",
-    "graph_module": "the VirtualMachine is run in processes that have TVM's runtime alone",
+    "machine": "the VirtualMachine is run in processes that have TVM's runtime alone",
 }
 TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.topi", "tvm.transform", "tvm.script"}
 

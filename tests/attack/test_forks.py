@@ -1,0 +1,250 @@
+"""A process that ran a library and is forked: its children run and build as well, or say at once that they cannot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.attack.children import in_child
+from tests.attack.libraries import build, is_right, loaded, model, value
+from tvm_ext import forks, relay
+from tvm_ext._tvm import EXCLUSIVE
+from tvm_ext.errors import ForkError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+
+
+@pytest.fixture(scope="module", params=["built", "loaded"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> relay.Library:
+    """A library whose kernels have run in this process, in its main thread."""
+    library = build()
+    if request.param == "loaded":
+        library = loaded(library, tmp_path_factory.mktemp("fork"))
+    assert is_right(library.vm()["main"](value(0)), 0)
+    return library
+
+
+def runs(library: relay.Library, number: int = 1) -> bool:
+    module = library["default"]()
+    module.run(x=value(number))
+    return is_right(module.get_output(0), number)
+
+
+def test_a_child_runs_instances_old_and_new(library: relay.Library) -> None:
+    machine, module = library.vm(), library["default"]()
+    module.run(x=value(2))
+    time.sleep(0.5)  # TVM's workers sleep by now
+
+    def work() -> tuple[bool, ...]:
+        right = is_right(machine["main"](value(3)), 3), is_right(module.get_output(0), 2), runs(library)
+        module.run(x=value(4))
+        return (*right, is_right(module.get_output(0), 4))
+
+    assert in_child(work) == (True,) * 4
+    assert work() == (True,) * 4
+
+
+def test_a_child_of_a_child(library: relay.Library) -> None:
+    assert in_child(lambda: in_child(lambda: runs(library)))
+    assert in_child(lambda: (runs(library), in_child(lambda: runs(library)))) == (True, True)
+
+
+def test_a_child_that_runs_nothing_has_one_thread(library: relay.Library) -> None:
+    assert in_child(lambda: len(os.listdir("/proc/self/task"))) == 1
+
+
+def test_a_child_imports_builds_and_runs(library: relay.Library) -> None:
+    assert in_child(lambda: runs(build()))
+
+
+def _worker(number: int) -> bool:
+    assert _shared is not None
+    module = _shared["default"]()
+    module.run(x=value(number))
+    return is_right(module.get_output(0), number)
+
+
+_shared: relay.Library | None = None
+
+
+def test_a_pool_of_forked_workers(library: relay.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As loaders of data have them: the library is inherited, not sent."""
+    monkeypatch.setattr(sys.modules[__name__], "_shared", library)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map_async(_worker, range(8)).get(timeout=60) == [True] * 8
+
+
+def test_a_child_runs_while_its_parent_does(library: relay.Library) -> None:
+    machine, done = library.vm(), threading.Event()
+
+    def keep_running() -> None:
+        while not done.is_set():
+            machine["main"](value(0))
+
+    thread = threading.Thread(target=keep_running)
+    thread.start()
+    try:
+        assert [in_child(lambda: runs(library)) for _ in range(3)] == [True] * 3
+    finally:
+        done.set()
+        thread.join()
+
+
+# --- forks that took long: nobody knows whether the workers slept ---------------------------------------------------
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_workers_were_awake", lambda: False)
+
+
+@pytest.mark.usefixtures("late")
+def test_after_a_late_fork_kernels_run_elsewhere(library: relay.Library) -> None:
+    machine = library.vm()
+    time.sleep(0.5)
+    assert in_child(lambda: (is_right(machine["main"](value(3)), 3), runs(library))) == (True, True)
+    assert in_child(lambda: in_child(lambda: runs(library)))
+
+
+@pytest.mark.usefixtures("late")
+def test_after_a_late_fork_a_build_is_refused_in_the_main_thread_alone(library: relay.Library) -> None:
+    def build_in_a_thread() -> list[bool]:
+        results: list[bool] = []
+        thread = threading.Thread(target=lambda: results.append(runs(build())))
+        thread.start()
+        thread.join()
+        return results
+
+    with pytest.raises(ForkError, match=r"spawn"):
+        in_child(build)
+    assert in_child(build_in_a_thread) == [True]
+
+
+def test_time_in_which_no_worker_runs_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine: the fork takes long, but the workers, old and new, use no more than a step of the clock."""
+    monkeypatch.setattr(forks, "_woken_at", time.monotonic() - 60)
+    monkeypatch.setattr(forks, "_surely_awake_s", 0.03)
+    monkeypatch.setattr(forks, "_python_threads", {"1"})
+    monkeypatch.setattr(forks, "_used_then_s", {"1": 5.0, "2": 7.0})
+    for used_s, awake in ((0.0, True), (0.01, True), (0.04, False)):
+        for now in ({"1": 99.0, "2": 7.0 + used_s}, {"1": 99.0, "2": 7.0, "3": used_s}):
+            monkeypatch.setattr(forks, "_thread_times_s", lambda _, now=now: now)
+            assert forks._workers_were_awake() is awake
+    monkeypatch.setattr(forks, "_thread_times_s", lambda _: {})  # the parent is gone
+    assert forks._workers_were_awake() is False
+
+
+def test_the_times_of_threads_are_read() -> None:
+    times = forks._thread_times_s(os.getpid())
+    assert 0 < times[str(threading.get_native_id())] <= time.process_time() + 1 / os.sysconf("SC_CLK_TCK")
+
+
+# --- locks that another thread held ---------------------------------------------------------------------------------
+@pytest.fixture
+def meanwhile() -> Iterator[Callable[[Callable[[threading.Event], None]], None]]:
+    """``meanwhile(work)`` runs ``work(here)`` in a thread until it sets ``here``, where it stays till the end."""
+    threads, end = [], threading.Event()
+
+    def start(work: Callable[[threading.Event], None]) -> None:
+        arrived = threading.Event()
+
+        class Stay(threading.Event):
+            def set(self) -> None:
+                arrived.set()
+                end.wait()
+
+        threads.append(threading.Thread(target=work, args=(Stay(),)))
+        threads[-1].start()
+        assert arrived.wait(60)
+
+    yield start
+    end.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_fork_amid_a_build_of_another_thread(library: relay.Library, meanwhile: Any) -> None:
+    def work(here: threading.Event) -> None:
+        mod, params = relay.frontend.from_onnx(model())
+        relay.build(mod, params=params, kernel_cache="off", progress=lambda name: name == "LegalizeOps" and here.set())
+
+    meanwhile(work)
+    for forbidden in (build, lambda: relay.frontend.from_onnx(model()), EXCLUSIVE.take):
+        with pytest.raises(ForkError, match="another thread imported or built"):
+            in_child(forbidden)
+    assert in_child(lambda: runs(library))
+
+
+def test_a_fork_amid_a_run_of_another_thread(library: relay.Library, meanwhile: Any) -> None:
+    machine = library.vm()
+
+    def work(here: threading.Event) -> None:
+        machine.set_instrument(lambda *_: here.set() or 0)
+        machine["main"](value(0))
+
+    meanwhile(work)
+    with pytest.raises(ForkError, match="running in another thread"):
+        in_child(lambda: machine["main"](value(1)))
+    assert in_child(lambda: runs(library))
+
+
+# --- the end of the process -----------------------------------------------------------------------------------------
+EXIT = """
+    import os, sys, time
+    from tests.attack.children import wait
+    from tests.attack.libraries import build, is_right, value
+    machine = build().vm()
+    machine["main"](value(0))
+    time.sleep(0.5)
+    for work in (False, True):
+        child = os.fork()
+        if child == 0:
+            right = not work or is_right(machine["main"](value(1)), 1)
+            sys.exit(7 if right else 8)
+        print(os.waitstatus_to_exitcode(wait(child)))
+"""
+
+
+def test_a_child_that_ends_as_programs_do(run_python: Callable[..., Any]) -> None:
+    result: subprocess.CompletedProcess[str] = run_python(textwrap.dedent(EXIT))
+    assert result.stdout.split() == ["7", "7"], result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_forks_at_random_moments_of_other_threads(library: relay.Library) -> None:
+    """Two threads import and build without end. A child runs and builds, or refuses to build; it never hangs."""
+    done = threading.Event()
+
+    def keep_building(seed: int) -> None:
+        while not done.is_set():
+            build(seed=seed)
+
+    def work() -> str:
+        assert runs(library)
+        try:
+            return "built" if runs(build()) else "wrong"
+        except ForkError:
+            return "refused"
+
+    threads = [threading.Thread(target=keep_building, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        outcomes = []
+        for number in range(30):
+            time.sleep(0.037 * (number % 7))
+            outcomes.append(in_child(work))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert set(outcomes) <= {"built", "refused"}
+    print(outcomes)
