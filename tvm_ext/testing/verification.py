@@ -126,7 +126,9 @@ def cpu_reference(function: Any) -> Reference:
 
     Its parameters are matched with the kernel's by their names. Halves are computed and summed in float32.
     """
-    names = [str(param.name) for param in function.params]
+    names: list[str] = []
+    for param in function.params:
+        names.append(simt.own_name(str(param.name), names))
     wide = _without_halves(function)
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:

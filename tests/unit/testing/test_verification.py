@@ -14,10 +14,12 @@ from tests.unit.testing.simt.small_kernels import DEVICE, function, numbers, ten
 from tvm_ext._tvm import Schedule, te, tirx
 from tvm_ext.device_db import lookup
 from tvm_ext.errors import InputError, TargetError
+from tvm_ext.options import BuildOptions
 from tvm_ext.testing import verify
 from tvm_ext.testing.simt import good_kernels
 from tvm_ext.testing.verification import cpu_reference, random_array, to_json
 from tvm_ext.tir_passes.build_ir import index, load, store
+from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.simt_ir import launch
 
 
@@ -65,6 +67,15 @@ def test_wrong_values_are_no_pass() -> None:
 
 def test_an_operator_on_the_cpu_is_a_reference() -> None:
     result = verify(scheduled(), DEVICE, reference=cpu_reference(operator()))
+    assert result.ok and len(result.errors) == 1, result
+
+
+def test_parameters_of_one_name_are_two_tensors() -> None:
+    """As in x * x, which stock TVM makes an operator of two parameters, both called x."""
+    a, b = (te.placeholder((64,), "float32", "x") for _ in range(2))
+    product = te.create_prim_func([a, b, te.compute((64,), lambda i: a[i] * b[i], "y")])
+    kernel = construct_gpu_kernel(product, "multiply", lookup(DEVICE), BuildOptions())
+    result = verify(kernel, DEVICE, reference=cpu_reference(product))
     assert result.ok and len(result.errors) == 1, result
 
 

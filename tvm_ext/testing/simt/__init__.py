@@ -9,6 +9,17 @@
 from .counters import AccessCount, Counters
 from .findings import Finding
 from .interpreter import SimtRun, run, written_tensors
-from .lowering import DeviceKernel, Tensor, lower
+from .lowering import DeviceKernel, Tensor, lower, own_name
 
-__all__ = ["AccessCount", "Counters", "DeviceKernel", "Finding", "SimtRun", "Tensor", "lower", "run", "written_tensors"]
+__all__ = [
+    "AccessCount",
+    "Counters",
+    "DeviceKernel",
+    "Finding",
+    "SimtRun",
+    "Tensor",
+    "lower",
+    "own_name",
+    "run",
+    "written_tensors",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,13 @@ def _launches(module: Any, kernels: Mapping[str, Any]) -> tuple[DeviceKernel, ..
     )
 
 
+def own_name(name: str, taken: Container[str]) -> str:
+    """``name``, with as many underscores behind it as keep it apart from ``taken``: parameters may share a name."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 class _HostReader:
     """Reads a host function that allocates workspaces and launches kernels, and does nothing else."""
 
@@ -144,9 +151,7 @@ class _HostReader:
         self._read(host.body)
 
     def _add(self, buffer: Any) -> str:
-        name = str(buffer.name)
-        while name in self.tensors:
-            name += "_"
+        name = own_name(str(buffer.name), self.tensors)
         shape = [constant_int(size, f"the shape of {name}") for size in buffer.ty.shape]
         dtype, lanes = split_dtype(str(buffer.ty.dtype))
         if lanes > 1:  # stock TVM retypes a workspace that is accessed by vectors alone: float32x4[16] is float32[64]
