@@ -74,6 +74,19 @@ def test_kernels_that_load_bfloat16_are_right(name: str) -> None:
     assert all(operator.choice.path in ("rtile", "rows") for operator in library.report.operators)
 
 
+@pytest.mark.parametrize("function", [op.exp, op.tanh, op.sqrt, lambda x: op.power(x, relax.const(0.75, "float32"))])
+def test_functions_of_float32_are_rounded_to_bfloat16(function: Callable[[Any], Any]) -> None:
+    x = relax.Var("x", relax.TensorType((9, 37), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            outputs = [builder.emit_output(each) for each in (narrow(function(x)), function(x))]
+        builder.emit_func_output(relax.Tuple(outputs))
+    value = np.random.default_rng(0).uniform(0.1, 3, (9, 37)).astype("float32")
+    halves, whole = relay.build(builder.get()).vm()["main"](tvm.runtime.tensor(value))
+    np.testing.assert_array_equal(halves.numpy(), whole.numpy().astype(ml_dtypes.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_largest_of_truth_values(dtype: str) -> None:
     """max over conditions as numbers: the converted condition is bound to a variable, as a vector."""

@@ -17,8 +17,8 @@ from tvm_ext.relay_passes.onnx_graph import (
     describe_node,
     infer_types,
 )
-from tvm_ext.relay_passes.onnx_operators.context import Context, refusal
-from tvm_ext.relay_passes.onnx_operators.number_types import NOT_IN_BFLOAT16
+from tvm_ext.relay_passes.onnx_operators.context import Context
+from tvm_ext.relay_passes.onnx_operators.number_types import WIDENED_BFLOAT16, in_float32
 from tvm_ext.relay_passes.onnx_operators.tables import CHECKS, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
@@ -77,8 +77,8 @@ def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
 def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     if node.domain not in STANDARD_DOMAINS:
         return None
-    if node.op_type in NOT_IN_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
-        raise refusal(node, "computes in bfloat16", "export the model in float32 or float16")
+    if node.op_type in WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
+        return in_float32(node, context)
     if node.op_type in CHECKS:
         CHECKS[node.op_type](node, context)
     return RULES[node.op_type](node, context) if node.op_type in RULES else None

@@ -38,6 +38,8 @@ _PREFIX = "nested_"  # of the names of buffers for arguments
 def cut_nested(node: Any, functions: frozenset[str]) -> Any:
     """``node``, a statement, with no call of ``functions`` and no maximum inside the argument of another one.
 
+    Nor in what is rounded to bfloat16: stock TVM writes that out as arithmetic on copies of the argument.
+
     What is nested below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
     """
     return structural_mutate(
@@ -110,7 +112,13 @@ class _Cut:
         def extreme(node: Any) -> Any:
             return type(node)(*self._arguments([node.a, node.b], before)) if _has_copies(node) else node
 
-        value = structural_map(item.value, [(Call, call), (tirx.Max, extreme), (tirx.Min, extreme)])
+        def narrowing(node: Any) -> Any:
+            if dtype_of(node) != "bfloat16":
+                return node
+            return tirx.Cast("bfloat16", self._argument(node.value, before))
+
+        rules = [(Call, call), (tirx.Max, extreme), (tirx.Min, extreme), (tirx.Cast, narrowing)]
+        value = structural_map(item.value, rules)
         return sequence(*before, BufferStore(item.buffer, value, list(item.indices))) if before else item
 
     def _arguments(self, arguments: Sequence[Any], before: list[Any]) -> list[Any]:

@@ -40,13 +40,9 @@ _SORTED_AS: Mapping[int, int] = {
     onnx.TensorProto.UINT32: onnx.TensorProto.INT64,
 }
 
-_NOT_IN_BFLOAT16_NAMES = (
-    "ArgMax ArgMin Clip Det GlobalLpPool GlobalMaxPool GridSample HardSigmoid HardSwish Hardmax IsInf IsNaN "
-    "LayerNormalization LogSoftmax LpPool Max MaxPool MaxRoiPool Min Mish Mod Pow ReduceLogSumExp ReduceMax ReduceMin "
-    "RoiAlign Softmax Softplus"
-)
-NOT_IN_BFLOAT16 = frozenset(_NOT_IN_BFLOAT16_NAMES.split())
-"""What stock TVM computes in bfloat16 wrongly or not at all."""
+_WIDENED_BFLOAT16_NAMES = "Clip GlobalLpPool IsInf IsNaN LayerNormalization LpPool Mod Pow RoiAlign"
+WIDENED_BFLOAT16 = frozenset(_WIDENED_BFLOAT16_NAMES.split())
+"""What stock TVM computes in bfloat16 wrongly or not at all: computed in float32 and rounded once."""
 
 # Computed in float32 where an operand is in half precision, and rounded once.
 _WIDENED_NAMES = "Acos Acosh Asin Asinh Atan Cosh Sinh Tan"
@@ -56,23 +52,22 @@ _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
 
 def _widened(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    code = context.element_type(node.input[0])
-    _refuse_bfloat16(node, code)
-    if code != onnx.TensorProto.FLOAT16:
-        return None
+    return in_float32(node, context) if context.element_type(node.input[0]) in _NARROW else None
+
+
+def in_float32(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """``node`` with its halves of either kind read as float32, and what is of their type rounded once."""
     pen = Pen(node=node, context=context)
-    wide = pen.name("wide")
-    inputs = [pen.cast(name, _FLOAT) if name else "" for name in node.input]
-    pen.nodes.append(helper.make_node(node.op_type, inputs, [wide], node.name))
+    inputs = [pen.cast(name, _FLOAT) if name and context.element_type(name) in _NARROW else name for name in node.input]
+    code = next(found for name in node.input if (found := context.element_type(name)) in _NARROW)
+    kept = [out for out in node.output if not out or context.element_type(out) not in (code, 0)]
+    outputs = [out if out in kept else pen.name("wide") for out in node.output]
+    pen.nodes.append(helper.make_node(node.op_type, inputs, outputs, node.name))
     pen.nodes[-1].attribute.extend(node.attribute)
-    pen.cast(wide, code, out=node.output[0])
+    for wide, out in zip(outputs, node.output, strict=True):
+        if out != wide:
+            pen.cast(wide, code, out=out)
     return pen.nodes
-
-
-def _refuse_bfloat16(node: onnx.NodeProto, code: int) -> None:
-    """(Stock TVM's lowering of bfloat16 loses what such a chain writes.)"""
-    if code == onnx.TensorProto.BFLOAT16:
-        raise refusal(node, "computes in bfloat16", "export the model in float32 or float16")
 
 
 def _elu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
@@ -138,7 +133,6 @@ def _celu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """alpha elu(x / alpha), all of it in float32."""
     pen, x = Pen(node=node, context=context), node.input[0]
     code = context.known_type(node, x)
-    _refuse_bfloat16(node, code)
     wide = _DOUBLE if code == _DOUBLE else _FLOAT
     alpha = pen.constant(attribute(node, "alpha", 1.0), helper.tensor_dtype_to_np_dtype(wide))
     bent = pen.add("Elu", pen.add("Div", x if code == wide else pen.cast(x, wide), alpha))
@@ -185,7 +179,7 @@ def _top_k(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | Non
 def sampled(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     """Operators at places between pixels give the type of the image; kernels take one type, float32 or float64."""
     image, places = (context.known_type(node, node.input[index]) for index in (0, 1))
-    if image not in (onnx.TensorProto.FLOAT16, _FLOAT, _DOUBLE):
+    if image not in (*_NARROW, _FLOAT, _DOUBLE):
         raise refusal(node, f"samples {onnx.TensorProto.DataType.Name(image)}", "cast the image to float32 before")
     wide = _DOUBLE if _DOUBLE in (image, places) else _FLOAT
     if {image, places} == {wide}:
