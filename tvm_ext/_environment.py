@@ -7,6 +7,7 @@ names neither package.
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from importlib import metadata
@@ -22,6 +23,7 @@ SUPPORTED_MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MINIMUM_PYTHON = (3, 10)
 
 
+@functools.cache  # importlib.metadata keeps two more tables with each look
 def installed_version(distribution: str) -> str | None:
     """The installed version of ``distribution``, or None where it is not installed."""
     try:

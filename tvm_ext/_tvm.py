@@ -205,7 +205,18 @@ Sequential: Any = tvm.transform.Sequential
 module_pass: Any = tvm.transform.module_pass
 prim_func_pass: Any = tirx.transform.prim_func_pass
 relax_function_pass: Any = relax.transform.function_pass
-pass_instrument: Any = tvm.ir.instrument.pass_instrument
+
+
+def pass_instrument(name: str, before: Any, after: Any) -> Any:
+    """A PassInstrument that calls ``before(module, info)`` and ``after(module, info)`` around every pass; either may
+    be None.
+
+    Not by TVM's decorator: that makes a class, which TVM never forgets, and an instance that TVM and Python keep for
+    each other, so that whatever it refers to lives as long as the process.
+    """
+    return tvm.ir.instrument._ffi_instrument_api.PassInstrument(name, None, None, None, before, after)
+
+
 # `relax.pipeline.dataflow_lower_passes` raises AttributeError in this release; its per-target parts work.
 cpu_library_dispatch_passes: Any = _cpu_pipeline.library_dispatch_passes
 cpu_legalize_passes: Any = _cpu_pipeline.legalize_passes

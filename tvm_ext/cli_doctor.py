@@ -19,6 +19,7 @@ from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
 from tvm_ext.cpu_info import read_cpu_info
 from tvm_ext.errors import TvmExtError
 from tvm_ext.export import check_complete, check_seal, compile_metadata
+from tvm_ext.files import temporary_folder
 from tvm_ext.kernel_cache import entries
 from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
 from tvm_ext.probe import bench_plan, probe_cpu
@@ -174,8 +175,8 @@ def _cache() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-doctor-") as folder:
-        compile_metadata("{}", Path(folder))
+    with temporary_folder("doctor") as folder:
+        compile_metadata("{}", folder)
     yield Finding(
         name="C++ compiler",
         state="ok",

@@ -13,18 +13,16 @@ to import TVM. For the same reason the cache keeps machine code and not TensorIR
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tvm_ext._tvm import PassContext, relax, tvm, vm_generate, vm_link
 from tvm_ext.build_profile import CodeTimes
 from tvm_ext.errors import ExportError
-from tvm_ext.files import check_space, write_objects
+from tvm_ext.files import check_space, temporary_folder, write_objects
 from tvm_ext.kernel_cache import (
     KERNEL_KEY,
     SEALED,
@@ -35,6 +33,7 @@ from tvm_ext.kernel_cache import (
     params_of,
 )
 from tvm_ext.plan import CHOICE
+from tvm_ext.shared_library import load_library
 
 OBJECT_BYTES = 4 << 20  # ample for a kernel: the largest of DenseNet-121's take 60 kB
 
@@ -184,9 +183,9 @@ def _compile(kernel: _Kernel, target: Any, context: Callable[[], Any]) -> _Compi
 def _object_file(module: Any) -> bytes:
     """The LLVM module's machine code. Room for it is made sure of first: on a full disk LLVM ends the process."""
     try:
-        with tempfile.TemporaryDirectory(prefix="tvm_ext-kernel-") as folder:
-            check_space(Path(folder), OBJECT_BYTES)
-            path = Path(folder) / "kernel.o"
+        with temporary_folder("kernel") as folder:
+            check_space(folder, OBJECT_BYTES)
+            path = folder / "kernel.o"
             module.write_to_file(str(path), "o")
             return path.read_bytes()
     except (OSError, ExportError) as error:
@@ -206,10 +205,10 @@ def _keep(kernel: _Kernel, code: bytes, cache: KernelCache) -> None:
 def _load(objects: tuple[bytes, ...]) -> Any:
     """The kernels as a module, loaded from a shared library whose file is gone by the time we return."""
     try:
-        with tempfile.TemporaryDirectory(prefix="tvm_ext-link-", ignore_cleanup_errors=True) as name:
-            path = Path(name) / "kernels.so"
-            tvm.support.cc.create_shared(str(path), write_objects(objects, Path(name)))
-            return tvm.runtime.load_module(str(path))
+        with temporary_folder("link") as folder:
+            path = folder / "kernels.so"
+            tvm.support.cc.create_shared(str(path), write_objects(objects, folder))
+            return load_library(path)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise UnusableCodeError(f"kernels cannot be linked: {reason[0]}") from error

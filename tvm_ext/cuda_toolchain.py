@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 from tvm_ext import cuda_nvrtc, options
 from tvm_ext.cuda_fatbin import write_fatbin
 from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEnvironmentError
+from tvm_ext.files import temporary_folder
 from tvm_ext.kernel_cache import CachedKernel, KernelCache, KernelRecord
 from tvm_ext.limited_process import INSTALL_CUDA, run_limited
 from tvm_ext.plan import from_json, to_json
@@ -239,8 +239,7 @@ def _run_nvcc(
     source: str, architectures: tuple[str, ...], nvcc: Nvcc, flags: Sequence[str], limit: float
 ) -> CompiledCuda:
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-nvcc-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with temporary_folder("nvcc") as folder:
         (folder / "kernels.cu").write_text(source)
         command = [str(nvcc.path), *flags, "-o", "kernels.fatbin", "kernels.cu"]
         messages = run_limited(command, limit, folder)
@@ -293,10 +292,10 @@ def _compile_old(
     command = ""
     for item in architectures:
         number = architecture_number(item)
-        with tempfile.TemporaryDirectory(prefix="tvm_ext-nvrtc-", ignore_cleanup_errors=True) as name:
-            command_line = cuda_nvrtc.prepare(source, item, nvrtc, Path(name))
-            messages = run_limited(command_line, limit, Path(name))
-            cubins.append((number, _result(Path(name) / cuda_nvrtc.CUBIN, command_line)))
+        with temporary_folder("nvrtc") as folder:
+            command_line = cuda_nvrtc.prepare(source, item, nvrtc, folder)
+            messages = run_limited(command_line, limit, folder)
+            cubins.append((number, _result(folder / cuda_nvrtc.CUBIN, command_line)))
         uses += parse_report(messages)
         command = shlex.join(command_line)
     done = CompiledCuda(

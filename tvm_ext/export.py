@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import tvm
 import tvm_ffi
 
 from tvm_ext.errors import ExportError, TvmExtError
-from tvm_ext.files import check_space, produce_atomically, write_objects
+from tvm_ext.files import check_space, produce_atomically, temporary_folder, write_objects
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
 METADATA_FUNCTION = "tvm_ext_metadata"
@@ -63,8 +62,7 @@ def export_executable(
     """
     if path.suffix not in (".so", ".dylib", ".dll"):
         raise ExportError(f"{path.name!r} is not the name of a shared library.", f"call it {path.stem}.so")
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-export-") as name:
-        folder = Path(name)
+    with temporary_folder("export") as folder:
         check_space(folder, size_bytes)  # the object files
         addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
         pack = _packer(architectures, folder, compiler) if architectures else {}

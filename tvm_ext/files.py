@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+import re
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -115,6 +119,51 @@ def check_space(folder: Path, size_bytes: int) -> None:
         raise ExportError(
             f"{folder} has no room for {megabytes:.1f} MB: {error.strerror or error}.", _remedy(error)
         ) from error
+
+
+@contextlib.contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """An empty folder that is gone afterwards. What killed processes left of theirs is removed on the way.
+
+    Raises OSError where none can be made.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    prefix = f"{_FOLDER}{kind}-{os.getpid()}-"
+    # What cannot be removed, because a loaded library lies in it say, is no reason to fail.
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+_FOLDER = "tvm_ext-"
+_ABANDONED = re.compile(rf"{_FOLDER}[a-z]+-(\d+)-\w+")
+_ABANDONED_AFTER_S = 600
+"""Age of an abandoned folder: its process may be alive where we cannot see it, in another container with this folder.
+No step that uses such a folder takes as long without writing to it."""
+
+
+@functools.cache
+def _sweep(parent: Path) -> None:
+    """Remove the folders in ``parent`` that this user's processes have left there; once in a process."""
+    for path in parent.glob(f"{_FOLDER}*"):
+        match = _ABANDONED.fullmatch(path.name)
+        try:
+            state = path.lstat()
+        except OSError:
+            continue  # its own process has removed it just now
+        mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+        old = time.time() - state.st_mtime > _ABANDONED_AFTER_S
+        if match and mine and old and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True
 
 
 def write_objects(objects: Sequence[bytes], folder: Path) -> list[str]:

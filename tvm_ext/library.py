@@ -26,6 +26,7 @@ from tvm_ext.graph_module import GraphModule, TensorSpec
 from tvm_ext.guarded_memory import guard
 from tvm_ext.machine import Machine
 from tvm_ext.report import BuildReport
+from tvm_ext.shared_library import load_library
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
 
 GPU_KINDS = ("cuda", "rocm", "opencl")
@@ -248,7 +249,7 @@ def load(path: str | Path) -> Library:
 def _open(path: Path) -> Any:
     """The module in ``path``. TVM's runtime for CUDA is loaded when a library turns out to need it."""
     try:
-        return tvm.runtime.load_module(str(path))
+        return load_library(path)
     except RuntimeError as error:
         if CUDA_LOADER not in str(error):
             raise

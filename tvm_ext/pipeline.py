@@ -37,7 +37,9 @@ from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues
+from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
+from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.layout import BlockChannels
 from tvm_ext.relay_passes.layout_nhwc import ChannelsLast
@@ -57,6 +59,8 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
     return [
         # Inference forms of batch_norm, dropout, ...: they return tuples, which would hide their consumers from fusion.
         relax.transform.DecomposeOpsForInference(),
+        # What is known becomes a constant before anything looks at it: known indices need no check at run time.
+        FoldCalls(),
         # Importers ask for unchecked gathers and divisions; neither may crash the process. GPU kernels raise no errors.
         CheckValues(bounds),
         # A kernel that joins a thousand tensors is a thousand conditions deep.
@@ -92,15 +96,16 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
         legalize_operators(),
         # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).
         relax.transform.AnnotateTIROpPattern(),
-        # After BindParams a transposed or cast weight is a constant expression. Batch normalisation was folded at
-        # import, so few calls are left to evaluate (each costs one small LLVM build).
-        relax.transform.FoldConstant(),
+        # What the passes above made of constants. Stock TVM's FoldConstant would compile a kernel for each.
+        FoldCalls(),
         # Before FuseOps, unlike stock: a reshape alone is a free view, but fused into a neighbour its `//` and `%`
         # would make that neighbour's accesses non-affine, which rTiles cannot follow.
         relax.transform.RewriteDataflowReshape(),
         FuseOperators(),
         # Weights folded away above leave dead functions, for which no kernel should be constructed.
         relax.transform.DeadCodeElimination(),
+        # An output that is one of the library's constants, or a view of one, is not the library's to hand out.
+        CopyConstantOutputs(),
     ]
 
 
@@ -284,16 +289,11 @@ class PassClock:
 
     def instrument(self) -> Any:
         """A fresh PassInstrument that feeds this clock."""
-        clock = self
-
-        class PassClockInstrument:
-            def run_before_pass(self, _mod: tvm.IRModule, info: Any) -> None:
-                clock.before(str(info.name))
-
-            def run_after_pass(self, _mod: tvm.IRModule, info: Any) -> None:
-                clock.after(str(info.name))
-
-        return pass_instrument(PassClockInstrument)()
+        return pass_instrument(
+            "PassClock",
+            lambda _mod, info: self.before(str(info.name)),
+            lambda _mod, info: self.after(str(info.name)),
+        )
 
 
 def timed_context(clock: PassClock) -> contextlib.AbstractContextManager[Any]:

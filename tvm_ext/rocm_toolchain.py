@@ -12,13 +12,12 @@ import importlib.util
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tvm_ext._tvm import tvm_ffi
 from tvm_ext.errors import CompileError
+from tvm_ext.files import temporary_folder
 from tvm_ext.limited_process import run_limited
 
 LINKED = 3  # ELF file type of a shared object, which the HIP runtime loads; 1 is one that was not linked
@@ -66,8 +65,7 @@ def find_linker() -> list[str]:
 def link(relocatable: Any) -> bytearray:
     """The code object of the object file ``relocatable`` (bytes); raises CompileError where the linker refuses it."""
     command = [*find_linker(), "--no-undefined", "-shared", "-o", "kernels.hsaco", "kernels.o"]
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-rocm-") as name:
-        folder = Path(name)
+    with temporary_folder("rocm") as folder:
         (folder / "kernels.o").write_bytes(bytes(relocatable))
         try:
             run_limited(command, _TIME_LIMIT_S, folder)

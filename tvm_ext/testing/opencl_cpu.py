@@ -21,6 +21,7 @@ import atexit
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 import tempfile
 import warnings
@@ -43,13 +44,13 @@ from tvm_ext._tvm import (
     PassContext,
     PrimFunc,
     Target,
-    pass_instrument,
     structural_walk,
     tirx,
 )
 from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import offer_opencl_drivers
+from tvm_ext.testing.simt.lowering import AfterSplit
 
 Array = npt.NDArray[Any]
 
@@ -156,7 +157,7 @@ def offer_intel_driver() -> None:
             ctypes.CDLL(str(driver.parent / name), mode=ctypes.RTLD_GLOBAL)
     except OSError:
         return  # without intel-cmplr-lib-rt the driver does not load; PoCL may serve
-    folder = Path(tempfile.mkdtemp(prefix="tvm_ext-icd-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"tvm_ext-icd-{os.getpid()}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "intel.icd").write_text(f"{driver}\n", encoding="utf-8")
     offer_opencl_drivers(folder)
@@ -170,7 +171,7 @@ def compile_opencl(module: Any) -> OpenClProgram:
     enable_opencl_math()
     if isinstance(module, PrimFunc):
         module = tvm.IRModule({"main": module.with_attr("global_symbol", "main")})
-    split = _LastSplit()
+    split = AfterSplit()
     context = PassContext.current()
     with PassContext(opt_level=context.opt_level, config=dict(context.config), instruments=[split.instrument()]):
         library = tvm.compile(module, target=Target({"kind": "opencl"}, {"kind": "llvm"}))
@@ -180,23 +181,6 @@ def compile_opencl(module: Any) -> OpenClProgram:
         source="\n".join(str(imported.inspect_source()) for imported in library.mod.imports),
         functions=MappingProxyType({name: _read_host(name, host) for name, host in hosts.items()}),
     )
-
-
-class _LastSplit:
-    """Keeps the module as stock TVM's pipeline has it once host and device code are apart."""
-
-    def __init__(self) -> None:
-        self.module: Any = None
-
-    def instrument(self) -> Any:
-        kept = self
-
-        class KeepSplitModule:
-            def run_after_pass(self, mod: Any, info: Any) -> None:
-                if str(info.name) == "tirx.SplitHostDevice":
-                    kept.module = mod
-
-        return pass_instrument(KeepSplitModule)()
 
 
 def _read_host(name: str, host: Any) -> OpenClFunction:

@@ -54,14 +54,16 @@ class DeviceKernel:
     extents: Mapping[str, int]
 
 
-@pass_instrument
-class _AfterSplit:
+class AfterSplit:
     """Keeps the module as it is once host and device are separate functions, and the host still names its buffers."""
 
     def __init__(self) -> None:
         self.module: Any = None
 
-    def run_after_pass(self, module: Any, info: Any) -> None:
+    def instrument(self) -> Any:
+        return pass_instrument("AfterSplit", None, self._keep)
+
+    def _keep(self, module: Any, info: Any) -> None:
         if str(info.name) == "tirx.SplitHostDevice":
             self.module = module
 
@@ -88,14 +90,13 @@ def lower(function: Any, target: Any, *, config: Mapping[str, Any] | None = None
     options = {**dict(PassContext.current().config), **(config or {})}
     if device is not None and (device.compute_capability or (0, 0)) >= ASYNC_COPY_SINCE:
         options.setdefault("tirx.use_async_copy", True)
-    capture = _AfterSplit()
-    with resolved, PassContext(config=options, instruments=[capture]):
+    capture = AfterSplit()
+    with resolved, PassContext(config=options, instruments=[capture.instrument()]):
         bound = tirx.transform.BindTarget(resolved.with_host(Target("llvm")))(module)
         pipeline, _, _ = tir_pipelines()["s_tir"]()
         _, devices = split_host_device_mods(pipeline(bound))
         kernels = [item for part in devices.values() for item in finalize_device_passes()(part).functions.items()]
-    host = (getattr(capture, "_inst", capture)).module
-    return _launches(host, {str(gv.name_hint): kernel for gv, kernel in kernels})
+    return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
 
 
 def _target(target: Any) -> tuple[Any, DeviceSpec | None]:

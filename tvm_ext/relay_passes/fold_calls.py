@@ -1,0 +1,224 @@
+"""Computes at build what is known at build: calls whose operands are constants, by NumPy.
+
+Stock TVM's FoldConstant compiles a kernel for every such call, 40 to 100 ms each, and waits as long as that kernel
+takes: masks and shapes of a Swin transformer are two hundred calls, a product of two constant 2000 x 2000 matrices is
+half a minute. Here the stages of the operator's tensor expression are evaluated on arrays (`stage_values`), so that
+every operator with stages is known without a rule of its own; those without have one in `indexing_values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .._tvm import (
+    ALREADY_SCHEDULED,
+    CALL_TIR,
+    Call,
+    Constant,
+    GlobalVar,
+    PrimFunc,
+    PyExprMutator,
+    Var,
+    expr_mutator,
+    ir,
+    module_pass,
+    relax,
+    tirx,
+)
+from ..errors import IllegalRewrite
+from ..limits import limits
+from ..stage_values import operator_values
+from ..stages import read_operator
+from .indexing_values import RULES
+from .legalize_floats import LEGALIZATIONS
+
+Array = np.ndarray[Any, Any]
+Expr = Any
+
+_VIEWS = frozenset(f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten"))
+_KEPT = frozenset({"relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed", "relax.null_value"})
+
+
+@module_pass(opt_level=0, name="tvm_ext.FoldCalls")
+class FoldCalls:
+    """Replace calls of operators and of unscheduled PrimFuncs on constants by their values, where `limits` allow it.
+
+    What cannot be computed here stays a call, whatever the reason: an index outside its axis for example, which
+    `CheckValues` reports.
+    """
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        mutator = _Folder(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        return mutator.builder_.get()
+
+
+@expr_mutator
+class _Folder(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any) -> None:
+        super().__init__(mod)
+        self.mod = mod
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        arguments = [self._resolved(argument) for argument in call.args]
+        if all(new is old for new, old in zip(arguments, call.args, strict=True)) and not _all_known(arguments):
+            return call
+        try:
+            return folded(call, arguments, self.mod)
+        except IllegalRewrite:
+            return type(call)(call.op, arguments, call.attrs, call.ty_args)
+
+    def visit_tuple_getitem_(self, item: Any) -> Any:
+        item = self.visit_expr_post_order(item)
+        source = self._resolved(item.tuple_value)
+        return source.fields[int(item.index)] if isinstance(source, relax.Tuple) else item
+
+    def _resolved(self, argument: Expr) -> Expr:
+        """What ``argument`` is bound to, where that is a constant, a shape, or a tuple of constants."""
+        if isinstance(argument, relax.Tuple):
+            fields = [self._resolved(field) for field in argument.fields]
+            same = all(new is old for new, old in zip(fields, argument.fields, strict=True))
+            return argument if same else relax.Tuple(fields)
+        if not isinstance(argument, Var):
+            return argument
+        bound = self.builder_.lookup_binding(argument)
+        if isinstance(bound, Var):
+            return self._resolved(bound)
+        return bound if isinstance(bound, relax.Tuple | Constant | relax.ShapeExpr) and _is_known(bound) else argument
+
+
+def _is_known(argument: Expr) -> bool:
+    if isinstance(argument, relax.Tuple):
+        return all(map(_is_known, argument.fields))
+    if isinstance(argument, relax.ShapeExpr):
+        return all(isinstance(extent, tirx.IntImm) for extent in argument.values)
+    return not isinstance(argument, Var | Call) or isinstance(argument, GlobalVar)
+
+
+def _all_known(arguments: Sequence[Expr]) -> bool:
+    return all(map(_is_known, arguments))
+
+
+def folded(call: Any, arguments: Sequence[Expr], mod: Any) -> Expr:
+    """The value of ``call`` on ``arguments``, a constant, a shape or a tuple; IllegalRewrite where it stays a call."""
+    if not isinstance(call.op, ir.Op) or not call.op.get_attr("FPurity") or call.op.name in _KEPT:
+        raise IllegalRewrite("it is no operator without effects")
+    if call.op.name == "relax.shape_of":
+        return _static_extents(arguments[0].ty)
+    if not _all_known(arguments):
+        raise IllegalRewrite("an operand is not known")
+    if call.op.name in _SHAPES:
+        return _SHAPES[call.op.name](arguments[0])
+    arrays = [array for argument in arguments for array in _arrays(argument)]
+    _check_size(call.ty, arrays)
+    return _constants(call.ty, _values(call, arguments, arrays, mod))
+
+
+def _static_extents(kind: Any) -> Any:
+    values = getattr(getattr(kind, "shape", None), "values", None)
+    if values is None or not all(isinstance(extent, tirx.IntImm) for extent in values):
+        raise IllegalRewrite("its shape is only known at run time")
+    return relax.ShapeExpr([int(extent) for extent in values])
+
+
+def _to_tensor(shape: Expr) -> Expr:
+    return _constant(np.asarray([int(extent) for extent in shape.values], "int64"))
+
+
+def _to_shape(value: Expr) -> Expr:
+    return relax.ShapeExpr([int(extent) for extent in value.value.numpy()])
+
+
+_SHAPES: dict[str, Callable[[Expr], Expr]] = {
+    "relax.shape_to_tensor": _to_tensor,
+    "relax.tensor_to_shape": _to_shape,
+}
+
+
+def _arrays(argument: Expr) -> list[Array]:
+    if isinstance(argument, relax.Tuple):
+        return [array for field in argument.fields for array in _arrays(field)]
+    return [argument.value.numpy()] if isinstance(argument, Constant) else []
+
+
+def _check_size(kind: Any, arrays: Sequence[Array]) -> None:
+    count = sum(prod(int(extent) for extent in _static_extents(item).values) for item in _tensors(kind))
+    operands = sum(array.size for array in arrays)
+    limit = limits().folded_filling if operands <= len(arrays) else limits().folded_elements
+    if count > max(limit, operands):
+        raise IllegalRewrite(f"its result has {count} elements (limit {limit})")
+
+
+def _tensors(kind: Any) -> list[Any]:
+    if isinstance(kind, relax.TupleType):
+        return [item for field in kind.fields for item in _tensors(field)]
+    if not isinstance(kind, relax.TensorType):
+        raise IllegalRewrite("its result is no tensor")
+    return [kind]
+
+
+def _values(call: Any, arguments: Sequence[Expr], arrays: Sequence[Array], mod: Any) -> list[Array]:
+    """The tensors that ``call`` computes."""
+    name = str(call.op.name)
+    if name in RULES:
+        return [RULES[name](call.attrs, *arrays)]
+    if name in _VIEWS:
+        return [arrays[0].reshape([int(extent) for extent in _static_extents(call.ty).values])]
+    if call.op == CALL_TIR:
+        return _function_values(mod[call.args[0]], arrays)
+    return _legalized_values(type(call)(call.op, list(arguments), call.attrs, call.ty_args))
+
+
+def _function_values(func: Any, arrays: Sequence[Array]) -> list[Array]:
+    if not isinstance(func, PrimFunc) or (func.attrs and ALREADY_SCHEDULED in func.attrs):
+        raise IllegalRewrite("it calls what is no unscheduled function")
+    return operator_values(read_operator(func, "folded"), arrays)
+
+
+def _legalized_values(call: Any) -> list[Array]:
+    """The values of an operator by the PrimFunc that `legalize_operators` would make of it."""
+    rule = LEGALIZATIONS.get(str(call.op.name)) or call.op.get_attr("FLegalize")
+    if rule is None:
+        raise IllegalRewrite(f"{call.op.name} has no tensor expression")
+    builder = relax.BlockBuilder()
+    made = rule(builder, builder.normalize(call))
+    return _values_of(made, call, builder.get())
+
+
+def _values_of(made: Expr, call: Any, mod: Any) -> list[Array]:
+    if isinstance(made, Constant):
+        return _arrays(made)
+    if not isinstance(made, Call) or made.op != CALL_TIR:
+        if isinstance(made, Call) and made.op != call.op:
+            return _legalized_values(made)
+        raise IllegalRewrite(f"{call.op.name} is not one function of tensors")
+    return _function_values(mod[made.args[0]], [_operand(field, mod) for field in made.args[1].fields])
+
+
+def _operand(field: Expr, mod: Any) -> Array:
+    """An operand of a legalized call, which may be a call itself: of a cast of what the operator was given, say."""
+    if isinstance(field, Call):
+        return _values_of(field, field, mod)[0] if field.op == CALL_TIR else _legalized_values(field)[0]
+    if not isinstance(field, Constant):
+        raise IllegalRewrite("an operand is not known")
+    return _arrays(field)[0]
+
+
+def _constants(kind: Any, values: Sequence[Array]) -> Expr:
+    for item, value in zip(_tensors(kind), values, strict=True):
+        if str(value.dtype) != str(item.dtype) or value.shape != tuple(map(int, item.shape.values)):
+            raise IllegalRewrite(f"a value of type {value.dtype} where {item.dtype} is expected")
+    made = [_constant(value) for value in values]
+    return relax.Tuple(made) if isinstance(kind, relax.TupleType) else made[0]
+
+
+def _constant(value: Array) -> Expr:
+    # Without a type, int64 would become int32.
+    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))

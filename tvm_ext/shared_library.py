@@ -1,0 +1,16 @@
+"""Loading shared libraries of kernels, with TVM's runtime alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+
+def load_library(path: Path) -> Any:
+    """The module in the shared library ``path``, which is unloaded with the last that refers to it.
+
+    `tvm.runtime.load_module` keeps every library for as long as the process lives, five mappings and 0.1 MB each.
+    """
+    return tvm_ffi.load_module(path, keep_module_alive=False)
