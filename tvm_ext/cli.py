@@ -1,13 +1,14 @@
 """The command ``tvm-ext``: compile, run, bench, explain, verify, devices, cache, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
-2 a wrong argument or input (``error: ...`` and what to do about it).
+2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tvm_ext.cli_common import Steps, check_model, load_model, parse_shapes, progress_bar, read_inputs
+from tvm_ext.cli_common import (
+    INTERRUPTED,
+    Steps,
+    check_model,
+    interrupts,
+    leave_at_once,
+    load_model,
+    parse_shapes,
+    progress_bar,
+    read_inputs,
+)
 from tvm_ext.cli_verify import verify
 from tvm_ext.errors import TvmExtError
 
@@ -361,7 +372,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; always raises SystemExit."""
     settings = _Settings()
     try:
-        app(args=None if arguments is None else list(arguments), obj=settings, prog_name="tvm-ext")
+        with interrupts.watched():
+            app(args=None if arguments is None else list(arguments), obj=settings, prog_name="tvm-ext")
+    except SystemExit as end:
+        if end.code == INTERRUPTED and threading.active_count() > 1:
+            leave_at_once(INTERRUPTED)
+        raise
     except TvmExtError as error:
         if settings.debug:
             raise

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import numpy as np
 from rich.console import Console
@@ -84,6 +90,53 @@ def _load_array(path: str) -> Any:
         ) from error
 
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 and the signal's number."""
+
+
+class Interrupts:
+    """Ctrl-C that cannot get lost.
+
+    Python raises KeyboardInterrupt wherever it happens to be; where that is in a destructor or in a callback from C,
+    the error is printed and dropped. `check` raises it again.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While this lasts, Ctrl-C is remembered. Elsewhere than in the main thread nothing changes."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        signal.default_int_handler(number, frame)
+
+    def check(self) -> None:
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt
+
+
+interrupts = Interrupts()
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without waiting for threads that generate code: nothing stops LLVM, and it takes seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()  # TVM's temporary folders
+    os._exit(code)
+
+
 class Steps:
     """A long piece of work's progress: ``begin`` starts its next step, ``detail`` says what the step is doing."""
 
@@ -92,10 +145,12 @@ class Steps:
         self._task = progress.add_task("", total=count, completed=-1)
 
     def begin(self, title: str) -> None:
+        interrupts.check()
         self._title = title
         self._progress.update(self._task, description=title, advance=1)
 
     def detail(self, text: str) -> None:
+        interrupts.check()
         self._progress.update(self._task, description=f"{self._title}: {text}")
 
 

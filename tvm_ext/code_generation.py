@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tvm_ext import host_compiler
 from tvm_ext._tvm import PassContext, relax, tvm, vm_generate, vm_link
 from tvm_ext.build_profile import CodeTimes
 from tvm_ext.errors import ExportError
@@ -144,7 +146,9 @@ def _compile_all(
     """Every kernel with its code. One thread, this one, where there is but one kernel or the context is watched."""
     current = PassContext.current()
     if threads == 1 or len(pending) < 2:
-        return [(kernel, _compile(kernel, target, contextlib.nullcontext)) for kernel in pending]
+        with contextlib.ExitStack() as stack:
+            path = _object_folder(stack) / "kernel.o"
+            return [(kernel, _compile(kernel, target, contextlib.nullcontext, path)) for kernel in pending]
     settings = dict(current.config)
     level, disabled, required = current.opt_level, list(current.disabled_pass), list(current.required_pass)
 
@@ -152,8 +156,13 @@ def _compile_all(
         return PassContext(opt_level=level, required_pass=required, disabled_pass=disabled, config=settings)
 
     results = []
-    with _pool(min(threads, len(pending))) as pool:
-        futures = {pool.submit(_compile, kernel, target, same_context): kernel for kernel in pending}
+    with contextlib.ExitStack() as stack:
+        folder = _object_folder(stack)
+        pool = stack.enter_context(_pool(min(threads, len(pending))))
+        futures = {
+            pool.submit(_compile, kernel, target, same_context, folder / f"{index}.o"): kernel
+            for index, kernel in enumerate(pending)
+        }
         for future in as_completed(futures):
             results.append((futures[future], future.result()))
             if progress is not None:
@@ -163,34 +172,49 @@ def _compile_all(
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A thread pool that, where something fails, finishes what it is at and drops the rest."""
+    """A thread pool that, where something fails, finishes what it is at and drops the rest.
+
+    Ctrl-C waits for nothing: LLVM cannot be stopped, and may be at a kernel for seconds.
+    """
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tvm_ext-compile")
+    wait = True
     try:
         yield pool
+    except KeyboardInterrupt:
+        wait = False
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
-def _compile(kernel: _Kernel, target: Any, context: Callable[[], Any]) -> _Compiled:
+def _object_folder(stack: contextlib.ExitStack) -> Path:
+    """Where kernels' object files are written, until ``stack`` ends."""
+    try:
+        return stack.enter_context(temporary_folder("kernels"))
+    except OSError as error:
+        raise UnusableCodeError(f"an object file cannot be written: {error}") from error
+
+
+def _compile(kernel: _Kernel, target: Any, context: Callable[[], Any], path: Path) -> _Compiled:
     start = time.thread_time()
     with context(), target:
         module = tvm.tirx.build(tvm.IRModule({kernel.variable: kernel.func}), target=target, pipeline="default")
     lowered = time.thread_time()
-    code = _object_file(module)
+    code = _object_file(module, path)
     return _Compiled(code, lowered - start, time.thread_time() - lowered)
 
 
-def _object_file(module: Any) -> bytes:
+def _object_file(module: Any, path: Path) -> bytes:
     """The LLVM module's machine code. Room for it is made sure of first: on a full disk LLVM ends the process."""
     try:
-        with temporary_folder("kernel") as folder:
-            check_space(folder, OBJECT_BYTES)
-            path = folder / "kernel.o"
-            module.write_to_file(str(path), "o")
-            return path.read_bytes()
+        check_space(path.parent, OBJECT_BYTES)
+        module.write_to_file(str(path), "o")
+        code = path.read_bytes()
+        path.unlink()
     except (OSError, ExportError) as error:
         problem = getattr(error, "problem", str(error))
         raise UnusableCodeError(f"an object file cannot be written: {problem}") from error
+    return code
 
 
 def _keep(kernel: _Kernel, code: bytes, cache: KernelCache) -> None:
@@ -207,7 +231,7 @@ def _load(objects: tuple[bytes, ...]) -> Any:
     try:
         with temporary_folder("link") as folder:
             path = folder / "kernels.so"
-            tvm.support.cc.create_shared(str(path), write_objects(objects, folder))
+            host_compiler.create_shared(str(path), write_objects(objects, folder))
             return load_library(path)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]

@@ -116,12 +116,16 @@ def embed_machine_code(
 
 
 def write_imports(module: Any, architectures: Sequence[str], folder: Path, **settings: Any) -> Path:
-    """Write what ``module`` imports, with machine code, as a file that the linker takes, into ``folder``.
+    """Write what ``module`` imports into ``folder`` as a file that the linker takes, whose path is returned.
 
+    CUDA source becomes machine code for ``architectures``; where these are none, it stays.
     ``settings`` are those of `embed_machine_code`; the cache is the one of builds. For TVM's ``fpack_imports``.
     """
-    settings = {"cache": KernelCache.for_build(BuildOptions.current()), **settings}
-    (folder / "modules.bin").write_bytes(embed_machine_code(pack_imports(module), architectures, **settings))
+    content = pack_imports(module)
+    if architectures:
+        settings = {"cache": KernelCache.for_build(BuildOptions.current()), **settings}
+        content = embed_machine_code(content, architectures, **settings)
+    (folder / "modules.bin").write_bytes(content)
     path = folder / "modules.S"
     path.write_text(assembly(LIBRARY_SYMBOL, str(folder / "modules.bin")))
     return path

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tvm
 import tvm_ffi
 
+from tvm_ext import host_compiler
 from tvm_ext.errors import ExportError, TvmExtError
 from tvm_ext.files import check_space, produce_atomically, temporary_folder, write_objects
 from tvm_ext.stderr_filter import CONSTANT_SCOPES, without_lines
@@ -65,7 +65,7 @@ def export_executable(
     with temporary_folder("export") as folder:
         check_space(folder, size_bytes)  # the object files
         addons = [str(compile_metadata(metadata, folder)), *write_objects(objects, folder)]
-        pack = _packer(architectures, folder, compiler) if architectures else {}
+        pack = {"fpack_imports": _packer(architectures, folder, compiler)}
 
         def produce(temporary: Path) -> None:
             _link(executable, addons, temporary, size_bytes, folder, pack)
@@ -144,7 +144,7 @@ def compile_metadata(metadata: str, folder: Path) -> Path:
         _METADATA_SOURCE.format(literal=c_literal(metadata), size=len(metadata), function=METADATA_FUNCTION)
     )
     includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
-    _compile(lambda: tvm.support.cc.create_shared(str(result), [str(source)], options=["-c", "-fPIC", *includes]))
+    _compile(lambda: host_compiler.create_shared(str(result), [str(source)], ["-c", *includes]))
     return result
 
 
@@ -158,15 +158,18 @@ def c_literal(text: str) -> str:
     return "\n".join('"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"' for piece in pieces)
 
 
-def _packer(architectures: Sequence[str], folder: Path, compiler: Mapping[str, Any]) -> dict[str, Any]:
-    """The argument of TVM's ``export_library`` by which our machine code comes into the library."""
+def _packer(architectures: Sequence[str], folder: Path, compiler: Mapping[str, Any]) -> Callable[..., str]:
+    """What TVM's ``export_library`` calls to put constants, and machine code for ``architectures``, into the library.
+
+    TVM itself has LLVM make an object file of them, which for 100 MB takes a second in which nothing can interrupt it.
+    """
     from tvm_ext.cuda_export import write_imports  # needs TVM's compiler, which a receiver of libraries may not have
 
     def pack(module: Any, is_system_library: bool, prefix: str, _workspace: str) -> str:
         assert not (is_system_library or prefix), "system libraries are for machines without a loader"
         return str(write_imports(module, architectures, folder, **compiler))
 
-    return {"fpack_imports": pack}
+    return pack
 
 
 def _link(
@@ -174,7 +177,8 @@ def _link(
 ) -> None:
     check_space(path.parent, size_bytes)
     with without_lines(CONSTANT_SCOPES):
-        _compile(lambda: executable.export_library(str(path), addons=addons, workspace_dir=str(folder), **pack))
+        settings = {"addons": addons, "workspace_dir": str(folder), "fcompile": host_compiler.create_shared, **pack}
+        _compile(lambda: executable.export_library(str(path), **settings))
 
 
 def _compile(action: Any) -> None:

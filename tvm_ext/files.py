@@ -125,13 +125,21 @@ def check_space(folder: Path, size_bytes: int) -> None:
 def temporary_folder(kind: str) -> Iterator[Path]:
     """An empty folder that is gone afterwards. What killed processes left of theirs is removed on the way.
 
+    It is moved away before it is emptied, so that a thread that nobody waits for opens nothing more in it. (Python's
+    TemporaryDirectory would also be removed by the end of a child that was forked meanwhile.)
+
     Raises OSError where none can be made.
     """
     _sweep(Path(tempfile.gettempdir()))
-    prefix = f"{_FOLDER}{kind}-{os.getpid()}-"
-    # What cannot be removed, because a loaded library lies in it say, is no reason to fail.
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{kind}-{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        gone = folder.with_name(f"{folder.name}_gone")
+        with contextlib.suppress(OSError):
+            os.rename(folder, gone)
+        # What cannot be removed, because a loaded library lies in it say, is no reason to fail.
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 _FOLDER = "tvm_ext-"

@@ -19,39 +19,51 @@ _SHOWN_LINES = 8
 def run_limited(command: Sequence[str], time_limit_s: float, folder: Path | None = None) -> str:
     """Run ``command`` in ``folder``; answers all that it printed. After ``time_limit_s`` it and its children are ended.
 
-    nvcc starts a compiler, an assembler and a linker: all of them are in a process group of their own, so that none is
-    left behind. Raises CompileError where it cannot be started, takes too long, or fails.
+    Raises CompileError where it cannot be started, takes too long, or fails.
     """
     shown = shlex.join(command)
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
+        status, text = run_to_end(command, time_limit_s, folder)
     except OSError as error:
         raise CompileError(f"`{shown}` cannot be started: {error.strerror or error}.", INSTALL_CUDA) from error
-    try:
-        text, _ = process.communicate(timeout=time_limit_s)
     except subprocess.TimeoutExpired as error:
         raise CompileError(
             f"`{shown}` took longer than {time_limit_s:g} s and was stopped.",
             "set TVM_EXT_NVCC_TIME_LIMIT_S to more seconds, or check that the compiler works by itself",
         ) from error
-    finally:
-        _end_group(process)
-    if process.returncode:
-        raise CompileError(f"`{shown}` failed (exit status {process.returncode}): {_first_errors(text)}", _remedy(text))
+    if status:
+        raise CompileError(f"`{shown}` failed (exit status {status}): {_first_errors(text)}", _remedy(text))
     return text
 
 
+def run_to_end(
+    command: Sequence[str], time_limit_s: float | None = None, folder: Path | None = None
+) -> tuple[int, str]:
+    """Run ``command`` in ``folder``; its exit status, and all that it printed.
+
+    A compiler starts an assembler and a linker: all of them are in a process group of their own, and none is left
+    behind, whether by a time limit or by Ctrl-C. A linker that goes on would write what the caller has just removed.
+    Raises OSError where it cannot be started, subprocess.TimeoutExpired after ``time_limit_s``.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    try:
+        text, _ = process.communicate(timeout=time_limit_s)
+    finally:
+        _end_group(process)
+    return process.returncode, text
+
+
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """End what is left of the process group: after a normal end nothing, after a time-out all of it."""
+    """End what is left of the process group: after a normal end nothing, else all of it."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

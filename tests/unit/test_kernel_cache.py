@@ -17,7 +17,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext import code_generation, kernel_cache, relay
+from tvm_ext import code_generation, host_compiler, kernel_cache, relay
 from tvm_ext.errors import ExportError
 from tvm_ext.kernel_cache import CachedKernel, KernelCache, KernelParam, KernelRecord, decode, encode
 from tvm_ext.library import Library
@@ -269,7 +269,7 @@ def test_a_linker_that_fails_leaves_the_whole_module(warm: Path, monkeypatch: py
         raise RuntimeError("ld: killed")
 
     expected = run(build(warm))
-    monkeypatch.setattr(tvm.support.cc, "create_shared", broken)
+    monkeypatch.setattr(host_compiler, "create_shared", broken)
     with pytest.warns(RuntimeWarning, match="ld: killed"):
         library = build(warm)
     np.testing.assert_array_equal(run(library), expected)

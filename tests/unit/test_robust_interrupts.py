@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext import errors, relay
+from tests.attack import libraries
+from tests.attack.interrupts import process_state
+from tvm_ext import code_generation, errors, host_compiler, relay
 from tvm_ext._tvm import tvm_ffi
+from tvm_ext.cli_common import Interrupts
 from tvm_ext.errors import InputError
 
 RunPython = Callable[..., Any]
+ROOT = Path(__file__).resolve().parents[2]
 A, B = np.random.default_rng(5).standard_normal((2, 40, 40)).astype("float32")
 
 MODEL = """
@@ -70,17 +83,17 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(stage: str) -> 
     assert np.linalg.norm(actual - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("stage", ["tvm_ext.ConstructKernels", "tirx.MakePackedAPI"])
 def test_a_build_that_is_killed_leaves_no_half_written_file(
-    stage: str, signal: str, tmp_path: Path, run_python: RunPython
+    stage: str, name: str, tmp_path: Path, run_python: RunPython
 ) -> None:
     cache = tmp_path / "cache"
     environment = {"TVM_EXT_CACHE_DIR": str(cache)}
     kill = f"""
     def stop(name):
         if name == {stage!r}:
-            os.kill(os.getpid(), signal.{signal})
+            os.kill(os.getpid(), signal.{name})
     relay.build(mod, progress=stop)
     """
     killed = run_python(dedent(MODEL) + dedent(kill), **environment)
@@ -121,13 +134,134 @@ def test_an_export_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatc
     def interrupt(*_arguments: Any, **_keywords: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tvm.support.cc, "create_shared", interrupt)
+    monkeypatch.setattr(host_compiler, "create_shared", interrupt)
     with pytest.raises(KeyboardInterrupt):
         library.export_library(tmp_path / "model.so")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     library.export_library(tmp_path / "model.so")
     assert relay.load(tmp_path / "model.so").inputs == library.inputs
+
+
+# --- Ctrl-C is not kept waiting, and not lost -----------------------------------------------------------------------
+def test_ctrl_c_does_not_wait_for_code_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM may be at a kernel for seconds. Here the kernels take until the test says so."""
+    generate, go_on, ended = code_generation._compile, threading.Event(), threading.Event()
+
+    def slow(kernel: Any, target: Any, context: Any, path: Path) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return generate(kernel, target, context, path)
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+        try:
+            return generate(kernel, target, context, path)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(code_generation, "_compile", slow)
+    monkeypatch.setattr(relay, "usable_core_count", lambda: 2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        relay.build(chain(), kernel_cache="off")
+    assert not ended.is_set()
+    assert list(tmp_path.iterdir()) == []
+    go_on.set()
+    assert ended.wait(60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def chain() -> tvm.IRModule:
+    """Two kernels, so that threads compile them."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((40, 40), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.sum(builder.emit(relax.op.matmul(x, x)), axis=[1]))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_ctrl_c_ends_the_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linker that goes on writes its output after the folder was cleaned up."""
+    compiler, started = tmp_path / "c++", tmp_path / "started"
+    compiler.write_text(f"#!/bin/sh\necho $$ > {started}.part; mv {started}.part {started}\nsleep 60 & wait\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        host_compiler.create_shared(str(tmp_path / "out.so"), [])
+    thread.join()
+    assert group_members(int(started.read_text())) == []
+
+
+def group_members(group: int) -> list[str]:
+    """The processes of a group that have not ended."""
+    states = {path.parent.name: process_state(path.parent) for path in Path("/proc").glob("[0-9]*/stat")}
+    return [name for name, state in states.items() if state and state[0] != "Z" and int(state[2]) == group]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_keyboard_interrupt_that_was_dropped_is_raised_again() -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    interrupts = Interrupts()
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.watched():
+        interrupts.check()
+        Dropping()
+        gc.collect()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        interrupts.check()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+COMMAND = """
+    import os, signal, sys
+    from tvm_ext import cli, host_compiler, pipeline
+    def interrupted(function, moment):
+        def call(first, *others):
+            if moment in ("", others and others[0]):
+                os.kill(os.getpid(), signal.SIGINT)
+            return function(first, *others)
+        return call
+    moment = sys.argv[1]
+    if moment == "link":
+        host_compiler.create_shared = interrupted(host_compiler.create_shared, "")
+    else:
+        pipeline.PassClock.before = interrupted(pipeline.PassClock.before, moment)
+    cli.main(["compile", "model.onnx", "-o", "out/model.so"])
+"""
+
+
+@pytest.mark.parametrize("moment", ["LegalizeOps", "tvm_ext.ConstructKernels", "link"])
+def test_ctrl_c_of_the_command(moment: str, tmp_path: Path) -> None:
+    """More moments, in time: tests/attack/test_interrupts.py."""
+    onnx.save(libraries.model(40), tmp_path / "model.onnx")
+    folders = [tmp_path / name for name in ("out", "cache", "temporary")]
+    for folder in folders:
+        folder.mkdir()
+    environment = {"TVM_EXT_CACHE_DIR": str(folders[1]), "TMPDIR": str(folders[2]), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(COMMAND), moment],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 130, done.stderr
+    assert [path for folder in (folders[0], folders[2]) for path in folder.rglob("*")] == []
 
 
 # --- errors on their way through C++ ----------------------------------------------------------------------------------
