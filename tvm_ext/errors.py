@@ -87,6 +87,10 @@ class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refuse
     """
 
 
+class LimitPassed(IllegalRewrite):
+    """The operator is too large for a stage of the build, see `limits`; the message names what was counted."""
+
+
 ALL: tuple[type[TvmExtError], ...] = (
     TvmExtError,
     UnsupportedEnvironmentError,
@@ -103,5 +107,6 @@ ALL: tuple[type[TvmExtError], ...] = (
     ConcurrentUseError,
     ForkError,
     IllegalRewrite,
+    LimitPassed,
 )
 """Every class above."""

@@ -18,6 +18,7 @@ from tvm_ext._tvm import Constant
 from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.cuda_runtime import cuda_is_loaded
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
+from tvm_ext.limits import notes_of
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import BuildPlan, PassClock
 from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord
@@ -60,6 +61,7 @@ def record(
         import_s=import_s,
         build_s=watch.seconds,
         constant_bytes=constant_bytes(kernels),
+        notes=tuple(notes_of(kernels)),
         code_generation_s=sum(phase.seconds for phase in watch.phases if phase.name == GENERATING),
         phases=phases_of(watch, clock, import_s),
         code=code,

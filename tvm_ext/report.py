@@ -86,6 +86,7 @@ class BuildReport:
     code: CodeTimes = field(default_factory=CodeTimes)
     kernel_cache: CacheUse = field(default_factory=CacheUse)
     layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
+    notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
     def bound_of(self, operator: OperatorReport) -> str:

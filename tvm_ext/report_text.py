@@ -28,11 +28,12 @@ def show(report: BuildReport, console: Console) -> None:
 
 
 def profile(report: BuildReport) -> list[str]:
-    """Where the time of the build went: lines of phases, code generation and the cache, then its notes."""
+    """Where the time of the build went: lines of phases, code generation and the cache, then notes and limits."""
+    notes = [f"limit: {note}" for note in report.notes]
     if not report.phases:
-        return []
+        return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
-    return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes]
+    return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes, *notes]
 
 
 def code_summary(report: BuildReport) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ._tvm import IF_THEN_ELSE
 from .errors import IllegalRewrite
-from .limits import limits
+from .limits import check_count, limits
 from .stages import OperatorBody, Stage, dtype_of, static_shape
 from .value_functions import BINARY, FUNCTIONS, REDUCTIONS, converted
 
@@ -69,8 +69,8 @@ _COMBINE = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
 
 
 def _check_points(points: int, total: int) -> None:
-    if points > max(limits().folded_points, total):
-        raise IllegalRewrite(f"it has {points} points (limit {limits().folded_points})")
+    if points > total:
+        check_count("folded_points", points, "points")
 
 
 def _reduced(stage: Stage, values: _Values) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import IllegalRewrite
-from .limits import limits
+from .limits import check_count
 
 Array = np.ndarray[Any, Any]
 
@@ -67,8 +67,7 @@ def _by_python(function: Callable[[float], float]) -> Callable[[Array], Array]:
     """A function that NumPy lacks, element by element in float64."""
 
     def of(x: Array) -> Array:
-        if x.size > limits().folded_calls_of_python:
-            raise IllegalRewrite(f"{x.size} elements of a function that NumPy lacks")
+        check_count("folded_calls_of_python", x.size, "elements of a function that NumPy lacks")
         values = [function(value) for value in x.astype("f8").ravel()]
         return np.asarray(np.asarray(values, "f8").reshape(x.shape), x.dtype)
 

@@ -29,8 +29,8 @@ from .._tvm import (
     relax,
     tirx,
 )
-from ..errors import IllegalRewrite
-from ..limits import limits
+from ..errors import IllegalRewrite, LimitPassed
+from ..limits import check_count, limits, with_notes
 from ..stage_values import operator_values
 from ..stages import read_operator
 from .indexing_values import RULES
@@ -56,7 +56,7 @@ class FoldCalls:
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return with_notes(mutator.builder_.get(), mutator.notes)
 
 
 @expr_mutator
@@ -64,6 +64,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: Any) -> None:
         super().__init__(mod)
         self.mod = mod
+        self.notes: list[str] = []
 
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
@@ -72,7 +73,9 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
             return call
         try:
             return folded(call, arguments, self.mod)
-        except IllegalRewrite:
+        except IllegalRewrite as refusal:
+            if isinstance(refusal, LimitPassed):
+                self.notes.append(f"{_name_of(call)} of constants is computed by each run: {refusal.problem}")
             return type(call)(call.op, arguments, call.attrs, call.ty_args)
 
     def visit_tuple_getitem_(self, item: Any) -> Any:
@@ -92,6 +95,10 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         if isinstance(bound, Var):
             return self._resolved(bound)
         return bound if isinstance(bound, relax.Tuple | Constant | relax.ShapeExpr) and _is_known(bound) else argument
+
+
+def _name_of(call: Any) -> str:
+    return str(call.args[0].name_hint if call.op == CALL_TIR else call.op.name).removeprefix("relax.")
 
 
 def _is_known(argument: Expr) -> bool:
@@ -151,9 +158,10 @@ def _arrays(argument: Expr) -> list[Array]:
 def _check_size(kind: Any, arrays: Sequence[Array]) -> None:
     count = sum(prod(int(extent) for extent in _static_extents(item).values) for item in _tensors(kind))
     operands = sum(array.size for array in arrays)
-    limit = limits().folded_filling if operands <= len(arrays) else limits().folded_elements
-    if count > max(limit, operands):
-        raise IllegalRewrite(f"its result has {count} elements (limit {limit})")
+    if operands <= len(arrays) and count > max(operands, limits().folded_filling):
+        raise IllegalRewrite("it fills a tensor with one number")  # which is no loss to compute, and not worth a note
+    if count > operands:
+        check_count("folded_elements", count, "elements")
 
 
 def _tensors(kind: Any) -> list[Any]:

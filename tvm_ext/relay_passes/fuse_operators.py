@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._tvm import Sequential, module_pass, relax, structural_walk
+from .._tvm import PassContext, Sequential, module_pass, relax, structural_walk
+from ..limits import limits, with_notes
 
 
 @module_pass(opt_level=0, name="tvm_ext.FuseOperators")
 class FuseOperators:
-    """Stock FuseOps and FuseTIR, except where a shape depends on data (the length of a Range, say).
+    """Stock FuseOps and FuseTIR, of so many operators at most as `limits` say.
+
+    Except where a shape depends on data (the length of a Range, say).
 
     A fused function takes such a size as an argument, which the VM's shape lowering then finds not yet computed and
     fails: those models run unfused.
@@ -22,5 +25,30 @@ class FuseOperators:
                 structural_walk(function.body, (relax.MatchCast, lambda _: bound.append(True)))
         if bound:
             return mod
-        fuse = Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])
-        return fuse(mod)
+        most = limits().fused_operators
+        with _context_with(_DEPTH, most):
+            grouped = relax.transform.FuseOps()(mod)
+            fused = Sequential([relax.transform.FuseTIR()])(grouped)
+        full = sum(_size_of(func) >= most for _, func in grouped.functions_items() if isinstance(func, relax.Function))
+        return with_notes(fused, [f"{full} kernels are of {most} operators, and no more are fused"] if full else [])
+
+
+_DEPTH = "relax.FuseOps.max_depth"
+
+
+def _context_with(name: str, value: Any) -> Any:
+    """The PassContext that holds now, with one more setting; instruments would take a second entry for their end."""
+    current = PassContext.current()
+    return PassContext(
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=list(current.disabled_pass),
+        config={**dict(current.config), name: value},
+    )
+
+
+def _size_of(func: Any) -> int:
+    """How many operators were put into a fused function; 0 for any other."""
+    if not func.attrs or "Primitive" not in func.attrs or not isinstance(func.body, relax.SeqExpr):
+        return 0
+    return sum(len(block.bindings) for block in func.body.blocks)

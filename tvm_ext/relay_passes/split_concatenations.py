@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._tvm import PyExprMutator, expr_mutator, ir, module_pass, relax
+from .._tvm import PyExprMutator, expr_mutator, ir, module_pass, relax, topi
+from ..limits import limits, with_notes
 
-MOST_AT_ONCE = 32
-"""Operands of one concatenation. Its kernel asks of each element in which operand it lies, one condition inside the
-other: stock TVM's recursion over 2,000 of them overflows the stack, and over 1,000 takes minutes. Each level here is a
-copy more instead of as many conditions for each element."""
+_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
 
 @expr_mutator
 class _Split(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any) -> None:
+        super().__init__(mod)
+        self.notes: list[str] = []
+
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if (
@@ -23,24 +25,40 @@ class _Split(PyExprMutator):  # type: ignore[misc]
             or not isinstance(call.args[0], relax.Tuple)
         ):
             return call
-        fields = list(call.args[0].fields)
-        return call if len(fields) <= MOST_AT_ONCE else self._joined(fields, call.attrs.axis)
+        fields, most = list(call.args[0].fields), limits().joined_tensors
+        if len(fields) <= most:
+            return call
+        self.notes.append(f"a concatenation of {len(fields)} tensors is made in steps of {most}")
+        return self._joined(fields, 0 if call.attrs.axis is None else int(call.attrs.axis), most)
 
-    def _joined(self, fields: Sequence[Any], axis: Any) -> Any:
-        if len(fields) <= MOST_AT_ONCE:
-            return relax.op.concat(list(fields), axis=axis)
-        parts = [fields[first : first + MOST_AT_ONCE] for first in range(0, len(fields), MOST_AT_ONCE)]
-        joined = [relax.op.concat(part, axis=axis) if len(part) > 1 else part[0] for part in parts]
-        return self._joined([self.builder_.emit(part) for part in joined], axis)
+    def _joined(self, fields: Sequence[Any], axis: int, most: int) -> Any:
+        """Parts that have their operands' functions fused, as ever; what joins the parts is a kernel of its own.
+
+        Fused with the parts, it would hold all the conditions again.
+        """
+        while len(fields) > most:
+            parts = [fields[first : first + most] for first in range(0, len(fields), most)]
+            joined = [relax.op.concat(part, axis=axis) if len(part) > 1 else part[0] for part in parts]
+            fields = [self.builder_.emit(part) for part in joined]
+        return self.builder_.call_te(
+            topi.concatenate,
+            list(fields),
+            axis,
+            primfunc_name_hint="concatenate",
+            primfunc_attrs={"op_pattern": _OPAQUE},
+        )
 
 
 @module_pass(opt_level=0, name="tvm_ext.SplitConcatenations")
 class SplitConcatenations:
-    """Join more than `MOST_AT_ONCE` tensors in several steps."""
+    """Join more tensors than `limits` allow at once in several steps.
+
+    Each step is a copy more instead of a condition more for each element and operand.
+    """
 
     def transform_module(self, mod: Any, _ctx: Any) -> Any:
         mutator = _Split(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return with_notes(mutator.builder_.get(), mutator.notes)

@@ -25,8 +25,10 @@ from .._tvm import (
 )
 from ..errors import IllegalRewrite, TargetError
 from ..hal import DeviceSpec
+from ..limits import check_count, check_time, timed_construction
 from ..options import BuildOptions
 from ..plan import CHOICE, GpuPlan, KernelChoice, Path, RProgram, to_json
+from ..stage_exprs import count_operations
 from ..stages import OperatorBody, Stage, read_operator
 from ..tensor_expr import TensorExpr
 from .build_ir import sequence
@@ -126,7 +128,8 @@ def construct_gpu_kernel(
     ``accept`` may refuse a kernel, by IllegalRewrite: the next candidate follows, after `ATTEMPTS` stock TVM's.
     """
     try:
-        body, choice = _accepted(func, name, device, options, accept)
+        with timed_construction():
+            body, choice = _accepted(func, name, device, options, accept)
     except IllegalRewrite as refusal:
         body, choice = _stock(func, name, device, f"no kernel constructed: {refusal.problem}")
         body, choice = with_pipelines(body, choice, device, options)
@@ -263,6 +266,7 @@ def _forms(
     refusals: list[str] = []
     accepted = 0
     for emit, program, label in _tile_attempts(group, operator, device, options, refusals):
+        check_time()
         try:
             kernel = emit(program)
         except IllegalRewrite as refusal:
@@ -294,11 +298,12 @@ def _tile_attempts(
             yield emitter(emit_mma_tile), program, "matrix units"
     elif device.peak_gflops_of(f"{expr.inputs[0].dtype}_tensor") is not None:
         refusals.append(f"matrix units: {why_not}")
-    programs = _construct_for_vector_units(expr, device, options).programs
-    if not programs:
+    construction = _construct_for_vector_units(expr, device, options)
+    if not construction.programs:
         raise _nothing_fits(expr, device, options)
-    for program in programs:
-        yield emitter(emit_simt_tile), program, "vector units"
+    label = "vector units" + "".join(f" ({note})" for note in construction.notes)
+    for program in construction.programs:
+        yield emitter(emit_simt_tile), program, label
 
 
 def _nothing_fits(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Exception:
@@ -337,7 +342,9 @@ def _assemble(
     assert not any(kernel.packs for kernel in kernels), "constants are not announced to GPU emitters"
     statements = [statement for kernel in kernels for statement in kernel.statements]
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    body = turn_divisions(sequence(*allocations(statements, operator), *statements))
+    emitted = sequence(*allocations(statements, operator), *statements)
+    check_count("kernel_operations", count_operations(emitted), "operations in its kernels")
+    body = turn_divisions(emitted)
     body = pass_nan_on(keep_floats(body))
     new = tirx.PrimFunc(list(operator.params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
     programs = [form.program for form in forms if form.program is not None]

@@ -10,6 +10,7 @@ from typing import Any
 from .._tvm import (
     ALREADY_SCHEDULED,
     BufferStore,
+    Call,
     PrimFunc,
     Target,
     copy_module,
@@ -21,14 +22,15 @@ from ..errors import IllegalRewrite
 from ..float_ir import uses_bfloat16
 from ..hal import DeviceSpec
 from ..kernel_cache import KERNEL_KEY, CachedKernel, KernelCache, build_context, kernel_key, misfit, params_of, seal
+from ..limits import check_count, check_time, limits, timed_construction
 from ..options import BuildOptions
 from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, Path, RProgram, from_json, to_json
-from ..stage_exprs import axis_names, count_flops, itemsize_bytes, tensor_expr_of
+from ..stage_exprs import axis_names, count_flops, count_operations, itemsize_bytes, tensor_expr_of
 from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
 from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
 from ..tensor_expr import TensorExpr
 from .build_ir import allocate, outer_kind, sequence
-from .cut_expressions import cut_nested, cut_notes
+from .cut_expressions import cut_nested, cut_notes, name_of
 from .emit_rows import emit_rows
 from .equal_functions import EqualFunctions
 from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
@@ -117,12 +119,12 @@ def construct(
     expr: TensorExpr, device: DeviceSpec, *, k: int, first_epsilon: float = 0.0, rules: frozenset[str] = ALL_RULES
 ) -> Construction:
     """Roller's `construct`, once per process for each expression (whatever it is called), device and options."""
-    return _construct_nameless(replace(expr, name=""), device, k, first_epsilon, rules)
+    return _construct_nameless(replace(expr, name=""), device, k, first_epsilon, rules, limits().search_steps)
 
 
 @functools.lru_cache(maxsize=512)
 def _construct_nameless(
-    expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float, rules: frozenset[str]
+    expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float, rules: frozenset[str], _steps: int
 ) -> Construction:
     return construct_anew(expr, device, k=k, first_epsilon=first_epsilon, rules=rules)
 
@@ -130,7 +132,8 @@ def _construct_nameless(
 def construct_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
     """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice."""
     try:
-        body, choice = _constructed(func, name, device, options)
+        with timed_construction():
+            body, choice = _constructed(func, name, device, options)
     except IllegalRewrite as refusal:
         body, choice = _fallback(func, name, device, refusal)
     return with_turned_divisions(body).with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
@@ -158,6 +161,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
     programs: list[RProgram] = []
     path: Path = "rows"
     for group in groups:
+        check_time()
         if isinstance(group, WindowGroup):
             path = "rtile"
             windowed = window_kernel(group, device)
@@ -166,7 +170,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
             notes.append(windowed[2] + fused_note(group.epilogue))
             continue
         if isinstance(group, TileGroup):
-            tiled = _tile_kernel(group, operator, constants, device, options)
+            tiled = _tile_kernel(group, operator, constants, device, options, notes)
             if tiled is not None:
                 path = "rtile"
                 statements += tiled[0].statements
@@ -187,14 +191,16 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         params[how.param_index] = packed
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     attrs["s_tir"] = True
-    body = on_cpu(sequence(*allocations(statements, operator), *statements), device)
+    emitted = sequence(*allocations(statements, operator), *statements)
+    check_count("kernel_operations", count_operations(emitted), "operations in its kernel")
+    body = on_cpu(emitted, device)
     params, body = _any_alignment(params, body)
     new = tirx.PrimFunc(params, body, func.ret_type).with_attrs(attrs)
     slowest = max(programs, key=lambda p: p.prediction.time_s, default=None)
     choice = KernelChoice(
         operator=name,
         path=path,
-        reason="; ".join([*notes, *size_notes(operator), *cut_notes(body)]),
+        reason="; ".join([*notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]),
         device=device.name,
         flops=sum(flops_of(stage) for stage in operator.stages),
         bytes=sum(bytes_of(param) for param in operator.params),
@@ -209,7 +215,17 @@ def on_cpu(body: Any, device: DeviceSpec) -> Any:
     exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
     if uses_bfloat16(exact):
         return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
+    if call_notes(exact):
+        return exact
     return expand_math(exact, scales_by_instruction=has_scale(device))
+
+
+def call_notes(body: Any) -> list[str]:
+    """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
+    calls: list[bool] = []
+    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
+    most = limits().expanded_functions
+    return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
 
 
 def allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:
@@ -331,10 +347,16 @@ def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> 
 
 
 def _tile_kernel(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+    group: TileGroup,
+    operator: OperatorBody,
+    constants: Sequence[Any],
+    device: DeviceSpec,
+    options: BuildOptions,
+    notes: list[str],
 ) -> tuple[TileKernel, RProgram] | None:
-    """The best rProgram and its kernel; None where no rTile has a spatial axis to vectorise."""
+    """The best rProgram and its kernel; None where no rTile has a spatial axis to vectorise. Adds to ``notes``."""
     anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
+    notes += construction.notes
     spatial = [axis.name for axis in expr.spatial]
     program = next((program for program in construction.programs if program.vector_axis in spatial), None)
     if program is None:

@@ -9,8 +9,10 @@ from typing import Any
 from .._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
 from ..errors import IllegalRewrite
 from ..hal import DeviceSpec
+from ..limits import check_count
 from ..options import BuildOptions
 from ..plan import GpuPlan, KernelChoice, PipelinePlan
+from ..stage_exprs import count_operations
 from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
 from .pipelining.fragment_functions import APPLIED
 from .pipelining.function import Function
@@ -32,6 +34,7 @@ def with_pipelines(
     if options.enable_pipelining is False or not _has_shared_memory(body):
         return body, choice
     try:
+        check_count("pipelined_operations", count_operations(body.body), "operations")
         made, plan = pipelined(body, device, Wishes(**pipelining_settings(options)))
     except IllegalRewrite as refusal:
         return body, replace(choice, reason=f"{choice.reason}; not pipelined: {refusal.problem}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._tvm import TensorLoad, structural_walk
+from ..limits import check_count, check_time, limits
 from ..stage_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from ..stage_rewrites import inline, split_divided_axes
 from ..stages import OperatorBody, Stage, reads
@@ -20,9 +21,6 @@ from .roller.epilogue import reads_only_its_own_element
 from .roller.window import is_padding
 
 CHEAP_FLOPS = 2  # recomputing this much costs less than storing and loading the element
-INLINED_OPERATIONS = 512
-"""Loads, arithmetic and calls that a stage may have after something was inlined into it. ``y = x + x; z = y + y; ...``
-doubles at each step: 50 of them would be 2^50 loads. Whatever is larger keeps a buffer between its stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,9 +39,14 @@ class RowGroup:
 
 
 def simplify(operator: OperatorBody) -> OperatorBody:
-    """``operator`` with every stage inlined that is not worth a buffer of its own."""
+    """``operator`` with every stage inlined that is not worth a buffer of its own.
+
+    Raises LimitPassed for one that is too large to look at.
+    """
+    check_size(operator)
     position = 0
     while position < len(operator.stages):
+        check_time()
         producer = operator.stages[position]
         consumers = operator.consumers(producer.target)
         if consumers and not operator.is_output(producer.target) and _worth_inlining(producer, consumers):
@@ -58,10 +61,17 @@ def simplify(operator: OperatorBody) -> OperatorBody:
     return operator
 
 
+def check_size(operator: OperatorBody) -> None:
+    """Raise LimitPassed where the operator has too many stages, or one of them too large a value."""
+    check_count("stages", len(operator.stages), "stages")
+    for stage in operator.stages:
+        check_count("value_operations", count_operations(stage.value), f"operations in {stage.name}")
+
+
 def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     if producer.is_reduction or not producer.writes_at_its_own_axes():
         return False
-    if any(operations_after_inlining(producer, stage) > INLINED_OPERATIONS for stage in consumers):
+    if any(operations_after_inlining(producer, stage) > limits().inlined_operations for stage in consumers):
         return False
     if _is_affine_copy(producer):
         return True
@@ -76,17 +86,18 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
 
 
 def size_notes(operator: OperatorBody) -> list[str]:
-    """For the report: the stages of a simplified operator that keep a buffer because of `INLINED_OPERATIONS` alone."""
+    """For the report: the stages of a simplified operator that keep a buffer for ``inlined_operations`` alone."""
+    most = limits().inlined_operations
     kept = []
     for producer in operator.stages:
         consumers = operator.consumers(producer.target)
         inlinable = not producer.is_reduction and producer.writes_at_its_own_axes()
         sizes = [operations_after_inlining(producer, stage) for stage in consumers]
-        if inlinable and not operator.is_output(producer.target) and max(sizes, default=0) > INLINED_OPERATIONS:
+        if inlinable and not operator.is_output(producer.target) and max(sizes, default=0) > most:
             kept.append(producer.name)
     if not kept:
         return []
-    return [f"{', '.join(kept)} in a buffer: an expression may have {INLINED_OPERATIONS} operations"]
+    return [f"{', '.join(kept)} in a buffer: an expression may have {most} operations"]
 
 
 def operations_after_inlining(producer: Stage, consumer: Stage) -> int:

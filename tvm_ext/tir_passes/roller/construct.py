@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tvm_ext.access_table import Shape, vector_use
 from tvm_ext.hal import DeviceSpec
+from tvm_ext.limits import limits
 from tvm_ext.perf_model import PerfModel
 from tvm_ext.plan import Prediction, RProgram, RTile
 from tvm_ext.tensor_expr import TensorExpr
@@ -21,7 +22,7 @@ from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_cor
 from .canonical import CanonicalForm, canonicalise
 from .rtile import conflict_degree, storage_padding
 from .scale_out import resident_share, scattered_store_s, shrink
-from .search import Found, Move, Outcome, TileSearch
+from .search import Budget, Found, Move, Outcome, TileSearch
 
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Padding bounds tried in turn until enough programs are there (§3.2; Figure 17 evaluates 0.4 and 1.0)."""
@@ -69,6 +70,7 @@ class Construction:
     steps: tuple[EnlargeStep, ...]
     canonical: CanonicalForm
     rejected: tuple[Alternative, ...]
+    notes: tuple[str, ...] = ()  # for the report: that the search was cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +115,14 @@ def construct(
         _model(canonical.expr, device, axis, rules) for axis in legal_vector_axes(canonical.expr, device, vector_axes)
     ]
     candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
+    budget = Budget(limits().search_steps)
     for bound, allowed in _relaxations(rules, epsilon, first_epsilon):
         for model in models:
-            for candidate in _candidates(model, allowed, bound, k, shrink_small=shrink_small):
+            for candidate in _candidates(model, allowed, bound, k, budget, shrink_small=shrink_small):
                 candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
         enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
         enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
-        if enough or (candidates and bound >= EPSILONS[-1]):
+        if enough or budget.steps < 0 or (candidates and bound >= EPSILONS[-1]):
             break
     ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
     digest = expr.digest
@@ -129,6 +132,7 @@ def construct(
         steps=_steps(ranked[0]) if ranked else (),
         canonical=canonical,
         rejected=tuple(_alternative(program, programs[0]) for program in programs[1:]),
+        notes=(f"best of {limits().search_steps} tiles looked at (limit)",) if budget.steps < 0 else (),
     )
 
 
@@ -175,13 +179,13 @@ def legal_vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str
 
 
 def _candidates(
-    model: PerfModel, rules: frozenset[str], epsilon: float, k: int, *, shrink_small: bool
+    model: PerfModel, rules: frozenset[str], epsilon: float, k: int, budget: Budget, *, shrink_small: bool
 ) -> list[_Candidate]:
     pool = max(k, MIN_POOL)
     below = 1 if model.is_cpu else 3
     quotas = (pool * below, below, *(1 for _ in range(model.last_level)))
     found = []
-    for result in TileSearch(model, rules, epsilon, quotas).run():
+    for result in TileSearch(model, rules, epsilon, quotas, budget).run():
         found.append(_candidate(model, result, result.shapes, rules, epsilon, shrunk=False))
         shrunk = shrink(model, result.shapes) if shrink_small else None
         if shrunk is not None:

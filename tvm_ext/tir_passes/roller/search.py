@@ -8,6 +8,7 @@ from math import prod
 from typing import Literal
 
 from tvm_ext.access_table import Shape
+from tvm_ext.limits import check_time, limits
 from tvm_ext.perf_model import PerfModel
 
 from .align import BANK, Aligner
@@ -61,14 +62,36 @@ class Found:
     trail: Trail | None
 
 
+@dataclass(slots=True)
+class Budget:
+    """Tiles that the searches for one operator may still look at."""
+
+    steps: int
+
+    def take(self) -> bool:
+        """Whether there is one more; LimitPassed where the clock has run out."""
+        check_time()
+        self.steps -= 1
+        return self.steps >= 0
+
+
 class TileSearch:
     """One run of ConstructProg for a model (hence a vector axis), a rule set and an ε.
 
     ``quotas[level]`` bounds the rPrograms that one entry into a layer may add: without it the first register tile
-    would fill the result list with variants of its lower layers (Figure 8, line 8, counts results only).
+    would fill the result list with variants of its lower layers (Figure 8, line 8, counts results only). Where
+    ``budget`` is used up, what has been found by then is the result.
     """
 
-    def __init__(self, model: PerfModel, rules: frozenset[str], epsilon: float, quotas: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: PerfModel,
+        rules: frozenset[str],
+        epsilon: float,
+        quotas: tuple[int, ...],
+        budget: Budget | None = None,
+    ) -> None:
+        self.budget = budget if budget is not None else Budget(limits().search_steps)
         self.model = model
         self.rules = rules
         self.epsilon = epsilon
@@ -109,7 +132,7 @@ class TileSearch:
             self._add(tile, aligner, program, Trail(Move(level, tile, None, tile, 0.0, outcome), trail))
             return
         for score, axis, larger in nexts:
-            if len(self.results) >= stop_at:
+            if len(self.results) >= stop_at or not self.budget.take():
                 return
             key = (level, larger, program)
             if key in self._visited:
