@@ -357,7 +357,7 @@ def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
                 if op_name not in converters:
                     return super()._convert_operator(op_name, inputs, attrs, opset)
                 return self.bb.normalize(converters[op_name](self.bb, inputs, attrs, opset))
-            except (*IMPORT_ERRORS, errors.TvmExtError) as error:
+            except (*IMPORT_ERRORS, MemoryError, errors.TvmExtError) as error:
                 raise _ConversionFailed(error) from None
 
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import tvm
 
+from tvm_ext.import_limits import ImportLimits
 from tvm_ext.relay_passes.import_model import import_model
 
 IMPORT_SECONDS = "tvm_ext.import_seconds"
@@ -24,6 +25,7 @@ def from_onnx(
     dtype: str | Mapping[str, str] | None = None,
     *,
     constants: Mapping[str, npt.ArrayLike] | None = None,
+    limits: ImportLimits | None = None,
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Import an ONNX model for inference.
 
@@ -37,6 +39,8 @@ def from_onnx(
         What the inputs' dtypes are expected to be: a mismatch with the model is an error here rather than at run time.
     constants
         Values of inputs that must be known at build time (the target of a Reshape, say); they are no inputs any more.
+    limits
+        How large the model and its tensors may be; None: the defaults, or what ``TVM_EXT_IMPORT_LIMITS`` says.
 
     Returns
     -------
@@ -45,12 +49,12 @@ def from_onnx(
     Raises
     ------
     ModelError
-        for a file that is not a valid model, or operators that cannot be imported.
+        for a file that is not a valid model or passes a limit, or operators that cannot be imported.
     InputError
         for a shape or dtype that does not fit the model's inputs.
     """
     start = time.perf_counter()
-    mod, params = import_model(model, shape=shape, dtype=dtype, constants=constants)
+    mod, params = import_model(model, shape=shape, dtype=dtype, constants=constants, limits=limits)
     mod = mod.with_attr(MODEL_NAME, _title(model))
     return mod.with_attr(IMPORT_SECONDS, time.perf_counter() - start), params
 

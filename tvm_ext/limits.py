@@ -57,6 +57,12 @@ class Limits:
     inlined_operations
         The same after something was inlined into it; what is larger keeps a buffer between its stages.
         ``y = x + x; z = y + y; ...`` doubles at each step: 50 of them would be 2^50 loads.
+    inlined_choices
+        Choices (Select) of a stage after another that chooses was inlined into it. Stock TVM's simplifier looks at each
+        under its condition and without it: four LeakyRelu in one expression, 40 choices, take 8 s.
+    nested_extremes
+        Maxima beside constants inside each other; what is deeper is stored first. Each binds what it is applied to, and
+        takes stock TVM's lowering five times as long: 20 s for nine.
     search_steps
         Tiles that the construction of one operator looks at; beyond, it ranks what it has found by then. The
         convolutions and products of usual networks take up to 1,000.
@@ -82,6 +88,8 @@ class Limits:
     stages: int = 256
     value_operations: int = 8192
     inlined_operations: int = 512
+    inlined_choices: int = 6
+    nested_extremes: int = 4
     search_steps: int = 20_000
     kernel_operations: int = 50_000
     expanded_functions: int = 512

@@ -17,6 +17,8 @@ Environment variables
     ``CUDA_PATH``, on the ``PATH``, among installed Python packages (`pip install tvm-ext[cuda]`), in /usr/local/cuda.
 ``TVM_EXT_NVCC_TIME_LIMIT_S``
     Seconds after which one run of a device compiler is stopped; default 60.
+``TVM_EXT_IMPORT_LIMITS``
+    How large an imported model may be, where ``from_onnx(limits=...)`` says nothing; see `import_limits`.
 ``OCL_ICD_VENDORS``
     Where OpenCL's loader looks for drivers; respected if set, chosen by `offer_opencl_drivers` if not.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
@@ -48,6 +50,7 @@ _CPU_VARIABLE = "TVM_EXT_CPU"
 _NVCC_VARIABLE = "TVM_EXT_NVCC"
 _NVCC_TIME_VARIABLE = "TVM_EXT_NVCC_TIME_LIMIT_S"
 _NVCC_TIME_LIMIT_S = 60.0
+IMPORT_LIMITS_VARIABLE = "TVM_EXT_IMPORT_LIMITS"
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 _OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
@@ -290,6 +293,11 @@ def cuda_settings() -> CudaSettings:
 def recorded_cpu() -> str | None:
     """The name of the recorded CPU that stands for this machine's (``TVM_EXT_CPU``); None: this machine's own."""
     return os.environ.get(_CPU_VARIABLE, "").strip() or None
+
+
+def import_limits_text() -> str:
+    """What ``TVM_EXT_IMPORT_LIMITS`` says; `import_limits.ImportLimits.current` reads it."""
+    return os.environ.get(IMPORT_LIMITS_VARIABLE, "").strip()
 
 
 def usable_core_count() -> int:

@@ -19,6 +19,7 @@ from ._tvm import (
     TensorLoad,
     Var,
     structural_equal,
+    structural_hash,
     structural_map,
     structural_walk,
     tirx,
@@ -69,12 +70,26 @@ class Stage:
             count *= extent
         return count
 
-    def loads(self) -> list[Any]:
-        """The distinct loads in ``value``, in order of appearance."""
+    def sources(self) -> list[Buffer]:
+        """The distinct buffers that ``value`` reads."""
         found: list[Any] = []
 
         def visit(load: Any) -> None:
-            if not any(structural_equal(load, other) for other in found):
+            if not any(load.source.same_as(other) for other in found):
+                found.append(load.source)
+
+        structural_walk(self.value, (TensorLoad, visit))
+        return found
+
+    def loads(self) -> list[Any]:
+        """The distinct loads in ``value``, in order of appearance."""
+        found: list[Any] = []
+        alike: dict[int, list[Any]] = {}
+
+        def visit(load: Any) -> None:
+            others = alike.setdefault(structural_hash(load), [])
+            if not any(structural_equal(load, other) for other in others):
+                others.append(load)
                 found.append(load)
 
         structural_walk(self.value, (TensorLoad, visit), order="pre")

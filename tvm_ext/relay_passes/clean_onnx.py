@@ -11,6 +11,7 @@ from onnx import helper, inliner, numpy_helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.check_onnx import sort_nodes
+from tvm_ext.relay_passes.limit_onnx import check_node_count
 from tvm_ext.relay_passes.onnx_graph import (
     STANDARD_DOMAINS,
     Array,
@@ -43,18 +44,20 @@ def inline_functions(graph: OnnxGraph, model: onnx.ModelProto, operators: frozen
             skeleton = inliner.inline_local_functions(skeleton)
         if operators:
             skeleton = inliner.inline_selected_functions(skeleton, sorted(operators), inline_schema_functions=True)
-    except RuntimeError as error:
+    except (onnx.checker.ValidationError, MemoryError, RuntimeError, ValueError) as error:
         names = ", ".join(sorted({name for _, name in operators} | {function.name for function in model.functions}))
         raise ModelError(
-            f"the definitions of {names} cannot be expanded: {str(error).splitlines()[-1].strip()}",
+            f"the definitions of {names} cannot be expanded: {(str(error).splitlines() or [''])[-1].strip()}",
             "export the model with simpler operators (a lower opset) and without functions",
         ) from error
     inlined = graph_from_model(skeleton)
+    check_node_count(inlined.nodes, graph.limits)
     return replace(
         inlined,
         inputs=graph.inputs,
         constants={**inlined.constants, **graph.constants},
         opsets={**graph.opsets, **inlined.opsets},
+        limits=graph.limits,
     )
 
 
@@ -114,7 +117,7 @@ def _is_identity(node: onnx.NodeProto, graph: OnnxGraph, uses: dict[str, int]) -
 
 
 def expand_sums(graph: OnnxGraph) -> OnnxGraph:
-    """Sum(a, b, c) becomes Add(Add(a, b), c): the stock importer would stack the terms and reduce the stack.
+    """Sum(a, b, c) becomes Add(Add(a, b), c), and so for Max and Min: the stock importer would reduce a stack of them.
 
     Worked example: ResNet's residual Sum of two (1, 64, 56, 56) tensors would become a 5-D stack that neither fuses
     with the convolution before it nor converts to another layout.
@@ -122,14 +125,24 @@ def expand_sums(graph: OnnxGraph) -> OnnxGraph:
     taken = defined_names(graph)
     nodes: list[onnx.NodeProto] = []
     for node in graph.nodes:
-        if node.op_type == "Sum" and node.domain in STANDARD_DOMAINS and graph.opset >= 7:
-            nodes.extend(_chain_of_adds(node, taken))
+        if _is_sum(node) and graph.opset >= (7 if node.op_type == "Sum" else 8):
+            nodes.extend(_chain_of_two(node, _OF_TWO[node.op_type], taken))
         else:
             nodes.append(node)
     return graph.with_nodes(nodes)
 
 
-def _chain_of_adds(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto]:
+_OF_TWO = {"Sum": "Add", "Max": "Max", "Min": "Min"}
+
+
+def _is_sum(node: onnx.NodeProto) -> bool:
+    """One of `_OF_TWO`; a maximum of two is what it should be."""
+    return (
+        node.op_type in _OF_TWO and node.domain in STANDARD_DOMAINS and (node.op_type == "Sum" or len(node.input) != 2)
+    )
+
+
+def _chain_of_two(node: onnx.NodeProto, operator: str, taken: set[str]) -> list[onnx.NodeProto]:
     if len(node.input) == 1:
         return [helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name)]
     adds = []
@@ -137,7 +150,7 @@ def _chain_of_adds(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto
     for position, term in enumerate(node.input[1:], start=1):
         last = position == len(node.input) - 1
         result = node.output[0] if last else fresh_name(f"{node.output[0]}_partial", taken)
-        adds.append(helper.make_node("Add", [total, term], [result], f"{node.name}_{position}" if node.name else ""))
+        adds.append(helper.make_node(operator, [total, term], [result], f"{node.name}_{position}" if node.name else ""))
         total = result
     return adds
 

@@ -8,6 +8,7 @@ from onnx import TensorProto
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.check_onnx import sort_nodes
 from tvm_ext.relay_passes.fold_constants import fold_constants
+from tvm_ext.relay_passes.infer_onnx import infer_types
 from tvm_ext.relay_passes.onnx_graph import (
     STANDARD_DOMAINS,
     OnnxGraph,
@@ -15,13 +16,15 @@ from tvm_ext.relay_passes.onnx_graph import (
     count_uses,
     defined_names,
     describe_node,
-    infer_types,
 )
-from tvm_ext.relay_passes.onnx_operators.context import Context
+from tvm_ext.relay_passes.onnx_operators.context import Context, refusal
 from tvm_ext.relay_passes.onnx_operators.number_types import WIDENED_BFLOAT16, in_float32
 from tvm_ext.relay_passes.onnx_operators.tables import CHECKS, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
+# What arithmetic raises over operands of other ranks, types and extents than ONNX allows; the checker sees few of them.
+_RULE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_MISFIT = "compare the node with the definition of its operator; bind dynamic dimensions with shape={...}"
 # Rules write operators that have rules: Attention -> Softmax -> ... Deeper is a rule that writes its own operator.
 _MAX_ROUNDS = 8
 _SUB_BYTE_NAMES = "FLOAT4E2M1 INT4 UINT4 INT2 UINT2"
@@ -77,11 +80,16 @@ def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
 def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     if node.domain not in STANDARD_DOMAINS:
         return None
-    if node.op_type in WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
-        return in_float32(node, context)
-    if node.op_type in CHECKS:
-        CHECKS[node.op_type](node, context)
-    return RULES[node.op_type](node, context) if node.op_type in RULES else None
+    try:
+        if node.op_type in WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
+            return in_float32(node, context)
+        if node.op_type in CHECKS:
+            CHECKS[node.op_type](node, context)
+        return RULES[node.op_type](node, context) if node.op_type in RULES else None
+    except ModelError:
+        raise
+    except (*_RULE_ERRORS, MemoryError) as error:
+        raise refusal(node, f"has operands that do not fit: {type(error).__name__}: {error}", _MISFIT) from error
 
 
 def _check_types(node: onnx.NodeProto, context: Context) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvm_ext.relay_passes.infer_onnx import infer_types
 from tvm_ext.relay_passes.onnx_graph import (
     STANDARD_DOMAINS,
     Array,
@@ -26,7 +27,6 @@ from tvm_ext.relay_passes.onnx_graph import (
     count_uses,
     defined_names,
     fresh_name,
-    infer_types,
     rank_of,
 )
 

@@ -17,6 +17,7 @@ import onnx
 
 from tvm_ext import _tvm
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.import_limits import ImportLimits
 from tvm_ext.relay_passes.bind_inputs import RequestedDim, bind_inputs, declared_dims
 from tvm_ext.relay_passes.check_onnx import (
     check_names,
@@ -39,6 +40,7 @@ from tvm_ext.relay_passes.clean_onnx import (
 from tvm_ext.relay_passes.decompose_onnx import decompose_operators, refuse_training
 from tvm_ext.relay_passes.fold_batch_norm import fold_channel_scales, lower_batch_norm, merge_scales, split_biases
 from tvm_ext.relay_passes.fold_constants import fold_constants
+from tvm_ext.relay_passes.limit_onnx import check_limits
 from tvm_ext.relay_passes.load_onnx import load_onnx
 from tvm_ext.relay_passes.onnx_graph import (
     STANDARD_DOMAINS,
@@ -75,6 +77,7 @@ def import_model(
     dtype: str | Mapping[str, str] | None = None,
     *,
     constants: Mapping[str, npt.ArrayLike] | None = None,
+    limits: ImportLimits | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Imports an ONNX model as a Relax module.
 
@@ -90,6 +93,8 @@ def import_model(
     constants
         Input name -> value, for inputs whose value must be known at build time (a Reshape's target, say). They are no
         inputs any more.
+    limits
+        How large the model and its tensors may be; None: `ImportLimits.current`.
 
     Returns
     -------
@@ -102,12 +107,12 @@ def import_model(
     Raises
     ------
     ModelError
-        The model is damaged, unsafe, contradictory, cyclic, or uses unsupported operators (all listed).
+        The model is damaged, unsafe, contradictory, cyclic, too large, or uses unsupported operators (all listed).
     InputError
         `shape`, `dtype` or `constants` do not fit the model.
     """
     proto = load_onnx(model)
-    graph = checked_graph(proto)
+    graph = checked_graph(proto, limits or ImportLimits.current())
     graph = bind_inputs(graph, shape, dtype, constants)
     graph = expand_unsupported(graph, proto)
     graph = clean_graph(graph)
@@ -116,9 +121,11 @@ def import_model(
     return _convert(graph, original_names)
 
 
-def checked_graph(proto: onnx.ModelProto) -> OnnxGraph:
-    """The main graph of `proto`, sorted, its names and structure checked."""
-    graph = graph_from_model(proto)
+def checked_graph(proto: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
+    """The main graph of `proto`, sorted, its size, names and structure checked."""
+    limits = limits or ImportLimits()
+    check_limits(proto, limits)
+    graph = graph_from_model(proto, limits)
     check_names(graph)
     graph = sort_nodes(graph)
     # ONNX's checker does not know the functions that a model brings; their calls are checked after expansion.
@@ -136,7 +143,12 @@ def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
         Listing every operator that stays unsupported.
     """
     supported = _supported_operators()
-    graph = sort_nodes(drop_dead_nodes(inline_functions(graph, proto, frozenset())))
+    if proto.functions:
+        graph = inline_functions(graph, proto, frozenset())
+        check_names(graph)
+        graph = sort_nodes(graph)
+        check_structure(graph)
+    graph = sort_nodes(drop_dead_nodes(graph))
     # One definition may use another: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> GatherElements.
     for _ in range(_MAX_EXPANSIONS):
         expandable = frozenset(
@@ -220,7 +232,7 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, 
     shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
     try:
         mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
-    except _tvm.IMPORT_ERRORS as error:
+    except (*_tvm.IMPORT_ERRORS, MemoryError) as error:
         raise _conversion_error(graph, error) from error
     renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
     attributes = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.import_limits import ImportLimits
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -42,6 +43,8 @@ class OnnxGraph:
         Name to value: initializers and everything folded since.
     opsets
         Domain to operator set version.
+    limits
+        How large what the import makes of it may become.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -49,6 +52,7 @@ class OnnxGraph:
     outputs: tuple[onnx.ValueInfoProto, ...]
     constants: Mapping[str, Array]
     opsets: Mapping[str, int]
+    limits: ImportLimits = field(default_factory=ImportLimits)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -177,7 +181,7 @@ def _rename_inputs(node: onnx.NodeProto, new_names: Mapping[str, str]) -> None:
             output.name = new_names.get(output.name, output.name)
 
 
-def graph_from_model(model: onnx.ModelProto) -> OnnxGraph:
+def graph_from_model(model: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
     """Takes the constants out of `model`; initializers which an old file (IR < 4) also lists as inputs are no inputs.
 
     Raises
@@ -200,6 +204,7 @@ def graph_from_model(model: onnx.ModelProto) -> OnnxGraph:
         outputs=tuple(_without_shape(value) for value in body.output),
         constants=constants,
         opsets={opset.domain: opset.version for opset in model.opset_import},
+        limits=limits or ImportLimits(),
     )
 
 
@@ -263,21 +268,6 @@ def with_some_shape(model: onnx.ModelProto, *, also_inputs: bool) -> onnx.ModelP
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
     return declared
-
-
-def infer_types(graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
-    """ONNX's own shape and type inference, values of small integer tensors propagated, for every tensor of the graph.
-
-    Raises
-    ------
-    ModelError
-        The inference finds a contradiction.
-    """
-    try:
-        inferred = onnx.shape_inference.infer_shapes(small_model(graph), data_prop=True).graph
-    except onnx.shape_inference.InferenceError as error:
-        raise ModelError(f"the model's shapes contradict each other: {error}", "export the model again") from error
-    return {value.name: value.type for value in (*inferred.input, *inferred.value_info, *inferred.output)}
 
 
 def static_shape(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any, Generic, TypeVar
 
 Case = TypeVar("Case")
@@ -27,10 +28,13 @@ class Trial(Generic[Case, Result]):
     """What is done with a case: ``attempt``, a module's function, in a worker; ``failure`` where that dies or is late.
 
     The latter takes the case, the outcome ("crashed" or "timed out"), the problem in words and the seconds.
+    ``alone``: every case has a process of its own, forked from one that has imported the module of ``attempt`` and has
+    run nothing.
     """
 
     attempt: Callable[[Case], Result]
     failure: Callable[[Case, str, str, float], Result]
+    alone: bool = False
 
 
 class Worker(Generic[Case, Result]):
@@ -38,7 +42,7 @@ class Worker(Generic[Case, Result]):
 
     def __init__(self, trial: Trial[Case, Result]) -> None:
         self.trial = trial
-        context = multiprocessing.get_context("spawn")  # TVM's thread pool does not survive a fork
+        context = _context(trial)
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other, trial.attempt), daemon=True)
         self.process.start()
@@ -88,7 +92,16 @@ class Worker(Generic[Case, Result]):
 
     @property
     def usable(self) -> bool:
-        return self.process.is_alive() and self.done < CASES_PER_WORKER
+        return self.process.is_alive() and self.done < (1 if self.trial.alone else CASES_PER_WORKER)
+
+
+def _context(trial: Trial[Case, Result]) -> SpawnContext | ForkServerContext:
+    """TVM's thread pool does not survive a fork: what is forked has imported TVM, and never runs a kernel."""
+    if not trial.alone:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([trial.attempt.__module__])
+    return context
 
 
 def _serve(connection: Connection[Any, Any], attempt: Callable[[Any], Any]) -> None:

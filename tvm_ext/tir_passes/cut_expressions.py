@@ -29,6 +29,7 @@ from .._tvm import (
     tirx,
 )
 from ..float_ir import is_float
+from ..limits import limits
 from ..stages import Expr, dtype_of
 from .build_ir import allocate, load, new_buffer, sequence, store
 
@@ -110,7 +111,13 @@ class _Cut:
             return node if kept else Call(node.op, arguments, ret_ty=node.ty)
 
         def extreme(node: Any) -> Any:
-            return type(node)(*self._arguments([node.a, node.b], before)) if _has_copies(node) else node
+            if _has_copies(node):
+                return type(node)(*self._arguments([node.a, node.b], before))
+            if is_float(node) and _extremes_in(node) > limits().nested_extremes:
+                return type(node)(
+                    *(self._stored(side, before) if _extremes_in(side) else side for side in (node.a, node.b))
+                )
+            return node
 
         def narrowing(node: Any) -> Any:
             if dtype_of(node) != "bfloat16":
@@ -125,12 +132,20 @@ class _Cut:
         return [self._argument(argument, before) for argument in arguments]
 
     def _argument(self, argument: Any, before: list[Any]) -> Any:
-        if not contains(argument, self.functions):
-            return argument
+        return self._stored(argument, before) if contains(argument, self.functions) else argument
+
+    def _stored(self, argument: Any, before: list[Any]) -> Any:
         buffer = new_buffer((self.lanes,), dtype_of(argument), f"{_PREFIX}{len(self.buffers)}", "local")
         self.buffers.append(buffer)
         before.append(store(buffer, argument, [self.lane]))
         return load(buffer, [self.lane])
+
+
+def _extremes_in(value: Any) -> int:
+    """How many maxima and minima of floats are in ``value``, itself included."""
+    found: list[bool] = []
+    structural_walk(value, [(kind, lambda item: found.append(is_float(item))) for kind in (tirx.Max, tirx.Min)])
+    return sum(found)
 
 
 def _may_not_be_cut(value: Any) -> bool:

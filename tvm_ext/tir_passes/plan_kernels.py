@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._tvm import TensorLoad, structural_walk
+from .._tvm import TensorLoad, structural_walk, tirx
 from ..limits import check_count, check_time, limits
 from ..stage_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from ..stage_rewrites import inline, split_divided_axes
@@ -45,16 +45,17 @@ def simplify(operator: OperatorBody) -> OperatorBody:
     """
     check_size(operator)
     position = 0
+    sources = {id(stage): stage.sources() for stage in operator.stages}
     while position < len(operator.stages):
         check_time()
         producer = operator.stages[position]
-        consumers = operator.consumers(producer.target)
+        consumers = [
+            stage for stage in operator.stages if any(producer.target.same_as(source) for source in sources[id(stage)])
+        ]
         if consumers and not operator.is_output(producer.target) and _worth_inlining(producer, consumers):
-            stages = tuple(
-                inline(producer, stage) if reads(stage.value, producer.target) else stage
-                for stage in operator.stages
-                if stage is not producer
-            )
+            inlined = {id(stage): inline(producer, stage) for stage in consumers}
+            stages = tuple(inlined.get(id(stage), stage) for stage in operator.stages if stage is not producer)
+            sources |= {id(stage): stage.sources() for stage in inlined.values()}
             operator = dataclasses.replace(operator, stages=stages)
         else:
             position += 1
@@ -72,6 +73,8 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
     if producer.is_reduction or not producer.writes_at_its_own_axes():
         return False
     if any(operations_after_inlining(producer, stage) > limits().inlined_operations for stage in consumers):
+        return False
+    if any(_choices_after_inlining(producer, stage) > limits().inlined_choices for stage in consumers):
         return False
     if _is_affine_copy(producer):
         return True
@@ -102,11 +105,25 @@ def size_notes(operator: OperatorBody) -> list[str]:
 
 def operations_after_inlining(producer: Stage, consumer: Stage) -> int:
     """How many loads, sums, calls and so on ``consumer`` has once each load of ``producer``'s result is its value."""
-    times: list[bool] = []
-    structural_walk(
-        consumer.value, (TensorLoad, lambda load: times.append(True) if load.source.same_as(producer.target) else None)
-    )
-    return count_operations(consumer.value) + len(times) * count_operations(producer.value)
+    return count_operations(consumer.value) + _times_read(producer, consumer) * count_operations(producer.value)
+
+
+def _times_read(producer: Stage, consumer: Stage) -> int:
+    found: list[bool] = []
+    structural_walk(consumer.value, (TensorLoad, lambda load: found.append(load.source.same_as(producer.target))))
+    return sum(found)
+
+
+def _choices_after_inlining(producer: Stage, consumer: Stage) -> int:
+    """How many Selects ``consumer`` has with ``producer`` inlined, which may bring some; 0 where it brings none."""
+    own = _choices(producer)
+    return own and _choices(consumer) + _times_read(producer, consumer) * own
+
+
+def _choices(stage: Stage) -> int:
+    found: list[bool] = []
+    structural_walk(stage.value, (tirx.Select, lambda _: found.append(True)))
+    return len(found)
 
 
 def _is_affine_copy(stage: Stage) -> bool:

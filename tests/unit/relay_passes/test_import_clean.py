@@ -196,12 +196,12 @@ def _filled(build_graph: BuildGraph, shape: list[int]) -> OnnxGraph:
 def test_constant_of_shape_is_bounded(build_graph: BuildGraph) -> None:
     assert fold_constants(_filled(build_graph, [2, 3])).constants["w"].shape == (2, 3)
     for shape in ([10**6, 10**6], [10**6] * 4, [-3]):
-        with pytest.raises(ModelError, match="'fill' makes a constant of shape"):
+        with pytest.raises(ModelError, match="ConstantOfShape node 'fill'"):
             fold_constants(_filled(build_graph, shape))
 
 
 def test_expansions_of_constants_are_bounded(build_graph: BuildGraph) -> None:
-    constants = {"s": np.array([10**5, 10**5]), "v": np.ones((1, 1), np.float32)}
+    constants = {"s": np.array([40_000, 40_000]), "v": np.ones((1, 1), np.float32)}
     nodes = [helper.make_node("Expand", ["v", "s"], ["w"]), helper.make_node("ReduceSum", ["w"], ["y"])]
     assert "Expand" in _operators(fold_constants(build_graph(nodes, constants=constants)))
 

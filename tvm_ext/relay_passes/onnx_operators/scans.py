@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvm_ext.relay_passes.onnx_graph import attribute
-from tvm_ext.relay_passes.onnx_operators.context import Context, Pen, Rule, refusal
+from tvm_ext.relay_passes.onnx_graph import Array, attribute
+from tvm_ext.relay_passes.onnx_operators.context import Check, Context, Pen, Rule, operand, refusal
 
 
 def _cum_prod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -21,10 +21,7 @@ def _cum_prod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     pen, x = Pen(node=node, context=context), node.input[0]
     shape = context.known_shape(node, x)
     given = context.known_value(node, 1)
-    axis = 0 if given is None else int(given.reshape(-1)[0])
-    if not -len(shape) <= axis < len(shape):
-        raise refusal(node, f"has no axis {axis} among {len(shape)}", "export a valid axis")
-    axis %= len(shape)
+    axis = _axis(node, given, len(shape)) % max(1, len(shape))
     dtype = helper.tensor_dtype_to_np_dtype(context.known_type(node, x))
     product, reverse = x, bool(attribute(node, "reverse", 0))
     if attribute(node, "exclusive", 0):
@@ -35,6 +32,19 @@ def _cum_prod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
         distance *= 2
     pen.add("Identity", product, out=node.output[0])
     return pen.nodes
+
+
+def _check_cum_sum(node: onnx.NodeProto, context: Context) -> None:
+    rank, axis = context.rank(node.input[0]), context.constants.get(operand(node, 1))
+    if rank is not None and axis is not None:
+        _axis(node, axis, rank)
+
+
+def _axis(node: onnx.NodeProto, given: Array | None, rank: int) -> int:
+    axis = 0 if given is None else int(given.reshape(-1)[0])
+    if not -rank <= axis < rank:
+        raise refusal(node, f"has no axis {axis} among {rank}", "export a valid axis")
+    return axis
 
 
 def _shifted(
@@ -50,5 +60,6 @@ def _shifted(
     return pen.add("Concat", *((kept, ones) if backwards else (ones, kept)), axis=axis)
 
 
+CHECKS: Mapping[str, Check] = {"CumSum": _check_cum_sum}
 RULES: Mapping[str, Rule] = {"CumProd": _cum_prod}
 REPLACED = frozenset(RULES)
