@@ -84,7 +84,8 @@ class _Outputs:
 
     def _bound(self, value: Expr, kind: Any) -> Expr:
         variable = Var(f"returned{len(self.bindings)}", kind)
-        self.bindings.append(relax.VarBinding(variable, value))
+        # A later pass would give it its type in place, and the builder no longer find the function under its hash.
+        self.bindings.append(relax.VarBinding(variable, self.builder.normalize(value)))
         return variable
 
     def _kernel(self, expr: Expr) -> Any:
