@@ -14,6 +14,7 @@ from tvm_ext.errors import CompileError
 
 INSTALL_CUDA = "install it with `pip install tvm-ext[cuda]`, or a CUDA toolkit, or set TVM_EXT_NVCC to its path"
 _SHOWN_LINES = 8
+_TIME_TO_CLEAN_UP_S = 0.5
 
 
 def run_limited(command: Sequence[str], time_limit_s: float, folder: Path | None = None) -> str:
@@ -63,11 +64,17 @@ def run_to_end(
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """End what is left of the process group: after a normal end nothing, else all of it."""
-    if process.poll() is None:
+    """End what is left of the process group: after a normal end nothing, else all of it.
+
+    Compilers remove their temporary files when they are asked to end; those that do not in time are killed.
+    """
+    if process.poll() is not None:
+        return
+    for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_TIME_TO_CLEAN_UP_S if sign == signal.SIGTERM else None)
 
 
 def _first_errors(text: str) -> str:

@@ -184,7 +184,11 @@ def chain() -> tvm.IRModule:
 def test_ctrl_c_ends_the_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linker that goes on writes its output after the folder was cleaned up."""
     compiler, started = tmp_path / "c++", tmp_path / "started"
-    compiler.write_text(f"#!/bin/sh\necho $$ > {started}.part; mv {started}.part {started}\nsleep 60 & wait\n")
+    left = tmp_path / "cc1.res"  # as g++ has them
+    compiler.write_text(
+        f"#!/bin/sh\ntrap 'rm {left}; exit 1' TERM\ntouch {left}\n"
+        f"echo $$ > {started}.part; mv {started}.part {started}\n(trap '' TERM; sleep 60) & wait\n"
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
 
@@ -199,6 +203,7 @@ def test_ctrl_c_ends_the_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         host_compiler.create_shared(str(tmp_path / "out.so"), [])
     thread.join()
     assert group_members(int(started.read_text())) == []
+    assert not left.exists()
 
 
 def group_members(group: int) -> list[str]:
