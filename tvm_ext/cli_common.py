@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tvm_ext.errors import InputError, ModelError, OptionError
+from tvm_ext.files import remove_temporary
+from tvm_ext.limited_process import end_running
 
 Shapes = dict[str, list[int]]
 
@@ -93,34 +95,56 @@ def _load_array(path: str) -> Any:
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 and the signal's number."""
 
+_TIME_TO_REACT_S = 0.5
+
 
 class Interrupts:
-    """Ctrl-C that cannot get lost.
+    """Ctrl-C that cannot get lost and does not have to wait.
 
-    Python raises KeyboardInterrupt wherever it happens to be; where that is in a destructor or in a callback from C,
-    the error is printed and dropped. `check` raises it again.
+    Python raises KeyboardInterrupt when the main thread is back from C++, be it seconds later, and wherever it then
+    happens to be; where that is in a destructor or in a callback from C, the error is printed and dropped.
     """
 
     def __init__(self) -> None:
         self._came = False
+        self._raised = threading.Event()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While this lasts, Ctrl-C is remembered. Elsewhere than in the main thread nothing changes."""
+        """While this lasts, Ctrl-C is remembered for `check`, and ends the process where its main thread cannot react.
+
+        Elsewhere than in the main thread nothing changes.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._remember)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.signal(signal.SIGINT, self._remember), signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=self._watch, args=(reader,), daemon=True)
+        watcher.start()
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.set_wakeup_fd(before[1])
+            signal.signal(signal.SIGINT, before[0])
+            os.close(writer)  # ends the watcher
+            watcher.join()
+
+    def _watch(self, reader: int) -> None:
+        """Wait for signals, of which the system writes the numbers to a pipe while Python itself cannot run."""
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] == signal.SIGINT and not self._raised.wait(_TIME_TO_REACT_S):
+                    leave_at_once(INTERRUPTED)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._came = True
+        self._raised.set()
         signal.default_int_handler(number, frame)
 
     def check(self) -> None:
+        """Raise KeyboardInterrupt where Ctrl-C came and the work goes on all the same."""
         if self._came:
             self._came = False
             raise KeyboardInterrupt
@@ -130,7 +154,9 @@ interrupts = Interrupts()
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without waiting for threads that generate code: nothing stops LLVM, and it takes seconds."""
+    """End the process without waiting for threads that are in C++: nothing stops LLVM, and it takes seconds."""
+    end_running()
+    remove_temporary()
     sys.stdout.flush()
     sys.stderr.flush()
     atexit._run_exitfuncs()  # TVM's temporary folders

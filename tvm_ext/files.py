@@ -132,14 +132,34 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     """
     _sweep(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{kind}-{os.getpid()}-"))
+    _TEMPORARY.add(folder)
     try:
         yield folder
     finally:
-        gone = folder.with_name(f"{folder.name}_gone")
-        with contextlib.suppress(OSError):
-            os.rename(folder, gone)
-        # What cannot be removed, because a loaded library lies in it say, is no reason to fail.
-        shutil.rmtree(gone, ignore_errors=True)
+        _remove_folder(folder)
+        _TEMPORARY.discard(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    gone = folder.with_name(f"{folder.name}_gone")
+    with contextlib.suppress(OSError):
+        os.rename(folder, gone)
+    # What cannot be removed, because a loaded library lies in it say, is no reason to fail.
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+_TEMPORARY: set[Path] = set()
+"""Files and folders that are there for a while."""
+
+
+def remove_temporary() -> None:
+    """Remove what this process has made for a while, for an end that leaves no time to whoever made it."""
+    for path in tuple(_TEMPORARY):
+        if path.is_dir():
+            _remove_folder(path)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 _FOLDER = "tvm_ext-"
@@ -189,12 +209,15 @@ def _temporary_beside(path: Path, private: bool) -> Iterator[Path]:
     except OSError as error:
         raise ExportError(f"cannot write into {path.parent}: {error.strerror or error}.", _remedy(error)) from error
     os.close(handle)
-    if not private:
-        _give_default_mode(Path(name))
+    temporary = Path(name)
+    _TEMPORARY.add(temporary)
     try:
-        yield Path(name)
+        if not private:
+            _give_default_mode(temporary)
+        yield temporary
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+        _TEMPORARY.discard(temporary)
 
 
 def _give_default_mode(path: Path) -> None:

@@ -230,6 +230,34 @@ def test_a_keyboard_interrupt_that_was_dropped_is_raised_again() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+STUCK = """
+    import ctypes, os, signal, threading, time
+    from tvm_ext import cli_common, files, limited_process
+    pause = ctypes.CDLL(None).nanosleep  # one call in C, which lets other threads run, as TVM's do
+    with cli_common.interrupts.watched(), files.temporary_folder("test"):
+        with files._temporary_beside(files.Path("out.so"), False):
+            threading.Thread(target=limited_process.run_to_end, args=(["sleep", "60"],), daemon=True).start()
+            while not limited_process._RUNNING:
+                time.sleep(0.01)
+            print(min(process.pid for process in limited_process._RUNNING), flush=True)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # another thread gets it: the call goes on
+            threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            pause((ctypes.c_long * 2)(60, 0), None)
+"""
+
+
+def test_ctrl_c_ends_a_command_whose_main_thread_is_in_cpp(tmp_path: Path, run_python: RunPython) -> None:
+    start = time.monotonic()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run_python(dedent(STUCK), TMPDIR=str(temporary))
+    assert done.returncode == 130, done.stderr
+    assert time.monotonic() - start < 60  # the call would have gone on
+    assert list(tmp_path.iterdir()) == [temporary]
+    assert list(temporary.iterdir()) == []
+    assert group_members(int(done.stdout)) == []
+
+
 COMMAND = """
     import os, signal, sys
     from tvm_ext import cli, host_compiler, pipeline
