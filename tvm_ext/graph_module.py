@@ -71,7 +71,7 @@ class GraphModule:
         self._main: Callable[..., Any] | None = None
         self._values: dict[str, Any] = {}
         self._outputs: list[Any] | None = None
-        self._one_thread, self._turns = OneThread("GraphModule"), Turns()
+        self._one_thread, self._turns = OneThread(), Turns()
 
     @property
     def vm(self) -> Machine:

@@ -19,6 +19,8 @@ from tvm_ext.forks import ForkAwareLock
 
 _OWN = 'give each thread its own: lib["default"](device) or lib.vm(device), which share the code and the constants'
 
+_ReentrantLock: Any = type(threading.RLock())  # in C: its own `__exit__` is the quickest
+
 _STATEFUL = ("_invoke_closure", "_save_function", "_set_input", "_invoke_stateful", "_set_instrument")
 """What TVM's VirtualMachine calls inside; the functions of ``get_outputs`` are called under one lock there."""
 
@@ -126,17 +128,9 @@ class Turns:
             raise ConcurrentUseError("another thread has run since this one did: the outputs are its.", _OWN)
 
 
-class OneThread:
+class OneThread(_ReentrantLock):  # type: ignore[misc]
     """A context that one thread at a time is in, as often as it likes; another one gets ConcurrentUseError at once."""
 
-    __slots__ = ("_lock", "_what")
-
-    def __init__(self, what: str) -> None:
-        self._lock, self._what = threading.RLock(), what
-
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError(f"this {self._what} is being used by another thread.", _OWN)
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if not self.acquire(False):
+            raise ConcurrentUseError("this GraphModule is being used by another thread.", _OWN)
