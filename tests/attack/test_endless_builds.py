@@ -1,4 +1,4 @@
-"""Models whose builds took minutes, or for ever: each in a process of its own, which has a minute."""
+"""Models whose builds took minutes, or for ever: each in a process of its own, which has a minute of processor time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 60
+LIMIT_S = 60  # of processor time, of which a busy machine gives less; the idle two cores it was written on take a third
+HANGS_AFTER_S = 900
 
 # Expressions over v, a vector of 37 elements; `nested(f, v, n)` applies f n times, `c(x)` is a constant.
 SAMPLE = {
@@ -53,10 +54,12 @@ CASES = {
 
 PROGRAM = """
 import functools
+import resource
 import numpy as np
 from tvm import relax
 from tvm_ext import relay
 op = relax.op
+resource.setrlimit(resource.RLIMIT_CPU, ({limit}, {limit}))
 def c(value, dtype="float32"):
     return relax.const(np.asarray(value, dtype), dtype)
 def nested(function, value, times):
@@ -83,12 +86,13 @@ print("built")
 
 @pytest.mark.parametrize("name", [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES)])
 def test_the_build_ends(name: str) -> None:
+    program = PROGRAM.replace("{case}", {**SAMPLE, **CASES}[name]).replace("{limit}", str(LIMIT_S))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.replace("{case}", {**SAMPLE, **CASES}[name])],
+        [sys.executable, "-W", "ignore", "-c", program],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=HANGS_AFTER_S,
     )
-    assert done.stdout.strip().endswith("built"), done.stderr[-2000:]
+    assert done.stdout.strip().endswith("built"), f"{done.returncode}: {done.stderr[-2000:]}"

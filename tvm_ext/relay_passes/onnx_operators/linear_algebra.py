@@ -10,7 +10,7 @@ import onnx
 
 from tvm_ext.relay_passes.onnx_operators.context import Context, Pen, Rule, refusal
 
-# Gauss's elimination is unrolled, about fifteen small nodes for each row.
+# Gauss's elimination is unrolled, about twenty small nodes for each row.
 _MOST_ROWS = 32
 _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -27,43 +27,45 @@ def _det(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     matrix = pen.add("Reshape", matrix, pen.integers(-1, size, size))
     dtype = np.float64 if code == onnx.TensorProto.DOUBLE else np.float32
     product = ""
-    while size > 1:
-        matrix, pivot = _eliminate(pen, matrix, size, dtype)
+    for step in range(size):
+        matrix, pivot = _eliminate(pen, matrix, step, size, dtype)
         product = pen.add("Mul", product, pivot) if product else pivot
-        size -= 1
-    last = pen.add("Reshape", matrix, pen.integers(-1))
-    product = pen.add("Mul", product, last) if product else last
     result = pen.add("Reshape", product, pen.integers(*shape[:-2]) if shape[:-2] else pen.constant([], np.int64))
     pen.cast(result, context.known_type(node, node.input[0]), out=node.output[0])
     return pen.nodes
 
 
-def _eliminate(pen: Pen, matrix: str, size: int, dtype: npt.DTypeLike) -> tuple[str, str]:
-    """[batch, size, size] -> what is left below and right of the pivot, and the pivot with the swap's sign [batch].
+def _eliminate(pen: Pen, matrix: str, step: int, size: int, dtype: npt.DTypeLike) -> tuple[str, str]:
+    """[batch, size, size] -> the matrix after step ``step``, and the pivot with the swap's sign, [batch, 1, 1].
 
-    Swapping rows 0 and p: row p becomes the old row 0, and the old row p is the pivot row.
+    Every step is over the whole matrix, and which it is stands in constants alone: so all of them are the same few
+    kernels, where smaller and smaller matrices would be a dozen more for each row. What lies above or left of the step
+    is never looked at again.
+
+    Swapping rows k and p: row p becomes the old row k, and the old row p is the pivot row.
     """
-    column = pen.add("Gather", matrix, pen.constant(0, np.int64), axis=2)
-    chosen = pen.add("ArgMax", pen.add("Abs", column), axis=1, keepdims=1)
-    is_pivot = pen.add("Equal", chosen, pen.constant(np.arange(size)[None, :], np.int64))
-    mask = pen.add("Reshape", is_pivot, pen.integers(-1, size, 1))
+    at = np.arange(size)
     nought, one = pen.constant(0, dtype), pen.constant(1, dtype)
-    pivot_row = pen.reduce("ReduceSum", pen.add("Where", mask, matrix, nought), 1, keepdims=True)
-    first_row = pen.add("Gather", matrix, pen.integers(0), axis=1)
-    swapped = pen.add("Where", mask, first_row, matrix)
-    below = pen.add("Gather", swapped, pen.integers(*range(1, size)), axis=1)
-    pivot = pen.add("Gather", pivot_row, pen.integers(0), axis=2)
+    is_step = {axis: pen.constant((at == step).reshape(shape)) for axis, shape in ((1, (1, -1, 1)), (2, (1, 1, -1)))}
+
+    def picked(x: str, axis: int) -> str:
+        """Row (axis 1) or column (axis 2) number ``step`` of ``x``."""
+        return pen.reduce("ReduceSum", pen.add("Where", is_step[axis], x, nought), axis, keepdims=True)
+
+    column = picked(matrix, 2)
+    left = pen.add("Where", pen.constant((at >= step)[None, :, None]), pen.add("Abs", column), pen.constant(-1, dtype))
+    chosen = pen.add("ArgMax", left, axis=1, keepdims=1)
+    is_pivot = pen.add("Equal", chosen, pen.constant(at[None, :, None], np.int64))
+    pivot_row = pen.reduce("ReduceSum", pen.add("Where", is_pivot, matrix, nought), 1, keepdims=True)
+    swapped = pen.add("Where", is_pivot, picked(matrix, 1), matrix)
+    pivot = picked(pivot_row, 2)
     # A column of zeros: the determinant is 0 whatever is divided by.
     divisor = pen.add("Where", pen.add("Equal", pivot, nought), one, pivot)
-    factor = pen.add("Div", pen.add("Gather", below, pen.integers(0), axis=2), divisor)
-    rest = pen.integers(*range(1, size))
-    taken = pen.add("Mul", factor, pen.add("Gather", pivot_row, rest, axis=2))
-    left = pen.add("Sub", pen.add("Gather", below, rest, axis=2), taken)
-    stays = pen.add("Equal", chosen, pen.constant([[0]], np.int64))
+    factor = pen.add("Div", picked(swapped, 2), divisor)
+    below = pen.add("Where", pen.constant((at > step)[None, :, None]), factor, nought)
+    stays = pen.add("Equal", chosen, pen.constant([[[step]]], np.int64))
     sign = pen.add("Where", stays, one, pen.constant(-1, dtype))
-    return left, pen.add(
-        "Reshape", pen.add("Mul", sign, pen.add("Reshape", pivot, pen.integers(-1, 1))), pen.integers(-1)
-    )
+    return pen.add("Sub", swapped, pen.add("Mul", below, pivot_row)), pen.add("Mul", sign, pivot)
 
 
 RULES: Mapping[str, Rule] = {"Det": _det}
