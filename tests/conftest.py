@@ -28,11 +28,24 @@ DEFAULT_CPU = {"wide": "cpu-epyc-zen5", "narrow": "cpu-cascade-lake-avx2"}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the recorded CPU before any test builds, and for the processes that tests start."""
+    if config.getoption("--require-nvcc"):
+        _require_nvcc()
     chosen = config.getoption("--cpu")
     if chosen == "host":
         os.environ.pop("TVM_EXT_CPU", None)
     elif chosen is not None or ("TVM_EXT_CPU" not in os.environ and platform.machine() == "x86_64"):
         os.environ["TVM_EXT_CPU"] = chosen or DEFAULT_CPU["wide" if _has_wide_registers() else "narrow"]
+
+
+def _require_nvcc() -> None:
+    """Ends the run at once: skipped, the tests of CUDA kernels would pass on a machine that cannot run them."""
+    from tvm_ext.cuda_toolchain import find_nvcc
+    from tvm_ext.errors import TvmExtError
+
+    try:
+        find_nvcc()
+    except TvmExtError as error:
+        raise pytest.UsageError(f"--require-nvcc: {error}") from error
 
 
 def _has_wide_registers() -> bool:
@@ -45,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cpu",
         help="the recorded CPU (see `tvm-ext devices`) to construct kernels for, or 'host' for this machine's own; "
         "default: cpu-epyc-zen5 where AVX-512 can run, else cpu-cascade-lake-avx2",
+    )
+    parser.addoption(
+        "--require-nvcc", action="store_true", help="fail, instead of skipping tests, where there is no CUDA compiler"
     )
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing with them"

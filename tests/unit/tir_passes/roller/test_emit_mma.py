@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.compilers import needs_nvcc
 from tests.unit.tir_passes.roller.tensor_core_operators import (
     Conv,
     cast_matmul,
@@ -29,6 +29,7 @@ from tests.unit.tir_passes.roller.tensor_core_operators import (
     relative_error,
 )
 from tvm_ext import device_db
+from tvm_ext.cuda_toolchain import find_nvcc
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.plan import RProgram
 from tvm_ext.tir_passes.roller.emit_mma import emit_mma_tile, supports_mma
@@ -331,7 +332,7 @@ def test_what_is_no_product_is_refused() -> None:
 # ---- the CUDA compiler ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@needs_nvcc
 @pytest.mark.parametrize(
     ("operator", "device", "arch"),
     [
@@ -352,7 +353,7 @@ def test_compiles_without_spills_within_the_plan(
 ) -> None:
     made, kernel = emitted(operator[0], device)
     (tmp_path / "kernel.cu").write_text(cuda_source(made, arch), encoding="utf-8")
-    command = ["nvcc", f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", "kernel.cubin", "kernel.cu"]
+    command = [str(find_nvcc().path), f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", "kernel.cubin", "kernel.cu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr

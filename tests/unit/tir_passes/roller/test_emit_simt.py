@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
+from tests.unit.compilers import needs_nvcc
 from tests.unit.tir_passes.roller.simt_operators import (
     V100,
     VECTOR_RULES,
@@ -41,6 +41,7 @@ from tests.unit.tir_passes.roller.simt_operators import (
 )
 from tvm_ext import device_db
 from tvm_ext._tvm import For, ForKind
+from tvm_ext.cuda_toolchain import find_nvcc
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.testing import opencl_cpu
 from tvm_ext.tir_passes.roller.construct import construct
@@ -344,13 +345,22 @@ def test_opencl_runs_the_same_kernels(name):
     assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@needs_nvcc
 @pytest.mark.parametrize("name", ["square", "3x3 stride 2", "depthwise", "half"])
 def test_ptxas_needs_no_more_registers_than_the_device_gives_and_spills_nothing(name, tmp_path):
     func, kernel = kernel_of(OPERATORS[name].func, A100)
     path = tmp_path / "kernel.cu"
     path.write_text(_source(func), encoding="utf-8")
-    command = ["nvcc", "-arch=sm_80", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "out.cubin"), str(path)]
+    command = [
+        str(find_nvcc().path),
+        "-arch=sm_80",
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        "-o",
+        str(tmp_path / "out.cubin"),
+        str(path),
+    ]
     report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr
     spilled = re.findall(r"(\d+) bytes spill", report)
     registers = int(re.findall(r"Used (\d+) registers", report)[0])
