@@ -74,6 +74,8 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
             return self._indexing(name, call)
         if name in DIVISIONS and _is_integer(call.args[1]):
             return self._division(name, call)
+        if name == "relax.dynamic_strided_slice":
+            return self._slice(call)
         if name in SHIFTS:
             return self.builder_.call_te(safe_shift(name), *call.args, primfunc_name_hint=name.removeprefix("relax."))
         return call
@@ -155,6 +157,32 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
             )
         hint = name.removeprefix("relax.")
         return self.builder_.call_te(safe_division(name), dividend, divisor, primfunc_name_hint=hint)
+
+    def _slice(self, call: Any) -> Any:
+        """The number of elements is divided by the step, by a function of the VM that has no checks."""
+        data, begins, ends, steps = call.args
+        shape, dtype = _static_shape(steps), str(steps.ty.dtype)
+        user = f"Slice of {_describe(data)} in steps of {_describe(steps)}"
+        if isinstance(steps, Constant):
+            if (steps.value.numpy() == 0).any():
+                raise DivisionByZeroError(f"{user}: a step is 0.", "correct the model")
+            return call
+        if shape is None or prod(shape) == 0:
+            return call
+        if self.bounds == "error":
+            kernel = check_divisors(Checked(shape=shape, dtype=dtype, user=user))
+            steps = self._run(kernel, "check_steps", steps, dtype)
+        else:
+            steps = self.builder_.emit(self.builder_.call_te(_at_least_a_step, steps, primfunc_name_hint="steps"))
+        return type(call)(call.op, [data, begins, ends, steps], call.attrs, call.ty_args)
+
+
+def _at_least_a_step(steps: Any) -> Any:
+    """1 in place of 0."""
+    one, zero = (tirx.const(number, str(steps.dtype)) for number in (1, 0))
+    return te.compute(
+        steps.shape, lambda *place: tirx.Select(tirx.EQ(steps(*place), zero), one, steps(*place)), name="T_steps"
+    )
 
 
 def _is_integer(expr: Expr) -> bool:

@@ -94,7 +94,9 @@ def check_divisors(tensor: Checked) -> Any:
         allocate(zeros),
         store(zeros, tirx.const(0, "int32"), first),
         _loops(tensor.shape, look),
-        _fail_unless(none, DivisionByZeroError, text, "correct the divisors; bounds='wrap' gives 0 there"),
+        _fail_unless(
+            none, DivisionByZeroError, text, "correct the divisors, or build with bounds='wrap', which never fails"
+        ),
     )
     return _kernel([source, copy], body, "looks for divisors that are 0")
 

@@ -187,6 +187,20 @@ def test_constant_divisors() -> None:
         relay.build(module(lambda x: op.divide(x, first(array([3, 0], "int32"))), x), "llvm")
 
 
+@pytest.mark.parametrize("bounds", ["error", "wrap"])
+def test_slices_in_steps_of_nothing(bounds: str) -> None:
+    """The number of elements is divided by the step: by 0 that ended the process."""
+    x, begin, end = TABLE, array([0] * TABLE.ndim), array(TABLE.shape)
+    library = relay.build(module(op.dynamic_strided_slice, x, begin, end, begin + 1), "llvm", bounds=bounds)
+    run = lambda steps: library.vm()["main"](*map(tvm.runtime.tensor, (x, begin, end, steps))).numpy()  # noqa: E731
+    np.testing.assert_array_equal(run(begin + 2), x[tuple(slice(None, None, 2) for _ in x.shape)])
+    if bounds == "wrap":
+        np.testing.assert_array_equal(run(begin), x)
+    else:
+        with pytest.raises(DivisionByZeroError, match="Slice of x0"):
+            run(begin)
+
+
 @pytest.mark.parametrize(("name", "expected"), [("left_shift", [2, 0, 0]), ("right_shift", [0, 0, 0])])
 def test_shifts_by_the_width_or_more(name: str, expected: list[int]) -> None:
     x, by = array([1, 1, 255], "uint8"), array([1, 8, 200], "uint8")
