@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tvm_ext.kernel_cache import (
     kernel_key,
     params_of,
 )
+from tvm_ext.limited_process import worker_threads
 from tvm_ext.plan import CHOICE
 from tvm_ext.shared_library import load_library
 
@@ -158,7 +159,7 @@ def _compile_all(
     results = []
     with contextlib.ExitStack() as stack:
         folder = _object_folder(stack)
-        pool = stack.enter_context(_pool(min(threads, len(pending))))
+        pool = stack.enter_context(worker_threads(min(threads, len(pending)), "tvm_ext-compile"))
         futures = {
             pool.submit(_compile, kernel, target, same_context, folder / f"{index}.o"): kernel
             for index, kernel in enumerate(pending)
@@ -168,23 +169,6 @@ def _compile_all(
             if progress is not None:
                 progress(f"compiled {futures[future].symbol}")
     return results
-
-
-@contextlib.contextmanager
-def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A thread pool that, where something fails, finishes what it is at and drops the rest.
-
-    Ctrl-C waits for nothing: LLVM cannot be stopped, and may be at a kernel for seconds.
-    """
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tvm_ext-compile")
-    wait = True
-    try:
-        yield pool
-    except KeyboardInterrupt:
-        wait = False
-        raise
-    finally:
-        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 def _object_folder(stack: contextlib.ExitStack) -> Path:

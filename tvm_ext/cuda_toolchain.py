@@ -16,7 +16,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tvm_ext.cuda_fatbin import write_fatbin
 from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEnvironmentError
 from tvm_ext.files import temporary_folder
 from tvm_ext.kernel_cache import CachedKernel, KernelCache, KernelRecord
-from tvm_ext.limited_process import INSTALL_CUDA, run_limited
+from tvm_ext.limited_process import INSTALL_CUDA, run_limited, worker_threads
 from tvm_ext.plan import from_json, to_json
 from tvm_ext.ptxas_report import KernelUse, parse_report
 
@@ -221,7 +220,7 @@ def compile_many(
     workers = min(len(sources), threads or options.usable_core_count())
     if workers <= 1:
         return [attempt(source) for source in sources]
-    with ThreadPoolExecutor(workers, thread_name_prefix="tvm_ext-nvcc") as pool:
+    with worker_threads(workers, "tvm_ext-nvcc") as pool:
         return list(pool.map(attempt, sources))
 
 

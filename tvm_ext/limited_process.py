@@ -1,4 +1,4 @@
-"""Running a compiler for a limited time, and telling people what it said."""
+"""Running compilers: for a limited time, in threads, and telling people what they said."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tvm_ext.errors import CompileError
@@ -56,23 +58,46 @@ def run_to_end(
         text=True,
         errors="replace",
     )
-    _RUNNING.add(process)
+    _RUNNING[process] = threading.get_ident()
     try:
         text, _ = process.communicate(timeout=time_limit_s)
     finally:
         _end_group(process)
-        _RUNNING.discard(process)
+        _RUNNING.pop(process, None)
     return process.returncode, text
 
 
-_RUNNING: set[subprocess.Popen[str]] = set()
+_RUNNING: dict[subprocess.Popen[str], int] = {}
+"""Processes, and the threads that run them."""
 
 
-def end_running() -> None:
-    """Kill all that this process is running, for an end that leaves no time to whoever runs it."""
-    for process in tuple(_RUNNING):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def end_running(threads: Collection[int] | None = None) -> None:
+    """Kill what these threads (None: all) are running, for an end that does not wait for them."""
+    for process, thread in tuple(_RUNNING.items()):
+        if threads is None or thread in threads:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def worker_threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads that, where something fails, finishes what it is at and drops the rest.
+
+    Ctrl-C waits for nothing: LLVM cannot be stopped, and may be at a kernel for seconds. Compilers that the threads run
+    are ended.
+    """
+    threads: set[int] = set()
+    pool = ThreadPoolExecutor(count, name, initializer=lambda: threads.add(threading.get_ident()))
+    wait = True
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=True)
+        if not wait:
+            end_running(threads)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -28,6 +28,7 @@ from tvm_ext import code_generation, errors, host_compiler, relay
 from tvm_ext._tvm import tvm_ffi
 from tvm_ext.cli_common import Interrupts
 from tvm_ext.errors import InputError
+from tvm_ext.limited_process import worker_threads
 
 RunPython = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,10 +182,13 @@ def chain() -> tvm.IRModule:
     return builder.get()
 
 
-def test_ctrl_c_ends_the_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linker that goes on writes its output after the folder was cleaned up."""
-    compiler, started = tmp_path / "c++", tmp_path / "started"
-    left = tmp_path / "cc1.res"  # as g++ has them
+@pytest.fixture
+def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A C++ compiler (``CXX``) with a child that ignores SIGTERM; a call interrupts us as soon as it runs.
+
+    The test's end checks that none of it is left.
+    """
+    compiler, started, left = tmp_path / "c++", tmp_path / "started", tmp_path / "cc1.res"  # g++ has such a file
     compiler.write_text(
         f"#!/bin/sh\ntrap 'rm {left}; exit 1' TERM\ntouch {left}\n"
         f"echo $$ > {started}.part; mv {started}.part {started}\n(trap '' TERM; sleep 60) & wait\n"
@@ -197,13 +201,42 @@ def test_ctrl_c_ends_the_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    return interrupt
+
+
+def all_ended(folder: Path) -> bool:
+    for _ in range(1000):  # what was killed takes a moment to end
+        if not group_members(int((folder / "started").read_text())):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_ctrl_c_ends_the_linker(tmp_path: Path, stubborn: Callable[[], None]) -> None:
+    """A linker that goes on writes its output after the folder was cleaned up."""
+    thread = threading.Thread(target=stubborn)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         host_compiler.create_shared(str(tmp_path / "out.so"), [])
     thread.join()
-    assert group_members(int(started.read_text())) == []
-    assert not left.exists()
+    assert all_ended(tmp_path)
+    assert not (tmp_path / "cc1.res").exists()
+
+
+def test_ctrl_c_ends_compilers_that_threads_run(tmp_path: Path, stubborn: Callable[[], None]) -> None:
+    thread = threading.Thread(target=stubborn)
+    thread.start()
+    begun: list[str] = []
+
+    def compile_one(name: str) -> None:
+        begun.append(name)
+        host_compiler.create_shared(str(tmp_path / name), [])
+
+    with pytest.raises(KeyboardInterrupt), worker_threads(1, "test") as pool:
+        list(pool.map(compile_one, ["a.so", "b.so", "c.so"]))
+    thread.join()
+    assert all_ended(tmp_path)
+    assert begun == ["a.so"]
 
 
 def group_members(group: int) -> list[str]:
