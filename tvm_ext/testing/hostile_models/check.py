@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import time
@@ -47,6 +48,7 @@ def attempt(case: HostileCase) -> HostileResult:
 def _limit_this_process() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.dump_traceback_later(LIMIT_S - 5, file=os.dup(2))  # where a model hangs, before it is ended
     nowhere = os.open(os.devnull, os.O_WRONLY)  # what compilers print about broken models
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
