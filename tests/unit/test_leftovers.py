@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext import files, relay
+from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 
 op = relax.op
 
@@ -154,3 +155,18 @@ def test_a_constant_that_is_the_only_output(name: str) -> None:
 
 def test_outputs_that_are_computed_are_not_copied() -> None:
     assert [kernel.name for kernel in built(op.exp).report.operators] == ["tir_exp"]
+
+
+def test_a_view_of_a_constant_among_the_outputs_is_copied() -> None:
+    """In a dataflow block, whose variables are unknown behind it."""
+    x = relax.Var("x", relax.TensorType((3,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            view = builder.emit(op.reshape(relax.const(CONSTANT), (3, 1)))
+            result = builder.emit_output(relax.Tuple([builder.emit(op.exp(x)), view]))
+        builder.emit_func_output(result)
+    behind = CopyConstantOutputs()(builder.get())["main"].body.blocks[-1]
+    calls = [binding.value for binding in behind.bindings if isinstance(binding.value, tvm.ir.Call)]
+    assert len(calls) == 1
+    assert not any(isinstance(field, relax.DataflowVar) for field in calls[0].args[1].fields)

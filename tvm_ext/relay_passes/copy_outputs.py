@@ -54,13 +54,15 @@ class _Outputs:
             return self._copied(result, value)
         if not any(self._is_shared(self._origin(field)) for field in value.fields):
             return result
-        fields = [
-            self._copied(field, origin)
-            if self._is_shared(origin := self._origin(field))
-            else self._bound(relax.TupleGetItem(result, position), field.ty)
-            for position, field in enumerate(value.fields)
-        ]
+        fields = [self._field(result, position, field) for position, field in enumerate(value.fields)]
         return self._bound(relax.Tuple(fields), result.ty)
+
+    def _field(self, result: Expr, position: int, field: Expr) -> Expr:
+        """A field of the tuple ``result``, read from there: a variable of a dataflow block is unknown behind it."""
+        if not isinstance(field, Constant):
+            item = self._bound(relax.TupleGetItem(result, position), field.ty)
+            return self._copied(item, self._origin(field))
+        return self._copied(field, field)
 
     def _origin(self, expr: Expr) -> Expr:
         """What ``expr`` is bound to, seen through names and views."""
