@@ -49,6 +49,14 @@ PRODUCT: tuple[Function, Function] = (
 )
 SOFTMAX: tuple[Function, Function] = (op.nn.softmax, softmax)
 TANH: tuple[Function, Function] = (lambda v: nested(op.tanh, v, 3), lambda a: np.tanh(np.tanh(np.tanh(a))))
+LEAKY: tuple[Function, Function] = (
+    lambda v: nested(lambda p: op.nn.leakyrelu(op.add(p, relax.const(np.float32(0.25)))), v, 5),
+    lambda a: nested(lambda p: np.where(p + 0.25 > 0, p + 0.25, 0.01 * (p + 0.25)), a, 5),
+)
+CLIPS: tuple[Function, Function] = (
+    lambda v: nested(lambda p: op.nn.relu(op.subtract(p, relax.const(np.float32(0.125)))), v, 4),
+    lambda a: nested(lambda p: np.maximum(p - 0.125, 0), a, 4),
+)
 OUTER: tuple[Function, Function] = (
     lambda v: op.add(v, op.sum(op.subtract(relax.const(WEIGHT[:, :1]), relax.const(WEIGHT[0])), axis=[1])),
     lambda a: a + (WEIGHT[:, :1] - WEIGHT[0]).sum(1),
@@ -77,6 +85,8 @@ CASES: dict[str, tuple[float, tuple[Function, Function], str, set[str]]] = {
     "stages": (2, SOFTMAX, r"it has 4 stages \(limit 2\)", {"fallback"}),
     "value_operations": (2, ALTERNATING, r"it has 3 operations in \w+ \(limit 2\)", {"fallback"}),
     "inlined_operations": (4, ALTERNATING, "in a buffer: an expression may have 4 operations", {"rows"}),
+    "inlined_choices": (2, LEAKY, "in a buffer: an expression may have 2 choices", {"rows"}),
+    "nested_extremes": (1, CLIPS, "arguments of nested functions stored first", {"rows"}),
     "search_steps": (60, PRODUCT, r"best of 60 tiles looked at \(limit\)", {"rtile"}),
     "kernel_operations": (5, PRODUCT, r"it has \d+ operations in its kernel \(limit 5\)", {"fallback"}),
     "expanded_functions": (1, TANH, r"functions by the C library: 3 of them \(limit 1\)", {"rows"}),

@@ -25,12 +25,21 @@ class FuseOperators:
                 structural_walk(function.body, (relax.MatchCast, lambda _: bound.append(True)))
         if bound:
             return mod
-        most = limits().fused_operators
-        with _context_with(_DEPTH, most):
-            grouped = relax.transform.FuseOps()(mod)
-            fused = Sequential([relax.transform.FuseTIR()])(grouped)
-        full = sum(_size_of(func) >= most for _, func in grouped.functions_items() if isinstance(func, relax.Function))
-        return with_notes(fused, [f"{full} kernels are of {most} operators, and no more are fused"] if full else [])
+        grouped, note = _grouped(mod)
+        fused = Sequential([relax.transform.FuseTIR()])(grouped)
+        return with_notes(fused, [note] if note else [])
+
+
+def _grouped(mod: Any) -> tuple[Any, str]:
+    """``mod`` by FuseOps, and what the limit has changed; FuseOps runs again only where that is anything."""
+    most = limits().fused_operators
+    grouped = relax.transform.FuseOps()(mod)
+    if all(size <= most for size in _sizes(grouped)):
+        return grouped, ""
+    with _context_with(_DEPTH, most):
+        grouped = relax.transform.FuseOps()(mod)
+    full = sum(size >= most for size in _sizes(grouped))
+    return grouped, f"{full} kernels are of {most} operators, and no more are fused"
 
 
 _DEPTH = "relax.FuseOps.max_depth"
@@ -45,6 +54,10 @@ def _context_with(name: str, value: Any) -> Any:
         disabled_pass=list(current.disabled_pass),
         config={**dict(current.config), name: value},
     )
+
+
+def _sizes(mod: Any) -> list[int]:
+    return [_size_of(func) for _, func in mod.functions_items() if isinstance(func, relax.Function)]
 
 
 def _size_of(func: Any) -> int:

@@ -8,7 +8,7 @@ consume its result element by element as its epilogue; the other stages join int
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .._tvm import TensorLoad, structural_walk, tirx
@@ -89,18 +89,22 @@ def _worth_inlining(producer: Stage, consumers: Sequence[Stage]) -> bool:
 
 
 def size_notes(operator: OperatorBody) -> list[str]:
-    """For the report: the stages of a simplified operator that keep a buffer for ``inlined_operations`` alone."""
-    most = limits().inlined_operations
+    """For the report: the stages of a simplified operator that keep a buffer for a limit alone."""
+    return [
+        *_kept_for(operator, operations_after_inlining, limits().inlined_operations, "operations"),
+        *_kept_for(operator, _choices_after_inlining, limits().inlined_choices, "choices"),
+    ]
+
+
+def _kept_for(operator: OperatorBody, count: Callable[[Stage, Stage], int], most: int, what: str) -> list[str]:
     kept = []
     for producer in operator.stages:
         consumers = operator.consumers(producer.target)
         inlinable = not producer.is_reduction and producer.writes_at_its_own_axes()
-        sizes = [operations_after_inlining(producer, stage) for stage in consumers]
+        sizes = [count(producer, stage) for stage in consumers]
         if inlinable and not operator.is_output(producer.target) and max(sizes, default=0) > most:
             kept.append(producer.name)
-    if not kept:
-        return []
-    return [f"{', '.join(kept)} in a buffer: an expression may have {most} operations"]
+    return [f"{', '.join(kept)} in a buffer: an expression may have {most} {what}"] if kept else []
 
 
 def operations_after_inlining(producer: Stage, consumer: Stage) -> int:
