@@ -393,3 +393,34 @@ def test_tables_name_operators_of_onnx() -> None:
     for table in (tables.CHECKS, tables.RULES, tables.CONVERTERS, tables.REPLACED):
         assert set(table) <= known
     assert tables.RULES.keys() >= tables.REPLACED
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("shape", [(3, 2, 4), (4, 5, 6), (4, 5, 1), (1, 1, 1)])
+@pytest.mark.parametrize("operator", ["ScatterElements", "GatherElements"])
+def test_fewer_indices_than_elements_along_other_axes(
+    operator: str, shape: tuple[int, ...], axis: int, rng: np.random.Generator
+) -> None:
+    """Each update goes to its own place along the other axes; stock TVM counts the places as if there were as many."""
+    data = floats(4, 5, 6)
+    indices = np.zeros(shape, np.int64)
+    lines = np.moveaxis(indices, axis, -1)
+    for line in np.ndindex(lines.shape[:-1]):
+        lines[line] = rng.permutation(data.shape[axis])[: shape[axis]] - data.shape[axis] * rng.integers(2)
+    inputs, places = {"x": data, "indices": indices}, list(np.indices(shape))
+    places[axis] = indices
+    if operator == "ScatterElements":
+        inputs["updates"] = floats(*shape)
+        wanted = data.copy()
+        wanted[tuple(places)] = inputs["updates"]
+    else:
+        wanted = data[tuple(places)]
+    model = model_of(helper.make_node(operator, list(inputs), ["y"], axis=axis), inputs)
+    assert_same(built(model, inputs), [wanted])
+
+
+def test_more_indices_than_elements_are_refused() -> None:
+    inputs = {"x": floats(2, 3), "indices": np.zeros((2, 4), np.int64), "updates": floats(2, 4)}
+    model = model_of(helper.make_node("ScatterElements", list(inputs), ["y"], axis=0), inputs)
+    with pytest.raises(ModelError, match=r"ScatterElements node .* has indices of shape \[2, 4\] for data of \[2, 3\]"):
+        built(model, inputs)

@@ -155,11 +155,40 @@ def _eye_like(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     return pen.nodes
 
 
+def _scatter_elements(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """With fewer updates than elements along another axis, which stock TVM takes for as many: as ScatterND.
+
+    Worked example: updates of (2, 2) into data of (3, 3) along axis 0 go to (index[i, j], j).
+    """
+    data, indices, updates = node.input
+    extents, shape = context.known_shape(node, data), context.known_shape(node, indices)
+    axis = int(attribute(node, "axis", 0))
+    if len(shape) != len(extents) or not -len(extents) <= axis < len(extents):
+        raise refusal(node, f"has indices of shape {list(shape)} along axis {axis}", "give one index for each update")
+    axis %= len(extents)
+    others = [a for a in range(len(extents)) if a != axis]
+    if any(shape[a] > extents[a] for a in others):
+        raise refusal(node, f"has indices of shape {list(shape)} for data of {list(extents)}", "leave out the others")
+    if all(shape[a] == extents[a] for a in others):
+        return None
+    pen = Pen(node=node, context=context)
+    last = pen.integers(*shape, 1)
+    wide = pen.cast(indices, onnx.TensorProto.INT64)
+    places = np.indices(shape, np.int64)[..., None]
+    parts = [pen.add("Reshape", wide, last) if a == axis else pen.constant(places[a]) for a in range(len(extents))]
+    tuples = pen.add("Concat", *parts, axis=len(extents))
+    how = text_attribute(node, "reduction", "none")
+    pen.add("ScatterND", data, tuples, updates, out=node.output[0], **({} if how == "none" else {"reduction": how}))
+    return pen.nodes
+
+
 RULES: Mapping[str, Rule] = {
     "Col2Im": _col2im,
     "EyeLike": _eye_like,
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
     "TensorScatter": _tensor_scatter,
 }
-REPLACED = frozenset(RULES)
+REPLACED = frozenset(RULES) - {"Scatter", "ScatterElements"}
