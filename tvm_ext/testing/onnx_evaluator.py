@@ -31,6 +31,18 @@ class Erf(OpRun):
         return (np.asarray(np.vectorize(math.erf, otypes=["d"])(x)).astype(x.dtype),)
 
 
+class Gelu(OpRun):
+    """A function of ONNX, whose nodes are evaluated without what replaces operators here."""
+
+    def _run(self, x: Array, approximate: str = "none") -> tuple[Array]:
+        wide = x.astype(np.float64)
+        if approximate == "tanh":
+            share = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+        else:
+            share = np.vectorize(math.erf, otypes=["d"])(wide / math.sqrt(2))
+        return (np.asarray(0.5 * wide * (1 + share)).astype(x.dtype),)
+
+
 class MaxPool(OpRun):
     """By ONNX Runtime, which has it for every float."""
 
@@ -69,5 +81,5 @@ def by_evaluator(model: onnx.ModelProto | bytes, inputs: Mapping[str, Array]) ->
     """All outputs of ``model`` for ``inputs`` by name. Raises whatever NumPy and the evaluator raise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = ReferenceEvaluator(model, new_ops=[Erf, MaxPool]).run(None, dict(inputs))
+        results = ReferenceEvaluator(model, new_ops=[Erf, Gelu, MaxPool]).run(None, dict(inputs))
     return [np.asarray(value) for value in results]
