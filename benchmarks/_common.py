@@ -1,6 +1,6 @@
 """What every benchmark script shares: where results go, and how they are written, dated and printed.
 
-Timing itself is `tvm_ext.testing.timing.interleave`, the machine's record `tvm_ext.testing.environment`.
+Timing itself is `tvm_ext.bench.timing.interleave`, the machine's record `tvm_ext.bench.environment`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
+from tvm_ext.bench.environment import DIRTY, Environment, current_environment, is_clean
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.files import write_atomically
-from tvm_ext.testing.environment import DIRTY, Environment, current_environment, is_clean
+from tvm_ext.support.files import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

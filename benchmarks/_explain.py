@@ -24,13 +24,13 @@ import tvm
 from rich.table import Table
 
 from tvm_ext import relay
-from tvm_ext.cli_explain import operators_of
-from tvm_ext.device_db import device_for_target
-from tvm_ext.report_text import format_time
-from tvm_ext.testing import contenders, models
-from tvm_ext.testing.environment import thread_count
-from tvm_ext.testing.placement import on_main_core, place_threads
-from tvm_ext.testing.timing import settle
+from tvm_ext.bench import contenders, models
+from tvm_ext.bench.environment import thread_count
+from tvm_ext.bench.placement import on_main_core, place_threads
+from tvm_ext.bench.timing import settle
+from tvm_ext.cli.explain import operators_of
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.reports.text import format_time
 
 REPEATS = 15
 CHANNEL_BLOCK = 16

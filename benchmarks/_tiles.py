@@ -20,26 +20,27 @@ import tvm
 
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, tirx
-from tvm_ext.device_db import device_for_target
-from tvm_ext.device_facts import with_unit_count
-from tvm_ext.hal import DeviceSpec
+from tvm_ext.analysis.stage_exprs import tensor_expr_of
+from tvm_ext.analysis.stage_rewrites import drop_unit_axes, split_divided_axes
+from tvm_ext.analysis.stages import OperatorBody, Stage, dtype_of, read_operator, static_shape
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.bench.networks.graph import GraphWriter, he_normal
+from tvm_ext.bench.roller_models import read_models
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.device_facts import with_unit_count
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import sequence
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import graph_passes, operator_passes
-from tvm_ext.plan import CONSTANT_PARAMS, ConstantPack, RProgram
+from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.pack_constants import pack
-from tvm_ext.stage_exprs import tensor_expr_of
-from tvm_ext.stage_rewrites import drop_unit_axes, split_divided_axes
-from tvm_ext.stages import OperatorBody, Stage, dtype_of, read_operator, static_shape
-from tvm_ext.tensor_expr import TensorExpr
-from tvm_ext.testing.models_graph import GraphWriter, he_normal
-from tvm_ext.testing.roller_models import read_models
-from tvm_ext.tir_passes.build_ir import sequence
 from tvm_ext.tir_passes.construct_kernels import construct_anchor
-from tvm_ext.tir_passes.plan_kernels import TileGroup, plan, simplify
+from tvm_ext.tir_passes.emit.cpu_tiles.emit import emit_tile_kernel
+from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import Construction, construct
-from tvm_ext.tir_passes.roller.emit_cpu import emit_tile_kernel
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "roller_ops.csv"
 MATMULS = {

@@ -24,9 +24,9 @@ from _common import current_environment, progress, result_path, show, write_resu
 from _tiles import MATMULS, Bench, Case, models, prepare, single_core
 from rich.table import Table
 
-from tvm_ext.device_db import device_for_target
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import RProgram
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.roller.align import ALL_RULES, MEMORY, SHAPE, UNIT
 from tvm_ext.tir_passes.roller.construct import construct
 

@@ -23,7 +23,7 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from tvm_ext.testing import models
+from tvm_ext.bench import models
 
 DEFAULT = ("resnet50", "densenet121", "vgg19", "minilm")
 TARGETS_S = {("resnet50", "cold"): 25.0, ("resnet50", "warm"): 5.0, ("densenet121", "cold"): 60.0}
@@ -129,7 +129,7 @@ def build_here(name: str, batch: int, who: str, started: float) -> Build:
 
 def _first_run(library: object) -> float:
     from tvm_ext import relay
-    from tvm_ext.library import random_inputs
+    from tvm_ext.runtime.library import random_inputs
 
     start = time.perf_counter()
     module = relay.GraphModule(library)
@@ -142,7 +142,7 @@ def _stock(model: object, start_s: float, processor: float) -> Build:
     import tvm
 
     from tvm_ext._tvm import import_onnx
-    from tvm_ext.device_db import device_for_target
+    from tvm_ext.devices.device_db import device_for_target
 
     target = device_for_target("llvm")[1]
     start = time.perf_counter()

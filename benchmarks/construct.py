@@ -23,14 +23,17 @@ from _common import current_environment, result_path, write_results
 from rich.console import Console
 from rich.table import Table
 
-from tvm_ext import device_db, relay
+from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc
-from tvm_ext.cli_explain import operators_of
-from tvm_ext.hal import DeviceSpec
+from tvm_ext.bench.roller_models import WORKLOAD_BATCH, read_models
+from tvm_ext.bench.tensor_exprs import roller_operators
+from tvm_ext.cli.explain import operators_of
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, RProgram, from_json
-from tvm_ext.testing.roller_models import WORKLOAD_BATCH, read_models
-from tvm_ext.testing.tensor_exprs import roller_operators
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.roller.check import alignment_facts
 from tvm_ext.tir_passes.roller.construct import construct

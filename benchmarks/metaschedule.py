@@ -30,15 +30,15 @@ from tvm import relax
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext._tvm import import_onnx
-from tvm_ext.device_db import device_for_target
+from tvm_ext.bench.compare import Array, BenchResult, bench
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender
+from tvm_ext.bench.environment import Environment
+from tvm_ext.bench.networks.graph import GraphWriter, he_normal
+from tvm_ext.bench.placement import Placement, place_threads
+from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
-from tvm_ext.graph_module import flatten_outputs
 from tvm_ext.options import BuildOptions
-from tvm_ext.testing.bench import Array, BenchResult, bench
-from tvm_ext.testing.contenders import ONNX_RUNTIME, OURS, Contender
-from tvm_ext.testing.environment import Environment
-from tvm_ext.testing.models_graph import GraphWriter, he_normal
-from tvm_ext.testing.placement import Placement, place_threads
+from tvm_ext.runtime.graph_module import flatten_outputs
 
 METASCHEDULE = "metaschedule"
 RATIOS = ("speedup", "fastest_speedup")
@@ -132,7 +132,7 @@ OPERATORS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 def keep_runner_on_main_core() -> None:
     """In the runner's process, start TVM's pool and then keep the thread that calls kernels off the workers' cores."""
-    from tvm_ext.testing.environment import thread_count
+    from tvm_ext.bench.environment import thread_count
 
     placement = place_threads(thread_count())
     if placement is not None:

@@ -25,9 +25,9 @@ from _tiles import MATMULS, Bench, Case, Timed, models, prepare, single_core
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from tvm_ext.access_table import Shape
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.plan import RProgram, RTile
+from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.records.rprogram import RProgram, RTile
 from tvm_ext.tir_passes.roller.construct import legal_vector_axes
 
 PRODUCTS = tuple(name for name in MATMULS if name.startswith(("BERT", "M2")) or name == "matmul 512")

@@ -22,11 +22,11 @@ from _common import current_environment, progress, result_path, show, write_resu
 from _explain import Explanation, explain
 from rich.table import Table
 
+from tvm_ext.bench import models
+from tvm_ext.bench.compare import STOCK_BUDGET_S, BenchResult, bench, result_table
+from tvm_ext.bench.contenders import ONNX_RUNTIME, PEERS
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.relay_passes.load_onnx import load_onnx
-from tvm_ext.testing import models
-from tvm_ext.testing.bench import STOCK_BUDGET_S, BenchResult, bench, result_table
-from tvm_ext.testing.contenders import ONNX_RUNTIME, PEERS
+from tvm_ext.relay_passes.onnx.load import load_onnx
 
 ENCODERS = ("minilm", "bert_base_layer")
 """The models to which the number of tokens matters."""

@@ -19,11 +19,11 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
+from tvm_ext.bench import roller_models
+from tvm_ext.bench.compare import BenchResult, bench
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
+from tvm_ext.bench.roller_models import RollerModel
 from tvm_ext.errors import InputError
-from tvm_ext.testing import roller_models
-from tvm_ext.testing.bench import BenchResult, bench
-from tvm_ext.testing.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
-from tvm_ext.testing.roller_models import RollerModel
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "roller_ops.csv"
 STOCK_BUDGET_S = 3.0

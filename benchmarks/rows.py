@@ -25,11 +25,11 @@ from _common import current_environment, progress, result_path, show, write_resu
 from onnx import TensorProto
 from rich.table import Table
 
+from tvm_ext.bench.contenders import prepare_onnx_runtime, prepare_ours
+from tvm_ext.bench.models import random_inputs
+from tvm_ext.bench.networks.graph import GraphWriter, he_normal, near_one, small_normal
+from tvm_ext.bench.timing import MINIMUM_SAMPLE_S
 from tvm_ext.errors import InputError
-from tvm_ext.testing.contenders import prepare_onnx_runtime, prepare_ours
-from tvm_ext.testing.models import random_inputs
-from tvm_ext.testing.models_graph import GraphWriter, he_normal, near_one, small_normal
-from tvm_ext.testing.timing import MINIMUM_SAMPLE_S
 
 QUINTILE = 0.2
 Shape = tuple[int, ...]

@@ -14,13 +14,14 @@ import tvm
 from tvm import relax
 
 from tvm_ext import relay
-from tvm_ext.device_db import device_for_target
+from tvm_ext.bench import models
+from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import lowering_pipeline
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.pack_constants import PackConstants
-from tvm_ext.testing import models
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 

@@ -1,7 +1,7 @@
 """A model in, constructed kernels out: `python examples/quickstart.py`."""
 
 from tvm_ext import relay
-from tvm_ext.testing import models
+from tvm_ext.bench import models
 
 model = models.build_model("mobilenet_block")  # or the path of an .onnx file
 mod, params = relay.frontend.from_onnx(model)

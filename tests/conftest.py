@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _require_nvcc() -> None:
     """Ends the run at once: skipped, the tests of CUDA kernels would pass on a machine that cannot run them."""
-    from tvm_ext.cuda_toolchain import find_nvcc
     from tvm_ext.errors import TvmExtError
+    from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
     try:
         find_nvcc()

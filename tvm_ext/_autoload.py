@@ -25,7 +25,7 @@ OPTIONS_LIBRARY = "tvm_ext_options"
 MODULE_ALIASES = {
     "tvm.relay": "tvm_ext.relay",
     "tvm.relay.frontend": "tvm_ext.frontend",
-    "tvm.contrib.graph_executor": "tvm_ext.graph_module",
+    "tvm.contrib.graph_executor": "tvm_ext.runtime.graph_module",
 }
 """Modules that older TVMs had, and ours which stand in for them."""
 

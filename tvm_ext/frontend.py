@@ -10,8 +10,8 @@ from typing import Any
 import numpy.typing as npt
 import tvm
 
-from tvm_ext.import_limits import ImportLimits
-from tvm_ext.relay_passes.import_model import import_model
+from tvm_ext.relay_passes.onnx.import_limits import ImportLimits
+from tvm_ext.relay_passes.onnx.import_model import import_model
 
 IMPORT_SECONDS = "tvm_ext.import_seconds"
 """Attribute of an imported module: how long the import took, for the build report."""

@@ -27,13 +27,10 @@ from tvm_ext._tvm import (
     module_pass,
     pass_instrument,
 )
-from tvm_ext.cuda_check import refuse_bad_machine_code
-from tvm_ext.device_db import as_opencl, device_for_target, is_bare, lookup
-from tvm_ext.device_facts import with_unit_count
+from tvm_ext.devices.device_db import as_opencl, device_for_target, is_bare, lookup
+from tvm_ext.devices.device_facts import with_unit_count
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.kernel_cache import KernelCache
-from tvm_ext.opencl_math import enable_opencl_math
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues
@@ -41,17 +38,20 @@ from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
-from tvm_ext.relay_passes.layout import BlockChannels
-from tvm_ext.relay_passes.layout_nhwc import ChannelsLast
+from tvm_ext.relay_passes.layout.block_channels import BlockChannels
+from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
+from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
+from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
+from tvm_ext.toolchains.opencl_math import enable_opencl_math
 
 
 def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:

@@ -12,17 +12,19 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext import plan as records
 from tvm_ext._environment import installed_version
 from tvm_ext._tvm import Constant
-from tvm_ext.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
-from tvm_ext.cuda_runtime import cuda_is_loaded
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
-from tvm_ext.limits import notes_of
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import BuildPlan, PassClock
-from tvm_ext.plan import CHOICE, LAYOUT, KernelChoice, LayoutRecord
-from tvm_ext.report import BuildReport, OperatorReport, PassTime, ceilings_of
+from tvm_ext.records import serialise
+from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
+from tvm_ext.reports.report import BuildReport
+from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
+from tvm_ext.support.limits import notes_of
 
 _KERNEL_PASSES = {
     "tvm_ext.ConstructKernels": "kernel construction",
@@ -88,7 +90,7 @@ def device_code(plan: BuildPlan) -> DeviceCode | None:
 def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:
     """What `BlockChannels` decided; None where it did not run."""
     text = kernels.attrs.get(LAYOUT) if kernels.attrs else None
-    return None if text is None else records.from_json(LayoutRecord, str(text))
+    return None if text is None else serialise.from_json(LayoutRecord, str(text))
 
 
 def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:
@@ -174,7 +176,7 @@ def choice_of(name: str, function: Any, plan: BuildPlan, options: BuildOptions) 
     """The KernelChoice recorded at construction; where none was, stock TVM's kernel is used as it is, and why."""
     text = function.attrs.get(CHOICE) if function.attrs else None
     if text is not None:
-        return records.from_json(KernelChoice, str(text))
+        return serialise.from_json(KernelChoice, str(text))
     if options.enable_roller is False:
         reason = "enable_roller=False: stock TVM's kernel"
     else:

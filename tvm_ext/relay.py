@@ -18,23 +18,24 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext import frontend, graph_module, recorder
-from tvm_ext import graph_module as graph_executor
+from tvm_ext import frontend, recorder
 from tvm_ext._tvm import EXCLUSIVE
-from tvm_ext.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
-from tvm_ext.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
-from tvm_ext.cpu_info import read_cpu_info
-from tvm_ext.device_db import cpu_needs
+from tvm_ext.devices.cpu_info import read_cpu_info
+from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
-from tvm_ext.graph_module import GraphModule, TensorSpec, find_spec
-from tvm_ext.kernel_cache import KernelCache
-from tvm_ext.library import Library, Signature, load
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
-from tvm_ext.relay_passes.import_model import require_bound_dimensions
-from tvm_ext.rocm_toolchain import enable_rocm
-from tvm_ext.signature import input_specs, output_specs, spec_of
+from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
+from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
+from tvm_ext.runtime import graph_module
+from tvm_ext.runtime import graph_module as graph_executor
+from tvm_ext.runtime.graph_module import GraphModule, TensorSpec, find_spec
+from tvm_ext.runtime.library import Library, Signature, load
+from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
+from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import kernel_context
+from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
+from tvm_ext.toolchains.rocm_toolchain import enable_rocm
 
 __all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
 
@@ -194,7 +195,7 @@ def _compile(
 
 def _refuse_wrong_kernels(mod: tvm.IRModule, lowered: tvm.IRModule, plan: BuildPlan, clock: PassClock) -> None:
     """Interpret the kernels that code will be generated of; raises VerificationError."""
-    from tvm_ext.testing.build_check import check_module, refuse_wrong
+    from tvm_ext.verify.build_check import check_module, refuse_wrong
 
     with EXCLUSIVE:
         operators = operator_pipeline(plan.target, plan.device, plan.options)(mod)

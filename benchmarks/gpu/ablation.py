@@ -40,15 +40,15 @@ from ablation_variants import (
 )
 from cases import Case
 
-from tvm_ext.device_db import lookup
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.testing import simt
-from tvm_ext.testing.simt.counters import Counters
-from tvm_ext.testing.verification import random_array
-from tvm_ext.tir_passes.roller.simt_tiling import SimtTiling, tile_threads
-from tvm_ext.tir_passes.simt_ir import SimtKernel
+from tvm_ext.ir.simt_ir import SimtKernel
+from tvm_ext.tir_passes.emit.simt_tiles.tiling import SimtTiling, tile_threads
+from tvm_ext.verify import simt
+from tvm_ext.verify.simt.counters import Counters
+from tvm_ext.verify.verification import random_array
 
 DEVICES = ("nvidia-v100", "nvidia-a100")
 

@@ -17,21 +17,23 @@ from cases import Case, matmul, roller
 from programs import function_name, program
 
 from tvm_ext._tvm import ALREADY_SCHEDULED, tirx
+from tvm_ext.analysis.stage_exprs import tensor_expr_of
+from tvm_ext.analysis.stage_rewrites import drop_unit_axes, split_divided_axes
+from tvm_ext.analysis.stages import OperatorBody, Stage, read_operator
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import CHOICE, KernelChoice, RProgram, to_json
-from tvm_ext.stage_exprs import tensor_expr_of
-from tvm_ext.stage_rewrites import drop_unit_axes, split_divided_axes
-from tvm_ext.stages import OperatorBody, Stage, read_operator
-from tvm_ext.tensor_expr import TensorExpr
-from tvm_ext.tir_passes.build_ir import sequence
+from tvm_ext.ir.build_ir import sequence
+from tvm_ext.ir.simt_ir import SimtKernel
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.serialise import to_json
 from tvm_ext.tir_passes.construct_kernels import canonical_stage
-from tvm_ext.tir_passes.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.roller.align import BANK, MEMORY, SHAPE, UNIT
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import construct
-from tvm_ext.tir_passes.roller.emit_simt import emit_simt_tile
-from tvm_ext.tir_passes.simt_ir import SimtKernel
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "roller_ops.csv"
 TABLE_3, FIGURE_16, FIGURE_17 = "Table 3", "Figure 16", "Figure 17"

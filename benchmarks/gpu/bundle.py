@@ -37,19 +37,19 @@ from models import MODELS, Model
 from programs import function_name, program
 
 from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm, tvm_ffi
-from tvm_ext.cuda_export import architecture_of
-from tvm_ext.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
-from tvm_ext.device_db import lookup
-from tvm_ext.device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from tvm_ext.bench.environment import current_environment, is_clean
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, TvmExtError
-from tvm_ext.files import write_atomically
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.kernel_cache import KernelCache
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, OWN_PATHS
-from tvm_ext.report import OperatorReport
-from tvm_ext.testing.environment import current_environment, is_clean
+from tvm_ext.records.choice import CHOICE, OWN_PATHS
+from tvm_ext.reports.record import OperatorReport
+from tvm_ext.support.files import write_atomically
+from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
+from tvm_ext.toolchains.cuda_export import architecture_of
+from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
+from tvm_ext.toolchains.device_modules import LIBRARY_SYMBOL, assembly, replace_source
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"

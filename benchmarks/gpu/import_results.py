@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_ext.errors import InputError
-from tvm_ext.files import write_atomically
+from tvm_ext.support.files import write_atomically
 
 OURS, MODELS = "ours", "models"
 Record = dict[str, Any]

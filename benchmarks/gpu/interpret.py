@@ -35,14 +35,15 @@ from sweep import operators
 from sweep_count import COUNTED_BLOCKS, run_blocks
 
 from tvm_ext import relay
+from tvm_ext.bench.models import build_model, names
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import BuildPlan, operator_pipeline, plan_build
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
-from tvm_ext.testing.build_check import KernelCheck, check_kernel, check_module
-from tvm_ext.testing.models import build_model, names
-from tvm_ext.testing.verification import OutputError, cpu_reference, errors_of
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module
+from tvm_ext.verify.verification import OutputError, cpu_reference, errors_of
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 

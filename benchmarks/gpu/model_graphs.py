@@ -17,11 +17,11 @@ from graph_references import OPERATOR
 
 from tvm_ext import recorder, relay
 from tvm_ext._tvm import Call, Constant, relax, structural_map, tvm
-from tvm_ext.code_generation import generate_whole
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
-from tvm_ext.report import OperatorReport
+from tvm_ext.reports.record import OperatorReport
+from tvm_ext.toolchains.code_generation import generate_whole
 
 LARGEST_VALUE = 16
 """Constants of more elements become parameters; the others are part of the graph."""

@@ -25,15 +25,15 @@ from _common import current_environment, progress, result_path, show, write_resu
 from rich.table import Table
 
 from tvm_ext import relay
-from tvm_ext.cuda_export import architecture_of
-from tvm_ext.cuda_toolchain import compile_cuda
+from tvm_ext.bench.models import build_model
+from tvm_ext.bench.networks.bert import BERT_BASE_TABLES, build_bert_base
+from tvm_ext.bench.networks.half import to_half
 from tvm_ext.errors import OptionError, TvmExtError
-from tvm_ext.library import Library
-from tvm_ext.plan import OWN_PATHS
-from tvm_ext.report import OperatorReport
-from tvm_ext.testing.models import build_model
-from tvm_ext.testing.models_bert import BERT_BASE_TABLES, build_bert_base
-from tvm_ext.testing.models_half import to_half
+from tvm_ext.records.choice import OWN_PATHS
+from tvm_ext.reports.record import OperatorReport
+from tvm_ext.runtime.library import Library
+from tvm_ext.toolchains.cuda_export import architecture_of
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 SEQUENCE = 128

@@ -21,7 +21,8 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for _common
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # for tests.support
 
 import typer
 from _common import Environment, current_environment, earlier_results, progress, result_path, show, write_results
@@ -30,22 +31,24 @@ from lists import alcop
 from programs import function_name, program
 from rich.table import Table
 
+from tests.support.pipelining.check import barriers_in_loops, cuda_source, line_count
+from tests.support.pipelining.schedules import stock_three_by_two, stock_three_stages, tensor_core_matmul
 from tvm_ext._tvm import AllocBuffer, structural_walk
-from tvm_ext.cuda_toolchain import compile_cuda
-from tvm_ext.device_db import device_for_target, lookup
+from tvm_ext.devices.device_db import device_for_target, lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
-from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, PipelinePlan, from_json
-from tvm_ext.testing import simt
-from tvm_ext.testing.pipelining_kernels_check import barriers_in_loops, cuda_source, line_count
-from tvm_ext.testing.pipelining_kernels_schedules import stock_three_by_two, stock_three_stages, tensor_core_matmul
-from tvm_ext.testing.simt.compile_expr import split_dtype
-from tvm_ext.testing.simt.number_types import storage_dtype
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.pipelines import PipelinePlan
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.pipeline_kernels import with_pipelines
 from tvm_ext.tir_passes.pipelining.passes import pipelined
 from tvm_ext.tir_passes.pipelining.plan import Wishes
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda
+from tvm_ext.verify import simt
+from tvm_ext.verify.simt.compile_expr import split_dtype
+from tvm_ext.verify.simt.number_types import storage_dtype
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "alcop_ops.csv"
 CODE_FIELDS = ("barriers", "source_lines", "registers", "spill_bytes", "stack_bytes", "shared_bytes")

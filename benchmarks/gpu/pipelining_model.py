@@ -8,7 +8,7 @@ pipelining, with two stages (double), with several stages of shared memory (mult
 "same tile" pipelines the tile that is predicted best without stages; "best tile" takes, as the paper's exhaustive
 search does, the best of the first 40 tiles for each mode; "split-K" is with the tiles whose reduction several blocks
 share, which the paper's schedules do not have. Both forms of the model are told apart: "loop", how our loops run, and
-"printed", Table 1 to the letter (`tvm_ext/pipeline_model.py` says where they differ and why). Writes
+"printed", Table 1 to the letter (`tvm_ext/cost/pipeline_model.py` says where they differ and why). Writes
 ``benchmarks/results/<date>-pipelining-model-<device>.json``, the operators of the "loop" form alone. Nothing here is
 measured.
 """
@@ -33,11 +33,11 @@ from pipelining_tiles import Tile, tiles_of
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from tvm_ext.device_db import lookup
+from tvm_ext.cost.pipeline_model import PipelineLatency, predict, predict_bottleneck
+from tvm_ext.cost.pipeline_workload import PipelineWorkload
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.pipeline_model import PipelineLatency, predict, predict_bottleneck
-from tvm_ext.pipeline_workload import PipelineWorkload
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "alcop_ops.csv"
 DEVICES = ("nvidia-a100", "nvidia-h200")

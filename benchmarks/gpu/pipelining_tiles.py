@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from cases import Case
 from programs import program
 
-from tvm_ext.hal import DeviceSpec
+from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.pipeline_workload import PipelineWorkload
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline_workload import PipelineWorkload
-from tvm_ext.plan import RProgram
-from tvm_ext.stages import read_operator
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_anchor
-from tvm_ext.tir_passes.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.roller.gemm_form import GemmForm, gemm_expr, gemm_form, reduction_step, split_of
 from tvm_ext.tir_passes.roller.mma_grid import grid_group
 from tvm_ext.tir_passes.roller.mma_model import resident_blocks, shape_of, thread_registers, tile_bytes

@@ -30,14 +30,15 @@ from rich.table import Table
 from sweep_count import count_blocks, is_aligned
 
 from tvm_ext._tvm import IRModule, Target, tvm
-from tvm_ext.cuda_toolchain import compile_many, find_nvcc
-from tvm_ext.device_db import device_for_target
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import TvmExtError
-from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, OWN_PATHS, KernelChoice, from_json
-from tvm_ext.ptxas_report import PlannedUse, compare
+from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.toolchains.cuda_toolchain import compile_many, find_nvcc
+from tvm_ext.toolchains.ptxas_report import PlannedUse, compare
 
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from cases import Case
 
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
-from tvm_ext.stage_exprs import itemsize_bytes
-from tvm_ext.testing import simt
-from tvm_ext.testing.verification import random_array
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
+from tvm_ext.verify import simt
+from tvm_ext.verify.verification import random_array
 
 COUNTED_BLOCKS = (0, 1)
 PART_ELEMENTS = (2_000_000, 8_000_000, 32_000_000, 96_000_000)

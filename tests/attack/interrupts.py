@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_ext.export import check_seal
+from tvm_ext.runtime.export import check_seal
 
 LIMIT_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def run_for(command: Sequence[str], after_s: float | None, *, group: bool = Fals
             "TVM_EXT_CACHE_DIR": str(folders["cache"]), "TVM_EXT_KERNEL_CACHE": "auto",
         }  # fmt: skip
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tvm_ext.cli import main; main()", *command],
+            [sys.executable, "-c", "from tvm_ext.cli.app import main; main()", *command],
             cwd=folders["work"],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from tvm_ext.testing.case_workers import Trial, run_trials
-from tvm_ext.testing.hostile_models.check import LIMIT_S, TRIAL, failure
-from tvm_ext.testing.hostile_models.draw import draw_case
-from tvm_ext.testing.hostile_models.made import made_cases
-from tvm_ext.testing.hostile_models.record import HostileCase, HostileResult, counts
+from tests.support.case_workers import Trial, run_trials
+from tests.support.hostile_models.check import LIMIT_S, TRIAL, failure
+from tests.support.hostile_models.draw import draw_case
+from tests.support.hostile_models.made import made_cases
+from tests.support.hostile_models.record import HostileCase, HostileResult, counts
 
 # Of the hand-made ones, those of every kind that are over in a moment.
 EVERYDAY = (

@@ -13,11 +13,12 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext import kernel_cache, relay
+from tvm_ext import relay
 from tvm_ext.errors import OptionError
-from tvm_ext.kernel_cache import CachedKernel, KernelParam, decode, encode
-from tvm_ext.library import Library
 from tvm_ext.options import cache_directory, kernel_cache_directory
+from tvm_ext.runtime.library import Library
+from tvm_ext.support import kernel_cache
+from tvm_ext.support.kernel_cache import CachedKernel, KernelParam, decode, encode
 
 X = np.random.default_rng(0).standard_normal((5, 7)).astype("float32")
 W = np.random.default_rng(1).standard_normal((7, 6)).astype("float32")

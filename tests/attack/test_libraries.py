@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tvm_ext import export, relay
-from tvm_ext.cli_doctor import examine
+from tvm_ext import relay
+from tvm_ext.cli.doctor import examine
 from tvm_ext.errors import ExportError
+from tvm_ext.runtime import export
 
 X = np.random.default_rng(0).standard_normal((5, 7)).astype("float32")
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tvm_ext import relay
-from tvm_ext.report import BuildReport
-from tvm_ext.testing import models
+from tvm_ext.bench import models
+from tvm_ext.reports.report import BuildReport
 
 pytestmark = pytest.mark.browser
 

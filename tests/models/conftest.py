@@ -10,9 +10,9 @@ import pytest
 import tvm
 
 from tvm_ext import relay
+from tvm_ext.bench import contenders, models
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.guarded_memory import guard
-from tvm_ext.testing import contenders, models
+from tvm_ext.runtime.guarded_memory import guard
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tvm_ext.bench.networks import bert
 from tvm_ext.errors import UnsupportedEnvironmentError
-from tvm_ext.testing import models_bert
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -86,6 +86,6 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def _require_minilm() -> None:
     try:
-        models_bert.minilm_directory()
+        bert.minilm_directory()
     except UnsupportedEnvironmentError as error:
         pytest.skip(str(error))

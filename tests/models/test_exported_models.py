@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exported_models.networks import NETWORKS, missing_packages
+from tests.support.exported_models.record import CPU
+from tests.support.exported_models.runs import Run, run_one
 from tvm_ext import options
-from tvm_ext.testing.exported_models.networks import NETWORKS, missing_packages
-from tvm_ext.testing.exported_models.record import CPU
-from tvm_ext.testing.exported_models.runs import Run, run_one
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

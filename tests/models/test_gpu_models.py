@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from tvm_ext import pipeline, recorder, relay
+from tvm_ext.bench import models
+from tvm_ext.bench.compare import relative_error
+from tvm_ext.bench.networks.bert import build_bert_base
+from tvm_ext.bench.networks.half import to_half
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, LAYOUT, OWN_PATHS, KernelChoice, LayoutRecord, from_json
-from tvm_ext.testing import models, opencl_cpu
-from tvm_ext.testing.bench import relative_error
-from tvm_ext.testing.models_bert import build_bert_base
-from tvm_ext.testing.models_half import to_half
-from tvm_ext.testing.opencl_graph import run_graph
+from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
+from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.serialise import from_json
+from tvm_ext.verify import opencl_cpu
+from tvm_ext.verify.opencl_graph import run_graph
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 slow = pytest.mark.slow

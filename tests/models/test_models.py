@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.testing import models
-from tvm_ext.testing.bench import relative_error
+from tvm_ext.bench import models
+from tvm_ext.bench.compare import relative_error
 
 # Observed errors are around 1e-6. Deep random networks answer within 2 % of each other on white noise, so 1e-4 of the
 # whole output still is 0.5 % of the part that depends on the input.

@@ -15,7 +15,7 @@ from tvm.relax.frontend.onnx import from_onnx
 from tests.onnx_backend.cases import Case
 from tvm_ext import relay
 from tvm_ext.errors import InputError
-from tvm_ext.relay_passes.import_model import require_bound_dimensions
+from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 
 
 class WrongAnswerError(AssertionError):

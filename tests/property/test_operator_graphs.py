@@ -12,7 +12,7 @@ from tvm import relax
 
 from tvm_ext import relay
 from tvm_ext._tvm import tensor
-from tvm_ext.graph_module import flatten_outputs
+from tvm_ext.runtime.graph_module import flatten_outputs
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

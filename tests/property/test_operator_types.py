@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tvm_ext.testing.case_workers import Trial, run_trials
-from tvm_ext.testing.operator_types import check
-from tvm_ext.testing.operator_types.__main__ import app
-from tvm_ext.testing.operator_types.cases import (
+from tests.support.case_workers import Trial, run_trials
+from tests.support.operator_types import check
+from tests.support.operator_types.__main__ import app
+from tests.support.operator_types.cases import (
     SCHEMAS,
     all_cases,
     cases_of,
@@ -23,9 +23,9 @@ from tvm_ext.testing.operator_types.cases import (
     slice_of,
     without_recipe,
 )
-from tvm_ext.testing.operator_types.check import TRIAL, expected_outputs
-from tvm_ext.testing.operator_types.recipes import NOT_TRIED, RECIPES
-from tvm_ext.testing.operator_types.record import TypeCase, TypeResult
+from tests.support.operator_types.check import TRIAL, expected_outputs
+from tests.support.operator_types.recipes import NOT_TRIED, RECIPES
+from tests.support.operator_types.record import TypeCase, TypeResult
 
 EVERYDAY_PARTS = 3
 MOST_REFUSED = 0.45

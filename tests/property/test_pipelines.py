@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.testing.pipelining_kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
-from tvm_ext.testing.pipelining_kernels_check import Pipelined, Wanted, check, pipelined
-from tvm_ext.testing.pipelining_kernels_simt import Product, matmul
-from tvm_ext.tir_passes.build_ir import SERIAL, UNROLLED
+from tests.support.pipelining.check import Pipelined, Wanted, check, pipelined
+from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
+from tests.support.pipelining.simt import Product, matmul
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED
 
 EVERYDAY, MORE = 40, 1500
 

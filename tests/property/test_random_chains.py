@@ -18,20 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.support.case_workers import Trial, run_trials
+from tests.support.random_chains import check, summary
+from tests.support.random_chains.__main__ import app
+from tests.support.random_chains.chain import EXACT_BELOW
+from tests.support.random_chains.check import TRIAL, ChainResult, attempt
+from tests.support.random_chains.draw import STEPS, draw_case
+from tests.support.random_chains.draw_producers import PRODUCERS
+from tests.support.random_chains.onnx_model import onnx_model
+from tests.support.random_chains.record import ChainCase
+from tests.support.random_chains.reference import difference, expected_outputs
+from tests.support.random_operators.opencl import DEVICES, in_turn
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
-from tvm_ext.testing import opencl_cpu
-from tvm_ext.testing.case_workers import Trial, run_trials
-from tvm_ext.testing.random_chains import check, summary
-from tvm_ext.testing.random_chains.__main__ import app
-from tvm_ext.testing.random_chains.chain import EXACT_BELOW
-from tvm_ext.testing.random_chains.check import TRIAL, ChainResult, attempt
-from tvm_ext.testing.random_chains.draw import STEPS, draw_case
-from tvm_ext.testing.random_chains.draw_producers import PRODUCERS
-from tvm_ext.testing.random_chains.onnx_model import onnx_model
-from tvm_ext.testing.random_chains.record import ChainCase
-from tvm_ext.testing.random_chains.reference import difference, expected_outputs
-from tvm_ext.testing.random_operators.opencl import DEVICES, in_turn
+from tvm_ext.verify import opencl_cpu
 
 EVERYDAY = 2 * len(PRODUCERS)
 EVERYDAY_GPU = 12

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from tvm import relax
 from typer.testing import CliRunner
 
+from tests.support.random_operators import check as checking
+from tests.support.random_operators import reference
+from tests.support.random_operators.__main__ import app
+from tests.support.random_operators.check import OperatorPath, WrongResultError, attempt, compare, path_problem
+from tests.support.random_operators.draw import KINDS, SLOTS, draw_case
+from tests.support.random_operators.record import CaseInput, OperatorCase
+from tests.support.random_operators.relax_module import module_of
+from tests.support.random_operators.summary import document
+from tests.support.random_operators.workers import run_cases
 from tvm_ext._tvm import module_pass, tensor
-from tvm_ext.plan import from_json, to_json
-from tvm_ext.testing.random_operators import check as checking
-from tvm_ext.testing.random_operators import reference
-from tvm_ext.testing.random_operators.__main__ import app
-from tvm_ext.testing.random_operators.check import OperatorPath, WrongResultError, attempt, compare, path_problem
-from tvm_ext.testing.random_operators.draw import KINDS, SLOTS, draw_case
-from tvm_ext.testing.random_operators.record import CaseInput, OperatorCase
-from tvm_ext.testing.random_operators.relax_module import module_of
-from tvm_ext.testing.random_operators.summary import document
-from tvm_ext.testing.random_operators.workers import run_cases
+from tvm_ext.records.serialise import from_json, to_json
 
 EVERYDAY = 90
 ALL = 2000

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.random_operators.check import attempt
+from tests.support.random_operators.draw import SLOTS, draw_case
+from tests.support.random_operators.opencl import DEVICES, in_turn, is_gpu
+from tests.support.random_operators.record import OperatorCase
+from tests.support.random_operators.summary import document
+from tests.support.random_operators.workers import run_cases
 from tvm_ext.errors import CompileError, IllegalRewrite
-from tvm_ext.testing import opencl_cpu
-from tvm_ext.testing.random_operators.check import attempt
-from tvm_ext.testing.random_operators.draw import SLOTS, draw_case
-from tvm_ext.testing.random_operators.opencl import DEVICES, in_turn, is_gpu
-from tvm_ext.testing.random_operators.record import OperatorCase
-from tvm_ext.testing.random_operators.summary import document
-from tvm_ext.testing.random_operators.workers import run_cases
+from tvm_ext.verify import opencl_cpu
 
 pytestmark = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 

@@ -7,9 +7,9 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext import device_db
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.testing.tensor_exprs import conv2d, depthwise_conv2d, elementwise, matmul, pool2d, reduce_sum
+from tvm_ext.bench.tensor_exprs import conv2d, depthwise_conv2d, elementwise, matmul, pool2d, reduce_sum
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices import device_db
 from tvm_ext.tir_passes.roller.align import ALL_RULES, next_shape_aligned, padding_waste
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.check import alignment_facts

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from tvm_ext.cuda_toolchain import find_nvcc
 from tvm_ext.errors import TvmExtError
+from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
 
 def has_nvcc() -> bool:

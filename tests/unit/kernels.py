@@ -8,12 +8,13 @@ import numpy as np
 import tvm
 from tvm import relax, te
 
-from tvm_ext import device_db
-from tvm_ext.guarded_memory import call_guarded
-from tvm_ext.hal import DeviceSpec
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, CONSTANT_PARAMS, KernelChoice, from_json
+from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.pack_constants import pack
+from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 

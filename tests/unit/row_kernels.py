@@ -1,4 +1,4 @@
-"""Row kernels of small operators and ways to run them, for the tests of `simt_rows`."""
+"""Row kernels of small operators and ways to run them, for the tests of `gpu_rows.emit`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from tests.unit.kernels import relative_error
-from tvm_ext import device_db
 from tvm_ext._tvm import BufferStore, structural_walk, tirx
-from tvm_ext.stages import OperatorBody, read_operator
-from tvm_ext.testing import simt
-from tvm_ext.tir_passes.build_ir import allocate, sequence
-from tvm_ext.tir_passes.plan_gpu_kernels import simplify_for_gpu
-from tvm_ext.tir_passes.simt_ir import SimtKernel
-from tvm_ext.tir_passes.simt_rows import emit_simt_rows
+from tvm_ext.analysis.stages import OperatorBody, read_operator
+from tvm_ext.devices import device_db
+from tvm_ext.ir.build_ir import allocate, sequence
+from tvm_ext.ir.simt_ir import SimtKernel
+from tvm_ext.tir_passes.emit.gpu_rows.emit import emit_simt_rows
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import simplify_for_gpu
+from tvm_ext.verify import simt
 
 TOLERANCE = {"float32": 1e-5, "float16": 1.5e-3, "bfloat16": 1e-2}
 

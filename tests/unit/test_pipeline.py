@@ -13,8 +13,9 @@ from tvm_ext import pipeline
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import PassClock
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
-from tvm_ext.testing.threads_as_loops import is_thread_bound
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
+from tvm_ext.verify.threads_as_loops import is_thread_bound
 
 
 def small_module() -> tvm.IRModule:

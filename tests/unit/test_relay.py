@@ -372,7 +372,7 @@ def test_a_linker_that_cannot_write_leaves_nothing(tmp_path: Path, run_python: R
         import resource
         from tvm_ext import relay
         from tvm_ext.errors import ExportError
-        from tvm_ext.testing.models import build_model
+        from tvm_ext.bench.models import build_model
         mod, params = relay.frontend.from_onnx(build_model("mlp"))
         library = relay.build(mod, params=params)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -391,7 +391,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path, run_python: Ru
     result = run_python(
         dedent(f"""
         import os, signal
-        from tvm_ext.files import produce_atomically
+        from tvm_ext.support.files import produce_atomically
         def half(path):
             path.write_bytes(b"half of the new")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvm_ext import relay
 from tvm_ext.errors import InputError
-from tvm_ext.plan import OWN_PATHS
+from tvm_ext.records.choice import OWN_PATHS
 
 Array = np.ndarray
 Graph = Callable[..., Any]

@@ -24,11 +24,12 @@ from tvm import relax
 
 from tests.attack import libraries
 from tests.attack.interrupts import process_state
-from tvm_ext import code_generation, errors, host_compiler, relay
+from tvm_ext import errors, relay
 from tvm_ext._tvm import tvm_ffi
-from tvm_ext.cli_common import Interrupts
+from tvm_ext.cli.common import Interrupts
 from tvm_ext.errors import InputError
-from tvm_ext.limited_process import worker_threads
+from tvm_ext.support.limited_process import worker_threads
+from tvm_ext.toolchains import code_generation, host_compiler
 
 RunPython = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def test_an_export_that_is_killed_leaves_the_old_library(tmp_path: Path, run_pyt
     assert first.returncode == 0, first.stderr
     before = path.read_bytes()
     kill = f"""
-    from tvm_ext import export
+    from tvm_ext.runtime import export
     def half(executable, addons, temporary, *others):
         temporary.write_bytes(b"\\x7fELF, and no more")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -265,7 +266,7 @@ def test_a_keyboard_interrupt_that_was_dropped_is_raised_again() -> None:
 
 STUCK = """
     import ctypes, os, signal, threading, time
-    from tvm_ext import cli_common, files, limited_process
+    from tvm_ext.cli import common as cli_common; from tvm_ext.support import files, limited_process
     pause = ctypes.CDLL(None).nanosleep  # one call in C, which lets other threads run, as TVM's do
     with cli_common.interrupts.watched(), files.temporary_folder("test"):
         with files._temporary_beside(files.Path("out.so"), False):
@@ -293,7 +294,7 @@ def test_ctrl_c_ends_a_command_whose_main_thread_is_in_cpp(tmp_path: Path, run_p
 
 COMMAND = """
     import os, signal, sys
-    from tvm_ext import cli, host_compiler, pipeline
+    from tvm_ext.cli import app as cli; from tvm_ext.toolchains import host_compiler; from tvm_ext import pipeline
     def interrupted(function, moment):
         def call(first, *others):
             if moment in ("", others and others[0]):

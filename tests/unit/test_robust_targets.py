@@ -12,12 +12,14 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext import device_db, library, relay
-from tvm_ext.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
-from tvm_ext.device_rows_recorded import RECORDED_ROWS
+from tvm_ext import relay
+from tvm_ext.devices import device_db
+from tvm_ext.devices.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
+from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pipeline import plan_build
+from tvm_ext.runtime import library
 
 IS_X86 = read_cpu_info().machine == "x86_64"
 x86 = pytest.mark.skipif(not IS_X86, reason="runs x86-64 code")

@@ -1,1 +1,4 @@
-"""CUTLASS kernels for graph partitions (Bolt): no part of it is in this version."""
+"""CUTLASS kernels for graph partitions (Bolt): no part of it is in this version.
+
+Not here: tensor-core kernels of our own (`tir_passes/emit/mma_tiles`).
+"""

@@ -1,1 +1,5 @@
-"""Stages on the graph: ONNX import and Relax passes."""
+"""Passes over Relax graphs, one a file; `onnx` makes the graphs, `layout` chooses how their tensors lie in memory.
+
+Not here: what is done with single kernels (`tir_passes`); the order of the passes (`pipeline.py`).
+Start at `fuse_operators.FuseOperators`.
+"""

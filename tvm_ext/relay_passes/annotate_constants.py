@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._tvm import CALL_TIR, Call, Constant, GlobalVar, PrimFunc, copy_module, module_pass, relax, structural_walk
-from ..plan import CONSTANT_PARAMS
+from tvm_ext._tvm import CALL_TIR, Call, Constant, GlobalVar, PrimFunc, copy_module, module_pass, relax, structural_walk
+from tvm_ext.records.choice import CONSTANT_PARAMS
 
 
 def tir_calls(mod: Any) -> list[Any]:

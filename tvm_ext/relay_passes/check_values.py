@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
-from ..errors import DivisionByZeroError, IndexRangeError
+from tvm_ext._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
+from tvm_ext.errors import DivisionByZeroError, IndexRangeError
+
 from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
 from .safe_arithmetic import DIVISIONS, SHIFTS, safe_division, safe_shift
 

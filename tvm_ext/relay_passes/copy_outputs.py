@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._tvm import Call, Constant, GlobalVar, Var, ir, module_pass, relax, te
+from tvm_ext._tvm import Call, Constant, GlobalVar, Var, ir, module_pass, relax, te
 
 Expr = Any
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, tirx
+from tvm_ext._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, tirx
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 

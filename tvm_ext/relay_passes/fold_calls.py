@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import (
+from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
     CALL_TIR,
     Call,
@@ -29,10 +29,11 @@ from .._tvm import (
     relax,
     tirx,
 )
-from ..errors import IllegalRewrite, LimitPassed
-from ..limits import check_count, limits, with_notes
-from ..stage_values import operator_values
-from ..stages import read_operator
+from tvm_ext.analysis.stage_values import operator_values
+from tvm_ext.analysis.stages import read_operator
+from tvm_ext.errors import IllegalRewrite, LimitPassed
+from tvm_ext.support.limits import check_count, limits, with_notes
+
 from .indexing_values import RULES
 from .legalize_floats import LEGALIZATIONS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._tvm import PassContext, Sequential, module_pass, relax, structural_walk
-from ..limits import limits, with_notes
+from tvm_ext._tvm import PassContext, Sequential, module_pass, relax, structural_walk
+from tvm_ext.support.limits import limits, with_notes
 
 
 @module_pass(opt_level=0, name="tvm_ext.FuseOperators")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import IllegalRewrite
+from tvm_ext.errors import IllegalRewrite
 
 Array = np.ndarray[Any, Any]
 

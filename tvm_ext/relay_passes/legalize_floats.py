@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import (
+from tvm_ext._tvm import (
     Constant,
     PrimFunc,
     SBlock,
@@ -27,9 +27,9 @@ from .._tvm import (
     te,
     tirx,
 )
-from .._tvm import topi as stock
-from ..float_ir import hidden, is_float, is_number
-from ..stages import dtype_of
+from tvm_ext._tvm import topi as stock
+from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.ir.float_ir import hidden, is_float, is_number
 
 Legalization = Callable[[Any, Any], Any]
 

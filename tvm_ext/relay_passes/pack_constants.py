@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .._tvm import CALL_TIR, Constant, PyExprMutator, expr_mutator, module_pass, relax
-from ..plan import CHOICE, ConstantPack, KernelChoice, from_json
+from tvm_ext._tvm import CALL_TIR, Constant, PyExprMutator, expr_mutator, module_pass, relax
+from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
+from tvm_ext.records.serialise import from_json
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._tvm import ALREADY_SCHEDULED, SBlock, SBlockRealize, StringImm, tirx
-from ..errors import DivisionByZeroError, IndexRangeError
-from ..plan import CHOICE, KernelChoice, to_json
-from ..stage_exprs import itemsize_bytes
-from ..tir_passes.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext._tvm import ALREADY_SCHEDULED, SBlock, SBlockRealize, StringImm, tirx
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.errors import DivisionByZeroError, IndexRangeError
+from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import to_json
 
 _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 

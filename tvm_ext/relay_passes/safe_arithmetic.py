@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._tvm import te, tirx, topi
+from tvm_ext._tvm import te, tirx, topi
 
 Tensor = Any
 

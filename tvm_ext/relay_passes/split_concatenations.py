@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._tvm import PyExprMutator, expr_mutator, ir, module_pass, relax, topi
-from ..limits import limits, with_notes
+from tvm_ext._tvm import PyExprMutator, expr_mutator, ir, module_pass, relax, topi
+from tvm_ext.support.limits import limits, with_notes
 
 _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 

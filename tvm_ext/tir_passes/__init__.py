@@ -1,1 +1,5 @@
-"""Passes over TensorIR and the construction of their schedules."""
+"""Passes over TensorIR: kernels constructed, pipelined, guarded; a folder for each step of that.
+
+Not here: graphs (`relay_passes`); the order of the passes (`pipeline.py`).
+Start at `construct_kernels.ConstructKernels`.
+"""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._tvm import (
+from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
     For,
     PrimFunc,
@@ -23,15 +23,19 @@ from .._tvm import (
     module_pass,
     tirx,
 )
-from ..errors import IllegalRewrite, TargetError
-from ..hal import DeviceSpec
-from ..limits import check_count, check_time, timed_construction
-from ..options import BuildOptions
-from ..plan import CHOICE, GpuPlan, KernelChoice, Path, RProgram, to_json
-from ..stage_exprs import count_operations
-from ..stages import OperatorBody, Stage, read_operator
-from ..tensor_expr import TensorExpr
-from .build_ir import sequence
+from tvm_ext.analysis.stage_exprs import count_operations
+from tvm_ext.analysis.stages import OperatorBody, Stage, read_operator
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, TargetError
+from tvm_ext.ir.build_ir import sequence
+from tvm_ext.ir.simt_ir import SimtKernel
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, GpuPlan, KernelChoice, Path
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.serialise import to_json
+from tvm_ext.support.limits import check_count, check_time, timed_construction
+
 from .construct_kernels import (
     allocations,
     bytes_of,
@@ -43,21 +47,20 @@ from .construct_kernels import (
     kept_buffers,
     row_program,
 )
-from .equal_functions import EqualFunctions
-from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
-from .gpu_limits import check_types, index_limit_passed, nothing_fits
+from .emit.gpu_rows.emit import emit_simt_rows
+from .emit.mma_tiles.emit import emit_mma_tile, supports_mma
+from .emit.schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
+from .emit.simt_tiles.emit import emit_simt_tile
+from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
+from .expressions.turn_divisions import turn_divisions, with_turned_divisions
 from .pipeline_kernels import with_pipelines
-from .plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
-from .plan_kernels import RowGroup, size_notes
+from .plan.equal_functions import EqualFunctions
+from .plan.gpu_limits import check_types, index_limit_passed, nothing_fits
+from .plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from .plan.plan_kernels import RowGroup, size_notes
 from .roller.align import ALL_RULES, TENSOR_CORE
 from .roller.construct import Construction
 from .roller.construct_mma import construct_mma
-from .roller.emit_mma import emit_mma_tile, supports_mma
-from .roller.emit_simt import emit_simt_tile
-from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
-from .simt_ir import SimtKernel
-from .simt_rows import emit_simt_rows
-from .turn_divisions import turn_divisions, with_turned_divisions
 
 VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 ATTEMPTS = 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._tvm import (
+from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
     BufferStore,
     Call,
@@ -18,33 +18,51 @@ from .._tvm import (
     structural_walk,
     tirx,
 )
-from ..errors import IllegalRewrite
-from ..float_ir import uses_bfloat16
-from ..hal import DeviceSpec
-from ..kernel_cache import KERNEL_KEY, CachedKernel, KernelCache, build_context, kernel_key, misfit, params_of, seal
-from ..limits import check_count, check_time, limits, timed_construction
-from ..options import BuildOptions
-from ..plan import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, Path, RProgram, from_json, to_json
-from ..stage_exprs import axis_names, count_flops, count_operations, itemsize_bytes, tensor_expr_of
-from ..stage_rewrites import address_runs, drop_unit_axes, fuse_axes, reads_whole_runs, split_divided_axes
-from ..stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
-from ..tensor_expr import TensorExpr
-from .build_ir import allocate, outer_kind, sequence
-from .cut_expressions import cut_nested, cut_notes, name_of
-from .emit_rows import emit_rows
-from .equal_functions import EqualFunctions
-from .exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
-from .plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
-from .plan_windows import WindowGroup, take_windows, window_kernel
+from tvm_ext.analysis.stage_exprs import axis_names, count_flops, count_operations, itemsize_bytes, tensor_expr_of
+from tvm_ext.analysis.stage_rewrites import (
+    address_runs,
+    drop_unit_axes,
+    fuse_axes,
+    reads_whole_runs,
+    split_divided_axes,
+)
+from tvm_ext.analysis.stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import allocate, outer_kind, sequence
+from tvm_ext.ir.float_ir import uses_bfloat16
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, ConstantPack, KernelChoice, Path
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.support.kernel_cache import (
+    KERNEL_KEY,
+    CachedKernel,
+    KernelCache,
+    build_context,
+    kernel_key,
+    misfit,
+    params_of,
+    seal,
+)
+from tvm_ext.support.limits import check_count, check_time, limits, timed_construction
+
+from .emit.cpu_rows.emit import emit_rows
+from .emit.cpu_tiles.emit import TileKernel, emit_tile_kernel
+from .emit.schedule_fallback import schedule_fallback
+from .expressions.cut_expressions import cut_nested, cut_notes, name_of
+from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
+from .expressions.turn_divisions import with_turned_divisions
+from .expressions.vector_math import FUNCTIONS, expand_math, has_scale
+from .plan.equal_functions import EqualFunctions
+from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
+from .plan.plan_windows import WindowGroup, take_windows, window_kernel
+from .plan.row_time import row_time_s
 from .roller.align import ALL_RULES
 from .roller.canonical import canonicalise
 from .roller.construct import Construction
 from .roller.construct import construct as construct_anew
-from .roller.emit_cpu import TileKernel, emit_tile_kernel
-from .row_time import row_time_s
-from .schedule_fallback import schedule_fallback
-from .turn_divisions import with_turned_divisions
-from .vector_math import FUNCTIONS, expand_math, has_scale
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructKernels")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from .._tvm import (
+from tvm_ext._tvm import (
     AllocBuffer,
     BufferStore,
     Call,
@@ -29,11 +29,12 @@ from .._tvm import (
     structural_walk,
     tirx,
 )
-from ..errors import MemoryGuardError
-from ..kernel_cache import SEALED
-from ..stage_exprs import itemsize_bytes
-from ..stages import dtype_of
-from .build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.errors import MemoryGuardError
+from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext.support.kernel_cache import SEALED
+
 from .pipelining.loops import integer, to_loops
 
 GUARD_BYTES = 64

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
-from ..errors import IllegalRewrite
-from ..hal import DeviceSpec
-from ..limits import check_count
-from ..options import BuildOptions
-from ..plan import GpuPlan, KernelChoice, PipelinePlan
-from ..stage_exprs import count_operations
+from tvm_ext._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
+from tvm_ext.analysis.stage_exprs import count_operations
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import GpuPlan, KernelChoice
+from tvm_ext.records.pipelines import PipelinePlan
+from tvm_ext.support.limits import check_count
+
+from .emit.mma_tiles.emit import MIN_BLOCKS_PER_UNIT, SPARE_REGISTERS
 from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
 from .pipelining.fragment_functions import APPLIED
 from .pipelining.function import Function
 from .pipelining.loops import allocations_of, bytes_per_element, is_shared, size_of
 from .pipelining.passes import pipelined
 from .pipelining.plan import Wishes
-from .roller.emit_mma import MIN_BLOCKS_PER_UNIT, SPARE_REGISTERS
 
 REGISTER_BYTES = 4
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._tvm import For, ForKind, prim_func_pass, structural_map
+from tvm_ext._tvm import For, ForKind, prim_func_pass, structural_map
 
 
 @prim_func_pass(opt_level=0, name="tvm_ext.SerialiseLoops")

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_ext.relay_passes.import_model import checked_graph
-from tvm_ext.relay_passes.onnx_graph import OnnxGraph, model_from_graph
+from tvm_ext.relay_passes.onnx.graph import OnnxGraph, model_from_graph
+from tvm_ext.relay_passes.onnx.import_model import checked_graph
 
 Shape = Sequence[int | str | None]
 

@@ -11,7 +11,7 @@ from tvm import relax
 from tests.unit.kernels import cpu
 from tvm_ext._tvm import Constant
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CONSTANT_PARAMS, ConstantPack
+from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants, tir_calls
 from tvm_ext.relay_passes.pack_constants import PackConstants, pack
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels

@@ -11,9 +11,9 @@ import tvm
 from tvm import relax
 
 from tvm_ext._tvm import Constant
-from tvm_ext.limits import limited
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
+from tvm_ext.support.limits import limited
 
 op = relax.op
 Array = np.ndarray[Any, Any]

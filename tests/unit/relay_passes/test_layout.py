@@ -12,9 +12,10 @@ from tvm import relax, topi
 
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
-from tvm_ext.device_db import lookup
-from tvm_ext.plan import LAYOUT, LayoutRecord, from_json
-from tvm_ext.relay_passes.layout import BlockChannels
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 
 op = relax.op
 Shape = tuple[int, ...]

@@ -9,10 +9,11 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext import device_db
 from tvm_ext._tvm import assert_structural_equal
-from tvm_ext.plan import CHANNELS_LAST, LAYOUT, LayoutRecord, from_json
-from tvm_ext.relay_passes.layout_nhwc import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
+from tvm_ext.devices import device_db
+from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutRecord
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.layout.channels_last import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
 
 A100, MI50 = device_db.lookup("nvidia-a100"), device_db.lookup("amd-mi50")
 

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from tests.support.exported_models import __main__ as command
+from tests.support.exported_models import check, networks, runs
+from tests.support.exported_models.export import inputs_file
+from tests.support.exported_models.record import CPU, EXPORTERS, ExportResult
 from tvm_ext.errors import InputError, OptionError, TvmExtError
-from tvm_ext.testing.exported_models import __main__ as command
-from tvm_ext.testing.exported_models import check, networks, runs
-from tvm_ext.testing.exported_models.export import inputs_file
-from tvm_ext.testing.exported_models.record import CPU, EXPORTERS, ExportResult
 
 ONES = np.ones((2, 3), "float32")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_ext.testing.numerics import FUNCTIONS, HALF_ULPS, errors_ulp, half_error_ulp, measure
+from tests.support.numerics import FUNCTIONS, HALF_ULPS, errors_ulp, half_error_ulp, measure
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "numerics.md"
 # float64's formula has no value there: 0 * inf, inf / inf.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.testing.random_operators import reference
-from tvm_ext.testing.random_operators.check import relative_error, tolerance
-from tvm_ext.testing.random_operators.record import CaseInput, OperatorCase
+from tests.support.random_operators import reference
+from tests.support.random_operators.check import relative_error, tolerance
+from tests.support.random_operators.record import CaseInput, OperatorCase
 
 
 def _case(operator: str, *shapes: tuple[int, ...], layouts: tuple[str, ...] = (), **attributes: Any) -> OperatorCase:

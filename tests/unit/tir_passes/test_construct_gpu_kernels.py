@@ -11,18 +11,19 @@ import tvm
 from tvm import relax, topi
 
 from tests.unit.kernels import from_te, legalised, relative_error
-from tvm_ext import device_db
 from tvm_ext._tvm import structural_equal, te
+from tvm_ext.analysis.stages import read_operator
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
-from tvm_ext.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
-from tvm_ext.stages import read_operator
-from tvm_ext.testing import opencl_cpu
-from tvm_ext.testing.threads_as_loops import is_thread_bound, run_threads_as_loops
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes import construct_gpu_kernels as gpu
-from tvm_ext.tir_passes.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
-from tvm_ext.tir_passes.plan_kernels import RowGroup
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_kernels import RowGroup
+from tvm_ext.verify import opencl_cpu
+from tvm_ext.verify.threads_as_loops import is_thread_bound, run_threads_as_loops
 
 A100 = device_db.lookup("nvidia-a100")
 

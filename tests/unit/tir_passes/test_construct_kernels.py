@@ -12,7 +12,7 @@ from tvm import relax, te, topi
 from tests.unit.kernels import constructed, cpu, from_te, legalised, relative_error, run
 from tvm_ext._tvm import ALREADY_SCHEDULED, structural_equal
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE
+from tvm_ext.records.choice import CHOICE
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 op = relax.op
@@ -104,7 +104,7 @@ def test_what_cannot_be_constructed_falls_back_with_the_reason(rng):
 def test_an_unaligned_numpy_array_may_be_passed(rng):
     func = legalised(lambda x, y: op.matmul(x, y), (33, 48), (48, 70))
     kernel, choice = constructed(func)
-    from tvm_ext import device_db
+    from tvm_ext.devices import device_db
 
     library = tvm.compile(
         kernel.with_attr("global_symbol", "main"), target=device_db.device_for_target("llvm", measure=False)[1]

@@ -9,9 +9,10 @@ import pytest
 from tvm import relax
 
 from tests.unit.kernels import constructed, legalised
-from tvm_ext import device_db
+from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 
 op = relax.op

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..._tvm import BufferStore, For, ForKind, tirx
-from ...errors import IllegalRewrite
-from ...plan import PipelineRule
+from tvm_ext._tvm import BufferStore, For, ForKind, tirx
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.pipelines import PipelineRule
+
 from .copies import Copy, is_register_load, read_copies
 from .function import Function
 from .loops import (

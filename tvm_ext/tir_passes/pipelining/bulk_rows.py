@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._tvm import For, structural_walk, tirx
-from ..._tvm import Var as Variable
-from ...errors import IllegalRewrite
-from ..bulk_ir import BULK_BYTES
+from tvm_ext._tvm import For, structural_walk, tirx
+from tvm_ext._tvm import Var as Variable
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.bulk_ir import BULK_BYTES
+
 from .copies import Copy, analyzer_for, without_casts
 from .index_values import Known, index_values
 from .loops import Expr, bytes_per_element, integer, scope_of, substitute, zero

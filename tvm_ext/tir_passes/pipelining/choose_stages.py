@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...errors import IllegalRewrite
-from ...hal import DeviceSpec
-from ...pipeline_model import PipelineLatency, predict
-from ...pipeline_workload import PipelineWorkload, shared_bytes, shared_limit_bytes
+from tvm_ext.cost.pipeline_model import PipelineLatency, predict
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, shared_bytes, shared_limit_bytes
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
 
 SHARED_STAGES = range(2, 9)
 """Stages of shared memory that are tried beside 1."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._tvm import (
+from tvm_ext._tvm import (
     IF_THEN_ELSE,
     Analyzer,
     BufferStore,
@@ -26,8 +26,9 @@ from ..._tvm import (
     structural_walk,
     tirx,
 )
-from ...errors import IllegalRewrite
-from ...stages import dtype_of
+from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.errors import IllegalRewrite
+
 from .loops import (
     Buffer,
     Expr,

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..._tvm import BufferStore, Call, For, ForKind, TensorLoad, structural_walk, tirx
-from ...errors import IllegalRewrite
-from ...hal import DeviceSpec
-from ...plan import CHOICE, KernelChoice, from_json
+from tvm_ext._tvm import BufferStore, Call, For, ForKind, TensorLoad, structural_walk, tirx
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
+
 from ..roller.mma_model import ADDRESS_REGISTERS
 from .analyse import LoadUse
 from .detect import Group

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._tvm import AllocBuffer, BufferStore, Call, TensorLoad, Var, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, BufferStore, Call, TensorLoad, Var, structural_map, tirx
+
 from .copies import Copy
 from .function import Function
 from .loops import (

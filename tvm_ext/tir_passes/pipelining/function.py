@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from ..._tvm import For, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import For, TensorLoad, Var, structural_walk, tirx
+
 from .loops import (
     Access,
     Buffer,

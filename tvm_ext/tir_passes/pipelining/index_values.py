@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._tvm import IF_THEN_ELSE, Call, Var, tirx
-from ...errors import IllegalRewrite
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Var, tirx
+from tvm_ext.errors import IllegalRewrite
+
 from .loops import Expr, op_name
 
 Values = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..._tvm import (
+from tvm_ext._tvm import (
     AllocBuffer,
     BufferStore,
     Call,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._tvm import Call, ir, structural_map, tirx
+from tvm_ext._tvm import Call, ir, structural_map, tirx
+
 from .loops import Stmt
 from .primitives import read_primitive
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ..._tvm import AllocBuffer, For, ForKind, Var, structural_map, structural_walk, tirx
-from ...errors import IllegalRewrite
-from ...hal import DeviceSpec
-from ..bulk_ir import (
+from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, structural_map, structural_walk, tirx
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.bulk_ir import (
     MBARRIER_BYTES,
     announce_bytes,
     copy_in_bulk,
@@ -36,21 +36,11 @@ from ..bulk_ir import (
     shared_pointer,
     wait_for_phase,
 )
+
 from .analyse import LoadUse
 from .bulk_rows import BulkRows, bulk_rows
 from .function import Function
-from .loops import (
-    Buffer,
-    Expr,
-    Stmt,
-    bytes_per_element,
-    constant,
-    enclosing_loops,
-    integer,
-    is_shared,
-    size_of,
-    zero,
-)
+from .loops import Buffer, Expr, Stmt, bytes_per_element, constant, enclosing_loops, integer, is_shared, size_of, zero
 from .part_copies import NOTHING, Loader
 from .plan import shared_bytes_around, shared_capacity_bytes
 from .primitives import read_primitive

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._tvm import (
+from tvm_ext._tvm import (
     AllocBuffer,
     Analyzer,
     BufferStore,
@@ -19,6 +19,7 @@ from ..._tvm import (
     structural_walk,
     tirx,
 )
+
 from .analyse import LoadUse
 from .copies import Copy, is_zero
 from .fragment_functions import apply_on_fragments, fragments_of, why_not_on_fragments

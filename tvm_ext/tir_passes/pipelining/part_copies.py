@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ..._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
-from ...errors import IllegalRewrite
-from ..bulk_ir import shared_pointer
+from tvm_ext._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.bulk_ir import shared_pointer
+
 from .copies import AsyncShape, Copy, async_shape, is_vector_load
 from .loops import Buffer, Expr, Stmt, allocations_of, constant, integer, is_register, substitute, unrolled_loop, zero
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..._tvm import For, ForKind, PrimFunc, Target, copy_module, module_pass, structural_walk, tirx
-from ...device_db import device_for_target
-from ...errors import IllegalRewrite, InputError
-from ...hal import DeviceSpec
-from ...plan import PIPELINE_PLAN, PipelinedBuffer, PipelinePlan, PipelineRefusal, from_json, to_json
+from tvm_ext._tvm import For, ForKind, PrimFunc, Target, copy_module, module_pass, structural_walk, tirx
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinedBuffer, PipelinePlan, PipelineRefusal
+from tvm_ext.records.serialise import from_json, to_json
+
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use, fuses_with
 from .detect import read_hints
 from .function import Function

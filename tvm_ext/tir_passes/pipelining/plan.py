@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import IllegalRewrite, InputError
-from ...hal import DeviceSpec
-from ...plan import PipelinedBuffer, PipelinePlan, PipelineRefusal
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.records.pipelines import PipelinedBuffer, PipelinePlan, PipelineRefusal
+
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
 from .choose_stages import choose_stages
 from .detect import Detection, Group, detect

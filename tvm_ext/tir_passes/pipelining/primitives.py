@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..._tvm import ir, tirx
+from tvm_ext._tvm import ir, tirx
 
 PREFIX = "tvm_ext."
 Primitive = Literal["producer_acquire", "producer_commit", "consumer_wait", "consumer_release"]

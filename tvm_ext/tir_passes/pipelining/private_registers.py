@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._tvm import AllocBuffer, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, structural_map, tirx
+
 from .loops import Buffer, Stmt, accesses_of, is_register, is_shared
 
 TOGETHER = "tvm_ext.loaded_together"

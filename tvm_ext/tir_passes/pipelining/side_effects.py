@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._tvm import BufferStore, Call, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Call, structural_walk, tirx
+
 from .loops import POINTERS, Stmt, op_name
 
 HARMLESS_CALLS = frozenset({*POINTERS, "tirx.tvm_access_ptr"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..._tvm import Call, For, SBlock, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, For, SBlock, structural_map, structural_walk, tirx
+
 from .loops import op_name
 
 LOOP_ANNOTATIONS = ("software_pipeline_stage", "software_pipeline_order", "software_pipeline_async_stages")

@@ -26,7 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._tvm import AllocBuffer, For, ForKind, Var, tirx
+from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, tirx
+
 from .analyse import LoadUse
 from .loops import (
     Expr,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._tvm import BufferStore, Call, TensorLoad, structural_map, tirx
+from tvm_ext._tvm import BufferStore, Call, TensorLoad, structural_map, tirx
+
 from .loops import (
     ACCESS_PTR,
     POINTERS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...hal import DeviceSpec
-from ...pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_unit, shared_bytes
+from tvm_ext.cost.pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_unit, shared_bytes
+from tvm_ext.devices.hal import DeviceSpec
+
 from .count_statements import Counts, extent_of, tile_bytes
 from .detect import Group
 from .function import Function

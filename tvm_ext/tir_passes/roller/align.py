@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from tvm_ext.access_table import AccessTable, Shape
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.plan import RTile
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.access_table import AccessTable, Shape
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import RTile
 
 UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE = "unit", "memory", "shape", "bank", "tensor_core"
 ALL_RULES = frozenset({UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tvm_ext.tensor_expr import Access, Axis, LinearIndex, TensorExpr
+from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
 
 FUSED = "*"
 """Joins the names of merged axes, outermost first: ``h*w``."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tvm_ext.access_table import AccessTable, Shape
-from tvm_ext.hal import DeviceSpec, MemoryLayer
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.plan import RProgram
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.access_table import AccessTable, Shape
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
+from tvm_ext.records.rprogram import RProgram
 
 from .align import TENSOR_CORE, Aligner, padding_waste, tensor_core_steps
 from .rtile import conflict_degree, storage_padding

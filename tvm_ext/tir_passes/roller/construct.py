@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext.access_table import Shape, vector_use
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.limits import limits
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.plan import Prediction, RProgram, RTile
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.access_table import Shape, vector_use
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.support.limits import limits
 
 from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
 from .canonical import CanonicalForm, canonicalise

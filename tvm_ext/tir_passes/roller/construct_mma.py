@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import Prediction, RProgram, RTile
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 
 from .align import padding_waste
 from .canonical import CanonicalForm

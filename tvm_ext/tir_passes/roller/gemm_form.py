@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import RProgram
-from tvm_ext.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import RProgram
 
 from .canonical import FUSED
 

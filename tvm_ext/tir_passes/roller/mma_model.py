@@ -9,20 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.plan import LayerCost, Prediction
-from tvm_ext.stage_exprs import itemsize_bytes
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import LayerCost, Prediction
 
-from .gemm_form import (
-    EVEN_PITCHES,
-    FRAGMENT,
-    ODD_PITCHES,
-    TileSplit,
-    padded_chunks,
-    reduction_step,
-    uses_mma_sync,
-)
+from .gemm_form import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, TileSplit, padded_chunks, reduction_step, uses_mma_sync
 from .mma_grid import grid_group
 
 WARP = 32

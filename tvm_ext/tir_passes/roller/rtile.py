@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import gcd
 
-from tvm_ext.access_table import Shape
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.perf_model import PerfModel
-from tvm_ext.plan import RTile
-from tvm_ext.tensor_expr import TensorExpr
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import RTile
 
 
 def initial_rtile(expr: TensorExpr) -> RTile:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tvm_ext.access_table import Shape
-from tvm_ext.perf_model import REPORTED_UNITS_PER_G, PerfModel
+from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.perf_model import REPORTED_UNITS_PER_G, PerfModel
 
 from .align import tensor_core_steps, transaction_step
 from .rtile import reuse_score

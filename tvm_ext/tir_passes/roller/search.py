@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from tvm_ext.access_table import Shape
-from tvm_ext.limits import check_time, limits
-from tvm_ext.perf_model import PerfModel
+from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.support.limits import check_time, limits
 
 from .align import BANK, Aligner
 from .rtile import reuse_score, storage_padding

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.testing.simt import scalar_translate
-from tests.unit.testing.simt.scalar_threads import Kernel, execute
-from tvm_ext.testing import simt
-from tvm_ext.testing.pipelining_kernels_check import Pipelined, relative_error, tolerance
-from tvm_ext.testing.simt.mutate import Mutant
+from tests.support.pipelining.check import Pipelined, relative_error, tolerance
+from tests.support.simt.mutate import Mutant
+from tests.unit.verify.simt import scalar_translate
+from tests.unit.verify.simt.scalar_threads import Kernel, execute
+from tvm_ext.verify import simt
 
 
 class PipelineTranslator(scalar_translate.Translator):

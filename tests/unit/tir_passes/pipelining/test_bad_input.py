@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.pipelining.check import Pipelined, Wanted, check, pipelined
+from tests.support.pipelining.constructed import single_product
+from tests.support.pipelining.copies import copy_kernels
+from tests.support.pipelining.hard import hard_kernels
+from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
+from tests.support.pipelining.refused import refused_kernels
+from tests.support.pipelining.schedules import stages_by_hand, tensor_core_matmul
+from tests.support.pipelining.simt import Product, matmul
 from tvm_ext._tvm import For, IRModule, PassContext, Schedule, structural_map, tirx
 from tvm_ext.errors import InputError
-from tvm_ext.plan import PIPELINE_PLAN
-from tvm_ext.testing.pipelining_kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
-from tvm_ext.testing.pipelining_kernels_check import Pipelined, Wanted, check, pipelined
-from tvm_ext.testing.pipelining_kernels_constructed import single_product
-from tvm_ext.testing.pipelining_kernels_copies import copy_kernels
-from tvm_ext.testing.pipelining_kernels_hard import hard_kernels
-from tvm_ext.testing.pipelining_kernels_refused import refused_kernels
-from tvm_ext.testing.pipelining_kernels_schedules import stages_by_hand, tensor_core_matmul
-from tvm_ext.testing.pipelining_kernels_simt import Product, matmul
+from tvm_ext.records.pipelines import PIPELINE_PLAN
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 
 KERNELS = {kernel.name: kernel for kernel in (*refused_kernels(), *hard_kernels(), *copy_kernels())}

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tvm_ext import device_db
+from tvm_ext.cost.pipeline_model import predict
+from tvm_ext.cost.pipeline_workload import PipelineWorkload
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.hal import DeviceSpec
-from tvm_ext.pipeline_model import predict
-from tvm_ext.pipeline_workload import PipelineWorkload
 from tvm_ext.tir_passes.pipelining.choose_stages import TIE, choose_stages
 
 A100 = device_db.lookup("nvidia-a100")

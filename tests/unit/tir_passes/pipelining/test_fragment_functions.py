@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.pipelining.check import cuda_source
 from tests.unit.compilers import needs_nvcc
 from tvm_ext._tvm import te, tirx, topi
-from tvm_ext.cuda_toolchain import compile_cuda
-from tvm_ext.device_db import lookup
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, PipelinePlan, from_json
-from tvm_ext.testing.pipelining_kernels_check import cuda_source
-from tvm_ext.testing.simt.number_types import Array
-from tvm_ext.testing.verification import verify
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.pipelines import PipelinePlan
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda
+from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.verify.verification import verify
 
 A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"
 HALF = "float16"

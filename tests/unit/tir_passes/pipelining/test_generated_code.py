@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.compilers import needs_nvcc
-from tvm_ext.cuda_toolchain import compile_cuda
-from tvm_ext.ptxas_report import KernelUse
-from tvm_ext.testing.pipelining_kernels import A100, T4, PipeliningKernel, product_reference
-from tvm_ext.testing.pipelining_kernels_check import Wanted, check, cuda_source, kernel_text, line_count, pipelined
-from tvm_ext.testing.pipelining_kernels_schedules import (
+from tests.support.pipelining.check import Wanted, check, cuda_source, kernel_text, line_count, pipelined
+from tests.support.pipelining.kernels import A100, T4, PipeliningKernel, product_reference
+from tests.support.pipelining.schedules import (
     metaschedule_matmul,
     schedule_kernels,
     stock_three_by_two,
     tensor_core_matmul,
 )
-from tvm_ext.testing.pipelining_kernels_simt import simt_kernels
+from tests.support.pipelining.simt import simt_kernels
+from tests.unit.compilers import needs_nvcc
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda
+from tvm_ext.toolchains.ptxas_report import KernelUse
 
 LARGE = PipeliningKernel(
     name="matmul_1024", make=partial(tensor_core_matmul, 1024, 1024, 1024), reference=product_reference, devices=(A100,)

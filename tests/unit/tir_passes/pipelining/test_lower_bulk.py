@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.pipelining.constructed import constructed_kernels
+from tests.support.pipelining.copies import copy_kernels
+from tests.support.pipelining.hard import hard_kernels
+from tests.support.pipelining.kernels import A100, H200, T4, PipeliningKernel, serial_loop
+from tests.support.pipelining.schedules import schedule_kernels
+from tests.support.pipelining.simt import simt_kernels
+from tests.support.simt.good_kernels import argument, primitive_function
+from tests.support.simt.mutate_pipelines import pipeline_mutants
 from tests.unit.compilers import needs_nvcc
 from tvm_ext._tvm import (
     Call,
@@ -24,22 +32,15 @@ from tvm_ext._tvm import (
     tirx,
     tvm,
 )
-from tvm_ext.cuda_toolchain import compile_cuda
-from tvm_ext.plan import PipelinePlan, from_json
-from tvm_ext.testing import simt, verify
-from tvm_ext.testing.pipelining_kernels import A100, H200, T4, PipeliningKernel, serial_loop
-from tvm_ext.testing.pipelining_kernels_constructed import constructed_kernels
-from tvm_ext.testing.pipelining_kernels_copies import copy_kernels
-from tvm_ext.testing.pipelining_kernels_hard import hard_kernels
-from tvm_ext.testing.pipelining_kernels_schedules import schedule_kernels
-from tvm_ext.testing.pipelining_kernels_simt import simt_kernels
-from tvm_ext.testing.simt.good_kernels import argument, primitive_function
-from tvm_ext.testing.simt.mutate_pipelines import pipeline_mutants
-from tvm_ext.testing.verification import Verification
-from tvm_ext.tir_passes.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.simt_ir import gpu_buffer, launch
+from tvm_ext.records.pipelines import PipelinePlan
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.pipelining import lower_bulk
 from tvm_ext.tir_passes.pipelining.passes import PIPELINED, AutoPipeline, InjectPipelines
-from tvm_ext.tir_passes.simt_ir import gpu_buffer, launch
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda
+from tvm_ext.verify import simt, verify
+from tvm_ext.verify.verification import Verification
 
 BULK_COPY, WAIT, ANNOUNCE = "cp_async_bulk_g2s_cluster", "mbarrier_wait", "mbarrier_arrive_expect_tx"
 ARCHITECTURE = "sm_90a"

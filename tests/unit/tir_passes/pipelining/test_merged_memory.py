@@ -16,10 +16,10 @@ import tvm
 from tvm.ir import IRModule
 from tvm.script import tirx as T  # noqa: N812
 
-from tvm_ext.device_db import lookup
-from tvm_ext.testing.verification import verify
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.tir_passes.pipelining.passes import inject_pipelines, plan_pipelines
 from tvm_ext.tir_passes.pipelining.plan import Wishes
+from tvm_ext.verify.verification import verify
 
 A100 = "nvidia-a100"
 STEPS, THREADS, STAGES, COPY_BYTES = 4, 32, 3, 16

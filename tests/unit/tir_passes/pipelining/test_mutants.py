@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.pipelining.check import Pipelined, Wanted, pipelined
+from tests.support.pipelining.hard import hard_kernels
+from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, PipeliningKernel, product_reference
+from tests.support.pipelining.schedules import tensor_core_matmul
+from tests.support.pipelining.simt import Product, matmul, simt_kernels
+from tests.support.simt.mutate_pipelines import KINDS, pipeline_mutants
 from tests.unit.tir_passes.pipelining.pipeline_judge import Judge, Judged
-from tvm_ext.device_db import lookup
-from tvm_ext.testing.pipelining_kernels import A100, DEPTH, T4, TILE, PipeliningKernel, product_reference
-from tvm_ext.testing.pipelining_kernels_check import Pipelined, Wanted, pipelined
-from tvm_ext.testing.pipelining_kernels_hard import hard_kernels
-from tvm_ext.testing.pipelining_kernels_schedules import tensor_core_matmul
-from tvm_ext.testing.pipelining_kernels_simt import Product, matmul, simt_kernels
-from tvm_ext.testing.simt.mutate_pipelines import KINDS, pipeline_mutants
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.tir_passes.pipelining.passes import lowered, with_primitives
 
 SYNCHRONISATION = ("drop", "weaken", "move")

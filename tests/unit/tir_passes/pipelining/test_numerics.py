@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ext.testing.opencl_cpu import why_not
-from tvm_ext.testing.pipelining_kernels import A100, H200, OPENCL, T4, V100, PipeliningKernel
-from tvm_ext.testing.pipelining_kernels_check import (
+from tests.support.pipelining.check import (
     Pipelined,
     Wanted,
     check,
@@ -20,15 +18,17 @@ from tvm_ext.testing.pipelining_kernels_check import (
     pipelined,
     tolerance,
 )
-from tvm_ext.testing.pipelining_kernels_constructed import constructed_kernels, scaled_operator
-from tvm_ext.testing.pipelining_kernels_copies import copy_kernels
-from tvm_ext.testing.pipelining_kernels_hard import hard_kernels
-from tvm_ext.testing.pipelining_kernels_refused import refused_kernels
-from tvm_ext.testing.pipelining_kernels_simt import simt_kernels
-from tvm_ext.testing.pipelining_kernels_stock import specialised, symbolic_compute
-from tvm_ext.testing.pipelining_kernels_tiles import tile_kernels
-from tvm_ext.testing.pipelining_kernels_traps import trap_kernels
-from tvm_ext.testing.verification import verify
+from tests.support.pipelining.constructed import constructed_kernels, scaled_operator
+from tests.support.pipelining.copies import copy_kernels
+from tests.support.pipelining.hard import hard_kernels
+from tests.support.pipelining.kernels import A100, H200, OPENCL, T4, V100, PipeliningKernel
+from tests.support.pipelining.refused import refused_kernels
+from tests.support.pipelining.simt import simt_kernels
+from tests.support.pipelining.stock import specialised, symbolic_compute
+from tests.support.pipelining.tiles import tile_kernels
+from tests.support.pipelining.traps import trap_kernels
+from tvm_ext.verify.opencl_cpu import why_not
+from tvm_ext.verify.verification import verify
 
 ALCOP = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "alcop_ops.csv"
 STAGES = tuple(itertools.product((2, 3, 4), (1, 2)))

@@ -22,10 +22,11 @@ from tvm_ext._tvm import (
     tirx,
     tvm,
 )
-from tvm_ext.device_db import lookup
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import InputError
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import PIPELINE_PLAN, PipelinePlan, from_json, to_json
+from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinePlan
+from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.pipelining.detect import STAGES_HINT
 from tvm_ext.tir_passes.pipelining.loops import allocations_of, op_name, to_loops

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.pipelining.constructed import constructed, single_product
 from tvm_ext._tvm import AllocBuffer, BufferStore, TensorLoad, structural_equal, structural_walk, te, tirx, topi
-from tvm_ext.device_db import lookup
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
-from tvm_ext.plan import CHOICE, KernelChoice, PipelineRefusal, from_json
-from tvm_ext.testing.pipelining_kernels_constructed import constructed, single_product
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.pipelines import PipelineRefusal
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import candidates
 from tvm_ext.tir_passes.pipelining.detect import detect
 from tvm_ext.tir_passes.pipelining.function import Function

@@ -6,26 +6,19 @@ from functools import partial
 
 import pytest
 
-from tvm_ext._tvm import IRModule
-from tvm_ext.errors import InputError
-from tvm_ext.testing.opencl_cpu import why_not
-from tvm_ext.testing.pipelining_kernels import A100, OPENCL, PipeliningKernel, product_reference
-from tvm_ext.testing.pipelining_kernels_check import (
-    Wanted,
-    check,
-    error_on_llvm,
-    error_on_opencl,
-    pipelined,
-    tolerance,
-)
-from tvm_ext.testing.pipelining_kernels_schedules import (
+from tests.support.pipelining.check import Wanted, check, error_on_llvm, error_on_opencl, pipelined, tolerance
+from tests.support.pipelining.kernels import A100, OPENCL, PipeliningKernel, product_reference
+from tests.support.pipelining.schedules import (
     stages_by_hand,
     stock_three_by_two,
     stock_three_stages,
     tensor_core_matmul,
 )
-from tvm_ext.testing.pipelining_kernels_stock import stock_cases
+from tests.support.pipelining.stock import stock_cases
+from tvm_ext._tvm import IRModule
+from tvm_ext.errors import InputError
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline
+from tvm_ext.verify.opencl_cpu import why_not
 
 CASES = {kernel.name: kernel for kernel in stock_cases()}
 PAIRS = [(name, device) for name, kernel in CASES.items() for device in kernel.devices]

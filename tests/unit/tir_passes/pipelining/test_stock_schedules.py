@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.testing.pipelining_kernels import A100, V100
-from tvm_ext.testing.pipelining_kernels_check import Pipelined, Wanted, check, pipelined
-from tvm_ext.testing.pipelining_kernels_schedules import schedule_kernels
+from tests.support.pipelining.check import Pipelined, Wanted, check, pipelined
+from tests.support.pipelining.kernels import A100, V100
+from tests.support.pipelining.schedules import schedule_kernels
 
 KERNELS = {kernel.name: kernel for kernel in schedule_kernels()}
 PAIRS = [(name, device) for name, kernel in KERNELS.items() for device in kernel.devices]

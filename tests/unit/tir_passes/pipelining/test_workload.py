@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.pipelining.schedules import metaschedule_matmul
+from tests.support.pipelining.simt import matmul, simt_kernels
 from tvm_ext._tvm import Var, te, tirx
-from tvm_ext.device_db import lookup
+from tvm_ext.cost.pipeline_workload import PipelineWorkload
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.hal import DeviceSpec
+from tvm_ext.ir.build_ir import index
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline_workload import PipelineWorkload
-from tvm_ext.plan import CHOICE, KernelChoice, from_json
-from tvm_ext.testing.pipelining_kernels_schedules import metaschedule_matmul
-from tvm_ext.testing.pipelining_kernels_simt import matmul, simt_kernels
-from tvm_ext.tir_passes.build_ir import index
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.pipelining.choose_stages import choose_stages
 from tvm_ext.tir_passes.pipelining.detect import detect

@@ -1,0 +1,180 @@
+"""The cases of all recipes, and for each the model of one node and its inputs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import ml_dtypes  # noqa: F401 - NumPy learns bfloat16 and its like from it
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ..random_operators.record import Array
+from .recipes import NOT_TRIED, RECIPES
+from .record import Operand, Recipe, TypeCase
+
+OPSET = 23
+"""The operator set of the models; an operator that came later is tried in the one it came with."""
+
+_ONNX_NAMES = {"float": "float32", "double": "float64"}
+CODES = {
+    _ONNX_NAMES.get(name.lower(), name.lower()): code
+    for name, code in onnx.TensorProto.DataType.items()
+    if name != "UNDEFINED"
+}
+"""Type name to ONNX's number of it."""
+
+_PLAIN = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+
+
+def newest_operators() -> dict[str, onnx.defs.OpSchema]:
+    """Operator name to schema: of the standard domain, not deprecated, in `OPSET` or the set that it came with."""
+    found: dict[str, onnx.defs.OpSchema] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain or schema.deprecated:
+            continue
+        known = found.get(schema.name)
+        if (
+            known is None
+            or known.since_version < schema.since_version <= OPSET
+            or (OPSET < schema.since_version < known.since_version)
+        ):
+            found[schema.name] = schema
+    return found
+
+
+SCHEMAS = newest_operators()
+
+
+def _permitted(schema: onnx.defs.OpSchema) -> dict[str, list[str]]:
+    """Type parameter to the names of its tensor types."""
+    return {
+        constraint.type_param_str: [
+            _ONNX_NAMES.get(name, name)
+            for text in sorted(constraint.allowed_type_strs)
+            if text.startswith("tensor(") and (name := text.removeprefix("tensor(").removesuffix(")"))
+        ]
+        for constraint in schema.type_constraints
+    }
+
+
+def cases_of(operator: str) -> list[TypeCase]:
+    """The cases of one operator, in the order of its type parameters."""
+    schema, recipe = SCHEMAS[operator], RECIPES[operator]
+    permitted = {name: types for name, types in _permitted(schema).items() if _is_chosen(name, schema, recipe)}
+    usual = {name: recipe.fixed.get(name, _usual(types)) for name, types in permitted.items()}
+    found = [
+        TypeCase(operator=operator, types=tuple((usual | {name: chosen}).items()), tried=(name,))
+        for name, types in permitted.items()
+        for chosen in types
+    ]
+    if recipe.is_crossed:
+        pairs = [dict(zip(permitted, types, strict=True)) for types in product(_PLAIN, repeat=len(permitted))]
+        found += [TypeCase(operator=operator, types=tuple(pair.items()), tried=tuple(permitted)) for pair in pairs]
+    return found or [TypeCase(operator=operator, types=(), tried=())]
+
+
+def _is_chosen(parameter: str, schema: onnx.defs.OpSchema, recipe: Recipe) -> bool:
+    operands = recipe.operands
+    given = {item.type_str for item, operand in zip(schema.inputs, operands, strict=False) if operand is not None}
+    return parameter in given or parameter in recipe.type_attributes
+
+
+def _usual(types: list[str]) -> str:
+    return next((name for name in ("float32", "int64", "bool") if name in types), types[0])
+
+
+def all_cases() -> Iterator[TypeCase]:
+    for operator in sorted(RECIPES):
+        yield from cases_of(operator)
+
+
+def slice_of(part: int, parts: int) -> list[TypeCase]:
+    """One case of every `parts`-th operator; another of its types for each operator, by rotation."""
+    chosen = sorted(RECIPES)[part::parts]
+    return [found[position % len(found)] for position, found in enumerate(map(cases_of, chosen))]
+
+
+def without_recipe() -> set[str]:
+    """Operators of ONNX that are neither tried nor excused."""
+    return set(SCHEMAS) - set(RECIPES) - set(NOT_TRIED)
+
+
+def inputs_of(case: TypeCase) -> dict[str, Array]:
+    """The operands by name, constants too, in order; the same in every run."""
+    found = {}
+    schema, recipe = SCHEMAS[case.operator], RECIPES[case.operator]
+    for position, operand in enumerate(recipe.operands):
+        if operand is not None:
+            item = schema.inputs[min(position, len(schema.inputs) - 1)]
+            generator = np.random.default_rng(zlib.crc32(f"{case.operator} {position}".encode()))
+            found[f"x{position}"] = _value(operand, _type_of(item.type_str, case), generator)
+    return found
+
+
+def _type_of(text: str, case: TypeCase) -> str:
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return dict(case.types).get(text) or _ONNX_NAMES.get(name, name)
+
+
+def _value(operand: Operand, dtype: str, generator: np.random.Generator) -> Array:
+    if dtype == "string":
+        return np.full(operand.shape, "text", object)
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(CODES[dtype]))
+    if operand.values is not None:
+        return np.asarray(operand.values).reshape(operand.shape).astype(target)
+    if dtype == "bool":
+        return generator.random(operand.shape) < 0.5
+    if target.kind in "iu" and operand.whole_range:
+        limits = np.iinfo(target)
+        return generator.integers(limits.min, limits.max, operand.shape, target, endpoint=True)
+    low = max(operand.low, 0.0) if dtype.startswith("uint") else operand.low
+    if "int" in dtype:
+        drawn = generator.integers(int(np.ceil(low)), int(operand.high) + 1, operand.shape)
+        return (drawn if operand.has_zero else np.where(drawn == 0, 1, drawn)).astype(target)
+    return generator.uniform(low, operand.high, operand.shape).astype(target)
+
+
+def known_names(case: TypeCase) -> set[str]:
+    """Those of `inputs_of` that are constants of the model."""
+    operands = RECIPES[case.operator].operands
+    return {f"x{i}" for i, operand in enumerate(operands) if operand is not None and operand.is_known}
+
+
+def model_of(case: TypeCase, values: Mapping[str, Array], opset: int = OPSET) -> onnx.ModelProto:
+    """The model of one node, whose operands have the types of `values`."""
+    recipe, schema = RECIPES[case.operator], SCHEMAS[case.operator]
+    types = dict(case.types)
+    attributes = dict(recipe.attributes) | {
+        attribute: CODES[types[parameter]] for parameter, attribute in recipe.type_attributes.items()
+    }
+    if case.operator == "Mod" and "int" not in types["T"]:
+        attributes["fmod"] = 1
+    operands = [f"x{i}" if operand is not None else "" for i, operand in enumerate(recipe.operands)]
+    outputs = [f"y{i}" for i in range(recipe.outputs)]
+    node = helper.make_node(case.operator, operands, outputs, "tried", **attributes)
+    known = known_names(case)
+    codes = {name: _code(value) for name, value in values.items()}
+    graph = helper.make_graph(
+        [node],
+        "case",
+        [helper.make_tensor_value_info(n, codes[n], v.shape) for n, v in values.items() if n not in known],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in values.items() if name in known],
+    )
+    if schema.since_version > OPSET:
+        opset = schema.since_version
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def _code(value: Array) -> int:
+    return int(onnx.TensorProto.STRING if value.dtype == object else helper.np_dtype_to_tensor_dtype(value.dtype))

@@ -1,0 +1,151 @@
+"""Builds one chain, runs it, and compares it with the reference: the whole test of a chain."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_ext import relay
+from tvm_ext._tvm import tensor
+from tvm_ext.errors import TvmExtError
+from tvm_ext.options import BuildOptions
+from tvm_ext.reports.record import OperatorReport
+from tvm_ext.runtime.graph_module import flatten_outputs
+
+from ..case_workers import Trial
+from ..random_operators.check import EXPECTED_ERRORS, WrongResultError, options_of, poisoned, target_of
+from ..random_operators.opencl import OpenClMachine, is_gpu
+from ..random_operators.record import Array
+from .onnx_model import onnx_model
+from .record import ChainCase
+from .reference import difference, expected_outputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainResult:
+    """What came of a chain. ``paths`` counts its kernels by path; ``problem`` is empty where everything holds."""
+
+    index: int
+    kind: str
+    outcome: str  # "passed", "refused", "wrong", "raised", "crashed", "timed out"
+    problem: str
+    paths: tuple[tuple[str, int], ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """A refusal by an error of ours, with its reason, is no failure: nobody gets a wrong answer."""
+        return self.outcome not in ("passed", "refused")
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, which is counted
+    """The import or the build of a chain said no, by an error of ours."""
+
+
+def run_chain(case: ChainCase) -> tuple[OperatorReport, ...]:
+    """Import, build, run, compare; the report of the operators.
+
+    Raises Refusal, WrongResultError, and whatever else importing, building and running raise. Three runs with inputs A,
+    B, A in poisoned memory, as `random_operators.check.check` describes; a GPU's kernels run once, through OpenCL.
+    """
+    expected = expected_outputs(case)
+    outputs, operators = _on_gpu(case) if is_gpu(case.device) else _on_cpu(case)
+    problems = [
+        f"output {wanted.name} {problem}"
+        for wanted, actual, value in zip(case.outputs, outputs, expected, strict=True)
+        if (problem := difference(actual, value, dtype=wanted.dtype, exact=wanted.exact, coarsest=wanted.coarsest))
+    ]
+    if problems:
+        raise WrongResultError("; ".join(problems))
+    return operators
+
+
+GUARDED_EVERY = 2
+"""The share of a CPU's chains whose kernels run in guarded memory; the others run as users run them."""
+
+
+def _options(case: ChainCase) -> BuildOptions:
+    """Without the kernel cache: no two chains have kernels in common, and thousands would be looked through."""
+    guarded = not is_gpu(case.device) and case.index % GUARDED_EVERY == 0
+    return options_of(case).updated(kernel_cache="off", guard_memory=guarded)
+
+
+def _on_cpu(case: ChainCase) -> tuple[list[Array], tuple[OperatorReport, ...]]:
+    try:
+        mod, params = relay.frontend.from_onnx(onnx_model(case))
+        library = relay.build(mod, target_of(case), params=params, options=_options(case))
+    except TvmExtError as refusal:
+        raise Refusal(f"{type(refusal).__name__}: {refusal}") from refusal
+    machine = library.vm()
+    first = _run_and_poison(machine, case, 0)
+    _run_and_poison(machine, case, 1)
+    again = _run_and_poison(machine, case, 0)
+    if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
+        raise WrongResultError("the same inputs gave other results the second time")
+    return first, library.report.operators
+
+
+def _run_and_poison(machine: Any, case: ChainCase, draw: int) -> list[Array]:
+    data = case.data(draw)
+    outputs = list(flatten_outputs(machine["main"](*[tensor(data[item.name]) for item in case.variables])))
+    values = [item.numpy().copy() for item in outputs]
+    for item, value in zip(outputs, values, strict=True):
+        item.copyfrom(poisoned(value))
+    return values
+
+
+def _on_gpu(case: ChainCase) -> tuple[list[Array], tuple[OperatorReport, ...]]:
+    data = case.data(0)
+    try:
+        mod, params = relay.frontend.from_onnx(onnx_model(case))
+        machine = OpenClMachine(relay.prepare(mod, params), case.device, _options(case))
+        outputs = machine.run([data[item.name] for item in case.variables])
+    except TvmExtError as refusal:
+        raise Refusal(f"{type(refusal).__name__}: {refusal}") from refusal
+    return outputs, machine.operators
+
+
+def attempt(case: ChainCase) -> ChainResult:
+    """`run_chain`, with whatever goes wrong in it turned into a result."""
+    start = time.perf_counter()
+    try:
+        operators = run_chain(case)
+    except Refusal as refusal:
+        return failure(case, "refused", str(refusal), time.perf_counter() - start)
+    except WrongResultError as error:
+        return failure(case, "wrong", str(error), time.perf_counter() - start)
+    except EXPECTED_ERRORS as error:
+        return failure(case, "raised", f"{type(error).__name__}: {error}", time.perf_counter() - start)
+    paths: dict[str, int] = {}
+    for operator in operators:
+        paths[operator.choice.path] = paths.get(operator.choice.path, 0) + 1
+    seconds = time.perf_counter() - start
+    return ChainResult(
+        index=case.index, kind=case.kind, outcome="passed", problem="", paths=tuple(paths.items()), seconds=seconds
+    )
+
+
+def failure(case: ChainCase, outcome: str, problem: str, seconds: float) -> ChainResult:
+    return ChainResult(index=case.index, kind=case.kind, outcome=outcome, problem=problem, seconds=seconds)
+
+
+TRIAL: Trial[ChainCase, ChainResult] = Trial(attempt=attempt, failure=failure)
+
+
+def reason(problem: str) -> str:
+    """A refusal without its names and numbers, so that refusals for one reason count as one."""
+    line = problem.splitlines()[0]
+    return re.sub(r"\d+", "#", re.sub(r"\[[^\]]*\]|'[^']*'|\"[^\"]*\"", "…", line))[:160]
+
+
+def counts(results: Mapping[int, ChainResult]) -> dict[str, int]:
+    """How many chains had which outcome."""
+    found: dict[str, int] = {}
+    for result in results.values():
+        found[result.outcome] = found.get(result.outcome, 0) + 1
+    return dict(sorted(found.items()))

@@ -1,0 +1,257 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvm_ext import relay
+from tvm_ext.cli import doctor
+from tvm_ext.cli.app import main
+from tvm_ext.cli.common import parse_shapes
+from tvm_ext.cli.doctor import Finding
+from tvm_ext.errors import InputError, OptionError
+from tvm_ext.reports.report import BuildReport
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """``command("run", "mlp")`` gives (exit code, output, errors)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("library") / "mlp.so"
+    with pytest.raises(SystemExit, match="0"):
+        main(["compile", "mlp", "-o", str(path), "--report", str(path.with_suffix(".html")), "--json"])
+    return path
+
+
+def test_compile_writes_library_and_report(library_path: Path) -> None:
+    library = relay.load(library_path)
+    page = library_path.with_suffix(".html").read_text()
+    assert [spec.name for spec in library.inputs] == ["x"]
+    assert all(operator.name in page for operator in library.report.operators)
+
+
+def test_compile_prints_the_report(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("compile", "mlp", "-o", tmp_path / "m.so", "--profile")
+    assert (code, err) == (0, "")
+    assert "kernels: " in out
+    assert f"wrote {tmp_path / 'm.so'}" in out
+
+
+def test_compile_prints_json_for_scripts(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("compile", "mlp", "-o", tmp_path / "m.so", "--no-roller", "--json")
+    report = BuildReport.from_json(out)
+    assert (code, err) == (0, "")
+    assert set(report.path_counts()) == {"stock"}
+
+
+def test_run_with_files_in_and_out(command: Command, library_path: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(3).standard_normal((1, 784)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    code, out, _ = command("run", library_path, "--input", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
+    module = relay.GraphModule(relay.load(library_path))
+    module.run(x=x)
+    assert code == 0
+    with np.load(tmp_path / "y.npz") as results:
+        np.testing.assert_array_equal(results["logits"], module.get_output(0).numpy())
+    assert out.startswith("logits: 1x10 float32, min ")
+
+
+def test_run_with_random_inputs_is_reproducible(command: Command, library_path: Path) -> None:
+    results = [command("run", library_path, "--seed", seed, "--json")[1] for seed in (1, 1, 2)]
+    assert results[0] == results[1] != results[2]
+    assert json.loads(results[0])["random_inputs"] == ["x"]
+
+
+def test_explain_lists_the_operators(command: Command) -> None:
+    code, out, _ = command("explain", "mlp", "--json")
+    operators = json.loads(out)
+    assert code == 0
+    assert sum(item["calls"] for item in operators) == 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvidia-v100"])
+def test_explain_shows_the_construction(command: Command, device: str) -> None:
+    name = json.loads(command("explain", "mlp", "--json")[1])[0]["operator"]
+    code, out, _ = command("explain", "mlp", "--operator", name, "--device", device)
+    assert code == 0
+    for expected in ("chosen rProgram", "bound by", "footprint", "reuse score", "why the alternatives lost"):
+        assert expected in out
+    record = json.loads(command("explain", "mlp", "--operator", name, "--device", device, "--json")[1])
+    programs = record["anchors"][0]["construction"]["programs"]
+    times = [program["prediction"]["time_s"] for program in programs]
+    assert record["device"] == device
+    assert times == sorted(times)
+
+
+def test_explain_names_the_nearest_operators(command: Command) -> None:
+    code, out, err = command("explain", "mlp", "--operator", "fused_matmul_ad")
+    assert (code, out) == (2, "")
+    assert "did you mean fused_matmul" in err
+
+
+def test_devices(command: Command) -> None:
+    code, out, _ = command("devices")
+    assert code == 0
+    assert "nvidia-v100" in out
+    code, out, _ = command("devices", "V100")
+    assert "shared memory" in out
+    assert "49,152" in out
+    assert json.loads(command("devices", "v100", "--json")[1])["unit_count"] == 80
+    assert {"cpu", "nvidia-h200"} <= {item["name"] for item in json.loads(command("devices", "--json")[1])}
+
+
+def test_bench_against_onnx_runtime(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    code, out, _ = command(
+        "bench", "mlp", "--rounds", 1, "--peer", "onnxruntime", "-o", tmp_path / "result.json", "--json"
+    )
+    result = json.loads(out)
+    assert code == 0
+    assert [item["name"] for item in result["timings"]] == ["tvm_ext", "onnxruntime"]
+    assert result["timings"][0]["relative_error"] < 1e-4
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+def test_cache_is_shown_and_cleared(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", str(tmp_path / "kernels"))
+    assert "0 kernels, 0.0 MB" in command("cache")[1]
+    command("compile", "mlp", "-o", tmp_path / "m.so")
+    state = json.loads(command("cache", "--json")[1])
+    assert state["folder"] == str(tmp_path / "kernels")
+    assert state["kernels"] >= 3
+    assert 0 < state["bytes"] <= state["limit_bytes"]
+    assert f"deleted {state['kernels']} kernels" in command("cache", "--clear")[1]
+    assert json.loads(command("cache", "--json")[1])["kernels"] == 0
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", "off")
+    assert "switched off" in command("cache")[1]
+
+
+def test_doctor_finds_this_installation_sound(command: Command) -> None:
+    code, out, _ = command("doctor", "--json")
+    findings = json.loads(out)
+    assert [item for item in findings if item["state"] == "problem"] == []
+    assert code == 0
+    assert {"threads", "cache", "C++ compiler", "small build"} <= {item["name"] for item in findings}
+
+
+def test_doctor_exit_code_and_remedy(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(name="compiler", state="problem", detail="there is none", remedy="install one")
+    monkeypatch.setattr(doctor, "examine", lambda _libraries: iter([finding]))
+    code, out, _ = command("doctor")
+    assert code == 1
+    assert "there is none" in out
+    assert "remedy: install one" in out
+
+
+def test_doctor_goes_on_after_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise InputError("no cache", "make one")
+
+    monkeypatch.setattr(doctor, "cache_directory", broken)
+    findings = {item.name: item for item in doctor.examine()}
+    assert (findings["cache"].state, findings["cache"].remedy) == ("problem", "make one")
+    assert findings["small build"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compile", "resnet5"], "did you mean resnet50"),
+        (["compile", "mlp", "--target", "lvm"], "llvm"),
+        (["compile", "mlp", "--shape", "x"], "NAME=SIZE"),
+        (["compile", "mlp", "--shape", "y=1,784"], "'x'"),
+        (["run", "missing.so"], "there is no file"),
+        (["run", "mlp", "--input", "x=missing.npy"], "cannot be read"),
+        (["devices", "v10"], "v100"),
+        (["bench", "mlp", "--peer", "pytorch"], "onnxruntime"),
+    ],
+)
+def test_errors_are_one_sentence_with_a_remedy(
+    command: Command, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "\nremedy: " in err
+    assert message in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(OptionError):
+        main(["--debug", "compile", "mlp", "--shape", "x"])
+
+
+def test_a_corrupt_model_is_an_error_not_a_crash(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    code, _, err = command("compile", tmp_path / "broken.onnx", "-o", tmp_path / "m.so")
+    assert code == 2
+    assert "broken.onnx" in err
+    assert not (tmp_path / "m.so").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("input=1,3,224,224", ("input", [1, 3, 224, 224])), ("a=b=2x3", ("a=b", [2, 3])), ("scalar=", ("scalar", []))],
+)
+def test_shapes(text: str, expected: tuple[str, list[int]]) -> None:
+    assert parse_shapes([text]) == dict([expected])
+
+
+@pytest.mark.parametrize("text", ["", "=1,2", "x", "x=1,-2", "x=1.5", "x=a"])
+def test_wrong_shapes(text: str) -> None:
+    with pytest.raises(OptionError, match="--shape"):
+        parse_shapes([text])
+
+
+def _read_all(terminal: int, seen: list[bytes]) -> None:
+    """Everything written to a pseudo-terminal, which itself holds a few KiB only, until its writers are gone."""
+    with contextlib.suppress(OSError):  # how Linux says that no writer is left
+        while piece := os.read(terminal, 1 << 16):
+            seen.append(piece)
+
+
+def test_progress_shows_on_a_terminal_only(tmp_path: Path) -> None:
+    """In a pseudo-terminal the error stream shows steps; through a pipe it stays silent (see above)."""
+    reader, writer = pty.openpty()
+    arguments = [sys.executable, "-m", "tvm_ext.cli", "compile", "mlp", "-o", str(tmp_path / "m.so")]
+    root = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": root, "COLUMNS": "120"}
+    seen: list[bytes] = []
+    drain = threading.Thread(target=_read_all, args=(reader, seen))
+    drain.start()
+    result = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=writer, env=environment, timeout=300)
+    os.close(writer)
+    drain.join()
+    os.close(reader)
+    shown = b"".join(seen).decode(errors="replace")
+    assert result.returncode == 0
+    assert "/4" in shown
+    assert "writing" in shown
+    assert "/4" not in result.stdout.decode()

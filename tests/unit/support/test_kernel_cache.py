@@ -1,0 +1,406 @@
+"""The kernel cache: what finds an entry, what becomes of a broken one, and builds that share it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext import relay
+from tvm_ext.errors import ExportError
+from tvm_ext.options import BuildOptions, kernel_cache_directory
+from tvm_ext.runtime.library import Library
+from tvm_ext.support import kernel_cache
+from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelParam, KernelRecord, decode, encode
+from tvm_ext.toolchains import code_generation, host_compiler
+
+ROOT = Path(__file__).resolve().parents[3]
+X = np.random.default_rng(0).standard_normal((17, 33)).astype("float32")
+KERNEL = CachedKernel(
+    KernelRecord(symbol="f", choice="{}", params=(KernelParam(name="x", shape=(2, 3), dtype="float32"),)),
+    b"\x7fELF\n\0",
+)
+KEY = "ab" + "0" * 62
+
+
+def model(width: int = 29) -> tvm.IRModule:
+    """relu(x @ w) for a constant w of ``width`` columns, and a softmax: two kernels."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((17, 33), "float32"))
+    weight = relax.const(np.random.default_rng(1).standard_normal((33, width)).astype("float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            hidden = builder.emit(relax.op.nn.relu(relax.op.matmul(x, weight)))
+            result = builder.emit_output(relax.op.nn.softmax(hidden))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def build(folder: Path | str, mod: tvm.IRModule | None = None, **settings: object) -> Library:
+    return relay.build(mod if mod is not None else model(), kernel_cache=str(folder), **settings)
+
+
+def run(library: Library) -> np.ndarray:
+    module = relay.GraphModule(library)
+    module.run(x=X)
+    return np.asarray(module.get_output(0).numpy())
+
+
+def counts(library: Library) -> tuple[int, int]:
+    return library.report.kernel_cache.hits, library.report.kernel_cache.misses
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path, _, _ in kernel_cache.entries(folder)]
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Path:
+    """A cache that has the kernels of `model`."""
+    build(tmp_path / "kernels")
+    return tmp_path / "kernels"
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_survives_its_file() -> None:
+    assert decode(encode(KERNEL)) == KERNEL
+
+
+@pytest.mark.parametrize("cut", range(0, len(encode(KERNEL)), 7))
+def test_a_truncated_entry_is_refused(cut: int) -> None:
+    with pytest.raises(ValueError, match=r"entry|checksum|schema"):
+        decode(encode(KERNEL)[:cut])
+
+
+@pytest.mark.parametrize("position", range(0, len(encode(KERNEL)), 11))
+def test_a_changed_byte_is_noticed(position: int) -> None:
+    content = bytearray(encode(KERNEL))
+    content[position] ^= 1
+    with pytest.raises(ValueError, match=r"entry|checksum|schema"):
+        decode(bytes(content))
+
+
+def test_an_entry_of_another_schema_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encode(KERNEL)
+    monkeypatch.setattr(kernel_cache, "SCHEMA", kernel_cache.SCHEMA + 1)
+    with pytest.raises(ValueError, match="schema 1 instead of 2"):
+        decode(content)
+
+
+def test_what_is_put_is_found_and_the_rest_is_not(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    assert cache.get(KEY) is None
+    cache.put(KEY, KERNEL)
+    assert KernelCache(tmp_path).get(KEY) == KERNEL
+    assert (cache.hits, cache.misses, cache.use().notes) == (0, 1, ())
+
+
+def test_what_was_not_used_for_longest_is_dropped_first(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    size = len(encode(KERNEL))
+    for number in range(10):
+        cache.put(f"{number:064x}", KERNEL)
+        os.utime(files(tmp_path)[-1], (1000 + number, 1000 + number))
+        for path in files(tmp_path):
+            if path.stat().st_mtime > 1e9:
+                os.utime(path, (1000 + number, 1000 + number))
+    assert KernelCache(tmp_path).get(f"{0:064x}") == KERNEL  # used just now: the first of all survives
+    cache.limit_bytes = 5 * size
+    assert cache.trim() == 6  # down to 0.8 of the limit, four entries
+    kept = [number for number in range(10) if KernelCache(tmp_path).get(f"{number:064x}") is not None]
+    assert kept == [0, 7, 8, 9]
+
+
+def test_what_a_killed_writer_left_is_cleared_away_when_it_is_old(tmp_path: Path) -> None:
+    KernelCache(tmp_path).put(KEY, KERNEL)
+    fresh, old = (tmp_path / "ab" / name for name in (".x-1.kernel", ".x-2.kernel"))
+    fresh.write_bytes(b"half"), old.write_bytes(b"half")
+    os.utime(old, (1000, 1000))
+    assert kernel_cache.drop_oldest(tmp_path, 1 << 20) == 0
+    assert (fresh.exists(), old.exists(), len(files(tmp_path))) == (True, False, 1)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_sources_that_make_kernels_decide_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "tir_passes").mkdir()
+    (tmp_path / "bench").mkdir()
+    emitter, helper = tmp_path / "tir_passes" / "emit.py", tmp_path / "bench" / "models.py"
+    emitter.write_text("a = 1")
+    first = kernel_cache.source_digest(tmp_path)
+    helper.write_text("b = 1")
+    assert kernel_cache.source_digest(tmp_path) == first
+    emitter.write_text("a = 2")
+    assert kernel_cache.source_digest(tmp_path) != first
+
+
+def test_another_version_of_our_sources_finds_nothing(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "SOURCES", "others")
+    assert counts(build(warm))[0] == 0
+
+
+@pytest.mark.parametrize("settings", [{"candidates": 1}, {"num_threads": 1}, {"epsilon": 0.4}])
+def test_other_options_find_nothing(warm: Path, settings: dict[str, object]) -> None:
+    assert counts(build(warm, **settings))[0] == 0
+
+
+def test_pass_settings_are_part_of_the_key(warm: Path) -> None:
+    with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
+        assert counts(build(warm))[0] == 0
+
+
+def test_another_model_finds_the_kernels_they_share(warm: Path) -> None:
+    hits, misses = counts(build(warm, model(width=30)))
+    assert hits == 0
+    assert misses > 0
+    assert counts(build(warm)) == (2, 0)
+
+
+# --- builds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cached_build_computes_the_same_bit_for_bit(warm: Path, tmp_path: Path) -> None:
+    found, anew = build(warm), build("off")
+    assert counts(found) == (2, 0)
+    assert anew.report.kernel_cache.folder is None
+    np.testing.assert_array_equal(run(found), run(anew))
+    assert found.report.operators == anew.report.operators
+    found.export_library(tmp_path / "model.so")
+    np.testing.assert_array_equal(run(relay.load(tmp_path / "model.so")), run(anew))
+
+
+def test_the_kernels_compiled_as_one_module_compute_the_same(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(build(warm))
+    monkeypatch.setattr(relay, "can_link", lambda: False)
+    whole = build(warm)
+    assert whole.report.kernel_cache.folder is None
+    assert whole.report.code.compiled == 0
+    np.testing.assert_array_equal(run(whole), expected)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"kernel 1 ", b"kernel 9 ", 1)),
+    ],
+    ids=["empty", "truncated", "corrupt", "schema"],
+)
+def test_a_damaged_entry_is_reported_once_and_made_anew(warm: Path, damage: Callable[[Path], object]) -> None:
+    expected = run(build(warm))
+    for path in files(warm):
+        damage(path)
+    with pytest.warns(RuntimeWarning, match="corrupt entry") as caught:
+        library = build(warm)
+    assert len([item for item in caught if "corrupt" in str(item.message)]) == 1
+    assert counts(library) == (0, 2)
+    assert len(library.report.kernel_cache.notes) == 1
+    np.testing.assert_array_equal(run(library), expected)
+    assert counts(build(warm)) == (2, 0)
+
+
+def test_a_folder_in_an_entrys_place_is_no_error(warm: Path) -> None:
+    for path in files(warm):
+        path.unlink()
+        path.mkdir()
+    with pytest.warns(RuntimeWarning, match="kernel cache"):
+        library = build(warm)
+    assert counts(library)[0] == 0
+    assert np.isfinite(run(library)).all()
+
+
+def test_a_folder_that_cannot_be_made_is_reported_and_the_build_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(RuntimeWarning, match="cannot be kept"):
+        library = build(tmp_path / "file" / "kernels")
+    assert counts(library) == (0, 2)
+    assert len(library.report.kernel_cache.notes) == 1
+    assert np.isfinite(run(library)).all()
+
+
+def test_a_file_in_the_folders_place_switches_the_cache_off(tmp_path: Path) -> None:
+    (tmp_path / "kernels").write_text("not a folder")
+    with pytest.warns(RuntimeWarning, match="not a folder"):
+        library = build(tmp_path / "kernels")
+    assert library.report.kernel_cache.folder is None
+    assert np.isfinite(run(library)).all()
+
+
+def test_a_full_disk_is_reported_and_the_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _content: bytes, *, durable: bool, private: bool) -> None:
+        raise ExportError(f"cannot write {path}: No space left on device.", "free some space")
+
+    monkeypatch.setattr(kernel_cache, "write_atomically", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        library = build(tmp_path)
+    assert np.isfinite(run(library)).all()
+
+
+def test_object_files_that_cannot_be_written_leave_the_whole_module(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, size_bytes: int) -> None:
+        raise ExportError(f"{folder} has no room for {size_bytes} bytes.", "free some space")
+
+    expected = run(build(warm))
+    monkeypatch.setattr(code_generation, "check_space", full)
+    kernel_cache.clear(warm)
+    with pytest.warns(RuntimeWarning, match="has no room"):
+        library = build(warm)
+    np.testing.assert_array_equal(run(library), expected)
+
+
+def test_a_linker_that_fails_leaves_the_whole_module(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("ld: killed")
+
+    expected = run(build(warm))
+    monkeypatch.setattr(host_compiler, "create_shared", broken)
+    with pytest.warns(RuntimeWarning, match="ld: killed"):
+        library = build(warm)
+    np.testing.assert_array_equal(run(library), expected)
+
+
+def test_code_under_another_name_is_not_linked(warm: Path) -> None:
+    expected = run(build(warm))
+    for path in files(warm):
+        kernel = decode(path.read_bytes())
+        path.write_bytes(encode(CachedKernel(replace(kernel.record, symbol="another"), kernel.code)))
+    with pytest.warns(RuntimeWarning, match="bears another name"):
+        library = build(warm)
+    np.testing.assert_array_equal(run(library), expected)
+
+
+def test_one_thread_and_many_compile_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+    for threads in (1, 4):
+        monkeypatch.setattr(relay, "usable_core_count", lambda threads=threads: threads)
+        library = build(tmp_path / str(threads))
+        assert library.report.code.threads == min(threads, 2)
+        codes.append(sorted(decode(path.read_bytes()).code for path in files(tmp_path / str(threads))))
+    assert codes[0] == codes[1]
+
+
+def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object) -> None:
+        raise ArithmeticError("in a thread")
+
+    monkeypatch.setattr(code_generation, "_compile", broken)
+    monkeypatch.setattr(relay, "usable_core_count", lambda: 4)
+    with pytest.raises(ArithmeticError, match="in a thread"):
+        build(tmp_path)
+
+
+def test_the_users_instruments_see_the_passes_of_code_generation(tmp_path: Path) -> None:
+    @tvm.ir.instrument.pass_instrument
+    class Names:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def run_before_pass(self, _mod: object, info: object) -> None:
+            self.names.append(str(info.name))  # type: ignore[attr-defined]
+
+    names = Names()
+    with tvm.transform.PassContext(instruments=[names]):
+        build(tmp_path)
+    assert "tirx.VectorizeLoop" in names.names
+
+
+def test_equal_functions_are_constructed_once(tmp_path: Path) -> None:
+    from tvm_ext.devices.device_db import device_for_target
+    from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+
+    device, target = device_for_target("llvm", measure=False)
+    with target:
+        legal = relax.transform.LegalizeOps()(model())
+        (product,) = (f for gv, f in legal.functions_items() if gv.name_hint == "matmul")
+        twins = tvm.IRModule({"first": product, "second": product})
+        cache = KernelCache(None)
+        made = ConstructKernels(device, BuildOptions(), cache)(twins)
+    assert cache.duplicates == 1
+    names = [str(made[name].attrs["tvm_ext.choice"]) for name in ("first", "second")]
+    assert '"operator":"first"' in names[0]
+    assert '"operator":"second"' in names[1]
+    tvm.ir.assert_structural_equal(made["first"].body, made["second"].body, map_free_vars=True)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+BUILD = """
+import sys
+sys.path.insert(0, {tests!r})
+from tvm_ext.support import kernel_cache
+from unit.support.test_kernel_cache import build, run, counts
+kernel_cache.SOURCES = "as the test's"  # sources may be edited while tests run
+library = build({folder!r})
+print("result", counts(library), run(library).tobytes().hex())
+"""
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    code = BUILD.format(tests=str(ROOT / "tests"), folder=str(folder))
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    return subprocess.Popen([sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, text=True)
+
+
+def _result(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return output.splitlines()[-1]
+
+
+def test_two_builds_at_once_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "SOURCES", "as the test's")
+    results = [_result(process) for process in [_start(tmp_path), _start(tmp_path)]]
+    assert results[0].split()[-1] == results[1].split()[-1] == run(build("off")).tobytes().hex()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert counts(build(tmp_path)) == (2, 0)
+
+
+def test_a_build_that_is_killed_leaves_no_broken_entry(tmp_path: Path) -> None:
+    process = _start(tmp_path)
+    deadline = time.monotonic() + 200
+    while not files(tmp_path) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)  # until the first entry appears: others are being written
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert files(tmp_path)
+    for path in files(tmp_path):
+        decode(path.read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library = build(tmp_path)
+    np.testing.assert_array_equal(run(library), run(build("off")))
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_EXT_KERNEL_CACHE")
+    monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path))
+    assert kernel_cache_directory() == tmp_path / "kernels"
+    assert kernel_cache_directory("off") is None
+    assert kernel_cache_directory(str(tmp_path / "mine")) == tmp_path / "mine"
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", str(tmp_path / "variable"))
+    assert kernel_cache_directory() == tmp_path / "variable"
+    assert kernel_cache_directory("off") is None
+    monkeypatch.setenv("TVM_EXT_KERNEL_CACHE", "off")
+    assert kernel_cache_directory() is None

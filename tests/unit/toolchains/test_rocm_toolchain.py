@@ -1,0 +1,74 @@
+"""Code objects for AMD GPUs: with the real linker where there is one, and what is said where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+
+from tvm_ext._tvm import pack_imports, tirx
+from tvm_ext.errors import CompileError
+from tvm_ext.ir.build_ir import index, load, store
+from tvm_ext.ir.simt_ir import launch
+from tvm_ext.toolchains import rocm_toolchain
+from tvm_ext.toolchains.device_modules import OWN_CODE, read_cuda, read_library
+
+
+def _has_linker() -> bool:
+    try:
+        rocm_toolchain.find_linker()
+    except CompileError:
+        return False
+    return True
+
+
+needs_linker = pytest.mark.skipif(not _has_linker(), reason="no ld.lld is installed (extra rocm)")
+
+
+def _compile(value: Callable[[Any], Any]) -> Any:
+    x, y = (tirx.decl_buffer([index(256)], "float32", name) for name in "xy")
+    body = launch(2, 128, lambda b, t: store(y, value(load(x, [b * index(128) + t])), [b * index(128) + t]))
+    func = tirx.PrimFunc([x, y], body)
+    for name, attribute in (("global_symbol", "double"), ("s_tir", True), ("tirx.noalias", True)):
+        func = func.with_attr(name, attribute)
+    rocm_toolchain.enable_rocm()
+    return tvm.compile(tvm.IRModule({"double": func}), target=tvm.target.Target({"kind": "rocm", "mcpu": "gfx906"}))
+
+
+@needs_linker
+def test_a_kernel_becomes_a_linked_code_object() -> None:
+    own, hip = read_library(pack_imports(_compile(lambda x: x * tirx.const(2, "float32")).mod)).modules
+    code = read_cuda(hip.content)  # the HIP module's bytes have the same form
+    assert (own.kind, hip.kind, code.format) == (OWN_CODE, "hip", "hsaco")
+    assert [kernel.name for kernel in code.kernels] == ["double_kernel"]
+    assert rocm_toolchain.elf_type(code.code) == rocm_toolchain.LINKED
+    assert b"double_kernel.kd" in code.code and b"gfx906" in code.code
+
+
+@needs_linker
+def test_what_is_no_object_file_is_refused() -> None:
+    with pytest.raises(CompileError, match=r"ld\.lld"):
+        rocm_toolchain.link(b"no object file")
+
+
+def test_a_missing_linker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocm_toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rocm_toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CompileError, match=r"ld\.lld(.|\n)*tvm-ext\[rocm\]"):
+        rocm_toolchain.link(b"")
+
+
+def test_a_missing_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linker = tmp_path / "ld.lld"
+    linker.write_text('#!/bin/sh\necho "ld.lld: error: undefined symbol: __ocml_erf_f32"; exit 1\n')
+    linker.chmod(0o755)
+    monkeypatch.setattr(rocm_toolchain, "find_linker", lambda: [str(linker)])
+    with pytest.raises(CompileError, match=r"calls __ocml_erf_f32 of ROCm's device library(.|\n)*ROCM_PATH"):
+        rocm_toolchain.link(b"")
+
+
+def test_the_file_type_of_what_is_no_elf_file() -> None:
+    assert rocm_toolchain.elf_type(b"") == 0 and rocm_toolchain.elf_type(b"\x7fELF" + bytes(12) + b"\x01\x00") == 1

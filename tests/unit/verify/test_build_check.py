@@ -1,0 +1,199 @@
+"""Kernels of builds in the interpreter: what `relay.build(verify=True)` accepts and refuses, and a sample of models.
+
+Whole models and the lists of operators are for `benchmarks/gpu/interpret.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.ir import IRModule
+
+from tvm_ext import pipeline, relay
+from tvm_ext.bench.models import build_model
+from tvm_ext.cli.app import main
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError, VerificationError
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import operator_pipeline, plan_build
+from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
+from tvm_ext.verify import build_check
+from tvm_ext.verify.build_check import KernelCheck, check_module, refuse_wrong
+
+A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"
+
+
+def model(rows: int = 48, inner: int = 64, columns: int = 40) -> Any:
+    """softmax(relu(x w)): two kernels."""
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((rows, inner), "float32"))
+    weights = relax.const(np.random.default_rng(0).standard_normal((inner, columns)).astype("float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.relu(relax.op.matmul(x, weights)))
+            out = builder.emit_output(relax.op.nn.softmax(y))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("device", [V100, A100, H200])
+def test_a_right_build_is_accepted(device: str) -> None:
+    said: list[str] = []
+    library = relay.build(model(), device, verify=True, progress=said.append)
+    assert {"interpreting fused_matmul_relu", "interpreting softmax"} <= set(said)
+    assert "interpreting the kernels" in [phase.name for phase in library.report.phases]
+
+
+def constructing(change: Callable[[str, Any], Any]) -> Any:
+    """The pass that constructs kernels, each of which is changed."""
+
+    class Changed:
+        def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Any) -> None:
+            self.inner = ConstructGpuKernels(device, options, accept)
+
+        def __call__(self, mod: Any) -> Any:
+            result = self.inner(mod)
+            for variable, function in list(result.functions_items()):
+                if "tvm_ext.choice" in (getattr(function, "attrs", None) or {}):
+                    result[variable] = change(str(variable.name_hint), function)
+            return result
+
+    def make(device: DeviceSpec, options: BuildOptions, accept: Any) -> Any:
+        from tvm_ext._tvm import module_pass
+
+        changed = Changed(device, options, accept)
+        return module_pass(lambda mod, _context: changed(mod), opt_level=0, name="Changed")
+
+    return make
+
+
+def without_wait(name: str, function: Any) -> Any:
+    """The kernel of the product without the first of its waits for copies."""
+    from tvm_ext._tvm import structural_map, tirx
+
+    dropped = []
+
+    def visit(statement: Any) -> Any:
+        if not dropped and "wait_group" in str(statement.value):
+            dropped.append(statement)
+            return tirx.Evaluate(tirx.IntImm("int32", 0))
+        return statement
+
+    return (
+        function if "matmul" not in name else function.with_body(structural_map(function.body, (tirx.Evaluate, visit)))
+    )
+
+
+def with_other_values(name: str, function: Any) -> Any:
+    """The kernel of the softmax, which stores 1.01 times its values."""
+    from tvm_ext._tvm import BufferStore, structural_map, tirx
+
+    def visit(store: Any) -> Any:
+        return BufferStore(store.buffer, store.value * tirx.const(1.01, "float32"), list(store.indices))
+
+    if name != "softmax":
+        return function
+    output = function.params[-1]
+    last = [v for v in _stores(function.body) if str(v.buffer.name).startswith(str(output.name))]
+    assert last
+    return function.with_body(
+        structural_map(function.body, (BufferStore, lambda s: visit(s) if any(s.same_as(x) for x in last) else s))
+    )
+
+
+def _stores(body: Any) -> list[Any]:
+    from tvm_ext._tvm import BufferStore, structural_walk
+
+    found: list[Any] = []
+    structural_walk(body, [(BufferStore, found.append)], order="pre")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            without_wait,
+            r"(?s)fused_matmul_relu\(x: float32\[48, 64\].*for nvidia-a100 is wrong: main_kernel: .*unlanded",
+        ),
+        (with_other_values, r"(?s)softmax\(.*float32\[48, 40\].*its values are off by 0\.01.*enable_pipelining=False"),
+    ],
+)
+def test_a_wrong_build_is_refused(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "ConstructGpuKernels", constructing(change))
+    with pytest.raises(VerificationError, match=message):
+        relay.build(model(), A100, verify=True, enable_pipelining=True)
+
+
+def test_a_cpu_is_not_interpreted() -> None:
+    with pytest.raises(InputError, match="interprets GPU kernels"):
+        relay.build(model(), "llvm", verify=True)
+
+
+def test_what_cannot_be_interpreted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_arguments: Any, **_options: Any) -> KernelCheck:
+        raise InputError("a call that is not known")
+
+    monkeypatch.setattr(build_check, "check_kernel", unknown)
+    with pytest.raises(VerificationError, match=r"(?s)fused_matmul_relu: .*a call that is not known.*verify=True"):
+        relay.build(model(), A100, verify=True)
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``tvm-ext compile --verify`` is `relay.build(verify=True)`, and writes nothing where that refuses."""
+    monkeypatch.setattr(pipeline, "ConstructGpuKernels", constructing(with_other_values))
+    path = tmp_path / "model.so"
+    with pytest.raises(SystemExit) as stop:
+        main(["compile", str(_onnx(tmp_path)), "--target", A100, "--verify", "-o", str(path)])
+    assert stop.value.code == 2 and not path.exists()
+    assert "softmax" in capsys.readouterr().err
+
+
+def _onnx(folder: Path) -> Path:
+    import onnx
+    from onnx import TensorProto, helper
+
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 40]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "softmax", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), folder / "softmax.onnx")
+    return folder / "softmax.onnx"
+
+
+def test_parts_are_named() -> None:
+    """Of a large kernel some blocks are run, and the record says so."""
+    plan = plan_build(A100, BuildOptions())
+    checks = _checks(plan, model(4096, 64, 512), {"fused_matmul_relu"})
+    assert checks[0].blocks_run == 4 < checks[0].block_count
+    assert checks[0].error is not None and not checks[0].problem
+
+
+def _checks(plan: Any, module: Any, chosen: set[str]) -> tuple[KernelCheck, ...]:
+    bound = relay.prepare(module, {})
+    with plan.target:
+        lowered = plan.lower(plan.construct(bound))
+        operators = operator_pipeline(plan.target, plan.device, plan.options)(bound)
+        some = IRModule({v: f for v, f in lowered.functions_items() if str(v.name_hint) in chosen})
+        assert len(some.functions) == len(chosen), [str(v.name_hint) for v, _ in lowered.functions_items()]
+        return check_module(some, operators, plan.device, plan.target)
+
+
+SAMPLE = [
+    (A100, "bert_base_layer", {"fused_matmul3_add3_divide1_erf_add4_multiply1_multiply2", "matmul2", "layer_norm"}),
+    (H200, "bert_base_layer", {"fused_matmul3_add3_divide1_erf_add4_multiply1_multiply2", "fused_matmul_add"}),
+    (V100, "bert_base_layer", {"fused_matmul_add", "softmax"}),
+    (A100, "mobilenet_block", {"fused_conv2d2_add1_add2"}),
+]
+
+
+@pytest.mark.parametrize(("device", "name", "chosen"), SAMPLE)
+def test_default_builds_of_models(device: str, name: str, chosen: set[str]) -> None:
+    module, params = relay.frontend.from_onnx(build_model(name))
+    checks = _checks(plan_build(device, BuildOptions()), relay.bind_params(module, params), chosen)
+    refuse_wrong(checks)
+    assert all(check.error is not None for check in checks)

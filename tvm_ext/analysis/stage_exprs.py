@@ -1,0 +1,183 @@
+"""From a stage of TensorIR to a `TensorExpr`, plain data: axes, affine access maps, arithmetic (paper §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
+
+from .stages import Buffer, Expr, Stage, dtype_of, replace_loads, static_shape
+from .tensor_expr import Access, Axis, FusedStage, LinearIndex, TensorExpr
+
+SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
+
+
+def linear_index(index: Expr, variables: Sequence[Any], names: Sequence[str]) -> LinearIndex | None:
+    """``index`` as an affine form of ``variables``, or None."""
+    form = linear_form(index, variables)
+    if form is None:
+        return None
+    coefficients, constant = form
+    terms = tuple((name, c) for name, c in zip(names, coefficients, strict=True) if c)
+    return LinearIndex(terms=terms, constant=constant)
+
+
+def linear_form(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] | None:
+    """The coefficients of ``variables`` in ``node`` and its constant, or None where it is not affine in them."""
+    for position, variable in enumerate(variables):
+        if variable.same_as(node):
+            return [int(p == position) for p in range(len(variables))], 0
+    kind = type(node).__name__
+    if kind == "IntImm":
+        return [0] * len(variables), int(node.value)
+    if kind == "Cast":
+        return linear_form(node.value, variables)
+    if kind not in ("Add", "Sub", "Mul"):
+        return None
+    left, right = linear_form(node.a, variables), linear_form(node.b, variables)
+    if left is None or right is None:
+        return None
+    if kind == "Mul":
+        if any(left[0]) and any(right[0]):
+            return None
+        form, factor = (left, right[1]) if any(left[0]) else (right, left[1])
+        return [c * factor for c in form[0]], form[1] * factor
+    sign = 1 if kind == "Add" else -1
+    return [a + sign * b for a, b in zip(left[0], right[0], strict=True)], left[1] + sign * right[1]
+
+
+def flat_stride(load: Any, variable: Any, stage: Stage) -> int | None:
+    """Elements between neighbours along ``variable`` in row-major memory; None where that is not one number.
+
+    Unlike `Access.stride` it sees through fused axes: ``x[k // 32, k % 32]`` of shape (n, 32) has the stride 1.
+    """
+    flat: Expr = tirx.IntImm(dtype_of(variable), 0)
+    step = 1
+    for size, index in zip(reversed(static_shape(load.source)), reversed(list(load.indices)), strict=True):
+        flat = flat + index * step
+        step *= size
+    analyzer = Analyzer()
+    for own, extent in zip(stage.variables, stage.extents, strict=True):
+        analyzer.bind(own, ir.Range(0, extent))
+    form = linear_form(analyzer.simplify(flat), stage.variables)
+    if form is None:
+        return None
+    return form[0][next(p for p, own in enumerate(stage.variables) if own.same_as(variable))]
+
+
+def axis_names(stage: Stage) -> tuple[str, ...]:
+    """One unique name for each axis, after its variable: ``v_i0`` is called ``i0``."""
+    names: list[str] = []
+    for variable in stage.variables:
+        name = variable.name.removeprefix("v_")
+        names.append(name if name not in names else f"{name}_{len(names)}")
+    return tuple(names)
+
+
+def access_of(buffer: Buffer, indices: Sequence[Expr], stage: Stage, *, is_constant: bool = False) -> Access:
+    names = axis_names(stage)
+    dtype = dtype_of(buffer)
+    return Access(
+        tensor=buffer.name,
+        shape=static_shape(buffer),
+        dtype=dtype,
+        itemsize_bytes=itemsize_bytes(dtype),
+        indices=tuple(linear_index(index, stage.variables, names) for index in indices),
+        is_constant=is_constant,
+        gathers=_gathers(indices, stage, names),
+    )
+
+
+def _gathers(indices: Sequence[Expr], stage: Stage, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each index that loads where to read: the axes which it depends on; empty where none does."""
+    found = tuple(_axes_in(index, stage, names) if is_gather([index]) else () for index in indices)
+    return found if any(found) else ()
+
+
+def is_gather(indices: Sequence[Expr]) -> bool:
+    """Whether an index is itself loaded from a tensor."""
+    loads: list[Any] = []
+    structural_walk(list(indices), [(TensorLoad, loads.append)], order="pre")
+    return bool(loads)
+
+
+def _axes_in(node: Expr, stage: Stage, names: Sequence[str]) -> tuple[str, ...]:
+    used: list[Any] = []
+    structural_walk(node, [(Var, used.append)], order="pre")
+    return tuple(
+        name
+        for name, own in zip(names, stage.variables, strict=True)
+        if any(own.same_as(variable) for variable in used)
+    )
+
+
+def itemsize_bytes(dtype: str) -> float:
+    digits = "".join(ch if ch.isdigit() else " " for ch in dtype).split()
+    return (SUB_BYTE_BITS.get(dtype) or (int(digits[0]) if digits else 8)) / 8
+
+
+def tensor_expr_of(
+    stage: Stage,
+    *,
+    name: str,
+    constants: Sequence[Buffer] = (),
+    prologue: Sequence[Stage] = (),
+    epilogue: Sequence[Stage] = (),
+) -> TensorExpr:
+    """The stage as Roller reads it (paper §3.1); ``constants`` are the buffers known at compile time."""
+    inputs = tuple(
+        access_of(load.source, load.indices, stage, is_constant=any(load.source.same_as(c) for c in constants))
+        for load in stage.loads()
+    )
+    return TensorExpr(
+        name=name,
+        axes=tuple(
+            Axis(name=n, extent=e, kind=k)
+            for n, e, k in zip(axis_names(stage), stage.extents, stage.kinds, strict=True)
+        ),
+        inputs=inputs,
+        output=access_of(stage.target, stage.indices, stage),
+        combiner=stage.combiner,
+        flops_per_point=count_flops(stage.value) + (1.0 if stage.is_reduction else 0.0),
+        prologue=tuple(_fused_stage(s) for s in prologue),
+        epilogue=tuple(_fused_stage(s) for s in epilogue),
+    )
+
+
+def _fused_stage(stage: Stage) -> FusedStage:
+    loads = stage.loads()
+    return FusedStage(
+        name=stage.name,
+        flops_per_element=count_flops(stage.value),
+        extra_inputs=tuple(load.source.name for load in loads),
+        extra_bytes_per_element=float(sum(itemsize_bytes(dtype_of(load.source)) for load in loads)),
+    )
+
+
+def count_flops(value: Expr) -> float:
+    """Arithmetic operations in a value, outside of indices; a function call counts as one."""
+    total = 0
+
+    def visit(node: Any) -> None:
+        nonlocal total
+        total += 1
+
+    arithmetic = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+    # A load's own index arithmetic is not work on data: take the loads out before counting.
+    stripped = replace_loads(value, lambda load: tirx.const(1, dtype_of(load.source)))
+    structural_walk(stripped, [(kind, visit) for kind in arithmetic], order="pre")
+    return float(total)
+
+
+def count_operations(value: Expr) -> int:
+    """The size of a value as code: its loads, arithmetic, comparisons, choices, casts and calls, indices included."""
+    found: list[bool] = []
+    structural_walk(value, [(kind, lambda _: found.append(True)) for kind in _OPERATIONS], order="pre")
+    return len(found)
+
+
+_OPERATIONS = (
+    TensorLoad, Call, tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min,
+    tirx.Select, tirx.Cast, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.And, tirx.Or, tirx.Not,
+)  # fmt: skip

@@ -1,0 +1,211 @@
+"""Pure rewrites of stages: inlining, and the axis changes that bring an operator to canonical form (paper §3.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import Var, structural_equal, structural_map, structural_walk, tirx
+
+from .stages import Expr, Stage, dtype_of, replace_loads, static_shape, substitute
+from .tensor_expr import AxisKind
+
+
+def inline(producer: Stage, consumer: Stage) -> Stage:
+    """``consumer`` with each load of ``producer``'s buffer replaced by the producer's value at that point."""
+    assert not producer.is_reduction
+    assert producer.writes_at_its_own_axes()
+
+    def replace(load: Any) -> Any:
+        if not load.source.same_as(producer.target):
+            return load
+        return substitute(producer.value, list(zip(producer.spatial, load.indices, strict=True)))
+
+    return dataclasses.replace(consumer, value=replace_loads(consumer.value, replace))
+
+
+def drop_unit_axes(stage: Stage) -> Stage:
+    """``stage`` without its axes of extent 1, whose variables become 0. At least one spatial axis stays."""
+    keep = [position for position, extent in enumerate(stage.extents) if extent != 1]
+    if not any(stage.kinds[position] == "spatial" for position in keep):
+        first = next((p for p, kind in enumerate(stage.kinds) if kind == "spatial"), None)
+        keep = sorted({*keep, first}) if first is not None else keep
+    gone = [p for p in range(len(stage.extents)) if p not in keep]
+    table = [(stage.variables[p], tirx.IntImm(dtype_of(stage.variables[p]), 0)) for p in gone]
+    return _with_axes(stage, [(stage.variables[p], stage.extents[p], stage.kinds[p]) for p in keep], table)
+
+
+def split_divided_axes(stage: Stage) -> Stage:
+    """Split every axis that is only ever addressed through ``axis // c`` and ``axis % c``, or through it and itself.
+
+    Worked example, grouped convolution: ``x[(f // 4) * 2 + c] * w[f, c]`` with f of extent 16 becomes
+    ``x[g * 2 + c] * w[g * 4 + i, c]`` with g of extent 4 and i of extent 4: every index is affine again.
+    """
+    for variable, extent in zip(stage.variables, stage.extents, strict=True):
+        divisor = _divisor(stage.value, variable)
+        if divisor is None or divisor <= 1 or extent % divisor or extent == divisor:
+            continue
+        return split_divided_axes(_split(stage, variable, divisor))
+    return stage
+
+
+def _split(stage: Stage, variable: Any, divisor: int) -> Stage:
+    outer = Var(variable.name + "_outer", variable.ty)
+    inner = Var(variable.name + "_inner", variable.ty)
+
+    def divide(node: Any) -> Any:
+        return outer if _is_pair(node, variable, divisor) else node
+
+    def remainder(node: Any) -> Any:
+        return inner if _is_pair(node, variable, divisor) else node
+
+    def rewrite(node: Any) -> Any:
+        node = structural_map(node, [(tirx.FloorDiv, divide), (tirx.FloorMod, remainder)])
+        return substitute(node, [(variable, outer * tirx.IntImm(dtype_of(variable), divisor) + inner)])
+
+    axes: list[tuple[Any, int, AxisKind]] = []
+    for v, extent, kind in zip(stage.variables, stage.extents, stage.kinds, strict=True):
+        pieces = [(outer, extent // divisor, kind), (inner, divisor, kind)]
+        axes += pieces if v.same_as(variable) else [(v, extent, kind)]
+    return dataclasses.replace(
+        stage,
+        variables=tuple(v for v, _, _ in axes),
+        extents=tuple(e for _, e, _ in axes),
+        kinds=tuple(k for _, _, k in axes),
+        indices=tuple(rewrite(index) for index in stage.indices),
+        value=rewrite(stage.value),
+    )
+
+
+def _is_pair(node: Any, variable: Any, divisor: int) -> bool:
+    return bool(node.a.same_as(variable)) and getattr(node.b, "value", None) == divisor
+
+
+def _divisor(node: Any, variable: Any) -> int | None:
+    found: list[int] = []
+
+    def visit(pair: Any) -> None:
+        if pair.a.same_as(variable) and hasattr(pair.b, "value"):
+            found.append(int(pair.b.value))
+
+    structural_walk(node, [(tirx.FloorDiv, visit), (tirx.FloorMod, visit)], order="pre")
+    return found[0] if found else None
+
+
+def fuse_axes(stage: Stage, groups: Sequence[Sequence[int]]) -> Stage:
+    """Fuse each group of axis positions into one axis (paper §3.2): ``a = f // Eb`` and ``b = f % Eb``.
+
+    The result's axes are in the order of ``groups``; the positions of a group are of one kind, the outermost first.
+    """
+    axes: list[tuple[Any, int, AxisKind]] = []
+    table: list[tuple[Any, Expr]] = []
+    for group in groups:
+        if len(group) == 1:
+            p = group[0]
+            axes.append((stage.variables[p], stage.extents[p], stage.kinds[p]))
+            continue
+        first = stage.variables[group[0]]
+        fused = Var(".".join(stage.variables[p].name for p in group), first.ty)
+        remaining: Expr = fused
+        for p in reversed(group[1:]):
+            extent = tirx.IntImm(dtype_of(first), stage.extents[p])
+            table.append((stage.variables[p], tirx.floormod(remaining, extent)))
+            remaining = tirx.floordiv(remaining, extent)
+        table.append((stage.variables[group[0]], remaining))
+        size = 1
+        for p in group:
+            size *= stage.extents[p]
+        axes.append((fused, size, stage.kinds[group[0]]))
+    return _with_axes(stage, axes, table)
+
+
+def address_runs(
+    stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[int]], *, buffers: Sequence[Any], stores: bool
+) -> Stage:
+    """``stage`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0, f]``.
+
+    The row-major address is the same, but neighbours along f are neighbours in memory without division: a vector that
+    crosses from one row of W = 21 into the next is one load, not 16. ``fused`` holds the fused axes' variables,
+    ``extents`` what each was fused from; ``stores`` also addresses the target so. Only loads from ``buffers`` are
+    changed, which should be parameters: stock TVM shrinks the buffers that a kernel allocates to the indices it sees.
+    """
+    runs = [(variable, tuple(sizes)) for variable, sizes in zip(fused, extents, strict=True)]
+
+    def joined(indices: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+        result = list(indices)
+        for variable, sizes in runs:
+            first = _run_start(indices, shape, variable, sizes)
+            if first is not None:
+                zero = tirx.IntImm(dtype_of(variable), 0)
+                result[first : first + len(sizes)] = [zero] * (len(sizes) - 1) + [variable]
+        return result
+
+    def load(item: Any) -> Any:
+        if not any(item.source.same_as(buffer) for buffer in buffers):
+            return item
+        indices = joined(item.indices, static_shape(item.source))
+        unchanged = all(a is b for a, b in zip(indices, item.indices, strict=True))
+        return item if unchanged else tirx.BufferLoad(item.source, indices)
+
+    value = replace_loads(stage.value, load)
+    indices = tuple(joined(stage.indices, static_shape(stage.target))) if stores else stage.indices
+    return dataclasses.replace(stage, value=value, indices=indices)
+
+
+def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, sizes: tuple[int, ...]) -> int | None:
+    """The first of the consecutive dimensions whose indices are the digits of ``variable`` in base ``sizes``."""
+    digits: list[Any] = []
+    remaining: Any = variable
+    for size in reversed(sizes[1:]):
+        extent = tirx.IntImm(dtype_of(variable), size)
+        digits.insert(0, tirx.floormod(remaining, extent))
+        remaining = tirx.floordiv(remaining, extent)
+    digits.insert(0, remaining)
+    for first in range(len(indices) - len(sizes) + 1):
+        if tuple(shape[first + 1 : first + len(sizes)]) == sizes[1:] and all(
+            structural_equal(index, digit) for index, digit in zip(indices[first:], digits, strict=False)
+        ):
+            return first
+    return None
+
+
+def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether ``stage`` uses its spatial axes ``dims``, of extents ``sizes``, only as one whole run of memory.
+
+    The outermost dimension of the run counts as well: a buffer of fewer rows ends before the run does.
+    """
+    variables = [stage.spatial[d] for d in dims]
+
+    def mentions(node: Any) -> bool:
+        found: list[bool] = []
+        structural_walk(node, (Var, lambda v: found.append(any(v.same_as(own) for own in variables))))
+        return any(found)
+
+    def whole(indices: Sequence[Any], shape: Sequence[int]) -> bool:
+        if not any(mentions(index) for index in indices):
+            return True
+        first = next(i for i, index in enumerate(indices) if mentions(index))
+        run = indices[first : first + len(variables)]
+        return (
+            len(run) == len(variables)
+            and all(index.same_as(variable) for index, variable in zip(run, variables, strict=True))
+            and tuple(shape[first : first + len(variables)]) == tuple(sizes)
+            and not any(mentions(index) for index in indices[first + len(variables) :])
+        )
+
+    accesses = [(load.indices, static_shape(load.source)) for load in stage.loads()]
+    accesses.append((stage.indices, static_shape(stage.target)))
+    rest = replace_loads(stage.value, lambda load: tirx.const(0, dtype_of(load)))
+    return not mentions(rest) and all(whole(indices, shape) for indices, shape in accesses)
+
+
+def _with_axes(stage: Stage, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]) -> Stage:
+    return dataclasses.replace(
+        stage,
+        variables=tuple(v for v, _, _ in axes),
+        extents=tuple(e for _, e, _ in axes),
+        kinds=tuple(k for _, _, k in axes),
+        indices=tuple(substitute(index, table) for index in stage.indices),
+        value=substitute(stage.value, table),
+    )

@@ -1,0 +1,280 @@
+"""Reads a TensorIR function as a list of stages: the form in which kernels are analysed, constructed and emitted.
+
+A `Stage` is one block of an unscheduled function as TE, `LegalizeOps` and `FuseTIR` make them: it fills one buffer,
+by a value for each point of its spatial axes, or by a reduction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext._tvm import (
+    BufferStore,
+    For,
+    ForKind,
+    SBlockRealize,
+    TensorLoad,
+    Var,
+    structural_equal,
+    structural_hash,
+    structural_map,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.errors import IllegalRewrite
+
+from .tensor_expr import AxisKind
+
+Expr = Any
+Buffer = Any
+
+SPATIAL_ITERATION, REDUCTION_ITERATION = 0, 2  # tirx.IterVar's DataPar and CommReduce
+COMBINERS = {"Add": "sum", "Max": "max", "Min": "min", "Mul": "prod"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stage:
+    """One block: ``target[indices] = value`` or, with a ``combiner``, ``combine(target[indices], value)``."""
+
+    name: str
+    variables: tuple[Any, ...]
+    extents: tuple[int, ...]
+    kinds: tuple[AxisKind, ...]
+    target: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    combiner: str | None = None
+    init: Expr | None = None
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.combiner is not None
+
+    @property
+    def spatial(self) -> tuple[Any, ...]:
+        return tuple(v for v, kind in zip(self.variables, self.kinds, strict=True) if kind == "spatial")
+
+    @property
+    def reduction(self) -> tuple[Any, ...]:
+        return tuple(v for v, kind in zip(self.variables, self.kinds, strict=True) if kind == "reduce")
+
+    def extent(self, variable: Any) -> int:
+        return next(e for v, e in zip(self.variables, self.extents, strict=True) if v.same_as(variable))
+
+    @property
+    def point_count(self) -> int:
+        count = 1
+        for extent in self.extents:
+            count *= extent
+        return count
+
+    def sources(self) -> list[Buffer]:
+        """The distinct buffers that ``value`` reads."""
+        found: list[Any] = []
+
+        def visit(load: Any) -> None:
+            if not any(load.source.same_as(other) for other in found):
+                found.append(load.source)
+
+        structural_walk(self.value, (TensorLoad, visit))
+        return found
+
+    def loads(self) -> list[Any]:
+        """The distinct loads in ``value``, in order of appearance."""
+        found: list[Any] = []
+        alike: dict[int, list[Any]] = {}
+
+        def visit(load: Any) -> None:
+            others = alike.setdefault(structural_hash(load), [])
+            if not any(structural_equal(load, other) for other in others):
+                others.append(load)
+                found.append(load)
+
+        structural_walk(self.value, (TensorLoad, visit), order="pre")
+        return found
+
+    def writes_at_its_own_axes(self) -> bool:
+        """Whether it writes ``target[v0, v1, ...]``, its own axes in order: inlining is then a substitution."""
+        return len(self.indices) == len(self.spatial) and all(
+            index.same_as(variable) for index, variable in zip(self.indices, self.spatial, strict=True)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OperatorBody:
+    """A whole function: its parameters (inputs then outputs) and its stages in order of execution."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    stages: tuple[Stage, ...]
+
+    def is_output(self, buffer: Buffer) -> bool:
+        return any(buffer.same_as(output) for output in self.outputs)
+
+    def consumers(self, buffer: Buffer) -> list[Stage]:
+        return [stage for stage in self.stages if reads(stage.value, buffer)]
+
+
+def static_shape(buffer: Buffer) -> tuple[int, ...]:
+    """The buffer's shape as ints; raises IllegalRewrite where a dimension is symbolic."""
+    try:
+        return tuple(int(size) for size in buffer.ty.shape)
+    except (TypeError, ValueError) as error:
+        raise IllegalRewrite(f"tensor {buffer.name} has the dynamic shape {list(buffer.ty.shape)}") from error
+
+
+def dtype_of(value: Any) -> str:
+    """The element type of a buffer, load, variable or expression, as text: a TVM dtype does not hash like one."""
+    return str(value.ty.dtype)
+
+
+def reads(expression: Expr, buffer: Buffer) -> bool:
+    hit: list[bool] = []
+    structural_walk(expression, (TensorLoad, lambda load: hit.append(True) if load.source.same_as(buffer) else None))
+    return bool(hit)
+
+
+def substitute(node: Any, table: Sequence[tuple[Any, Expr]]) -> Any:
+    """``node`` with each variable of ``table`` replaced by its expression."""
+    if not table:
+        return node
+
+    def swap(variable: Any) -> Any:
+        for old, new in table:
+            if variable.same_as(old):
+                return new
+        return variable
+
+    return structural_map(node, (Var, swap))
+
+
+def replace_loads(node: Any, replace: Callable[[Any], Any]) -> Any:
+    """``node`` with each load passed through ``replace`` (which returns the same load to keep it)."""
+    return structural_map(node, (TensorLoad, replace))
+
+
+def read_operator(func: Any, name: str) -> OperatorBody:
+    """The stages of an unscheduled PrimFunc; raises IllegalRewrite with the reason where it has another form."""
+    body = func.body
+    if not isinstance(body, SBlockRealize):
+        raise IllegalRewrite("its body is not a block of TensorIR (an external or already lowered function)")
+    root = body.block
+    statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = tuple(stage for statement in statements for stage in _read_block(statement))
+    params = tuple(func.params)
+    for param in params:
+        if not hasattr(param.ty, "shape"):
+            raise IllegalRewrite(f"parameter {param.name} is a scalar, not a tensor")
+        static_shape(param)
+    outputs = tuple(p for p in params if any(stage.target.same_as(p) for stage in stages))
+    for position, stage in enumerate(stages):
+        if any(other.target.same_as(stage.target) for other in stages[:position]):
+            raise IllegalRewrite(f"tensor {stage.target.name} is written by two stages")
+    return OperatorBody(name=name, params=params, outputs=outputs, stages=stages)
+
+
+def _read_block(statement: Any) -> list[Stage]:
+    loops = []
+    while isinstance(statement, For):
+        if statement.kind != ForKind.SERIAL:
+            raise IllegalRewrite("its loops are already scheduled")
+        loops.append(statement)
+        statement = statement.body
+    if not isinstance(statement, SBlockRealize):
+        raise IllegalRewrite(f"a stage is a {type(statement).__name__}, not a block (an external call)")
+    block = statement.block
+    if len(block.match_buffers) or len(block.alloc_buffers):
+        raise IllegalRewrite(f"block {block.name_hint} has buffers of its own")
+    variables: list[Any] = []
+    extents: list[int] = []
+    kinds: list[AxisKind] = []
+    for item, value in zip(block.iter_vars, statement.iter_values, strict=True):
+        loop = next((loop for loop in loops if loop.loop_var.same_as(value)), None)
+        if int(item.iter_type) not in (SPATIAL_ITERATION, REDUCTION_ITERATION):
+            raise IllegalRewrite(f"block {block.name_hint} has an ordered axis (a scan)")
+        extent = getattr(item.dom.extent, "value", None)
+        if extent is None:
+            raise IllegalRewrite(f"block {block.name_hint} has an axis of dynamic size {item.dom.extent}")
+        if int(extent) == 0:
+            raise IllegalRewrite(f"block {block.name_hint} has an empty axis: there is nothing to compute")
+        if loop is None and int(extent) != 1:
+            raise IllegalRewrite(f"block {block.name_hint} has an axis that is not one loop")
+        variables.append(item.var)
+        extents.append(int(extent))
+        kinds.append("reduce" if int(item.iter_type) == REDUCTION_ITERATION else "spatial")
+    stores = _stores(block.body, block.name_hint)
+    starts = [None] * len(stores) if block.init is None else _stores(block.init, block.name_hint)
+    if len(starts) != len(stores):
+        raise IllegalRewrite(f"block {block.name_hint} initialises {len(starts)} tensors and updates {len(stores)}")
+    return [
+        _stage_of(store, start, block.name_hint, (tuple(variables), tuple(extents), tuple(kinds)), stores)
+        for store, start in zip(stores, starts, strict=True)
+    ]
+
+
+def _stores(body: Any, name: str) -> list[Any]:
+    """The stores of a block, with values bound before them put in their place.
+
+    A pair such as ``a = s + x; b = q + x * x; s[i] = a; q[i] = b`` gives ``s[i] = s + x`` and ``q[i] = q + x * x``.
+    """
+    bound: list[tuple[Any, Expr]] = []
+    stores = []
+    for statement in list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]:
+        if isinstance(statement, tirx.Bind):
+            bound.append((statement.var, substitute(statement.value, bound)))
+        elif isinstance(statement, BufferStore):
+            static_shape(statement.buffer)
+            stores.append(BufferStore(statement.buffer, substitute(statement.value, bound), list(statement.indices)))
+        else:
+            raise IllegalRewrite(f"block {name} holds a {type(statement).__name__}, not only stores")
+    return stores
+
+
+def _stage_of(store: Any, start: Any, name: str, axes: Any, together: Sequence[Any]) -> Stage:
+    """The stage of one store among those that its block runs ``together``; they must not read each other's tensors."""
+    variables, extents, kinds = axes
+    for other in together:
+        if other is not store and reads(store.value, other.buffer):
+            raise IllegalRewrite(f"block {name} combines several tensors at once (such as a value and its position)")
+    stage = Stage(
+        name=name if len(together) == 1 else f"{name}_{together.index(store)}",
+        variables=variables,
+        extents=extents,
+        kinds=kinds,
+        target=store.buffer,
+        indices=tuple(store.indices),
+        value=store.value,
+    )
+    return _check_spatial(stage) if start is None else _read_reduction(stage, start)
+
+
+def _check_spatial(stage: Stage) -> Stage:
+    if reads(stage.value, stage.target):
+        raise IllegalRewrite(f"block {stage.name} updates {stage.target.name} in place")
+    if "reduce" in stage.kinds:
+        raise IllegalRewrite(f"block {stage.name} reduces without an initial value")
+    return stage
+
+
+def _read_reduction(stage: Stage, start: Any) -> Stage:
+    """Split ``C[i] = C[i] + update`` into combiner and update."""
+    combiner = COMBINERS.get(type(stage.value).__name__)
+    if combiner is None:
+        raise IllegalRewrite(f"block {stage.name} combines by {type(stage.value).__name__}")
+    own = [side for side in (stage.value.a, stage.value.b) if _is_own_load(side, stage)]
+    rest = [side for side in (stage.value.a, stage.value.b) if not _is_own_load(side, stage)]
+    if len(own) != 1 or reads(rest[0], stage.target):
+        raise IllegalRewrite(f"block {stage.name} does not accumulate into its own element")
+    return dataclasses.replace(stage, value=rest[0], combiner=combiner, init=start.value)
+
+
+def _is_own_load(side: Expr, stage: Stage) -> bool:
+    return (
+        isinstance(side, TensorLoad)
+        and side.source.same_as(stage.target)
+        and all(structural_equal(a, b) for a, b in zip(side.indices, stage.indices, strict=True))
+    )

@@ -1,0 +1,170 @@
+"""The ways to run one ONNX model that benchmarks compare: this plugin, ONNX Runtime, stock TVM; NumPy for a matmul."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from tvm_ext import relay
+from tvm_ext._tvm import VirtualMachine, import_onnx, tensor, tvm
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.errors import InputError, UnsupportedEnvironmentError
+from tvm_ext.options import BuildOptions
+from tvm_ext.runtime.graph_module import flatten_outputs
+
+from .placement import AFFINITY_KEY, Placement, place_openblas
+
+OURS, ONNX_RUNTIME, STOCK_TVM, NUMPY = "tvm_ext", "onnxruntime", "stock_tvm", "numpy"
+PEERS = (ONNX_RUNTIME, STOCK_TVM)
+
+ONNX_RUNTIME_REMEDY = "pip install onnxruntime"
+THREADPOOLCTL_REMEDY = "pip install threadpoolctl"
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One built model with its inputs in place. ``run`` computes; ``outputs`` gives the last run's results."""
+
+    name: str
+    import_s: float
+    build_s: float
+    run: Callable[[], None]
+    outputs: Callable[[], list[Array]]
+    library: relay.Library | None = None  # ours only: holds the build report
+    close: Callable[[], str] = str  # ends profiling, where it was asked for, and says in which file it is
+
+
+def missing_peer(name: str) -> UnsupportedEnvironmentError | None:
+    """Why a peer cannot take part here, with the remedy; None where it can. Raises InputError for an unknown name."""
+    if name not in PEERS:
+        raise InputError(f"there is no peer called {name!r}.", f"the peers are {', '.join(PEERS)}")
+    if name == ONNX_RUNTIME and importlib.util.find_spec("onnxruntime") is None:
+        return UnsupportedEnvironmentError("comparing with ONNX Runtime needs it installed.", ONNX_RUNTIME_REMEDY)
+    return None
+
+
+def prepare_ours(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: Any, options: BuildOptions | None
+) -> Contender:
+    """Import and build with this plugin. Raises what `relay.frontend.from_onnx` and `relay.build` raise."""
+    start = time.perf_counter()
+    mod, params = relay.frontend.from_onnx(model, shape=shape)
+    imported = time.perf_counter()
+    library = relay.build(mod, target, params=params, options=options)
+    built = time.perf_counter()
+    module = relay.GraphModule(library["default"](tvm.cpu()))
+    for index, value in enumerate(inputs.values()):
+        module.set_input(index, value)
+    return Contender(
+        name=OURS,
+        import_s=imported - start,
+        build_s=built - imported,
+        run=module.run,
+        outputs=lambda: [module.get_output(i).numpy() for i in range(module.get_num_outputs())],
+        library=library,
+    )
+
+
+def prepare_onnx_runtime(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    threads: int,
+    placement: Placement | None = None,
+    profile_prefix: str | None = None,
+) -> Contender:
+    """An ONNX Runtime CPU session with all graph optimisations and as many threads as TVM's pool.
+
+    Its workers are bound as ``placement`` says; None leaves them unbound. With ``profile_prefix`` the session notes the
+    time of every node, for a file of that name which `Contender.close` completes.
+    Raises UnsupportedEnvironmentError where ONNX Runtime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("this needs ONNX Runtime.", ONNX_RUNTIME_REMEDY) from error
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.log_severity_level = 3
+    if placement is not None and placement.worker_cores:
+        settings.add_session_config_entry(AFFINITY_KEY, placement.onnx_runtime_affinities)
+    if profile_prefix is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = profile_prefix
+    start = time.perf_counter()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    built = time.perf_counter()
+    feeds = dict(inputs)
+    results: list[list[Array]] = [[]]
+
+    def run() -> None:
+        results[0] = session.run(None, feeds)
+
+    return Contender(
+        name=ONNX_RUNTIME,
+        import_s=0.0,
+        build_s=built - start,
+        run=run,
+        outputs=lambda: results[0],
+        close=lambda: str(session.end_profiling()) if profile_prefix is not None else "",
+    )
+
+
+def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Placement | None = None) -> Contender:
+    """`np.matmul` of two matrices into an array that is there already, by NumPy's own BLAS on ``threads`` threads.
+
+    An OpenBLAS has its workers bound as ``placement`` says. The number of threads stays set for the process.
+    Raises UnsupportedEnvironmentError where threadpoolctl is not installed, which sets it.
+    """
+    try:
+        import threadpoolctl
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", THREADPOOLCTL_REMEDY) from error
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    blas.limit(limits=threads)
+    for library in blas.info():
+        if placement is not None and library["internal_api"] == "openblas":
+            place_openblas(library["filepath"], placement)
+    result = np.empty((left.shape[0], right.shape[1]), left.dtype)
+
+    def run() -> None:
+        np.matmul(left, right, out=result)
+
+    return Contender(name=NUMPY, import_s=0.0, build_s=0.0, run=run, outputs=lambda: [result])
+
+
+def prepare_stock_tvm(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: Any
+) -> Contender:
+    """Stock TVM as its documentation says: `from_onnx`, `tvm.compile` with its default pipelines, the Relax VM.
+
+    It gets the target that this plugin resolves ``target`` to, hence the machine's vector instructions too.
+    """
+    _, resolved = device_for_target(target)
+    start = time.perf_counter()
+    mod = import_onnx(model, shape_dict={name: list(dims) for name, dims in shape.items()} if shape else None)
+    imported = time.perf_counter()
+    machine = VirtualMachine(tvm.compile(mod, resolved), tvm.cpu())
+    built = time.perf_counter()
+    arguments = [tensor(np.ascontiguousarray(value)) for value in inputs.values()]
+    results: list[Any] = [None]
+
+    def run() -> None:
+        results[0] = machine["main"](*arguments)
+
+    return Contender(
+        name=STOCK_TVM,
+        import_s=imported - start,
+        build_s=built - imported,
+        run=run,
+        outputs=lambda: [item.numpy() for item in flatten_outputs(results[0])],
+    )

@@ -1,0 +1,74 @@
+"""Small networks of our own: a multi-layer perceptron and a MobileNet-style block."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+
+from .graph import GraphWriter, he_normal, near_one, small_normal
+
+MLP_WIDTHS = (784, 1024, 1024, 10)
+MOBILENET_CHANNELS, MOBILENET_EXPANSION, MOBILENET_EXTENT = 24, 6, 56
+"""The second block of MobileNetV2 at 56x56 (Sandler et al. 2018, Table 2)."""
+
+
+def build_mlp(*, batch: int, seed: int) -> onnx.ModelProto:
+    """Input ``x`` float32 [batch, 784]; Gemm + ReLU twice at width 1024, then Gemm; output ``logits`` [batch, 10]."""
+    graph = GraphWriter("mlp")
+    value = graph.input("x", (batch, MLP_WIDTHS[0]))
+    layers = list(itertools.pairwise(MLP_WIDTHS))
+    for index, (inner, outer) in enumerate(layers):
+        last = index == len(layers) - 1
+        weight = graph.constant(f"w{index}", he_normal(seed, f"w{index}", (outer, inner), fan_in=inner))
+        bias = graph.constant(f"b{index}", small_normal(seed, f"b{index}", (outer,)))
+        value = graph.op("Gemm", value, weight, bias, transB=1, name="logits" if last else "")
+        if not last:
+            value = graph.op("Relu", value)
+    graph.output("logits", (batch, MLP_WIDTHS[-1]))
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def build_mobilenet_block(*, batch: int, seed: int) -> onnx.ModelProto:
+    """Inverted residual block: 1x1 expand, depthwise 3x3, 1x1 project, each with BatchNormalization; ReLU6; residual.
+
+    Input ``x`` and output ``y`` are float32 [batch, 24, 56, 56].
+    """
+    graph = GraphWriter("mobilenet_block")
+    narrow, wide = MOBILENET_CHANNELS, MOBILENET_CHANNELS * MOBILENET_EXPANSION
+    shape = (batch, narrow, MOBILENET_EXTENT, MOBILENET_EXTENT)
+    source = graph.input("x", shape)
+    value = _conv_bn(graph, seed, "expand", source, (wide, narrow, 1, 1))
+    value = _relu6(graph, value)
+    value = _conv_bn(graph, seed, "depthwise", value, (wide, 1, 3, 3), group=wide, pads=[1, 1, 1, 1])
+    value = _relu6(graph, value)
+    value = _conv_bn(graph, seed, "project", value, (narrow, wide, 1, 1))
+    graph.output(graph.op("Add", source, value, name="y"), shape)
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def _conv_bn(
+    graph: GraphWriter,
+    seed: int,
+    name: str,
+    source: str,
+    shape: tuple[int, int, int, int],
+    group: int = 1,
+    pads: list[int] | None = None,
+) -> str:
+    fan_in = shape[1] * shape[2] * shape[3]
+    weight = graph.constant(f"{name}_w", he_normal(seed, f"{name}_w", shape, fan_in=fan_in))
+    value = graph.op("Conv", source, weight, group=group, kernel_shape=list(shape[2:]), pads=pads or [0, 0, 0, 0])
+    channels = (shape[0],)
+    statistics = (
+        graph.constant(f"{name}_gamma", near_one(seed, f"{name}_gamma", channels, spread=0.2)),
+        graph.constant(f"{name}_beta", small_normal(seed, f"{name}_beta", channels)),
+        graph.constant(f"{name}_mean", small_normal(seed, f"{name}_mean", channels)),
+        graph.constant(f"{name}_var", near_one(seed, f"{name}_var", channels, spread=0.5)),
+    )
+    return graph.op("BatchNormalization", value, *statistics)
+
+
+def _relu6(graph: GraphWriter, source: str) -> str:
+    return graph.op("Clip", source, graph.constant("zero", np.float32(0)), graph.constant("six", np.float32(6)))

@@ -1,0 +1,5 @@
+"""`python -m tvm_ext.cli` is ``tvm-ext``."""
+
+from . import main
+
+main()

@@ -1,0 +1,383 @@
+"""The command ``tvm-ext``: compile, run, bench, explain, verify, devices, cache, doctor.
+
+Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
+2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvm_ext.errors import TvmExtError
+
+from .common import (
+    INTERRUPTED,
+    Steps,
+    check_model,
+    interrupts,
+    leave_at_once,
+    list_operators,
+    load_model,
+    output_console,
+    parse_shapes,
+    progress_bar,
+    read_inputs,
+)
+from .verify import verify
+
+app = typer.Typer(
+    name="tvm-ext",
+    help="Compile ONNX models with kernels that Roller constructs, on top of stock TVM.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")]
+Target = Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")]
+Shape = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
+]
+Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
+Sequence_ = Annotated[int, typer.Option("--sequence", min=1, help="Sequence length of a built-in model.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
+Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
+Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
+
+
+app.command()(verify)
+
+
+@app.callback()
+def _settings(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the Python traceback of errors.")] = False,
+) -> None:
+    context.obj.debug = debug
+
+
+@app.command()
+def compile(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The library to write; MODEL.so if left out.")
+    ] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    batch: Batch = 1,
+    sequence: Sequence_ = 128,
+    roller: Roller = True,
+    report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model to a shared library."""
+    output = output or Path(f"{Path(model).stem}.so")
+    with progress_bar(4) as steps:
+        library = _build(steps, load_model(model, batch, sequence), shape, target, roller, verify=verify)
+        if profile:
+            steps.begin("measuring each operator")
+            library.profile()
+        steps.begin(f"writing {output}")
+        library.export_library(output)
+        for path in report or []:
+            library.report.save(path)
+    if as_json:
+        _print_json(library.report.to_json())
+    else:
+        _show_report(library.report)
+        typer.echo(f"wrote {', '.join(map(str, [output, *(report or [])]))}")
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str, typer.Argument(metavar="LIBRARY|MODEL", help="A compiled library (.so), or a model to compile first.")
+    ],
+    input: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE.npy", help="An input; random (seeded) if left out.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz file.")] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a library or a model once and show its outputs."""
+    from tvm_ext import relay
+    from tvm_ext.runtime.library import random_inputs
+
+    with progress_bar(4) as steps:
+        if model.endswith((".so", ".dylib", ".dll")):
+            steps.begin(f"loading {model}")
+            library = relay.load(model)
+        else:
+            library = _build(steps, load_model(model), shape, target, True)
+        steps.begin("running")
+        module = library["default"]()
+        module.set_input(**read_inputs(input or []))
+        unset = [spec for spec in library.inputs if not module.has_input(spec.name)]
+        module.run(**random_inputs(unset, seed))
+    results = [module.get_output(index).numpy() for index in range(module.get_num_outputs())]
+    names = [spec.name for spec in library.outputs]
+    if output is not None:
+        _save_outputs(output, names, results)
+    _show_outputs(names, results, [spec.name for spec in unset], as_json)
+
+
+@app.command()
+def bench(
+    model: Model,
+    target: Target = "llvm",
+    shape: Shape = None,
+    batch: Batch = 1,
+    sequence: Sequence_ = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="onnxruntime or stock_tvm; all that are installed if left out.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Time a model beside ONNX Runtime and stock TVM, interleaved in one run."""
+    from tvm_ext.bench.compare import bench as measure
+    from tvm_ext.records import serialise
+    from tvm_ext.support.files import write_atomically
+
+    check_model(model)
+    with progress_bar(4) as steps:
+        result = measure(
+            model,
+            batch=batch,
+            sequence=sequence,
+            shape=parse_shapes(shape or []) or None,
+            target=target,
+            peers=peer,
+            rounds=rounds,
+            seed=seed,
+            progress=steps.begin,
+        )
+    text = serialise.to_json(result)
+    if output is not None:
+        write_atomically(output, (text + "\n").encode())
+    if as_json:
+        _print_json(text)
+        return
+    console = output_console()
+    console.print(result.table())
+    for name, reason in result.skipped:
+        console.print(f"{name} took no part: {reason}", markup=False)
+
+
+@app.command()
+def explain(
+    model: Model,
+    operator: Annotated[str | None, typer.Option(help="The operator's name; all names are listed if left out.")] = None,
+    device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
+    shape: Shape = None,
+    batch: Batch = 1,
+    sequence: Sequence_ = 128,
+    alternatives: Annotated[int, typer.Option(min=0, help="How many programs that lost to show.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show how one operator's rProgram is constructed, what it costs, and why the alternatives lost."""
+    from tvm_ext import relay
+    from tvm_ext.devices.device_db import lookup
+    from tvm_ext.options import BuildOptions
+    from tvm_ext.records import serialise
+
+    from .explain import explain as construct_for
+    from .explain import operator_names, operators_of
+    from .explain_text import render
+
+    spec = lookup(device)
+    with progress_bar(2) as steps:
+        steps.begin("importing")
+        mod, params = relay.frontend.from_onnx(
+            load_model(model, batch, sequence), shape=parse_shapes(shape or []) or None
+        )
+        steps.begin("dividing it into operators")
+        operators = operators_of(relay.prepare(mod, params), spec, BuildOptions.current())
+    if operator is None:
+        list_operators(operator_names(operators), as_json)
+        return
+    explanation = construct_for(operators, operator, spec, BuildOptions.current())
+    if as_json:
+        _print_json(serialise.to_json(explanation))
+        return
+    console = output_console()
+    for part in render(explanation, spec, alternatives):
+        console.print(part)
+
+
+@app.command()
+def devices(
+    name: Annotated[str | None, typer.Argument(help="Show this device in full.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU anew first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the devices of our tables, or show one with the source of every number."""
+    from tvm_ext.devices import device_db, measurement_cache
+    from tvm_ext.records import serialise
+
+    from . import devices as cli_devices
+
+    if measure:
+        measurement_cache.forget()
+        name = name or "cpu"
+    if name is not None:
+        spec = device_db.lookup(name)
+        if as_json:
+            _print_json(serialise.to_json(spec))
+        else:
+            for part in cli_devices.describe(spec):
+                output_console().print(part)
+        return
+    specs = [device_db.lookup(item, measure=False) for item in device_db.names()]
+    if as_json:
+        _print_json("[" + ",".join(map(serialise.to_json, specs)) + "]")
+    else:
+        output_console().print(cli_devices.overview(specs))
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where compiled kernels are kept and how much room they take, or delete them."""
+    from tvm_ext.options import kernel_cache_directory
+    from tvm_ext.support import kernel_cache
+
+    folder = kernel_cache_directory()
+    if folder is None:
+        _print_json('{"folder": null}') if as_json else typer.echo("the kernel cache is switched off")
+        return
+    deleted = kernel_cache.clear(folder) if clear else 0
+    sizes = [size for _, size, _ in kernel_cache.entries(folder)]
+    limit = kernel_cache.SIZE_LIMIT_BYTES
+    if as_json:
+        state = {"folder": str(folder), "kernels": len(sizes), "bytes": sum(sizes), "limit_bytes": limit}
+        _print_json(json.dumps({**state, "deleted": deleted}))
+        return
+    if clear:
+        typer.echo(f"deleted {deleted} kernels")
+    typer.echo(f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB")
+
+
+@app.command()
+def doctor(
+    libraries: Annotated[list[Path] | None, typer.Argument(help="Exported libraries to check as well.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the installation: versions, compiler, threads, caches, processor. Exit code 1 if something is broken."""
+    from dataclasses import asdict
+
+    from .doctor import Finding, examine
+
+    colours = {"ok": "green", "note": "yellow", "problem": "red"}
+    findings: list[Finding] = []
+    for finding in examine(libraries or ()):
+        findings.append(finding)
+        if not as_json:
+            output_console().print(
+                f"[{colours[finding.state]}]{finding.state:8}[/]", finding.name + ":", finding.detail, highlight=False
+            )
+            if finding.remedy:
+                typer.echo(f"         remedy: {finding.remedy}")
+    if as_json:
+        _print_json(json.dumps([asdict(finding) for finding in findings]))
+    raise typer.Exit(code=int(any(finding.state == "problem" for finding in findings)))
+
+
+def _build(
+    steps: Steps, model: Any, shape: list[str] | None, target: str, roller: bool, *, verify: bool = False
+) -> Any:
+    """Import and build, in two steps."""
+    from tvm_ext import relay
+
+    steps.begin("importing")
+    mod, params = relay.frontend.from_onnx(model, shape=parse_shapes(shape or []) or None)
+    steps.begin("building")
+    return relay.build(mod, target, params=params, enable_roller=roller, progress=steps.detail, verify=verify)
+
+
+def _print_json(text: str) -> None:
+    typer.echo(text)
+
+
+def _show_report(report: Any) -> None:
+    from tvm_ext.reports.text import show
+
+    show(report, output_console())
+
+
+def _save_outputs(path: Path, names: Sequence[str], results: Sequence[Any]) -> None:
+    import io
+
+    import numpy as np
+
+    from tvm_ext.support.files import write_atomically
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(zip(names, results, strict=True)))
+    write_atomically(path, buffer.getvalue())
+
+
+def _show_outputs(names: Sequence[str], results: Sequence[Any], random: Sequence[str], as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": name, "shape": list(value.shape), "dtype": str(value.dtype), **_statistics(value)}
+        for name, value in zip(names, results, strict=True)
+    ]
+    if as_json:
+        _print_json(json.dumps({"random_inputs": list(random), "outputs": rows}))
+        return
+    if random:
+        typer.echo(f"random input(s): {', '.join(random)}", err=True)
+    for row in rows:
+        shape = "x".join(map(str, row["shape"])) or "scalar"
+        typer.echo(f"{row['name']}: {shape} {row['dtype']}, min {row['min']}, mean {row['mean']}, max {row['max']}")
+
+
+def _statistics(value: Any) -> dict[str, float | None]:
+    """Minimum, mean and maximum; None for an empty tensor or one that has no order."""
+    if value.size == 0 or value.dtype.kind not in "fiub":
+        return {"min": None, "mean": None, "max": None}
+    exact = value.astype("float64")
+    return {"min": float(exact.min()), "mean": float(exact.mean()), "max": float(exact.max())}
+
+
+class _Settings:
+    debug = False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; always raises SystemExit."""
+    settings = _Settings()
+    try:
+        with interrupts.watched():
+            app(args=None if arguments is None else list(arguments), obj=settings, prog_name="tvm-ext")
+    except SystemExit as end:
+        if end.code == INTERRUPTED and threading.active_count() > 1:
+            leave_at_once(INTERRUPTED)
+        raise
+    except TvmExtError as error:
+        if settings.debug:
+            raise
+        typer.echo(f"error: {error.problem}", err=True)
+        if error.remedy:
+            typer.echo(f"remedy: {error.remedy}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What the commands share: reading arguments, loading models, progress on the error stream."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import difflib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tvm_ext.errors import InputError, ModelError, OptionError
+from tvm_ext.support.files import remove_temporary
+from tvm_ext.support.limited_process import end_running
+
+Shapes = dict[str, list[int]]
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """``["input=1,3,224,224"]`` as a dict; raises OptionError for anything else. ``input=`` is a scalar."""
+    return dict(_parse_shape(text) for text in texts)
+
+
+def _parse_shape(text: str) -> tuple[str, list[int]]:
+    # Names may contain "=", sizes cannot: split at the last one.
+    name, separator, sizes = text.rpartition("=")
+    numbers = [size.strip() for size in sizes.replace("x", ",").split(",") if size.strip()]
+    if not separator or not name or not all(number.isdigit() for number in numbers):
+        raise OptionError(
+            f"--shape {text!r} is not of the form NAME=SIZE,SIZE,...", "write e.g. --shape input=1,3,224,224"
+        )
+    return name, [int(number) for number in numbers]
+
+
+def load_model(model: str, batch: int = 1, sequence: int = 128) -> Any:
+    """The path of a model file, or the ONNX model of a built-in name; raises ModelError for neither."""
+    check_model(model)
+    if Path(model).is_file():
+        return model
+    from tvm_ext.bench import models
+
+    return models.build_model(model, batch, sequence=sequence)
+
+
+def check_model(model: str) -> None:
+    """Raise ModelError unless ``model`` is a file or a built-in name."""
+    from tvm_ext.bench import models
+
+    if Path(model).is_file() or model in models.names():
+        return
+    nearest = difflib.get_close_matches(model, models.names(), n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    raise ModelError(
+        f"{model!r} is neither a file nor a built-in model.",
+        f"{hint}The built-in models are {', '.join(models.names())}",
+    )
+
+
+def read_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    """Arrays from ``NAME=file.npy`` and ``file.npz``; raises InputError for a file that cannot be read."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if not separator and not text.endswith(".npz"):
+            raise InputError(
+                f"--input {text!r} is not of the form NAME=FILE.npy.", "write NAME=FILE.npy, or a FILE.npz"
+            )
+        loaded = _load_array(path if separator else text)
+        if isinstance(loaded, Mapping):
+            values.update(loaded)
+        else:
+            values[name] = loaded
+    return values
+
+
+def _load_array(path: str) -> Any:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be read as a NumPy file: {error}.", "write it with numpy.save or numpy.savez"
+        ) from error
+
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 and the signal's number."""
+
+_TIME_TO_REACT_S = 0.5
+
+
+class Interrupts:
+    """Ctrl-C that cannot get lost and does not have to wait.
+
+    Python raises KeyboardInterrupt when the main thread is back from C++, be it seconds later, and wherever it then
+    happens to be; where that is in a destructor or in a callback from C, the error is printed and dropped.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        self._raised = threading.Event()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While this lasts, Ctrl-C is remembered for `check`, and ends the process where its main thread cannot react.
+
+        Elsewhere than in the main thread nothing changes.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.signal(signal.SIGINT, self._remember), signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=self._watch, args=(reader,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before[1])
+            signal.signal(signal.SIGINT, before[0])
+            os.close(writer)  # ends the watcher
+            watcher.join()
+
+    def _watch(self, reader: int) -> None:
+        """Wait for signals, of which the system writes the numbers to a pipe while Python itself cannot run."""
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] == signal.SIGINT and not self._raised.wait(_TIME_TO_REACT_S):
+                    leave_at_once(INTERRUPTED)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        self._raised.set()
+        signal.default_int_handler(number, frame)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt where Ctrl-C came and the work goes on all the same."""
+        if self._came:
+            self._came = False
+            raise KeyboardInterrupt
+
+
+interrupts = Interrupts()
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without waiting for threads that are in C++: nothing stops LLVM, and it takes seconds."""
+    end_running()
+    remove_temporary()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()  # TVM's temporary folders
+    os._exit(code)
+
+
+class Steps:
+    """A long piece of work's progress: ``begin`` starts its next step, ``detail`` says what the step is doing."""
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self._progress, self._count, self._title = progress, count, ""
+        self._task = progress.add_task("", total=count, completed=-1)
+
+    def begin(self, title: str) -> None:
+        interrupts.check()
+        self._title = title
+        self._progress.update(self._task, description=title, advance=1)
+
+    def detail(self, text: str) -> None:
+        interrupts.check()
+        self._progress.update(self._task, description=f"{self._title}: {text}")
+
+
+@contextlib.contextmanager
+def progress_bar(count: int) -> Iterator[Steps]:
+    """Shows ``count`` steps on the error stream while it lasts; silent unless that is a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, text, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Steps(progress, count)
+
+
+def output_console() -> Console:
+    """On the output stream; wide where that is a file or a pipe, so that no table is cut."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def list_operators(names: Sequence[tuple[str, int]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([{"operator": name, "calls": calls} for name, calls in names]))
+        return
+    for name, calls in names:
+        typer.echo(f"{calls:4} x {name}")
+    typer.echo("choose one with --operator NAME", err=True)

@@ -1,0 +1,65 @@
+"""Devices of the tables as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
+
+
+def overview(specs: Sequence[DeviceSpec]) -> Table:
+    """One line per device."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in ("name", "kind"):
+        table.add_column(header, no_wrap=True)
+    for header in ("units", "GFLOP/s fp32", "GB/s memory"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("description", overflow="fold")
+    for spec in specs:
+        values = (_number(spec.peak_gflops_of("float32")), _number(spec.lowest_layer.bandwidth_gb_per_s))
+        table.add_row(spec.name, spec.kind, str(spec.unit_count), *values, escape(spec.description))
+    return table
+
+
+def describe(spec: DeviceSpec) -> Iterator[RenderableType]:
+    """One device in full: its memory layers, peaks, and every number with its source."""
+    yield f"[bold]{escape(spec.name)}[/]: {escape(spec.description)}"
+    yield f"{spec.unit_count} units of {spec.teus_per_unit} TEU(s), {spec.teu_lanes} lanes each"
+    peaks = ", ".join(f"{dtype} {_number(gflops)}" for dtype, gflops in spec.peak_gflops) or "unknown"
+    yield f"peak GFLOP/s: {peaks}"
+    yield _layers(spec)
+    yield _sources(spec)
+
+
+def _layers(spec: DeviceSpec) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in ("layer", "what", "owned by"):
+        table.add_column(header, no_wrap=True)
+    for header in ("capacity (bytes)", "GB/s, whole device", "transaction (bytes)", "banks"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for layer in spec.layers:
+        banks = "-" if layer.bank_count is None else f"{layer.bank_count} x {layer.bank_bytes} B"
+        capacity = "unbounded" if layer.capacity_bytes is None else f"{layer.capacity_bytes:,}"
+        bandwidth, unit = _number(layer.bandwidth_gb_per_s), str(layer.transaction_bytes)
+        table.add_row(layer.name, escape(layer.description), layer.scope, capacity, bandwidth, unit, banks)
+    return table
+
+
+def _sources(spec: DeviceSpec) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value", no_wrap=True, justify="right")
+    table.add_column("source", overflow="fold")
+    for fact in device_db.describe(spec, every_source=True):
+        used = "" if fact.used else " (not used)"
+        table.add_row(escape(fact.quantity), escape(fact.value + used), escape(fact.source))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.4g}" if value < 10_000 else f"{value:,.0f}"

@@ -1,0 +1,213 @@
+"""Checks that everything this plugin needs is there and works: the command ``tvm-ext doctor``."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext import _environment, _native, relay
+from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
+from tvm_ext.devices import device_db, measurement_cache
+from tvm_ext.devices.cpu_info import read_cpu_info
+from tvm_ext.devices.probe import bench_plan, probe_cpu
+from tvm_ext.errors import TvmExtError
+from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
+from tvm_ext.runtime.export import check_complete, check_seal, compile_metadata
+from tvm_ext.support.files import temporary_folder
+from tvm_ext.support.kernel_cache import entries
+from tvm_ext.toolchains import cuda_toolchain
+
+State = Literal["ok", "note", "problem"]
+
+_OPTIONAL = {
+    "onnxruntime": "comparisons with ONNX Runtime",
+    "matplotlib": "plots in the notebooks",
+    "safetensors": "the MiniLM model",
+    "tokenizers": "the MiniLM model",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One checked thing: ``note`` limits something optional, ``problem`` keeps the plugin from working."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def examine(libraries: Sequence[Path] = ()) -> Iterator[Finding]:
+    """Every finding, one after the other: some take a second. Of ``libraries`` the digest is checked."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _versions, _native_part, _pipelines, _processor, _measurement, _threads, _cache, _compiler,
+        _cuda_compiler, _small_build,
+    )  # fmt: skip
+    for check in checks:
+        yield from _guarded(check)
+    for path in libraries:
+        yield _library(path)
+
+
+def _library(path: Path) -> Finding:
+    name = f"library {path.name}"
+    try:
+        check_complete(path)
+        digest = check_seal(path)
+    except OSError as error:
+        return Finding(name=name, state="problem", detail=f"{path} cannot be read: {error.strerror or error}")
+    except TvmExtError as error:
+        return Finding(name=name, state="problem", detail=error.problem, remedy=error.remedy)
+    if not digest:
+        return Finding(name=name, state="note", detail="not exported by tvm_ext: it carries no digest")
+    return Finding(name=name, state="ok", detail=f"as it was exported: SHA-256 {digest}")
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """``check``'s findings; what it fails with becomes a finding, so that the other checks still run."""
+    try:
+        yield from check()
+    except (TvmExtError, RuntimeError, OSError, ImportError, ValueError) as error:
+        problem, remedy = getattr(error, "problem", str(error)), getattr(error, "remedy", "")
+        yield Finding(name=check.__name__.strip("_").replace("_", " "), state="problem", detail=problem, remedy=remedy)
+
+
+def _versions() -> Iterator[Finding]:
+    _environment.check_environment()
+    for name, supported in _environment.SUPPORTED_VERSIONS.items():
+        yield Finding(name=name, state="ok", detail=f"{supported}, the supported version")
+    yield Finding(
+        name="python", state="ok", detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    for name, use in _OPTIONAL.items():
+        yield _optional(name, use)
+
+
+def _optional(name: str, use: str) -> Finding:
+    version = _environment.installed_version(name)
+    if version is None:
+        return Finding(
+            name=name, state="note", detail=f"not installed; needed for {use} only", remedy=f"pip install {name}"
+        )
+    return Finding(name=name, state="ok", detail=version)
+
+
+def _native_part() -> Iterator[Finding]:
+    path = _native.library_path(OPTIONS_LIBRARY)
+    if path is None:
+        yield Finding(
+            name="native part",
+            state="note",
+            detail="not built: PassContext options tvm_ext.* are not accepted, arguments of relay.build are",
+            remedy="install the package (pip install .) instead of using its sources",
+        )
+        return
+    _native.load(OPTIONS_LIBRARY)
+    with tvm.transform.PassContext(config={"tvm_ext.candidates": 3}):
+        works = BuildOptions.current().candidates == 3
+    yield Finding(
+        name="native part", state="ok" if works else "problem", detail=f"{path.name}: typed PassContext options"
+    )
+
+
+def _pipelines() -> Iterator[Finding]:
+    relax.get_pipeline(PIPELINE_NAME)
+    tvm.tirx.get_tir_pipeline(PIPELINE_NAME)
+    points = [point.name for point in metadata.entry_points(group="tvm.backends")]
+    how = "by `import tvm` alone" if PIPELINE_NAME in points else "by `import tvm_ext` (the package is not installed)"
+    yield Finding(name="pipelines", state="ok", detail=f"{PIPELINE_NAME!r} is registered with TVM {how}")
+
+
+def _processor() -> Iterator[Finding]:
+    device, target = device_db.device_for_target("llvm", measure=False)
+    model = target.attrs.get("mcpu", "generic")
+    lanes = f"{device.register_limit} registers of {8 * device.register_bytes} bits"
+    yield Finding(
+        name="processor",
+        state="ok",
+        detail=f"{device.description}; {device.unit_count} core(s), {lanes}; LLVM: {model}",
+    )
+
+
+def _measurement() -> Iterator[Finding]:
+    """How old the figures are that shape kernels, and whether the rounds of their measurement agreed."""
+    name, anew = "measurement", "take it anew on a quiet machine: tvm-ext devices cpu --measure"
+    stand_in = recorded_cpu()
+    if stand_in is not None:
+        yield Finding(name=name, state="note", detail=f"not used: TVM_EXT_CPU names {stand_in}")
+        return
+    info = read_cpu_info()
+    found = measurement_cache.kept(bench_plan(probe_cpu(measure=False, info=info), info), info.model)
+    if found is None:
+        yield Finding(name=name, state="note", detail="none yet: the first build takes it (a few seconds)")
+        return
+    figures = found.measurement
+    detail = (
+        f"{found.age_s / 86400:.1f} days old, {figures.rounds} rounds that differ by {figures.disagreement:.0%}, "
+        f"medians within {figures.spread:.0%} of the best"
+    )
+    settled = found.is_settled
+    yield Finding(name=name, state="ok" if settled else "note", detail=detail, remedy="" if settled else anew)
+
+
+def _threads() -> Iterator[Finding]:
+    used, usable = int(tvm.runtime.num_threads()), usable_core_count()
+    state: State = "ok" if used == usable else "note"
+    remedy = "" if used == usable else "unset TVM_NUM_THREADS and OMP_NUM_THREADS, or set them to the core count"
+    yield Finding(name="threads", state=state, detail=f"TVM uses {used} of {usable} usable cores", remedy=remedy)
+
+
+def _cache() -> Iterator[Finding]:
+    folder = cache_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        yield Finding(name="cache", state="ok", detail=f"{folder} is writable")
+    kernels = kernel_cache_directory()
+    size = "switched off" if kernels is None else f"{kernels}, {sum(s for _, s, _ in entries(kernels)) / 1e6:.1f} MB"
+    yield Finding(name="kernel cache", state="note" if kernels is None else "ok", detail=size)
+
+
+def _compiler() -> Iterator[Finding]:
+    with temporary_folder("doctor") as folder:
+        compile_metadata("{}", folder)
+    yield Finding(
+        name="C++ compiler",
+        state="ok",
+        detail=f"{tvm.support.cc.get_cc()} compiles against tvm-ffi (needed to export libraries)",
+    )
+
+
+def _cuda_compiler() -> Iterator[Finding]:
+    state, detail, remedy = cuda_toolchain.describe()
+    yield Finding(name="CUDA compiler", state="ok" if state == "ok" else "note", detail=detail, remedy=remedy)
+
+
+def _small_build() -> Iterator[Finding]:
+    """Build, run and check a 33 x 17 by 17 x 29 product: sizes that no vector length divides."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((33, 17), "float32"))
+    y = relax.Var("y", relax.TensorType((17, 29), "float32"))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            product = builder.emit_output(relax.op.matmul(x, y))
+        builder.emit_func_output(product)
+    library = relay.build(builder.finalize())
+    random = np.random.default_rng(0)
+    left, right = random.standard_normal((33, 17)).astype("float32"), random.standard_normal((17, 29)).astype("float32")
+    module = relay.GraphModule(library)
+    module.run(x=left, y=right)
+    error = float(np.abs(module.get_output(0).numpy() - left.astype("float64") @ right.astype("float64")).max())
+    paths = ", ".join(library.report.path_counts())
+    state: State = "ok" if error < 1e-4 else "problem"
+    yield Finding(
+        name="small build", state=state, detail=f"a matrix product was built ({paths}); largest error {error:.1e}"
+    )

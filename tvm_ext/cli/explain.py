@@ -1,0 +1,131 @@
+"""One operator's construction, for people: its expression, its rPrograms on any device of the tables, and what lost."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.analysis.stages import OperatorBody, read_operator
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.options import BuildOptions
+from tvm_ext.pipeline import graph_passes, layout_passes, operator_passes
+from tvm_ext.recorder import call_counts
+from tvm_ext.records.choice import CONSTANT_PARAMS
+from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_anchor
+from tvm_ext.tir_passes.construct_kernels import construct_anchor
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, plan, simplify
+from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows, window_kernel
+from tvm_ext.tir_passes.roller.construct import Construction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnchorExplanation:
+    """One reduction of an operator that Roller tiles: what it computes, and the construction for it."""
+
+    expr: TensorExpr
+    epilogue: tuple[str, ...]
+    construction: Construction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """An operator on a device. ``note`` says why there is nothing to construct, where there is nothing."""
+
+    operator: str
+    calls: int
+    device: str
+    anchors: tuple[AnchorExplanation, ...]
+    row_stages: tuple[str, ...]  # stages without data reuse: they run row by row, with nothing to choose
+    note: str = ""
+
+
+def operators_of(
+    mod: tvm.IRModule, device: DeviceSpec | None = None, options: BuildOptions | None = None
+) -> tvm.IRModule:
+    """``mod``, parameters bound, as one unscheduled PrimFunc per fused operator: what construction starts from.
+
+    With a ``device`` the operators are in the layouts in which a build with ``options`` has them.
+    """
+    _, target = device_for_target("llvm", measure=False)
+    blocked = layout_passes(device, options or BuildOptions()) if device is not None else []
+    passes = [*graph_passes(), *blocked, *operator_passes(target), AnnotateConstants()]
+    with target:
+        return tvm.transform.Sequential(passes, name="tvm_ext.operators")(mod)
+
+
+def operator_names(operators: tvm.IRModule) -> list[tuple[str, int]]:
+    """(name, call sites) of every operator, in the order of their first call."""
+    calls = call_counts(operators)
+    known = [gvar.name_hint for gvar, func in operators.functions_items() if isinstance(func, tirx.PrimFunc)]
+    return [(name, count) for name, count in calls.items() if name in known]
+
+
+def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: BuildOptions) -> Explanation:
+    """Construct for the operator ``name``; raises InputError for an unknown one, with the nearest names."""
+    calls = dict(operator_names(operators))
+    if name not in calls:
+        nearest = difflib.get_close_matches(name, calls, n=5, cutoff=0.3) or list(calls)
+        raise InputError(f"the model has no operator {name!r}.", f"did you mean {', '.join(nearest)}?")
+    function = operators[name]
+    try:
+        operator, groups = _groups(read_operator(function, name), device)
+    except IllegalRewrite as refusal:
+        return Explanation(
+            operator=name, calls=calls[name], device=device.name, anchors=(), row_stages=(), note=refusal.problem
+        )
+    constants = _constants(function, operator)
+    tiled = [group for group in groups if isinstance(group, TileGroup | GpuTileGroup)]
+    rows = [stage.name for group in groups if isinstance(group, RowGroup) for stage in group.stages]
+    windows = [window_kernel(group, device)[2] for group in groups if isinstance(group, WindowGroup)]
+    return Explanation(
+        operator=name,
+        calls=calls[name],
+        device=device.name,
+        anchors=tuple(_anchor(group, operator, constants, device, options) for group in tiled),
+        row_stages=tuple(rows),
+        note="; ".join(windows)
+        if tiled or windows
+        else "no reduction with data reuse: nothing is kept in tiles, the rows are split among the units",
+    )
+
+
+def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, Sequence[Any]]:
+    """The operator as its kernels compute it, and its groups of stages, one for each kernel."""
+    if device.kind != "cpu":
+        simple = simplify_for_gpu(operator)
+        return simple, plan_for_gpu(simple)
+    simple = simplify(operator)
+    return simple, take_windows(plan(simple), simple)[0]
+
+
+def _constants(function: Any, operator: OperatorBody) -> list[Any]:
+    indices = function.attrs[CONSTANT_PARAMS] if function.attrs and CONSTANT_PARAMS in function.attrs else []
+    return [operator.params[int(index)] for index in indices]
+
+
+def _anchor(
+    group: TileGroup | GpuTileGroup,
+    operator: OperatorBody,
+    constants: list[Any],
+    device: DeviceSpec,
+    options: BuildOptions,
+) -> AnchorExplanation:
+    if isinstance(group, GpuTileGroup):
+        _, expr, construction = construct_gpu_anchor(group, operator, device, options)
+    else:
+        _, expr, construction = construct_anchor(group, operator, constants, device, options)
+    return AnchorExplanation(
+        expr=expr,
+        epilogue=tuple(item.name for item in group.epilogue),
+        construction=construction,
+    )

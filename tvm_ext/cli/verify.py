@@ -1,0 +1,120 @@
+"""The command ``tvm-ext verify``: a GPU kernel, or an operator of a model, in the SIMT interpreter."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError, ModelError
+
+DEFAULT_DEVICE = "nvidia-a100"
+
+
+def verify(
+    kernel: Annotated[
+        str,
+        typer.Argument(metavar="MODULE.py:FUNC|MODEL", help="A PrimFunc in a Python file, or a model with --operator."),
+    ],
+    device: Annotated[str, typer.Option(help="Device to lower for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
+    operator: Annotated[str | None, typer.Option(help="The operator of the model; all are listed if left out.")] = None,
+    block: Annotated[list[int] | None, typer.Option(help="Run this block only; may be repeated.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="A model input's shape.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
+    sequence: Annotated[int, typer.Option(min=1, help="Sequence length of a built-in model.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")] = False,
+) -> None:
+    """Run a GPU kernel in the SIMT interpreter: races, bounds, barriers, values, bank conflicts. Exit code 1: wrong."""
+    from tvm_ext.devices.device_db import lookup
+    from tvm_ext.verify.verification import to_json
+    from tvm_ext.verify.verification import verify as check
+
+    spec = lookup(device, measure=False)
+    _require_gpu(spec)
+    if ":" in kernel and kernel.rpartition(":")[0].endswith(".py"):
+        function, reference = load_function(kernel), None
+    else:
+        found = _of_model(kernel, operator, spec, shape or [], batch, sequence, as_json)
+        if found is None:
+            return
+        function, reference = found
+    result = check(function, spec, seed=seed, blocks=block, reference=reference)
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        from .common import output_console
+
+        output_console().print(result)
+    raise typer.Exit(code=0 if result.ok else 1)
+
+
+def _require_gpu(spec: DeviceSpec) -> None:
+    if spec.kind not in ("cuda", "rocm", "opencl"):
+        raise InputError(f"{spec.name} is no GPU.", "name a GPU: `tvm-ext devices` lists them")
+
+
+def load_function(text: str) -> Any:
+    """What ``MODULE.py:FUNC`` names: a PrimFunc, a module, a schedule (its module), or a function that makes one.
+
+    Raises InputError for a file or name that is not there.
+    """
+    path, _, name = text.rpartition(":")
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {path}", "write MODULE.py:FUNC")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # TVMScript looks its sources up there
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+        raise InputError(f"{path} has no {name!r}", f"did you mean {', '.join(nearest)}?")
+    found = getattr(module, name)
+    if callable(found) and not _is_function(found):
+        found = found()
+    found = getattr(found, "mod", found)
+    if not _is_function(found):
+        raise InputError(
+            f"{text} is of type {type(found).__name__}, no PrimFunc", "name a PrimFunc, a module or a maker"
+        )
+    return found
+
+
+def _is_function(value: Any) -> bool:
+    from tvm_ext._tvm import IRModule, PrimFunc
+
+    return isinstance(value, PrimFunc | IRModule)
+
+
+def _of_model(
+    model: str, operator: str | None, device: DeviceSpec, shape: list[str], batch: int, sequence: int, as_json: bool
+) -> tuple[Any, Any] | None:
+    """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
+    from tvm_ext import relay
+    from tvm_ext.options import BuildOptions
+    from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+    from tvm_ext.verify.verification import cpu_reference
+
+    from .common import list_operators, load_model, parse_shapes
+    from .explain import operator_names, operators_of
+
+    if model.endswith(".py"):
+        raise ModelError(f"{model} does not say which function.", f"write {model}:FUNC")
+    mod, params = relay.frontend.from_onnx(load_model(model, batch, sequence), shape=parse_shapes(shape) or None)
+    operators = operators_of(relay.prepare(mod, params))
+    names = operator_names(operators)
+    if operator is None:
+        list_operators(names, as_json)
+        return None
+    if operator not in dict(names):
+        nearest = difflib.get_close_matches(operator, dict(names), n=5, cutoff=0.3) or list(dict(names))
+        raise InputError(f"the model has no operator {operator!r}.", f"did you mean {', '.join(nearest)}?")
+    function = operators[operator]
+    return construct_gpu_kernel(function, operator, device, BuildOptions.current()), cpu_reference(function)

@@ -1,0 +1,258 @@
+"""How an operator's accesses look to a tile: positions instead of names, data-tile sizes, use of the vector axis.
+
+The performance model evaluates thousands of tiles for one operator; an `AccessTable` reduces each evaluation to a few
+integer operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, gcd, prod
+from typing import Literal
+
+from tvm_ext.analysis.tensor_expr import Access, TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+
+Shape = tuple[int, ...]
+VectorUse = Literal["vector", "broadcast", "gather"]
+"""How an access moves along the vector axis: whole registers, one value for all lanes, or lane by lane."""
+
+MIN_REUSE_TO_PACK = 4
+"""A strided input is copied into vectors where each element is used at least so often: the copy reads and writes it."""
+
+
+MIN_REUSE_TO_PANEL = 256
+"""A contiguous input whose rows thrash is copied into panels where each element is used at least so often.
+
+Measured on Zen 5, B of (1024, 1024) and (4096, 1024) under M = 512 rows: 177 -> 214 and 116 -> 169 GFLOP/s; under 64
+the copy costs more than it saves (183 -> 153).
+"""
+
+MIN_REUSE_TO_PANEL_FROM_MEMORY = 64
+"""The same where the input does not fit the last cache, so that rows read anew come from memory.
+
+Measured on Zen 5 with 32 MiB of L3, under 64 and 128 rows: B of (30522, 1024) 63 -> 100 GFLOP/s, (8192, 1024)
+129 -> 150.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessTable:
+    """An `Access` with its axes as positions, so that spans are a few integer operations."""
+
+    tensor: str
+    dims: tuple[tuple[int, tuple[tuple[int, int], ...] | None], ...]  # (size, ((axis position, |coefficient|), ...))
+    itemsize_bytes: float
+    uses_reduction: bool
+    vector_use: VectorUse
+    packed: bool  # laid out tile by tile (a constant at compile time, else on entry): its data tiles are contiguous
+    packed_elements: int  # copied on entry, once per call
+    padded: bool  # a constant, whose panels are padded to whole registers
+    gathered: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (dimension, axes that choose its position)
+
+    def uses(self, axis: int) -> bool:
+        """Whether the access moves along the axis at this position."""
+        return any(axis == position for _, terms in self.dims for position, _ in terms or ())
+
+    def moves_by_one(self, axis: int) -> bool:
+        """Whether neighbours along ``axis`` are neighbours in memory."""
+        terms = self.dims[-1][1] if self.dims else None
+        return terms is not None and (axis, 1) in terms
+
+    def spans(self, shape: Shape) -> list[int]:
+        """Shape of the data tile that ``shape`` touches; the same as `Access.tile_shape`."""
+        spans = []
+        for d, (size, terms) in enumerate(self.dims):
+            if terms is None:
+                spans.append(self._gathered(d, shape))
+                continue
+            span = 1
+            for axis, coefficient in terms:
+                span += coefficient * (shape[axis] - 1)
+            spans.append(span if span < size else size)
+        return spans
+
+    def _gathered(self, dimension: int, shape: Shape) -> int:
+        """Positions touched in a dimension whose index is not affine: of a gather, one for each of its points."""
+        size, axes = self.dims[dimension][0], dict(self.gathered).get(dimension, ())
+        return min(size, prod(shape[axis] for axis in axes)) if axes else size
+
+    def elements(self, shape: Shape) -> int:
+        """Elements of the data tile that are used: registers need not hold the gaps of a stride.
+
+        Two outputs of a 1x1 window with stride 2 span 3 columns, of which 2 are read.
+        """
+        count = 1
+        for d, (size, terms) in enumerate(self.dims):
+            if terms is None:
+                count *= self._gathered(d, shape)
+                continue
+            used, span = 1, 1
+            for axis, coefficient in terms:
+                used *= shape[axis]
+                span += coefficient * (shape[axis] - 1)
+            count *= min(size, used, span)
+        return count
+
+    def carried(self, shape: Shape, tap_axis: int, taps: int) -> int:
+        """Elements of the data tile of one tap that later taps along ``tap_axis`` use again.
+
+        Row x + r of a tile x = 4 holds columns r .. r+3: three of them are used by tap r + 1 too. With 2*x + r they
+        are used by tap r + 2, so that those of two taps are kept: 6, where there are as many taps.
+        """
+        for _, terms in self.dims:
+            coefficients = dict(terms or ())
+            if tap_axis not in coefficients or len(coefficients) != 2:
+                continue
+            (axis, stride) = next(item for item in coefficients.items() if item[0] != tap_axis)
+            dilation = coefficients[tap_axis]
+            every = stride // gcd(stride, dilation)  # taps until an element is used again,
+            steps = dilation // gcd(stride, dilation)  # by the window so many before
+            again = max(0, shape[axis] - steps) * max(0, min(every, taps - every))
+            return again * self.elements((*shape[:axis], 1, *shape[axis + 1 :]))
+        return 0
+
+    def loaded_bytes(self, shape: Shape, transaction_bytes: int) -> float:
+        """Bytes of the data tile as whole transactions, row by row.
+
+        A row runs on over the next dimension where the tile spans a whole one: in a [64, 48] tensor of 4-byte items
+        the tile [3, 48] is one row of 576 bytes, the tile [3, 5] is 3 rows of 20 bytes, each one 32-byte transaction.
+        """
+        row, rows, open_row = 1, 1, True
+        for (size, _), span in zip(reversed(self.dims), reversed(self.spans(shape)), strict=True):
+            if open_row or self.packed:
+                row *= span
+                open_row = span == size
+            else:
+                rows *= span
+        return rows * ceil(row * self.itemsize_bytes / transaction_bytes) * transaction_bytes
+
+
+def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, device: DeviceSpec) -> AccessTable:
+    """The table of one of ``expr``'s accesses under ``vector_axis`` on ``device``."""
+    is_cpu = device.kind == "cpu"
+    position = {axis.name: i for i, axis in enumerate(expr.axes)}
+    affine = all(index is not None for index in access.indices)
+    use = vector_use(access, vector_axis)
+    kept = [
+        (d, index)
+        for d, index in enumerate(access.indices)
+        if is_cpu or access.shape[d] > 1 or index is None or index.terms  # [f, c, 1, 1] is contiguous along c
+    ]
+    copied = _copied_elements(expr, access, vector_axis, device) if is_cpu and use != "broadcast" and affine else 0
+    return AccessTable(
+        tensor=access.tensor,
+        dims=tuple(
+            (access.shape[d], None if index is None else tuple((position[a], abs(c)) for a, c in index.terms))
+            for d, index in kept
+        ),
+        itemsize_bytes=access.itemsize_bytes,
+        uses_reduction=not affine or any(access.uses(axis.name) for axis in expr.reduction),
+        vector_use="vector" if copied else use,
+        packed=is_cpu and (access.is_constant or copied > 0),
+        packed_elements=copied,
+        padded=is_cpu and access.is_constant and affine,
+        gathered=tuple(
+            (place, tuple(position[axis] for axis in access.gathered_by(d)))
+            for place, (d, _) in enumerate(kept)
+            if access.gathered_by(d)
+        ),
+    )
+
+
+def _copied_elements(expr: TensorExpr, access: Access, vector_axis: str | None, device: DeviceSpec) -> int:
+    """Elements of the copy that turns a strided input into vectors; 0 where its reuse does not pay for it.
+
+    A strided window is split by phase. Otherwise the input is copied per point of the axes that index it, overlaps
+    included.
+    """
+    if access is expr.output or access.is_constant or vector_axis is None:
+        return 0
+    if access.stride(vector_axis) == 1:
+        if not rows_thrash(access, expr.extents, [axis.name for axis in expr.reduction], device):
+            return 0
+        copied = prod(axis.extent for axis in expr.axes if access.uses(axis.name))
+        enough = expr.point_count >= reuse_to_panel(copied * access.itemsize_bytes, device) * copied
+        return copied if enough else 0
+    split = phase_split(access, vector_axis, expr.extents)
+    copied = prod(split or (axis.extent for axis in expr.axes if access.uses(axis.name)))
+    return copied if expr.point_count >= MIN_REUSE_TO_PACK * copied else 0
+
+
+def reuse_to_panel(copied_bytes: float, device: DeviceSpec) -> int:
+    """Uses of each element from which a contiguous input of ``copied_bytes`` whose rows thrash is copied to panels."""
+    last_cache = device.layers[-2].capacity_bytes
+    from_memory = last_cache is not None and copied_bytes >= last_cache
+    return MIN_REUSE_TO_PANEL_FROM_MEMORY if from_memory else MIN_REUSE_TO_PANEL
+
+
+def rows_thrash(access: Access, extents: Mapping[str, int], reduction: Sequence[str], device: DeviceSpec) -> bool:
+    """Whether the rows that a tile reads over the whole reduction push each other out of the L2 cache or the TLB.
+
+    Rows a power of two apart share a few sets of the cache. Worked example, 1 MiB in 16 ways: rows of 4096 bytes lie in
+    65536 / 4096 = 16 places; 16 ways hold 256 of them, a reduction of 1024 reads each anew for every tile. Rows of 4000
+    bytes lie in 2048 places. Rows further apart than a page each take an entry of the TLB.
+    """
+    steps = [
+        (abs(step) * access.itemsize_bytes, extents[axis])
+        for axis in reduction
+        if (step := access.stride(axis)) and extents[axis] > 1
+    ]
+    if not steps or not (device.l2_ways and device.tlb_pages and device.page_bytes):
+        return False
+    pitch = int(max(step for step, _ in steps))
+    l2 = device.layer("L2")
+    rows = prod(extent for step, extent in steps if step >= l2.transaction_bytes)
+    way = (l2.capacity_bytes or 0) // device.l2_ways
+    places = way // gcd(pitch, way)
+    return rows > places * device.l2_ways or rows * min(1.0, pitch / device.page_bytes) > device.tlb_pages
+
+
+def phase_split(access: Access, vector_axis: str, extents: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Shape of the copy in which a strided window's columns are sorted by phase (see `roller.phase_pack`), or None.
+
+    Its dims are those of the tensor that are indexed, then phase and column. Worked example: ``in[c, 2*y+r, 2*x+q]``
+    of [3, 227, 227] with x = 113 and q = 3 becomes [3, 227, 2, 114]; ``in[c, 2*y, 2*x]`` becomes [3, 113, 1, 113].
+    """
+    dims = [(size, item) for size, item in zip(access.shape, access.indices, strict=True) if item is None or item.terms]
+    if not dims or dims[-1][1] is None or access.indices[-1] is not dims[-1][1]:
+        return None
+    last = dims[-1][1]
+    taps = [(name, coefficient) for name, coefficient in last.terms if name != vector_axis]
+    stride = last.coefficient(vector_axis)
+    if stride < 2 or len(taps) > 1 or any(coefficient != 1 for _, coefficient in taps):
+        return None
+    shape: list[int] = []
+    seen = [name for name, _ in last.terms]
+    for size, item in dims[:-1]:
+        if item is None or item.constant < 0 or any(c < 0 for _, c in item.terms):
+            return None
+        if len(item.terms) > 1 and all(coefficient != 1 for _, coefficient in item.terms):
+            return None
+        seen += [name for name, _ in item.terms]
+        shape.append(extents[item.terms[0][0]] if len(item.terms) == 1 else size)
+    if len(seen) != len(set(seen)) or last.constant < 0 or (not taps and last.constant):
+        return None
+    reach = (last.constant + (extents[taps[0][0]] - 1 if taps else 0)) // stride
+    return (*shape, min(stride, access.shape[-1]) if taps else 1, extents[vector_axis] + reach)
+
+
+def vector_use(access: Access, axis: str | None) -> VectorUse:
+    """How ``access`` moves along ``axis``: a repackable constant or stride 1 is "vector", unused is "broadcast"."""
+    if axis is None:
+        return "broadcast"
+    affine = all(index is not None for index in access.indices)
+    if affine and not access.uses(axis):
+        return "broadcast"
+    if affine and access.is_constant:
+        return "vector"
+    return "vector" if access.stride(axis) == 1 else "gather"
+
+
+def vector_lanes(expr: TensorExpr, device: DeviceSpec) -> int:
+    """Elements of the output's type in one SIMD register; narrower floats are computed as 32-bit."""
+    itemsize = expr.output.itemsize_bytes
+    if expr.output.dtype.startswith(("float", "bfloat")):
+        itemsize = max(itemsize, 4.0)
+    return max(1, int(device.teu_lanes * 4 / max(itemsize, 1.0)))

@@ -1,0 +1,362 @@
+"""Roller's micro-performance model (paper §3.3, Figure 9): footprint, traffic and time of a tile, without running it.
+
+Given an operator, a device and the axis that is vectorised, `PerfModel` answers Figure 9's questions for a tile
+``shape`` (one size per axis, in the order of ``expr.axes``) held in memory layer ``level`` (0 is the highest):
+MemFootprint, MemTraffic, MemPerf, MaxComputePerf; `PerfModel.predict` puts them together for a whole rProgram.
+
+What a tile holds in the *highest* layer differs by device, and only there:
+
+* GPU, IPU: the registers of one thread: its accumulators and the operands of one reduction step.
+* CPU: vector registers. A matmul tile i=14, j=32 on AVX-512 (16 floats a register, 32 registers) has
+  14 * 2 = 28 accumulators, keeps 2 registers of B and streams one broadcast of A: 28 + 2 + 1 = 31 <= 32.
+
+All bandwidths and peaks are device-wide, so that times of the whole operator follow by one division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, prod
+
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import LayerCost, Prediction, RTile
+
+from .access_table import Shape, access_table, vector_lanes
+from .register_tiles import RegisterTiles, overlapped
+
+REPORTED_UNITS_PER_G = 1e9
+
+MEMORY_OVERLAP = 3
+"""How nearly a CPU's computation and the loads of its caches run at once: t1, t2 take (t1**3 + t2**3) ** (1/3).
+
+Loads from L2 that take half as long as the arithmetic add 4 %, as long 26 %. Measured: docs/roller.md.
+"""
+
+
+CACHE_SHARE = 0.75
+"""Share of a CPU's L2 or L3 that a tile may fill: addressed physically, they have sets that scattered pages overfill.
+
+Measured: loads from 1 MiB of L2 fall from 220 to 170 GB/s between 0.5 and 0.75 of it, to 150 at 0.95, 110 beyond it.
+L1 keeps its rate to the last line.
+"""
+
+FIRST_PHYSICAL_LEVEL = 2
+
+
+class PerfModel:
+    """The model of one operator on one device with one vector axis (None: scalar code, or a GPU's default)."""
+
+    def __init__(self, expr: TensorExpr, device: DeviceSpec, vector_axis: str | None = None) -> None:
+        self.expr = expr
+        self.device = device
+        self.names: tuple[str, ...] = tuple(axis.name for axis in expr.axes)
+        self.extents: Shape = tuple(axis.extent for axis in expr.axes)
+        self.spatial = tuple(i for i, axis in enumerate(expr.axes) if axis.kind == "spatial")
+        self.reduction = tuple(i for i, axis in enumerate(expr.axes) if axis.kind == "reduce")
+        self.vector_axis = vector_axis
+        self.vector = None if vector_axis is None else self.names.index(vector_axis)
+        self.is_cpu = device.kind == "cpu"
+        self.lanes = vector_lanes(expr, device) if self.is_cpu and vector_axis is not None else 1
+        self.inputs = tuple(access_table(expr, access, vector_axis, device) for access in expr.inputs)
+        self.output = access_table(expr, expr.output, vector_axis, device)
+        self.core = RegisterTiles(expr, device, self.vector, self.lanes, self.inputs, self.output)
+        self.last_level = len(device.layers) - 1
+        self.partition_level = max(i for i, layer in enumerate(device.layers[:-1]) if layer.scope != "device" or i == 0)
+        self.windows = self._window_axes()
+        self.tensor_core = False
+        self._orders: dict[Shape, tuple[int, ...]] = {}
+        self._traffic: dict[tuple[int, Shape], float] = {}
+        self._footprint: dict[tuple[int, Shape, tuple[int, ...]], float] = {}
+
+    def _window_axes(self) -> frozenset[int]:
+        """Reduction axes that share an index with a spatial one (``2*h + r``)."""
+        windows: set[int] = set()
+        for table in self.inputs:
+            for _, terms in table.dims:
+                used = {axis for axis, _ in terms or ()}
+                if used & set(self.spatial):
+                    windows |= used & set(self.reduction)
+        return frozenset(windows)
+
+    # ---- MemFootprint ------------------------------------------------------------------------------------------
+
+    def capacity_bytes(self, level: int) -> float:
+        """What a tile in ``level`` may occupy; a shared layer is split evenly among the units (paper §3.3)."""
+        layer = self.device.layers[level]
+        if level == 0:
+            registers = self.device.register_limit
+            return float(registers * self.device.register_bytes * (self.device.teu_lanes if self.tensor_core else 1))
+        if layer.capacity_bytes is None:
+            return float("inf")
+        own = layer.capacity_bytes / (self.device.unit_count if layer.scope == "device" else 1)
+        return own * CACHE_SHARE if self.is_cpu and level >= FIRST_PHYSICAL_LEVEL else own
+
+    def footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int] = ()) -> float:
+        """MemFootprint: bytes that the tile occupies in ``level``.
+
+        ``padding`` holds per input the elements added to each row of its stored data tile (bank alignment).
+        A GPU's output stays in registers (Figure 6 stores it from L0 to the lowest layer); a CPU's passes the caches.
+        """
+        key = (level, shape, tuple(padding))
+        if key not in self._footprint:
+            self._footprint[key] = self._footprint_bytes(level, shape, padding)
+        return self._footprint[key]
+
+    def _footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int]) -> float:
+        if level == 0:
+            if self.is_cpu:
+                return float(self.core.registers(shape) * self.device.register_bytes)
+            return self._thread_register_bytes(shape)
+        transaction = self.device.layers[level].transaction_bytes
+        if self.is_cpu:
+            tables = (*self.inputs, self.output)
+            return sum(table.loaded_bytes(shape, transaction) for table in tables)
+        total = 0.0
+        for i, table in enumerate(self.inputs):
+            spans = table.spans(shape)
+            row = spans[-1] + (padding[i] if padding else 0) if spans else 1
+            total += prod(spans[:-1]) * row * table.itemsize_bytes
+        return total
+
+    def _thread_register_bytes(self, shape: Shape) -> float:
+        width = self.device.register_bytes
+        step = self.one_reduction_step(shape)
+        operands = sum(ceil(t.elements(step) * t.itemsize_bytes / width) for t in self.inputs)
+        accumulators = prod(shape[i] for i in self.spatial) * max(1.0, self.output.itemsize_bytes / width)
+        return (operands + accumulators) * width
+
+    def one_reduction_step(self, shape: Shape) -> Shape:
+        """The tile with every reduction axis at 1 (a tensor-core instruction's reduction is kept)."""
+        if self.tensor_core:
+            return shape
+        return tuple(1 if i in self.reduction and i != self.vector else size for i, size in enumerate(shape))
+
+    # ---- MemTraffic --------------------------------------------------------------------------------------------
+
+    def traffic_bytes(self, level: int, shape: Shape) -> float:
+        """MemTraffic Q(T): bytes moved into ``level`` from the layer below over the whole operator.
+
+        Each input's data tile is loaded once per tile, also per step of an axis that does not index it; an input
+        without reduction axes is loaded once per spatial tile. The output moves once. Worked example: M=N=K=64,
+        tile 4x4x1: 16 * 16 * 64 tiles of (4 + 4) elements = 131072 elements = 2mnk / 4 (paper Figure 1).
+        """
+        key = (level, shape)
+        if key not in self._traffic:
+            self._traffic[key] = self._traffic_bytes(level, shape)
+        return self._traffic[key]
+
+    def _traffic_bytes(self, level: int, shape: Shape) -> float:
+        spatial, steps = self._tile_ratios(shape) if self.is_cpu else self.tile_counts(shape)
+        if level == 0 and self.is_cpu:
+            loads = self.core.operand_loads(shape)
+            # A broadcast takes a load slot as a whole register does, so both count as one register's width.
+            per_step = sum(n * (steps if t.uses_reduction else 1) for n, t in zip(loads, self.inputs, strict=True))
+            return float(spatial * per_step * self.device.register_bytes)
+        below = self.device.layers[level + 1]
+        shared_by_threads = level == 0
+        total = 0.0
+        for table in self.inputs:
+            count = spatial * (steps if table.uses_reduction else 1)
+            if shared_by_threads:
+                total += count * table.elements(shape) * table.itemsize_bytes
+            else:
+                total += count * table.loaded_bytes(shape, below.transaction_bytes)
+        if self.is_cpu or level + 1 == self.last_level:
+            total += spatial * self.output.loaded_bytes(shape, 1 if shared_by_threads else below.transaction_bytes)
+        return total
+
+    def tile_counts(self, shape: Shape) -> tuple[int, int]:
+        """(tiles over the spatial axes, steps over the reduction axes)."""
+        spatial, steps = 1, 1
+        for i in self.spatial:
+            spatial *= -(-self.extents[i] // shape[i])
+        for i in self.reduction:
+            steps *= -(-self.extents[i] // shape[i])
+        return spatial, steps
+
+    def _tile_ratios(self, shape: Shape) -> tuple[float, float]:
+        """`tile_counts` where the last tile of an axis is cut to what is left: 83 rows are 5.93 tiles of 14."""
+        spatial = prod(max(1.0, self.extents[i] / shape[i]) for i in self.spatial)
+        return spatial, prod(max(1.0, self.extents[i] / shape[i]) for i in self.reduction)
+
+    # ---- MemPerf and MaxComputePerf ----------------------------------------------------------------------------
+
+    def mem_perf_gflops(self, level: int, shape: Shape) -> float:
+        """MemPerf: GFLOP/s that the loads into ``level`` can feed; infinite where the bandwidth is unknown."""
+        bandwidth = self.device.layers[level + 1].bandwidth_gb_per_s
+        traffic = self.traffic_bytes(level, shape)
+        if bandwidth is None or traffic == 0:
+            return float("inf")
+        return self.expr.flops / traffic * bandwidth
+
+    def max_compute_gflops(self) -> float:
+        """MaxComputePerf of the expression: the device's peak, halved where points are no multiply-adds."""
+        dtype = self.expr.output.dtype
+        if self.tensor_core:
+            peak = self.device.emitted_gflops_of(f"{self.expr.inputs[0].dtype}_tensor")
+        else:
+            peak = self.device.peak_gflops_of(dtype)
+        peak = peak or self.device.peak_gflops_of("float32") or float("inf")
+        return peak * min(1.0, self.expr.flops_per_point / 2) if self.expr.flops_per_point else peak
+
+    def tile_compute_gflops(self, shape: Shape) -> float:
+        """Compute rate of the register tile itself: on a CPU the FMA latency and the load ports may lower it."""
+        seconds = self.compute_s(shape)
+        return self.expr.flops / seconds / REPORTED_UNITS_PER_G if seconds else float("inf")
+
+    def saturates_teu(self, shape: Shape) -> bool:
+        """Whether a CPU register tile has as many independent accumulators as its FMA pipes have slots in flight."""
+        latency, pipes = self.device.fma_latency_cycles, self.device.fma_pipes
+        if not self.is_cpu or self.expr.combiner is None or latency is None or pipes is None:
+            return True
+        return self.core.accumulators(shape) >= latency * pipes
+
+    def compute_s(self, register_tile: Shape, upper_tile: Shape | None = None) -> float:
+        """Seconds of computing on all units, padding included; ``upper_tile`` is a GPU's threadblock tile."""
+        if self.is_cpu and self.clock_hz:
+            return self.core.total_cycles(register_tile) / (self.clock_hz * self.device.unit_count)
+        points = float(prod(-(-e // t) * t for e, t in zip(self.extents, register_tile, strict=True)))
+        if upper_tile is not None:
+            points = float(prod(-(-e // t) * t for e, t in zip(self.extents, upper_tile, strict=True)))
+            points /= self._lane_utilisation(register_tile, upper_tile)
+        peak = self.max_compute_gflops() * REPORTED_UNITS_PER_G
+        return points * max(1.0, self.expr.flops_per_point) / peak
+
+    def threads(self, register_tile: Shape, upper_tile: Shape) -> int:
+        """Threads of a GPU's threadblock (a warp each where tensor cores compute the register tile)."""
+        tiles = prod(-(-upper_tile[i] // register_tile[i]) for i in self.spatial)
+        return tiles * (self.device.teu_lanes if self.tensor_core else 1)
+
+    def _lane_utilisation(self, register_tile: Shape, upper_tile: Shape) -> float:
+        """Share of lanes with work: 40 threads take 2 warps of 32 and use 40 / 64 of them."""
+        threads = self.threads(register_tile, upper_tile)
+        lanes = self.device.teu_lanes
+        return threads / (-(-threads // lanes) * lanes)
+
+    @property
+    def clock_hz(self) -> float:
+        """Cycles per second under full vector load: from the measured peak where there is one, else nominal."""
+        device = self.device
+        peak = device.peak_gflops_of("float32")
+        if peak and device.fma_pipes:
+            return peak * REPORTED_UNITS_PER_G / (device.unit_count * device.teu_lanes * 2 * device.fma_pipes)
+        return (device.clock_ghz or 0.0) * REPORTED_UNITS_PER_G
+
+    def roofline_s(self) -> float:
+        """Time that no program can beat: all arithmetic at peak, or every tensor moved once from the lowest layer."""
+        bandwidth = self.device.lowest_layer.bandwidth_gb_per_s
+        moved = sum(prod(size for size, _ in t.dims) * t.itemsize_bytes for t in (*self.inputs, self.output))
+        memory = (moved + self._fused_bytes()) / (bandwidth * REPORTED_UNITS_PER_G) if bandwidth else 0.0
+        return max(memory, self.expr.flops / (self.max_compute_gflops() * REPORTED_UNITS_PER_G))
+
+    # ---- a whole rProgram --------------------------------------------------------------------------------------
+
+    def partition_count(self, shapes: Sequence[Shape]) -> int:
+        """Parts that are spread over the units: spatial tiles of the lowest layer that a unit owns (paper §3.2)."""
+        return self.tile_counts(shapes[self.partition_level])[0]
+
+    def balance(self, partitions: int) -> float:
+        """Share of the units' time that is used: 81 partitions on 80 units take 2 waves and use 81 / 160."""
+        units = self.device.unit_count
+        return partitions / (units * -(-partitions // units))
+
+    def predict(self, shapes: Sequence[Shape], padding: Sequence[int] = (), conflict_degree: float = 1.0) -> Prediction:
+        """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
+
+        Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `MEMORY_OVERLAP`);
+        the launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer.
+        """
+        balance = self.balance(self.partition_count(shapes))
+        upper = shapes[1] if not self.is_cpu and len(shapes) > 1 else None
+        compute = self.compute_s(shapes[0], upper) / balance
+        costs = []
+        for level, shape in enumerate(shapes):
+            below = self.device.layers[level + 1]
+            traffic = self.traffic_bytes(level, self.resident_tile(level, shapes) if self.is_cpu else shape)
+            if level + 1 == self.last_level:
+                traffic += self._fused_bytes()
+            time = traffic / (below.bandwidth_gb_per_s * REPORTED_UNITS_PER_G) if below.bandwidth_gb_per_s else 0.0
+            time *= conflict_degree if level == 0 else 1.0
+            footprint = self.footprint_bytes(level, shape, padding if level == 1 else ())
+            costs.append(
+                LayerCost(layer=below.name, footprint_bytes=footprint, traffic_bytes=traffic, time_s=time / balance)
+            )
+        return self._bind(compute, tuple(costs))
+
+    def resident_tile(self, level: int, shapes: Sequence[Shape]) -> Shape:
+        """What a CPU's cache in ``level`` holds at a time: its tile and those that run after it, while they fit.
+
+        A cache keeps what earlier tiles left in it. Tiles run along `loop_order`, within the tile of the layer below
+        first: where 32x2x4 tiles run along the last axis of 128x28x28 and all 28 columns fit, they are loaded once.
+        """
+        tile = shapes[level]
+        if level == 0 or self.footprint_bytes(level, tile) > self.capacity_bytes(level):
+            return tile
+        within = shapes[level + 1] if level + 1 < len(shapes) else self.extents
+        for bounds in (within, self.extents):
+            for axis in reversed(self.loop_order(shapes[0])):
+                grown = self._grown(level, tile, axis, bounds[axis])
+                if grown[axis] < bounds[axis]:
+                    return grown
+                tile = grown
+        return tile
+
+    def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Shape:
+        """``tile`` repeated along ``axis`` as often as the layer holds, at most to ``bound``."""
+        capacity = self.capacity_bytes(level)
+        fits, too_many = 1, -(-bound // tile[axis]) + 1
+        while too_many - fits > 1:
+            count = (fits + too_many) // 2
+            larger = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])
+            if self.footprint_bytes(level, larger) <= capacity:
+                fits = count
+            else:
+                too_many = count
+        return (*tile[:axis], fits * tile[axis], *tile[axis + 1 :])
+
+    def loop_order(self, register_tile: Shape) -> tuple[int, ...]:
+        """Spatial axes from the outermost loop in: last the one along which the most loaded bytes stay put."""
+        if register_tile not in self._orders:
+            self._orders[register_tile] = self._loop_order(register_tile)
+        return self._orders[register_tile]
+
+    def _loop_order(self, register_tile: Shape) -> tuple[int, ...]:
+        deep = tuple(self.extents[i] if i in self.reduction else size for i, size in enumerate(register_tile))
+
+        def kept_bytes(axis: int) -> float:
+            unused = [t for t in self.inputs if not t.uses(axis)]
+            return sum(t.itemsize_bytes * prod(deep[i] for i in range(len(deep)) if t.uses(i)) for t in unused)
+
+        return tuple(sorted(self.spatial, key=kept_bytes))
+
+    def _fused_bytes(self) -> float:
+        points = prod(self.extents[i] for i in self.spatial)
+        return points * sum(s.extra_bytes_per_element for s in (*self.expr.prologue, *self.expr.epilogue))
+
+    def _bind(self, compute_s: float, costs: tuple[LayerCost, ...]) -> Prediction:
+        launch = (self.device.launch_overhead_us or 0.0) * 1e-6
+        times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
+        slowest = max(times, key=lambda name: times[name])
+        together = overlapped(_distinct_times(compute_s, costs), MEMORY_OVERLAP) if self.is_cpu else times[slowest]
+        bound = "launch" if launch > times[slowest] else slowest
+        return Prediction(time_s=together + launch, compute_s=compute_s, layers=costs, bound=bound)
+
+
+def _distinct_times(compute_s: float, costs: tuple[LayerCost, ...]) -> list[float]:
+    """Compute, which counts the loads from L1 already, and each layer below."""
+    return [compute_s, *(cost.time_s for cost in costs[1:])]
+
+
+def predict(
+    expr: TensorExpr,
+    tiles: Mapping[str, RTile],
+    device: DeviceSpec,
+    *,
+    vector_axis: str | None = None,
+    storage_padding: Sequence[int] = (),
+) -> Prediction:
+    """Predicted time of ``expr`` under ``tiles`` (layer name -> rTile over all of the expression's axes)."""
+    model = PerfModel(expr, device, vector_axis)
+    sizes = [tiles[layer.name].sizes for layer in device.layers[:-1]]
+    return model.predict([tuple(size[name] for name in model.names) for size in sizes], storage_padding)

@@ -1,0 +1,158 @@
+"""Fills a `DeviceSpec` for the CPU at hand: by arithmetic at once, by micro-benchmarks once per machine."""
+
+from __future__ import annotations
+
+from tvm_ext import _tvm, options
+from tvm_ext.errors import UnsupportedEnvironmentError
+
+from . import measurement_cache
+from .cpu_info import CpuInfo, read_cpu_info
+from .cpu_measurement import with_measurement
+from .device_facts import spec_from_facts, with_unit_count
+from .hal import DeviceSpec
+from .microbench import BenchPlan, StreamSize
+from .rows import cpus
+from .rows.cpus import Isa
+
+_SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
+_LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
+
+TargetPairs = tuple[tuple[str, str | int | tuple[str, ...]], ...]
+
+
+def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuInfo | None = None) -> DeviceSpec:
+    """This machine's CPU.
+
+    Parameters
+    ----------
+    measure
+        True: peaks and bandwidths come from the micro-benchmarks of `microbench.py`, run once per machine (a few
+        seconds) and cached under `options.cache_directory`. False: from clock x width arithmetic, in milliseconds.
+    unit_count
+        Cores to use; None: as many as this process may use and TVM's thread pool has.
+    info
+        What the operating system says; None: read it.
+
+    Raises
+    ------
+    UnsupportedEnvironmentError
+        on a CPU that is neither an x86-64 nor an AArch64.
+    """
+    info = info or read_cpu_info()
+    cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
+    isa = isa_of(info)
+    spec = spec_from_facts(
+        name="cpu",
+        kind="cpu",
+        description=f"this machine: {info.model}, {isa.name}",
+        aliases=("llvm", "host"),
+        target=host_target(info, cores),
+        layers=cpus.cpu_layers(isa, info.cache(3) is not None),
+        facts=cpus.cpu_facts(isa, _shape(info, isa, cores)),
+    )
+    if measure:
+        spec = with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model), "on this machine")
+    return with_unit_count(spec, unit_count or cores)
+
+
+def bench_plan(spec: DeviceSpec, info: CpuInfo) -> BenchPlan:
+    """What to measure on ``spec``: per layer a buffer that fits it and not the layer above.
+
+    Example, 48 KiB L1, 1 MiB L2, 32 MiB L3 on 2 cores: 24 KiB and 512 KiB for the core's own caches; for L3 4 MiB a
+    core (four times L2, at most L2 plus half a core's share of L3); for DRAM 64 MiB a core (four times L3 in all).
+    """
+    l1, l2 = spec.layer("L1").capacity_bytes, spec.layer("L2").capacity_bytes
+    assert l1 is not None
+    assert l2 is not None
+    streams = [StreamSize(layer="L1", bytes_per_core=l1 // 2), StreamSize(layer="L2", bytes_per_core=l2 // 2)]
+    largest = l2 * spec.unit_count
+    l3 = info.cache(3)
+    if l3 is not None:
+        share = l3.size_bytes // (2 * spec.unit_count)
+        streams.append(StreamSize(layer="L3", bytes_per_core=l2 + min(share, 3 * l2)))
+        largest = max(largest, l3.size_bytes)
+    dram_bytes = min(max(4 * largest, _SMALLEST_DRAM_BUFFER), _LARGEST_DRAM_BUFFER)
+    streams.append(StreamSize(layer=spec.lowest_layer.name, bytes_per_core=dram_bytes // spec.unit_count))
+    assert spec.clock_ghz is not None
+    return BenchPlan(
+        target=spec.target,
+        register_count=spec.register_limit,
+        register_bytes=spec.register_bytes,
+        core_count=spec.unit_count,
+        clock_ghz=spec.clock_ghz,
+        streams=tuple(streams),
+    )
+
+
+def isa_of(info: CpuInfo) -> Isa:
+    """The best instruction set of the tables that this machine's CPU has."""
+    if info.machine == "aarch64":
+        return cpus.NEON
+    features = _features(info)
+    for isa in cpus.X86_ISAS:
+        if features.issuperset(isa.features):
+            return isa
+    raise UnsupportedEnvironmentError(
+        f"the CPU {info.model!r} ({info.machine}) has neither SSE2, AVX2 with FMA, AVX-512 nor NEON.",
+        "run on an x86-64 or AArch64 CPU, or build for one by naming a device such as 'cpu-avx2'",
+    )
+
+
+def host_target(info: CpuInfo, cores: int) -> TargetPairs:
+    """The stock TVM target that uses all that this CPU has, as sorted pairs.
+
+    LLVM's guess of the model (``mcpu``) decides the tuning; where the guess has more or fewer vector features than the
+    operating system lists, ``mattr`` corrects it. Example: a hypervisor hides the model of an AVX-512 CPU, LLVM guesses
+    ``rocketlake``, Linux lists avx512_bf16: ``+avx512bf16``. Intel models carry the tuning ``prefer-256-bit``, under
+    which LLVM vectorises with half of a register: ``-prefer-256-bit``.
+    """
+    mcpu = str(_tvm.llvm_get_system_cpu())
+    attributes = _corrections(info, mcpu)
+    pairs: dict[str, str | int | tuple[str, ...]] = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores}
+    if attributes:
+        pairs["mattr"] = attributes
+    return tuple(sorted(pairs.items()))
+
+
+def _corrections(info: CpuInfo, mcpu: str) -> tuple[str, ...]:
+    guess = _tvm.Target({"kind": "llvm", "mcpu": mcpu})
+    attributes = []
+    if info.features is not None:
+        for name in info.checked_features:
+            has, guessed = name in info.features, bool(_tvm.target_has_feature(name, guess))
+            if has != guessed:
+                attributes.append(f"{'+' if has else '-'}{name}")
+    if isa_of(info) is cpus.AVX512 and _tvm.target_has_feature("prefer-256-bit", guess):
+        attributes.append("-prefer-256-bit")
+    return tuple(attributes)
+
+
+def _features(info: CpuInfo) -> frozenset[str]:
+    """The CPU's vector features: the operating system's list, else those of LLVM's guess."""
+    if info.features is not None:
+        return info.features
+    guess = _tvm.Target({"kind": "llvm", "mcpu": str(_tvm.llvm_get_system_cpu())})
+    return frozenset(name for name in info.checked_features if _tvm.target_has_feature(name, guess))
+
+
+def _shape(info: CpuInfo, isa: Isa, cores: int) -> cpus.CpuShape:
+    """Sizes from the operating system; what it does not say is taken from the table row of the instruction set."""
+    row = next(row for row in cpus.CPU_ROWS if row.name == isa.row)
+    l1, l2 = (info.bytes_per_core(level, cores) for level in (1, 2))
+    line, l3 = info.cache(1), info.cache(3)
+    known = "sysfs, a core's share" if l1 and l2 else f"table row {row.name}: the system describes no caches"
+    row_clock = row.clock_ghz
+    assert row_clock is not None
+    return cpus.CpuShape(
+        core_count=cores,
+        clock_ghz=info.clock_ghz or row_clock,
+        line_bytes=line.line_bytes if line else cpus.DEFAULT_LINE_BYTES,
+        l1_bytes=l1 or int(row.layer("L1").capacity_bytes or 0),
+        l2_bytes=l2 or int(row.layer("L2").capacity_bytes or 0),
+        l3_bytes=l3.size_bytes if l3 else None,
+        dram_gb_per_s=cpus.DRAM_GB_PER_S_PER_CORE * cores,
+        count_source="affinity mask and control group quota of this process",
+        clock_source=info.clock_source or f"table row {row.name}: the system names no clock",
+        cache_source=known,
+        dram_source=f"{cpus.DRAM_GB_PER_S_PER_CORE:g} GB/s per core, {cpus.ASSUMED}",
+    )

@@ -1,0 +1,354 @@
+"""Accelerator rows: NVIDIA V100, K80, T4, A100, H100, H200, AMD MI50 and the Graphcore IPU.
+
+Every row has Roller's three layers (paper §4): L0 registers, L1 scratchpad (shared memory, LDS, an IPU tile's local
+memory), L2 global memory with its cache in front (IPU: the memories of the other tiles).
+"""
+
+from __future__ import annotations
+
+from ..device_facts import LayerText, fact, spec_from_facts
+from ..hal import DeviceSpec, Fact
+
+PAPER = "Roller (OSDI'22) §4"
+ARTIFACT = "Roller artifact, microsoft/nnfusion branch osdi22_artifact, artifacts/roller/arch"
+ARTIFACT_A100 = "microsoft/nnfusion branch roller, artifacts/roller/arch/A100"
+CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
+JIA_VOLTA_ALONE = "Jia et al., arXiv:1804.06826, measured"
+JIA_VOLTA = f"agrees with {JIA_VOLTA_ALONE}"
+JIA_TURING = "Jia et al., arXiv:1903.07486, measured"
+JIA_IPU = "Jia et al., arXiv:1912.03413"
+V100_PAPER = "NVIDIA Tesla V100 whitepaper (WP-08608-001)"
+T4_PAPER = "NVIDIA Turing whitepaper (WP-09183-001), appendix Tesla T4"
+A100_PAPER = "NVIDIA A100 whitepaper, tables 1, 3 and 4 (dense rates)"
+H100_PAPER = "NVIDIA H100 whitepaper, tables of the SXM5 board (dense rates)"
+H200_SHEET = "NVIDIA H200 datasheet, SXM (dense rates: half of the sparse ones printed)"
+K80_SHEET = "NVIDIA Tesla K80 board specification (BD-07317-001), one of its two GPUs"
+MI50_SHEET = "AMD Radeon Instinct MI50 product page"
+GPU_BENCHES = "RRZE-HPC/gpu-benches 1038c5d, measured"
+POINTER_CHASE = f"{GPU_BENCHES}: gpu-latency"
+ABDELKHALIK = "Abdelkhalik et al., arXiv:2208.11174, measured"
+LUO = "Luo et al., arXiv:2402.13499, measured"
+CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
+AMPERE_GUIDE = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
+SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
+AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
+MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
+LAUNCH = "assumed: from one kernel of a stream to the next that waits for it; of the order of 1 to 5 us everywhere"
+LAUNCH_US = 2.0
+
+GPU_LAYERS = (
+    LayerText(description="registers of a thread", scope="teu"),
+    LayerText(description="shared memory", scope="unit"),
+    LayerText(description="global memory and L2 cache", scope="device"),
+)
+
+
+def _cuda_common(bank_bytes: int, bank_source: str, register_source: str) -> tuple[Fact, ...]:
+    """The facts that all CUDA rows share: warps, banks, transactions, register budget."""
+    return (
+        fact("teus_per_unit", 4, "warp schedulers", PAPER if register_source == PAPER else CUDA_GUIDE),
+        fact("teu_lanes", 32, "threads", f"{PAPER}: the TEU is a warp"),
+        fact("register_limit", 96, "32-bit registers per thread", register_source),
+        fact("register_limit", 255, "32-bit registers per thread", CUDA_GUIDE, used=False),
+        fact("register_bytes", 4, "bytes", CUDA_GUIDE),
+        fact("max_threads_per_block", 1024, "threads", CUDA_GUIDE),
+        fact("max_registers_per_thread", 255, "32-bit registers", CUDA_GUIDE),
+        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
+        fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
+        fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
+        fact("layers.L1.capacity_bytes", 48 * 1024, "bytes", f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit"),
+        fact("layers.L1.bank_count", 32, "banks", f"{PAPER}; {CUDA_GUIDE}"),
+        fact("layers.L1.bank_bytes", bank_bytes, "bytes", bank_source),
+        fact("layers.L2.transaction_bytes", 32, "bytes", f"{PAPER}: 8 float elements"),
+    )
+
+
+def _cuda(name: str, description: str, aliases: tuple[str, ...], arch: str, facts: tuple[Fact, ...]) -> DeviceSpec:
+    return spec_from_facts(
+        name=name,
+        kind="cuda",
+        description=description,
+        aliases=aliases,
+        target=(("arch", arch), ("kind", "cuda")),
+        layers=GPU_LAYERS,
+        facts=facts,
+    )
+
+
+V100 = _cuda(
+    "nvidia-v100",
+    "NVIDIA Tesla V100 (Volta, 80 SMs, 16 GB HBM2)",
+    ("v100", "tesla-v100", "nvidia/nvidia-v100", "sm_70"),
+    "sm_70",
+    (
+        *_cuda_common(4, PAPER, PAPER),
+        fact("compute_capability", "7.0", "major.minor", V100_PAPER),
+        fact("unit_count", 80, "SMs", PAPER),
+        fact("clock_ghz", 1.38, "GHz", "boost clock of the PCIe board (the paper's Azure NC24s v3), V100 datasheet"),
+        fact("clock_ghz", 1.53, "GHz", f"{V100_PAPER}, SXM2 boost", used=False),
+        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
+        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
+        fact("layers.L1.opt_in_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.latency_ns", 13.8, "ns", f"19 cycles of 1.38 GHz; {JIA_VOLTA_ALONE}"),
+        fact("layers.L1.bandwidth_gb_per_s", 12080.0, "GB/s", f"{ARTIFACT}/V100.py; {JIA_VOLTA}"),
+        fact("layers.L1.bandwidth_gb_per_s", 14131.2, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}", used=False),
+        fact("layers.L2.bandwidth_gb_per_s", 750.0, "GB/s", f"{ARTIFACT}/V100.py; {JIA_VOLTA}"),
+        fact("layers.L2.bandwidth_gb_per_s", 900.0, "GB/s", f"{V100_PAPER}, theoretical", used=False),
+        fact("layers.L2.cache_bytes", 6 * 1024 * 1024, "bytes", V100_PAPER),
+        fact("layers.L2.latency_ns", 308.0, "ns", f"{POINTER_CHASE}, 425 cycles of 1.38 GHz"),
+        fact("layers.L2.cache_latency_ns", 153.7, "ns", f"{POINTER_CHASE}, 212 cycles of 1.38 GHz"),
+        fact("layers.L2.cache_latency_ns", 139.9, "ns", f"193 cycles of 1.38 GHz; {JIA_VOLTA_ALONE}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 2155.0, "GB/s", JIA_VOLTA_ALONE),
+        fact("peak_gflops.float32", 12480.0, "GFLOP/s", f"{ARTIFACT}/V100.py"),
+        fact("peak_gflops.float32", 14131.2, "GFLOP/s", "arithmetic: 80 x 64 x 2 x 1.38 GHz", used=False),
+        fact("peak_gflops.float32", 15700.0, "GFLOP/s", f"{V100_PAPER}, SXM2", used=False),
+        fact("peak_gflops.float16", 24960.0, "GFLOP/s", f"twice float32 (half2); {V100_PAPER}"),
+        fact("peak_gflops.float64", 6240.0, "GFLOP/s", f"half of float32; {V100_PAPER}"),
+        fact("peak_gflops.float16_tensor", 112000.0, "GFLOP/s", "V100 datasheet, PCIe board"),
+        fact("peak_gflops.float16_tensor", 125000.0, "GFLOP/s", f"{V100_PAPER}, SXM2; {ARTIFACT}/V100.py", used=False),
+        fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
+    ),
+)
+
+K80 = _cuda(
+    "nvidia-k80",
+    "NVIDIA Tesla K80 (Kepler, one of its two GPUs: 13 SMs, 12 GB GDDR5)",
+    ("k80", "tesla-k80", "nvidia/tesla-k80", "nvidia/nvidia-k80", "sm_37"),
+    "sm_37",
+    (
+        *_cuda_common(8, PAPER, PAPER),
+        fact("compute_capability", "3.7", "major.minor", CUDA_GUIDE),
+        fact("unit_count", 13, "SMs", PAPER),
+        fact("unit_count", 26, "SMs", f"{ARTIFACT}/K80.py: both GPUs of the board", used=False),
+        fact("clock_ghz", 0.875, "GHz", f"{K80_SHEET}, highest boost"),
+        fact("clock_ghz", 0.562, "GHz", f"{K80_SHEET}, base", used=False),
+        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
+        fact("registers_per_unit", 131072, "32-bit registers", f"{CUDA_GUIDE} (capability 3.7)"),
+        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 112 * 1024, "bytes", f"{CUDA_GUIDE} (capability 3.7)"),
+        fact("layers.L1.latency_ns", 29.7, "ns", f"26 cycles of 0.875 GHz; {JIA_VOLTA_ALONE}"),
+        fact("layers.L1.bandwidth_gb_per_s", 2540.0, "GB/s", f"{ARTIFACT}/K80.py, measured"),
+        fact("layers.L1.bandwidth_gb_per_s", 2912.0, "GB/s", "arithmetic: 13 x 32 x 8 x 0.875 GHz", used=False),
+        fact("layers.L2.bandwidth_gb_per_s", 191.0, "GB/s", f"{ARTIFACT}/K80.py, measured"),
+        fact("layers.L2.bandwidth_gb_per_s", 240.0, "GB/s", f"{K80_SHEET}, theoretical", used=False),
+        fact("layers.L2.cache_bytes", 1536 * 1024, "bytes", "NVIDIA GK110/GK210 whitepaper"),
+        fact("peak_gflops.float32", 4113.0, "GFLOP/s", f"{ARTIFACT}/K80.py; agrees with 13 x 192 x 2 x 0.8235 GHz"),
+        fact("peak_gflops.float32", 4368.0, "GFLOP/s", "arithmetic: 13 x 192 x 2 x 0.875 GHz", used=False),
+        fact("peak_gflops.float64", 1371.0, "GFLOP/s", "a third of float32; NVIDIA GK110/GK210 whitepaper"),
+    ),
+)
+
+T4 = _cuda(
+    "nvidia-t4",
+    "NVIDIA T4 (Turing, 40 SMs, 16 GB GDDR6)",
+    ("t4", "tesla-t4", "nvidia/nvidia-t4", "sm_75"),
+    "sm_75",
+    (
+        *_cuda_common(4, CUDA_GUIDE, AS_V100),
+        fact("compute_capability", "7.5", "major.minor", T4_PAPER),
+        fact("unit_count", 40, "SMs", T4_PAPER),
+        fact("clock_ghz", 1.59, "GHz", f"{T4_PAPER}, boost"),
+        fact("max_threads_per_unit", 1024, "threads", CUDA_GUIDE),
+        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
+        fact("layers.L1.opt_in_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.unit_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.latency_ns", 11.9, "ns", f"19 cycles of 1.59 GHz; {JIA_TURING}"),
+        fact("layers.L1.bandwidth_gb_per_s", 3662.0, "GB/s", f"{JIA_TURING}"),
+        fact("layers.L1.bandwidth_gb_per_s", 4070.4, "GB/s", "arithmetic: 40 x 64 bytes x 1.59 GHz", used=False),
+        fact("layers.L2.bandwidth_gb_per_s", 220.0, "GB/s", f"{JIA_TURING}"),
+        fact("layers.L2.bandwidth_gb_per_s", 320.0, "GB/s", f"{T4_PAPER}, theoretical", used=False),
+        fact("layers.L2.cache_bytes", 4 * 1024 * 1024, "bytes", T4_PAPER),
+        fact("layers.L2.cache_latency_ns", 118.2, "ns", f"188 cycles of 1.59 GHz; {JIA_TURING}"),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 1270.0, "GB/s", JIA_TURING),
+        fact("peak_gflops.float32", 8141.0, "GFLOP/s", f"arithmetic: 40 x 64 x 2 x 1.59 GHz; {T4_PAPER}: 8.1"),
+        fact("peak_gflops.float16", 16282.0, "GFLOP/s", f"twice float32 (half2); {T4_PAPER}: 16.2"),
+        fact("peak_gflops.float16_tensor", 65000.0, "GFLOP/s", T4_PAPER),
+        fact("peak_gflops.int8_tensor", 130000.0, "GFLOP/s", T4_PAPER),
+        fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
+    ),
+)
+
+A100 = _cuda(
+    "nvidia-a100",
+    "NVIDIA A100 (Ampere, 108 SMs, 40 GB HBM2)",
+    ("a100", "tesla-a100", "nvidia/nvidia-a100", "sm_80"),
+    "sm_80",
+    (
+        *_cuda_common(4, CUDA_GUIDE, AS_V100),
+        fact("register_limit", 164, "32-bit registers per thread", f"{ARTIFACT_A100}", used=False),
+        fact("matrix_register_limit", 164, "32-bit registers per thread", MATRIX_BUDGET),
+        fact("compute_capability", "8.0", "major.minor", A100_PAPER),
+        fact("unit_count", 108, "SMs", f"{A100_PAPER}; {ARTIFACT_A100}"),
+        fact("clock_ghz", 1.41, "GHz", f"{A100_PAPER}, boost"),
+        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
+        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
+        fact("layers.L1.opt_in_capacity_bytes", 163 * 1024, "bytes", f"{CUDA_GUIDE}: 164 KiB a unit, 1 reserved"),
+        fact("layers.L1.unit_capacity_bytes", 164 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
+        fact("layers.L1.latency_ns", 16.3, "ns", f"23 cycles of 1.41 GHz; {ABDELKHALIK}; {CHIP_BENCHMARKER}"),
+        fact("layers.L1.latency_ns", 20.6, "ns", f"29.0 cycles of 1.41 GHz; {LUO}", used=False),
+        fact("layers.L1.bandwidth_gb_per_s", 19491.8, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
+        fact("layers.L1.bandwidth_gb_per_s", 12080.0, "GB/s", f"{ARTIFACT_A100}: V100's figure", used=False),
+        fact("layers.L2.bandwidth_gb_per_s", 1555.0, "GB/s", f"{A100_PAPER}, theoretical; {ARTIFACT_A100}"),
+        fact("layers.L2.cache_bytes", 40 * 1024 * 1024, "bytes", A100_PAPER),
+        fact("layers.L2.latency_ns", 365.0, "ns", f"{POINTER_CHASE}, 515 cycles of 1.41 GHz (80 GB board)"),
+        fact("layers.L2.latency_ns", 330.7, "ns", f"466.3 cycles of 1.41 GHz; {LUO}", used=False),
+        fact("layers.L2.latency_ns", 353.9, "ns", f"499 cycles of 1.41 GHz; {CHIP_BENCHMARKER}", used=False),
+        fact("layers.L2.cache_latency_ns", 145.8, "ns", f"{POINTER_CHASE}, 206 cycles, the near half of the cache"),
+        fact("layers.L2.cache_latency_ns", 288.0, "ns", f"{POINTER_CHASE}, 406 cycles, its far half", used=False),
+        fact("layers.L2.cache_latency_ns", 185.5, "ns", f"261.5 cycles of 1.41 GHz; {LUO}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 5375.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, 15 to 26 MB"),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 7219.2, "GB/s", f"{A100_PAPER}: 5120 bytes a clock", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 3094.0, "GB/s", CHIP_BENCHMARKER, used=False),
+        fact("peak_gflops.float32", 19500.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.float32", 78000.0, "GFLOP/s", f"{ARTIFACT_A100}: the float16 rate", used=False),
+        fact("peak_gflops.float16", 78000.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.bfloat16", 39000.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.float64", 9700.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.float16_tensor", 312000.0, "GFLOP/s", f"{A100_PAPER}; {ARTIFACT_A100}"),
+        fact("peak_gflops.bfloat16_tensor", 312000.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.tfloat32_tensor", 156000.0, "GFLOP/s", A100_PAPER),
+        fact("peak_gflops.int8_tensor", 624000.0, "GFLOP/s", A100_PAPER),
+        fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
+        fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma", used=False),
+    ),
+)
+
+
+def _hopper_facts() -> tuple[Fact, ...]:
+    """What H100 SXM5 and H200 SXM share: the same GPU with other memory."""
+    return (
+        *_cuda_common(4, CUDA_GUIDE, AS_V100),
+        fact("matrix_register_limit", 164, "32-bit registers per thread", f"as the A100's: {MATRIX_BUDGET}"),
+        fact("mma_sync_share", 0.629, "of the peak", f"{LUO}: mma on average; only wgmma comes near the peak"),
+        fact("compute_capability", "9.0", "major.minor", H100_PAPER),
+        fact("unit_count", 132, "SMs", H100_PAPER),
+        fact("clock_ghz", 1.98, "GHz", f"{H100_PAPER}: 66.9 TFLOP/s = 132 x 128 x 2 x 1.98 GHz"),
+        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
+        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
+        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
+        fact("layers.L1.opt_in_capacity_bytes", 227 * 1024, "bytes", f"{CUDA_GUIDE}: 228 KiB a unit, 1 reserved"),
+        fact("layers.L1.unit_capacity_bytes", 228 * 1024, "bytes", CUDA_GUIDE),
+        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
+        fact("layers.L1.latency_ns", 11.6, "ns", f"23 cycles (H800) of 1.98 GHz; {CHIP_BENCHMARKER}"),
+        fact("layers.L1.latency_ns", 14.6, "ns", f"29.0 cycles (H100 PCIe) of 1.98 GHz; {LUO}", used=False),
+        fact("layers.L1.bandwidth_gb_per_s", 33454.1, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
+        fact("layers.L2.cache_bytes", 50 * 1024 * 1024, "bytes", H100_PAPER),
+        fact("layers.L2.latency_ns", 324.0, "ns", f"{POINTER_CHASE}, GH200 (96 GB HBM3), 642 cycles of 1.98 GHz"),
+        fact("layers.L2.latency_ns", 272.8, "ns", f"478.8 cycles of 1.755 GHz (H100 PCIe); {LUO}", used=False),
+        fact("layers.L2.cache_latency_ns", 141.6, "ns", f"{POINTER_CHASE}, GH200, 280 cycles, the near half"),
+        fact(
+            "layers.L2.cache_latency_ns", 258.5, "ns", f"{POINTER_CHASE}, GH200, 512 cycles, the far half", used=False
+        ),
+        fact("layers.L2.cache_latency_ns", 149.9, "ns", f"263.0 cycles of 1.755 GHz (H100 PCIe); {LUO}", used=False),
+        fact("layers.L2.cache_bandwidth_gb_per_s", 9770.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H200, 15 to 28 MB"),
+        fact(
+            "layers.L2.cache_bandwidth_gb_per_s", 6920.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H100 PCIe", used=False
+        ),
+        fact("peak_gflops.float32", 66900.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.float16", 133800.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.bfloat16", 133800.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.float64", 33500.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.float16_tensor", 989400.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.bfloat16_tensor", 989400.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.tfloat32_tensor", 494700.0, "GFLOP/s", H100_PAPER),
+        fact("peak_gflops.int8_tensor", 1978900.0, "GFLOP/s", H100_PAPER),
+        fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
+        fact("tensor_core_shape", "64x8x16", "m x n x k", "PTX ISA, smallest wgmma.mma_async (sm_90a)", used=False),
+    )
+
+
+H100 = _cuda(
+    "nvidia-h100",
+    "NVIDIA H100 SXM5 (Hopper, 132 SMs, 80 GB HBM3)",
+    ("h100", "nvidia/nvidia-h100", "sm_90", "sm_90a"),
+    "sm_90a",
+    (*_hopper_facts(), fact("layers.L2.bandwidth_gb_per_s", 3352.0, "GB/s", f"{H100_PAPER}, theoretical")),
+)
+
+H200 = _cuda(
+    "nvidia-h200",
+    "NVIDIA H200 SXM (Hopper, 132 SMs, 141 GB HBM3e)",
+    ("h200", "nvidia/nvidia-h200"),
+    "sm_90a",
+    (*_hopper_facts(), fact("layers.L2.bandwidth_gb_per_s", 4800.0, "GB/s", f"{H200_SHEET}, theoretical")),
+)
+
+MI50 = spec_from_facts(
+    name="amd-mi50",
+    kind="rocm",
+    description="AMD Radeon Instinct MI50 (Vega 20, 60 compute units, 16 GB HBM2)",
+    aliases=("mi50", "radeon-instinct-mi50", "amd/mi50", "gfx906"),
+    target=(("kind", "rocm"), ("mcpu", "gfx906")),
+    layers=(GPU_LAYERS[0], LayerText(description="local data share", scope="unit"), GPU_LAYERS[2]),
+    facts=(
+        fact("unit_count", 60, "compute units", f"{MI50_SHEET}; {ARTIFACT}/MI50.py"),
+        fact("teus_per_unit", 4, "SIMD units", f"{ARTIFACT}/MI50.py; AMD Vega ISA"),
+        fact("teu_lanes", 64, "threads", f"{PAPER}: the TEU is a warp of 64 threads"),
+        fact("clock_ghz", 1.725, "GHz", f"{MI50_SHEET}, peak engine clock"),
+        fact("register_limit", 70, "32-bit registers per thread", PAPER),
+        fact("register_limit", 256, "32-bit registers per thread", "AMD Vega ISA: VGPRs", used=False),
+        fact("register_bytes", 4, "bytes", "AMD Vega ISA"),
+        fact("max_threads_per_block", 256, "threads", "limit of stock TVM's rocm target"),
+        fact("max_threads_per_block", 1024, "threads", "ROCm hardware limit", used=False),
+        fact("max_threads_per_unit", 2560, "threads", "AMD GCN: 4 SIMDs x 10 wavefronts x 64"),
+        fact("registers_per_unit", 65536, "32-bit registers", "AMD Vega ISA: 4 SIMDs x 256 VGPRs x 64 lanes"),
+        fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
+        fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
+        fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
+        fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
+        fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),
+        fact("layers.L1.transaction_bytes", 128, "bytes", f"{ARTIFACT}/MI50.py"),
+        fact("layers.L1.bank_count", 32, "banks", PAPER),
+        fact("layers.L1.bank_bytes", 4, "bytes", PAPER),
+        fact("layers.L1.bandwidth_gb_per_s", 8000.0, "GB/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
+        fact("layers.L1.bandwidth_gb_per_s", 13248.0, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}", used=False),
+        fact("layers.L2.transaction_bytes", 64, "bytes", PAPER),
+        fact("layers.L2.bandwidth_gb_per_s", 900.0, "GB/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
+        fact("layers.L2.bandwidth_gb_per_s", 1024.0, "GB/s", f"{MI50_SHEET}, theoretical", used=False),
+        fact("layers.L2.cache_bytes", 4 * 1024 * 1024, "bytes", "AMD Vega 20: 16 channels x 256 KiB"),
+        fact("peak_gflops.float32", 12000.0, "GFLOP/s", f"{ARTIFACT}/MI50.py; {PAPER}: measured"),
+        fact("peak_gflops.float32", 13300.0, "GFLOP/s", f"{MI50_SHEET}, theoretical", used=False),
+        fact("peak_gflops.float16", 26500.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
+        fact("peak_gflops.float64", 6600.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
+        fact("peak_gflops.int8", 53000.0, "GFLOP/s", f"{MI50_SHEET}, theoretical"),
+    ),
+)
+
+IPU = spec_from_facts(
+    name="graphcore-ipu",
+    kind="ipu",
+    description="Graphcore IPU (GC2, 1216 tiles of 256 KiB)",
+    aliases=("ipu", "gc2"),
+    layers=(
+        LayerText(description="registers of a worker thread", scope="teu"),
+        LayerText(description="local memory of a tile", scope="unit"),
+        LayerText(description="memories of all other tiles over the exchange", scope="device"),
+    ),
+    facts=(
+        fact("unit_count", 1216, "tiles", f"{PAPER}; {JIA_IPU}"),
+        fact("teus_per_unit", 1, "count", f"{PAPER}: one processing core a tile"),
+        fact("teu_lanes", 2, "float32 lanes", f"{JIA_IPU}: 64-bit vector operations"),
+        fact("clock_ghz", 1.6, "GHz", JIA_IPU),
+        fact("register_limit", 10, "registers", PAPER),
+        fact("register_limit", 96, "registers", f"{ARTIFACT}/IPU.py, marked unknown there", used=False),
+        fact("register_bytes", 4, "bytes", f"{JIA_IPU}: 32-bit registers"),
+        fact("max_threads_per_unit", 6, "worker threads", f"{JIA_IPU}; {ARTIFACT}/IPU.py"),
+        fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
+        fact("layers.L1.capacity_bytes", 256 * 1024, "bytes", PAPER),
+        fact("layers.L1.transaction_bytes", 4, "bytes", f"{ARTIFACT}/IPU.py"),
+        fact("layers.L1.bandwidth_gb_per_s", 7590.0, "GB/s", f"{ARTIFACT}/IPU.py, after {JIA_IPU}"),
+        fact("layers.L1.bandwidth_gb_per_s", 45000.0, "GB/s", f"{JIA_IPU}, aggregate as designed", used=False),
+        fact("layers.L2.capacity_bytes", 1216 * 256 * 1024, "bytes", f"{PAPER}: 1216 x 256 KiB in all", used=False),
+        fact("layers.L2.transaction_bytes", 4, "bytes", f"{ARTIFACT}/IPU.py"),
+        fact("layers.L2.bandwidth_gb_per_s", 7680.0, "GB/s", f"{ARTIFACT}/IPU.py, after {JIA_IPU}"),
+        fact("peak_gflops.float32", 18900.0, "GFLOP/s", f"{ARTIFACT}/IPU.py, after {JIA_IPU}, measured"),
+        fact("peak_gflops.float32", 31100.0, "GFLOP/s", f"{JIA_IPU}, theoretical", used=False),
+    ),
+)
+
+ACCELERATOR_ROWS = (V100, K80, T4, A100, H100, H200, MI50, IPU)

@@ -1,0 +1,97 @@
+"""Small constructors for Hopper's bulk copies and mbarriers, by the calls that stock TVM generates code for.
+
+Source: PTX ISA, "cp.async.bulk", "mbarrier" and "Proxies". A pointer to shared memory is a ``tvm_access_ptr`` with an
+access mask of 0: stock ThreadSync then makes no barriers for what these calls synchronise themselves, while
+StorageRewrite and MergeSharedMemoryAllocations see the buffer in use (an ``address_of`` they do not see: merging stops
+with an internal error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import ptx_call, tirx
+from tvm_ext.analysis.stages import dtype_of
+
+from .build_ir import Expr, Stmt, index
+
+MBARRIER_BYTES = 8
+BULK_BYTES = 16
+"""Size and both addresses of a bulk copy are multiples of this (PTX ISA, "cp.async.bulk")."""
+
+_NO_ACCESS = 0
+
+
+def mbarrier_buffer(count: int, name: str, scope: str) -> Any:
+    """``count`` mbarrier objects, of 8 aligned bytes each, in ``"shared"`` or ``"shared.dyn"`` memory."""
+    return tirx.decl_buffer([index(count)], "uint64", name, scope=scope, data_alignment=MBARRIER_BYTES)
+
+
+def shared_pointer(buffer: Any, offset: Expr) -> Expr:
+    """The address of element ``offset`` of a flat shared buffer."""
+    kind = tirx.type_annotation(dtype_of(buffer))
+    return tirx.tvm_access_ptr(kind, buffer.data, _int32(offset), tirx.IntImm("int32", 1), _NO_ACCESS)
+
+
+def initialise_mbarrier(barriers: Any, which: Expr, arrivals: int) -> Stmt:
+    """``mbarrier.init``: each phase ends when there were ``arrivals`` arrivals and all announced bytes have come."""
+    return _ptx("mbarrier.init.shared::cta.b64", shared_pointer(barriers, which), _uint32(arrivals))
+
+
+def invalidate_mbarrier(barriers: Any, which: Expr) -> Stmt:
+    """``mbarrier.inval``: its memory may be used for something else."""
+    return _ptx("mbarrier.inval.shared::cta.b64", shared_pointer(barriers, which))
+
+
+def fence_initialised_mbarriers() -> Stmt:
+    """Makes them known to the async proxy; other threads need a barrier besides."""
+    return _ptx("fence.mbarrier_init.release.cluster")
+
+
+def fence_generic_stores() -> Stmt:
+    """What the thread stored to shared memory lies before bulk copies to the same place that are issued later."""
+    return _ptx("fence.proxy.async.shared::cta")
+
+
+def announce_bytes(barriers: Any, which: Expr, size_bytes: int) -> Stmt:
+    """Arrives at the mbarrier, whose phase then also waits for ``size_bytes`` to be copied."""
+    name = "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64"
+    return _ptx(name, shared_pointer(barriers, which), _uint32(size_bytes))
+
+
+def arrive(barriers: Any, which: Expr) -> Stmt:
+    """One arrival, which releases what the thread did."""
+    return _ptx("mbarrier.arrive.release.cta.shared::cta.b64", shared_pointer(barriers, which))
+
+
+def wait_for_phase(barriers: Any, which: Expr, parity: Expr) -> Stmt:
+    """Returns once the phase of that parity (0: the first, 1: the second, 0: the third ...) is over."""
+    pointer = shared_pointer(barriers, which)
+    return tirx.Evaluate(tirx.call_intrin("", "tirx.cuda.mbarrier_wait", pointer, _int32(parity)))
+
+
+def copy_in_bulk(
+    target: Any, offset: Expr, source: Any, place: Sequence[Expr], size_bytes: int, mbarrier: Expr
+) -> Stmt:
+    """One thread starts the copy of ``size_bytes`` from ``source[place]`` on to element ``offset`` of ``target``.
+
+    ``mbarrier`` is a `shared_pointer` to the object that counts the bytes. The destination is
+    named ``shared::cluster``, which a block that is no part of a larger cluster is, too: the form that all
+    assemblers since CUDA 12.0 know.
+    """
+    name = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    start = tirx.address_of(tirx.BufferLoad(source, list(place)))
+    return _ptx(name, shared_pointer(target, offset), start, _uint32(size_bytes), mbarrier)
+
+
+def _ptx(instruction: str, *operands: Any) -> Stmt:
+    return tirx.Evaluate(ptx_call(instruction, *operands))
+
+
+def _uint32(value: int) -> Expr:
+    return tirx.IntImm("uint32", value)
+
+
+def _int32(value: Expr) -> Expr:
+    return value if dtype_of(value) == "int32" else tirx.Cast("int32", value)

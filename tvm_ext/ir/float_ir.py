@@ -1,0 +1,91 @@
+"""Floating-point expressions that mean the same to every compiler and that stock TVM's simplifier leaves alone.
+
+What the simplifier would do to them, and where they are needed, is in `tir_passes/expressions/exact_floats.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm_ext._tvm import TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext.analysis.stages import Expr, dtype_of
+
+
+def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:
+    """The one of ``a`` and ``b`` that is ``better`` than the other; NaN where either is NaN."""
+    if _is_number(b):
+        a, b = b, a
+    if _is_number(a):
+        return bound(b, lambda y: tirx.Select(better(a, y), a, y))
+    chosen: Callable[[Expr, Expr], Expr] = lambda x, y: tirx.Select(  # noqa: E731 - short
+        is_number(x), tirx.Select(better(x, y), x, y), x
+    )
+    return bound(a, lambda x: bound(b, lambda y: chosen(x, y)))
+
+
+def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
+    """``body`` of a value that is computed once, and that the simplifier does not look into.
+
+    Loads stay where they are, however often: a compiler sees that they are one. So does what is computed of bfloat16,
+    see `uses_bfloat16`.
+    """
+    if isinstance(value, Var | tirx.FloatImm | TensorLoad) or uses_bfloat16(value):
+        return body(value)
+    variable = Var("t", value.ty)
+    return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))
+
+
+def uses_bfloat16(node: Any) -> bool:
+    """Whether bfloat16 is loaded anywhere in ``node``.
+
+    Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
+    becomes the number that its bits are as an integer. So nothing that loads it may be bound to a variable.
+    """
+    found: list[bool] = []
+    structural_walk(node, [(TensorLoad, lambda load: found.append(dtype_of(load) == "bfloat16"))])
+    return any(found)
+
+
+def _without_numbers_of_truth(value: Expr) -> Expr:
+    """``value`` with each conversion of a truth value to a number as a choice between 1 and 0.
+
+    Of a bound variable stock TVM asks for the bounds, and of a vector of truth values it cannot make the constants.
+    """
+
+    def choice(cast: Any) -> Any:
+        if dtype_of(cast.value) != "bool":
+            return cast
+        return tirx.Select(cast.value, tirx.const(1, dtype_of(cast)), tirx.const(0, dtype_of(cast)))
+
+    return structural_map(value, (tirx.Cast, choice))
+
+
+def is_number(x: Expr) -> Expr:
+    """Whether ``x`` is not NaN, as an expression: LLVM makes the one comparison of it that says so."""
+    return tirx.LE(x, tirx.FloatImm(dtype_of(x), float("inf")))
+
+
+def is_float(value: Expr) -> bool:
+    return "float" in dtype_of(value)
+
+
+def hidden(value: float, dtype: str) -> Expr:
+    """A constant, NaN aside, that stock TVM does not compute with. The compilers behind it do, as IEEE says.
+
+    It is the absolute value of a constant: unlike a reinterpreted integer, C has a form of that for every type.
+    """
+    if dtype == "bfloat16":
+        return tirx.Cast(dtype, hidden(value, "float32"))
+    size = tirx.call_intrin(dtype, "tirx.fabs", tirx.FloatImm(dtype, abs(value)))
+    return size if math.copysign(1.0, value) > 0 else tirx.Mul(tirx.FloatImm(dtype, -1.0), size)
+
+
+def copy_of(value: Expr) -> Expr:
+    """``value`` again, which nothing in TVM takes for the same: multiplied by a hidden 1, which compilers drop."""
+    return tirx.Mul(value, hidden(1.0, dtype_of(value)))
+
+
+def _is_number(value: Expr) -> bool:
+    return isinstance(value, tirx.FloatImm) and value.value == value.value

@@ -1,0 +1,87 @@
+"""Which path an operator took, and why: what construction leaves at every kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .pipelines import PipelinePlan
+from .rprogram import RProgram
+
+CHOICE = "tvm_ext.choice"
+"""PrimFunc attribute: the function's `KernelChoice` as JSON."""
+
+
+CONSTANT_PARAMS = "tvm_ext.constant_params"
+"""PrimFunc attribute: indices of the parameters that are compile-time constants at every call of the function."""
+
+
+Path = Literal["rtile", "rows", "fallback", "stock", "check"]
+"""How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.
+
+"rtile" is an operator of which at least one stage runs in tiles; beside it others may run row by row. In "rows" all do:
+the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to expect.
+"check" only looks at run-time values, before others use them.
+"""
+
+
+OWN_PATHS: tuple[Path, ...] = ("rtile", "rows", "check")
+"""The paths whose kernels this package emits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantPack:
+    """How a compile-time constant is laid out for a kernel, so that its data tiles are contiguous in the order of use.
+
+    The packed tensor has the given ``extents``; its element ``[i0, i1, ...]`` is the constant's row-major element
+    ``offset + sum(i_d * strides[d])``, and 0 beyond the constant's end.
+
+    Worked example: ``W[j, k]`` of shape (48, 32), used as ``B[k, j]`` with j split into panels of 16, is packed with
+    extents (3, 32, 16) and strides (16*32, 1, 32): panel, k, j within the panel.
+    """
+
+    param_index: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.extents) == len(self.strides)
+        assert all(extent >= 1 for extent in self.extents)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPlan:
+    """What an emitter planned for its largest launch, to be compared with the compiler's report of it.
+
+    ``launches`` counts kernels one after another; ``register_count`` is in 32-bit registers of a thread.
+    """
+
+    launches: int
+    blocks: int
+    threads: int
+    shared_bytes: int
+    register_count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelChoice:
+    """Which path an operator took and why; ``reason`` is never empty (house rule: no silent fallback).
+
+    ``gpu`` has one entry for each group of stages that became GPU kernels, in order; a CPU's kernels have none.
+    ``pipeline`` says which of a GPU kernel's buffers are loaded ahead of their use; None where that was not asked.
+    """
+
+    operator: str
+    path: Path
+    reason: str
+    device: str
+    flops: float = 0.0
+    bytes: float = 0.0
+    program: RProgram | None = None
+    packs: tuple[ConstantPack, ...] = ()
+    gpu: tuple[GpuPlan, ...] = ()
+    pipeline: PipelinePlan | None = None
+
+    def __post_init__(self) -> None:
+        assert self.reason, f"{self.operator}: a choice must say why"

@@ -1,0 +1,60 @@
+"""Records as one line of JSON, and back: strict, so that damage shows."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_json(record: object) -> str:
+    """The record as one line of JSON; `from_json` with the record's class gives it back."""
+    assert is_dataclass(record)
+    assert not isinstance(record, type)
+    return json.dumps(asdict(record), separators=(",", ":"))
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """Rebuild a record of class ``kind`` from `to_json`'s text; raises ValueError where it does not fit."""
+    try:
+        value = _build(kind, json.loads(text))
+    except (AttributeError, TypeError, KeyError, AssertionError) as error:
+        raise ValueError(f"not a {kind.__name__}: {error}") from error
+    assert isinstance(value, kind)
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        unknown = set(value) - {item.name for item in fields(kind)}
+        if unknown:
+            raise TypeError(f"unknown fields {sorted(unknown)}")
+        return kind(**{name: _build(hints[name], item) for name, item in value.items()})
+    if origin is tuple:
+        kinds = get_args(kind)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(_build(kinds[0], item) for item in value)
+        return tuple(_build(k, item) for k, item in zip(kinds, value, strict=True))
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _build(next(k for k in get_args(kind) if k is not type(None)), value)
+    return _leaf(kind, value)
+
+
+def _leaf(kind: Any, value: Any) -> Any:
+    """``value`` itself; raises TypeError where JSON held something else than a field of ``kind`` takes."""
+    if get_origin(kind) is Literal:
+        fits = value in get_args(kind)
+    elif kind is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = type(value) is kind if kind in (str, int, bool) else True
+    if not fits:
+        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+    return value

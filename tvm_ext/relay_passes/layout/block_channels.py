@@ -1,0 +1,192 @@
+"""Channel-blocked layouts (NCHW16c with AVX-512) through chains of convolutions, poolings and what is between them.
+
+Stock TVM's ConvertLayout rewrites every operator that it can, leaves a transform at every one that it cannot, and has
+no kernel for blocked convolutions. Here a cost rule decides (`layout/choice.py`), a convolution at either end of a
+chain changes the layout by itself, and blocked operators are written as tensor expressions that Roller tiles well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tvm_ext._tvm import CALL_TIR, Constant, PyExprMutator, Sequential, copy_module, expr_mutator, module_pass, relax
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
+from tvm_ext.records.serialise import to_json
+
+from .blocked import (
+    Window,
+    blocked_shape,
+    broadcast_operand,
+    convolution,
+    depthwise_convolution,
+    element_wise,
+    shape_of,
+    to_blocked,
+    to_plain,
+)
+from .choice import choose_layouts
+from .graph import Operator, read_block, uses
+
+Expr = Any
+
+
+@module_pass(opt_level=0, name="tvm_ext.BlockChannels")
+class BlockChannels:
+    """Rewrite float32 operators of NCHW to NCHW[b]c, b the lanes of a SIMD register, where that pays.
+
+    Parameters and results of functions keep their layout. Weights must be constants (`BindParams` comes first) and
+    shapes static; everything else is left as it is. The decision is left in module attribute ``tvm_ext.layout``.
+
+    Parameters
+    ----------
+    device
+        The CPU whose register width is the block.
+    layout
+        ``"auto"``: where the gain pays the transforms; ``"NCHWc"``: wherever an operator has a blocked form.
+    """
+
+    def __init__(self, device: DeviceSpec, layout: Literal["auto", "NCHWc"] = "auto") -> None:
+        self.block, self.always = device.teu_lanes, layout == "NCHWc"
+        own = [layer.capacity_bytes or 0 for layer in device.layers[1:] if layer.scope != "device"]
+        self.cache_bytes = max(own, default=0)
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        mutator = _Rewrite(mod, self.block, self.cache_bytes)
+        chains: list[LayoutChain] = []
+        for _, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                chains += mutator.plan(mod, func, always=self.always)
+        record = to_json(LayoutRecord(block=self.block, chains=tuple(chains)))
+        if not mutator.operators:
+            return copy_module(mod).with_attr(LAYOUT, record)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        # Transforms are written after every blocked value; those that nobody reads go.
+        clean = Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
+        return clean(mutator.builder_.get()).with_attr(LAYOUT, record)
+
+
+@expr_mutator
+class _Rewrite(PyExprMutator):  # type: ignore[misc]
+    """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
+
+    def __init__(self, mod: Any, block: int, cache_bytes: int) -> None:
+        super().__init__(mod)
+        self.block, self.cache_bytes = block, cache_bytes
+        self.operators: dict[Any, Operator] = {}  # by variable: those to rewrite
+        self.blocked_variables: set[Any] = set()
+        self.blocked: dict[Any, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
+        self.binding: Any = None
+
+    def plan(self, mod: Any, func: Any, *, always: bool) -> list[LayoutChain]:
+        """Decide for each dataflow block of ``func``; returns what was decided."""
+        chains: list[LayoutChain] = []
+        for block in getattr(func.body, "blocks", ()):
+            if not isinstance(block, relax.DataflowBlock):
+                continue
+            operators = read_block(mod, block, self.block, self.cache_bytes)
+            results = [item.var for item in block.bindings if not isinstance(item.var, relax.DataflowVar)]
+            choice = choose_layouts(operators, uses(block, operators, results), always=always)
+            chains += choice.chains
+            self.blocked_variables |= choice.blocked
+            for operator in operators:
+                reads_blocks = any(value in choice.blocked for value in operator.data)
+                if operator.variable in choice.blocked or (operator.is_free and reads_blocks):
+                    self.operators[operator.variable] = operator
+        return chains
+
+    def visit_dataflow_block_(self, block: Any) -> Any:
+        self.blocked = {}
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        self.binding = binding.var
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: Any) -> Any:
+        operator = self.operators.get(self.binding)
+        if operator is None or not operator.call.same_as(call):
+            return self.visit_expr_post_order(call)
+        write = {
+            "convolution": self._convolution,
+            "depthwise": self._depthwise,
+            "pool": self._pool,
+            "element-wise": self._element_wise,
+            "concat": self._concat,
+            "reduce": self._reduce,
+        }[operator.role]
+        value = write(operator)
+        if operator.variable not in self.blocked_variables or operator.role == "reduce":
+            return value  # NCHW already
+        self.blocked[operator.variable] = self.builder_.emit(value)
+        return to_plain(self.builder_, self.blocked[operator.variable])
+
+    def _blocked(self, value: Expr) -> Expr:
+        """``value`` in the blocked layout, transformed where it is not yet."""
+        if isinstance(value, Constant):
+            return to_blocked(self.builder_, value, self.block)
+        if value not in self.blocked:
+            self.blocked[value] = self.builder_.emit(to_blocked(self.builder_, self.visit_expr(value), self.block))
+        return self.blocked[value]
+
+    # --- one method for each role ----------------------------------------------------------------------------------
+    def _convolution(self, operator: Operator) -> Expr:
+        data, weight = operator.call.args
+        # A transform that some pooling asked for does not concern a convolution, which reads either layout.
+        reads_blocks = data in self.blocked and data in self.blocked_variables and not operator.reads_plain
+        source = self.blocked[data] if reads_blocks else self.visit_expr(data)
+        writes_blocks = operator.variable in self.blocked_variables
+        attrs = operator.call.attrs
+        compute = convolution(Window.of(attrs), int(attrs.groups), self.block, blocked_output=writes_blocks)
+        return self.builder_.call_te(compute, source, weight, primfunc_name_hint=f"conv2d_NCHW{self.block}c")
+
+    def _depthwise(self, operator: Operator) -> Expr:
+        data, weight = operator.call.args
+        compute = depthwise_convolution(Window.of(operator.call.attrs))
+        hint = f"depthwise_conv2d_NCHW{self.block}c"
+        return self.builder_.call_te(compute, self._blocked(data), weight, primfunc_name_hint=hint)
+
+    def _pool(self, operator: Operator) -> Expr:
+        attrs = operator.call.attrs
+        pool = relax.op.nn.max_pool2d if operator.name == "nn.max_pool2d" else relax.op.nn.avg_pool2d
+        return pool(
+            self._blocked(operator.data[0]),
+            attrs.pool_size,
+            attrs.strides,
+            attrs.padding,
+            attrs.dilation,
+            attrs.ceil_mode,
+            attrs.count_include_pad,
+            layout=f"NCHW{self.block}c",
+        )
+
+    def _concat(self, operator: Operator) -> Expr:
+        parts = [self._blocked(part) for part in operator.data]
+        return relax.op.concat(parts, axis=int(operator.call.attrs.axis) % 4)  # the block is a fifth axis, behind
+
+    def _reduce(self, operator: Operator) -> Expr:
+        """One element per channel: as a view it is NCHW."""
+        source = self._blocked(operator.data[0])
+        name = operator.name if operator.name in ("sum", "max", "min") else "mean"
+        reduced = getattr(relax.op, name)(source, axis=[2, 3], keepdims=True)
+        return relax.op.reshape(self.builder_.emit(reduced), operator.shape)
+
+    def _element_wise(self, operator: Operator) -> Expr:
+        arguments = [self._operand(item, operator) for item in self._arguments(operator)]
+        if operator.stage is None or operator.body is None:
+            return relax.Call(operator.call.op, arguments, operator.call.attrs, operator.call.ty_args)
+        shape = blocked_shape(operator.shape, self.block)
+        compute = element_wise(operator.stage, operator.body.params, shape)
+        return self.builder_.call_te(compute, *arguments, primfunc_name_hint=operator.name)
+
+    def _arguments(self, operator: Operator) -> list[Expr]:
+        return list(operator.call.args[1].fields if operator.call.op == CALL_TIR else operator.call.args)
+
+    def _operand(self, value: Expr, operator: Operator) -> Expr:
+        if getattr(value, "ty", None) is None or not hasattr(value.ty, "shape"):
+            return value  # a number among the arguments
+        if shape_of(value) == operator.shape:
+            return self._blocked(value)
+        return broadcast_operand(self.builder_, self.visit_expr(value), operator.shape[1], self.block)

@@ -1,0 +1,131 @@
+"""Channels-last layouts for half-precision convolutions on GPUs with matrix units.
+
+A matrix instruction takes runs of the reduction axis, a convolution's channels: with NHWC activations and OHWI weights
+they are neighbours in memory, and a threadblock copies 16 bytes at a time to shared memory; with NCHW it gathers single
+elements. Stock ConvertLayout carries the layout through what lies between the convolutions. What it cannot carry it
+transposes, so the conversion is kept only where few transposes of activations remain; those of weights are done here,
+once, at compile time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_ext._tvm import Call, Constant, PyExprMutator, copy_module, expr_mutator, module_pass, relax
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutChain, LayoutRecord
+from tvm_ext.records.serialise import to_json
+
+NHWC = ("NHWC", "OHWI")
+CONVOLUTION, TRANSPOSE = "relax.nn.conv2d", "relax.permute_dims"
+TRANSPOSES_PER_CONVOLUTION = 0.5
+"""Keep the new layout up to so many transposes of activations per convolution: each costs two passes over memory."""
+
+Expr = Any
+
+
+@module_pass(opt_level=0, name="tvm_ext.ChannelsLast")
+class ChannelsLast:
+    """Rewrite half-precision convolutions, and what is between them, from NCHW to NHWC where that pays.
+
+    Parameters and results of functions keep their layout. What was decided is left in module attribute
+    ``tvm_ext.layout``. Grouped convolutions stay: matrix units do not serve them.
+
+    Parameters
+    ----------
+    device
+        The GPU; without matrix units for a convolution's type it stays as it is.
+    always
+        Convert whatever the number of transposes.
+    """
+
+    def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:
+        self.device, self.always = device, always
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        convolutions = [call for call in _calls(mod, CONVOLUTION) if self._is_served(call)]
+        if not convolutions:
+            return copy_module(mod)
+        try:
+            converted = _FoldTransposes(relax.transform.ConvertLayout({}, self._layouts)(mod)).run()
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = f"stock ConvertLayout fails: {str(error).strip().splitlines()[-1]}"
+            return self._noted(copy_module(mod), 0, 0, len(convolutions), reason)
+        added = len(_calls(converted, TRANSPOSE)) - len(_calls(mod, TRANSPOSE))
+        if added > TRANSPOSES_PER_CONVOLUTION * len(convolutions) and not self.always:
+            reason = f"{added} transposes of activations would remain for {len(convolutions)} convolutions"
+            return self._noted(copy_module(mod), 0, 0, len(convolutions), reason)
+        reason = "matrix units read channels that are neighbours in memory"
+        return self._noted(converted, len(convolutions), added, len(convolutions), reason)
+
+    @staticmethod
+    def _noted(mod: Any, converted: int, transposes: int, candidates: int, reason: str) -> Any:
+        """``mod`` with what was decided, for the report."""
+        chain = LayoutChain(
+            operators=(CONVOLUTION,) * candidates,
+            blocked_count=converted,
+            transform_count=transposes,
+            saved_elements=0.0,
+            reason=reason,
+        )
+        return mod.with_attr(LAYOUT, to_json(LayoutRecord(block=CHANNELS_LAST, chains=(chain,))))
+
+    def _layouts(self, call: Any) -> dict[str, list[str]]:
+        """What ConvertLayout asks for every call of the module."""
+        return {CONVOLUTION: list(NHWC)} if _is_call_of(call, CONVOLUTION) and self._is_served(call) else {}
+
+    def _is_served(self, call: Any) -> bool:
+        """Whether the matrix units may compute this convolution, given as NCHW."""
+        attrs, dtype = call.attrs, str(call.args[0].ty.dtype)
+        layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
+        has_units = self.device.peak_gflops_of(f"{dtype}_tensor") is not None
+        return dtype in ("float16", "bfloat16") and has_units and int(attrs.groups) == 1 and layouts == ("NCHW", "OIHW")
+
+
+def _is_call_of(node: Any, operator: str) -> bool:
+    return isinstance(node, Call) and getattr(node.op, "name", "") == operator
+
+
+def _calls(mod: Any, operator: str) -> list[Any]:
+    """The calls of ``operator`` in all Relax functions of ``mod``."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if _is_call_of(node, operator):
+            found.append(node)
+
+    for _, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return found
+
+
+@expr_mutator
+class _FoldTransposes(PyExprMutator):  # type: ignore[misc]
+    """Transposes constants; stock FoldConstant would compile a kernel for each."""
+
+    def __init__(self, mod: Any) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.done: dict[tuple[Any, tuple[int, ...]], Any] = {}
+
+    def run(self) -> Any:
+        for gv, func in self.mod.functions_items():
+            if isinstance(func, relax.Function):
+                self.builder_.update_func(gv, self.visit_expr(func))
+        return self.builder_.get()
+
+    def visit_call_(self, call: Any) -> Expr:
+        call = self.visit_expr_post_order(call)
+        if not _is_call_of(call, TRANSPOSE):
+            return call
+        source = call.args[0] if isinstance(call.args[0], Constant) else self.lookup_binding(call.args[0])
+        if not isinstance(source, Constant) or call.attrs.axes is None:
+            return call
+        axes = tuple(int(axis) for axis in call.attrs.axes)
+        if (source.value, axes) not in self.done:
+            array = source.value.numpy()
+            self.done[source.value, axes] = relax.const(np.ascontiguousarray(array.transpose(axes)), str(array.dtype))
+        return self.done[source.value, axes]

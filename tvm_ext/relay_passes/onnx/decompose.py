@@ -1,0 +1,125 @@
+"""Applies what `onnx/operators/` says of single operators: checks them, and rewrites those that do not convert."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from tvm_ext.errors import ModelError
+
+from .check import sort_nodes
+from .fold_constants import fold_constants
+from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node
+from .infer import infer_types
+from .operators.context import Context, refusal
+from .operators.number_types import WIDENED_BFLOAT16, in_float32
+from .operators.tables import CHECKS, RULES
+
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
+# What arithmetic raises over operands of other ranks, types and extents than ONNX allows; the checker sees few of them.
+_RULE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_MISFIT = "compare the node with the definition of its operator; bind dynamic dimensions with shape={...}"
+# Rules write operators that have rules: Attention -> Softmax -> ... Deeper is a rule that writes its own operator.
+_MAX_ROUNDS = 8
+_SUB_BYTE_NAMES = "FLOAT4E2M1 INT4 UINT4 INT2 UINT2"
+_NARROW_NAMES = (
+    f"FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 {_SUB_BYTE_NAMES} COMPLEX64 COMPLEX128"
+)
+# (Older releases of ONNX have fewer of them.)
+_NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_NAMES.split() if name in _ELEMENT_TYPES)
+
+
+def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
+    """`graph`, checked, with every node replaced for which a rule has something to say, and constants folded.
+
+    Raises
+    ------
+    ModelError
+        A node is refused by a check or a rule.
+    """
+    for _ in range(_MAX_ROUNDS):
+        rewritten = _apply_rules(graph)
+        if rewritten is graph:
+            _check_inputs(graph)
+            return graph
+        graph = fold_constants(sort_nodes(rewritten))
+    raise AssertionError("the rules of onnx/operators/ do not come to an end")
+
+
+def _check_inputs(graph: OnnxGraph) -> None:
+    """Types narrower than a byte, even of what only a Shape reads, lie otherwise in NumPy's memory than in TVM's."""
+    for value in graph.inputs:
+        name = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        if name in _SUB_BYTE_NAMES.split():
+            raise ModelError(
+                f"input '{value.name}' has the element type {name}, which is less than a byte",
+                "export the model with types of 8 bits or more",
+            )
+
+
+def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
+    """One round; `graph` itself where no rule applies."""
+    context = context_of(graph)
+    nodes: list[onnx.NodeProto] = []
+    changed = False
+    for node in graph.nodes:
+        replaced = _rewrite(node, context)
+        if replaced is None:
+            _check_types(node, context)
+        changed |= replaced is not None
+        nodes.extend([node] if replaced is None else replaced)
+    return graph.with_nodes(nodes) if changed else graph
+
+
+def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    if node.domain not in STANDARD_DOMAINS:
+        return None
+    try:
+        if node.op_type in WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
+            return in_float32(node, context)
+        if node.op_type in CHECKS:
+            CHECKS[node.op_type](node, context)
+        return RULES[node.op_type](node, context) if node.op_type in RULES else None
+    except ModelError:
+        raise
+    except (*_RULE_ERRORS, MemoryError) as error:
+        raise refusal(node, f"has operands that do not fit: {type(error).__name__}: {error}", _MISFIT) from error
+
+
+def _check_types(node: onnx.NodeProto, context: Context) -> None:
+    """TVM computes with some narrow types wrongly (8-bit floats), and fails on others long after the import.
+
+    8-bit exponents can be read, no more: their Cast to a wider type is right.
+    """
+    is_read = node.op_type == "Cast" and context.element_type(node.input[0]) == TensorProto.FLOAT8E8M0
+    for name in (*(node.input if not is_read else ()), *node.output):
+        code = context.element_type(name) if name else 0
+        if code in _NARROW_TYPES:
+            raise ModelError(
+                f"{describe_node(node)}: tensor '{name}' has the element type {TensorProto.DataType.Name(code)}, which "
+                "kernels cannot compute with",
+                "export the model with types of 8 bits or more, floating-point ones of 16 bits or more",
+            )
+
+
+def context_of(graph: OnnxGraph) -> Context:
+    """What rules and checks may know of `graph`."""
+    return Context(types=infer_types(graph), constants=graph.constants, opset=graph.opset, taken=defined_names(graph))
+
+
+def refuse_training(graph: OnnxGraph) -> None:
+    """The stock importer would normalize with the running statistics, silently.
+
+    Raises
+    ------
+    ModelError
+        A BatchNormalization runs in training mode, or its updated statistics are read.
+    """
+    uses = count_uses(graph)
+    for node in graph.nodes:
+        if node.op_type != "BatchNormalization" or node.domain not in STANDARD_DOMAINS:
+            continue
+        if attribute(node, "training_mode", 0) or any(uses[name] for name in node.output[1:]):
+            raise ModelError(
+                f"{describe_node(node)} is in training mode", "export the model for inference (model.eval() in PyTorch)"
+            )

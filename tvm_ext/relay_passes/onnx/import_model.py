@@ -1,0 +1,326 @@
+"""ONNX in, Relax out: the cleaning steps in order, then the stock importer.
+
+Everything user-facing about a model file is decided here; later passes see a Relax function whose arguments are the
+model's inputs followed by its parameters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from tvm_ext import _tvm
+from tvm_ext.errors import InputError, ModelError
+
+from .bind_inputs import RequestedDim, bind_inputs, declared_dims
+from .check import check_names, check_structure, find_unsupported, sort_nodes, unsupported_error, warn_non_finite
+from .clean import (
+    as_identifier,
+    drop_dead_nodes,
+    drop_identities,
+    expand_sums,
+    fold_gemm_attributes,
+    inline_functions,
+    rename_for_code,
+    settle_empty_tensors,
+)
+from .decompose import decompose_operators, refuse_training
+from .fold_batch_norm import fold_channel_scales, lower_batch_norm, merge_scales, split_biases
+from .fold_constants import fold_constants
+from .graph import (
+    STANDARD_DOMAINS,
+    OnnxGraph,
+    count_uses,
+    describe_node,
+    graph_from_model,
+    model_from_graph,
+    with_some_shape,
+)
+from .import_limits import ImportLimits
+from .limit import check_limits
+from .load import load_onnx
+from .operators.tables import CONVERTERS, REPLACED
+
+ORIGINAL_NAMES = "tvm_ext.original_names"
+"""Function attribute: argument name -> the ONNX name, for the arguments whose name had to change."""
+OUTPUT_NAMES = "tvm_ext.output_names"
+"""Function attribute: the ONNX names of the outputs, in order."""
+
+# Operators whose tensor operands are data wherever they come from. A constant with another reader (Resize's scales,
+# Clip's bounds) configures that operator, and the stock importer must see its value.
+_WEIGHT_READER_NAMES = (
+    "Add BatchNormalization BiasGelu Conv ConvTranspose Div Einsum Gather Gemm GroupNormalization "
+    "InstanceNormalization LayerNormalization MatMul MatMulInteger MatMulInteger16 Mul PRelu "
+    "RMSNormalization SkipLayerNormalization Sub"
+)
+_WEIGHT_READERS = frozenset(_WEIGHT_READER_NAMES.split())
+
+# ONNX nests definitions two or three deep.
+_MAX_EXPANSIONS = 8
+
+
+def import_model(
+    model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+    shape: Mapping[str, Sequence[RequestedDim]] | None = None,
+    dtype: str | Mapping[str, str] | None = None,
+    *,
+    constants: Mapping[str, npt.ArrayLike] | None = None,
+    limits: ImportLimits | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Imports an ONNX model as a Relax module.
+
+    Parameters
+    ----------
+    model
+        A path, the bytes of a file, or a loaded model (never changed). External data must lie in the model's folder.
+    shape
+        Input name (as in the file) -> extents. Binds dynamic dimensions; None, -1 or a name keeps one open. The first
+        dimension may differ from a static one of the file, the others may not.
+    dtype
+        What the caller believes the inputs' element types to be (one name speaks of all floating-point inputs).
+    constants
+        Input name -> value, for inputs whose value must be known at build time (a Reshape's target, say). They are no
+        inputs any more.
+    limits
+        How large the model and its tensors may be; None: `ImportLimits.current`.
+
+    Returns
+    -------
+    tuple
+        The module, and its parameters: name -> tensor on the CPU. ``mod["main"]`` takes the inputs, in the file's
+        order, then the parameters, in the order of the dict. Names that are no C identifiers are replaced (`gpu_0/data`
+        by `gpu_0_data`). Its attributes say what else there is to know: ``num_input``, ``tvm_ext.original_names`` (new
+        name -> name in the file) and ``tvm_ext.output_names``.
+
+    Raises
+    ------
+    ModelError
+        The model is damaged, unsafe, contradictory, cyclic, too large, or uses unsupported operators (all listed).
+    InputError
+        `shape`, `dtype` or `constants` do not fit the model.
+    """
+    proto = load_onnx(model)
+    graph = checked_graph(proto, limits or ImportLimits.current())
+    graph = bind_inputs(graph, shape, dtype, constants)
+    graph = expand_unsupported(graph, proto)
+    graph = clean_graph(graph)
+    graph, original_names = rename_for_code(graph)
+    warn_non_finite((original_names.get(name, name), value) for name, value in graph.constants.items())
+    return _convert(graph, original_names)
+
+
+def checked_graph(proto: onnx.ModelProto, limits: ImportLimits | None = None) -> OnnxGraph:
+    """The main graph of `proto`, sorted, its size, names and structure checked."""
+    limits = limits or ImportLimits()
+    check_limits(proto, limits)
+    graph = graph_from_model(proto, limits)
+    check_names(graph)
+    graph = sort_nodes(graph)
+    # ONNX's checker does not know the functions that a model brings; their calls are checked after expansion.
+    if not proto.functions:
+        check_structure(graph)
+    return graph
+
+
+def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
+    """Expands functions, and operators which the importer lacks but ONNX defines by simpler ones.
+
+    Raises
+    ------
+    ModelError
+        Listing every operator that stays unsupported.
+    """
+    supported = _supported_operators()
+    if proto.functions:
+        graph = inline_functions(graph, proto, frozenset())
+        check_names(graph)
+        graph = sort_nodes(graph)
+        check_structure(graph)
+    graph = sort_nodes(drop_dead_nodes(graph))
+    # One definition may use another: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> GatherElements.
+    for _ in range(_MAX_EXPANSIONS):
+        expandable = frozenset(
+            ("", node.op_type) for node in graph.nodes if _is_defined_by_others(node, graph, supported)
+        )
+        if not expandable:
+            break
+        graph = sort_nodes(inline_functions(graph, onnx.ModelProto(), expandable))
+    unsupported = find_unsupported(graph, supported)
+    if unsupported:
+        # Some of them may be known at import, or lead to no output.
+        unsupported = find_unsupported(drop_dead_nodes(fold_constants(graph)), supported)
+    if unsupported:
+        raise unsupported_error(graph, unsupported)
+    return graph
+
+
+def _supported_operators() -> frozenset[str]:
+    return frozenset({*_tvm.onnx_operators(), "If", "Constant", *CONVERTERS, *REPLACED})
+
+
+def _is_defined_by_others(node: onnx.NodeProto, graph: OnnxGraph, supported: frozenset[str]) -> bool:
+    """Whether `node` has no (right) converter, but a definition in ONNX's own standard."""
+    if node.domain not in STANDARD_DOMAINS or not (node.op_type not in supported or _is_converted_wrongly(node)):
+        return False
+    try:
+        schema = onnx.defs.get_schema(node.op_type, graph.opset)
+    except onnx.defs.SchemaError:
+        return False
+    # (These two are missing in the type stubs of onnx.)
+    return any(bool(getattr(schema, kind)) for kind in ("has_function", "has_context_dependent_function"))
+
+
+def _is_converted_wrongly(node: onnx.NodeProto) -> bool:
+    # The second and third output of LayerNormalization (mean, inverse deviation) come out as dummies.
+    return node.op_type == "LayerNormalization" and len(node.output) > 1
+
+
+def clean_graph(graph: OnnxGraph) -> OnnxGraph:
+    """The cleaning, top to bottom; each step is pure and keeps what the graph computes."""
+    # First, so that every later step sees weights and axes as constants, however the exporter wrote them.
+    graph = fold_constants(graph)
+    refuse_training(graph)
+    graph = decompose_operators(graph)
+    # Before the batch-norm steps: a Dropout or Identity between two operators hides that one feeds the other.
+    graph = drop_identities(graph)
+    graph = expand_sums(graph)
+    graph = merge_scales(lower_batch_norm(graph))
+    # Before scales are folded: a Gemm without attributes takes a scale like a convolution.
+    graph = fold_gemm_attributes(graph)
+    graph = fold_channel_scales(graph)
+    # After the folding, which needs the bias as an operand of the convolution.
+    graph = split_biases(graph)
+    graph = settle_empty_tensors(graph)
+    return drop_dead_nodes(graph)
+
+
+def _parameter_names(graph: OnnxGraph) -> list[str]:
+    """The constants that become arguments: weights, in contrast to the values that configure an operator."""
+    uses = count_uses(graph)
+    weight_uses = dict.fromkeys(graph.constants, 0)
+    for node in graph.nodes:
+        for name in node.input:
+            if name in weight_uses and node.op_type in _WEIGHT_READERS:
+                weight_uses[name] += 1
+    return [
+        name
+        for name, value in graph.constants.items()
+        if value.ndim >= 1 and value.size > 1 and _is_weight_type(value.dtype) and weight_uses[name] == uses[name]
+    ]
+
+
+def _is_weight_type(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name in ("bfloat16", "int8", "uint8")
+
+
+def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+    parameters = _parameter_names(graph)
+    as_arguments = frozenset(parameters)
+    proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
+    shapes = _relax_shapes(graph) | {name: list(graph.constants[name].shape) for name in parameters}
+    try:
+        mod = _tvm.import_onnx_with(proto, shapes, CONVERTERS)
+    except (*_tvm.IMPORT_ERRORS, MemoryError) as error:
+        raise _conversion_error(graph, error) from error
+    renamed = {name: original for name, original in original_names.items() if name in (*graph.input_names, *parameters)}
+    attributes = {
+        "num_input": len(graph.inputs),
+        ORIGINAL_NAMES: renamed,
+        OUTPUT_NAMES: list(graph.output_names),
+    }
+    mod["main"] = mod["main"].with_attrs(attributes)
+    return mod, {name: _tvm.tensor(np.ascontiguousarray(graph.constants[name])) for name in parameters}
+
+
+def _relax_shapes(graph: OnnxGraph) -> dict[str, list[Any]]:
+    """The shape of each input of known rank, one symbolic variable per dimension name."""
+    variables: dict[str, Any] = {}
+    shapes: dict[str, list[Any]] = {}
+    for value in graph.inputs:
+        dims = declared_dims(value)
+        if dims is not None:
+            shapes[value.name] = [dim if isinstance(dim, int) else _variable(str(dim), variables) for dim in dims]
+    return shapes
+
+
+def _variable(name: str, variables: dict[str, Any]) -> Any:
+    if name not in variables:
+        variables[name] = _tvm.tirx.Var(as_identifier(name), "int64")
+    return variables[name]
+
+
+def _conversion_error(graph: OnnxGraph, error: BaseException) -> ModelError:
+    node = _node_under_conversion(error.__traceback__)
+    where = describe_node(node) if node is not None else "the model"
+    reason = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), type(error).__name__)
+    dynamic = [name for name in node.input if name in graph.input_names] if node is not None else []
+    names = " or ".join(map(repr, dynamic))
+    hint = f"if {names} is known at build time, pass it in constants={{...}}; " if dynamic else ""
+    return ModelError(
+        f"TVM's ONNX importer cannot convert {where}: {reason.strip()}",
+        f"{hint}bind dynamic dimensions with shape={{...}}, or export the operator differently",
+    )
+
+
+def _node_under_conversion(traceback: TracebackType | None) -> onnx.NodeProto | None:
+    """The stock importer's own errors name no node, but the loop over the nodes is on the stack."""
+    found = None
+    while traceback is not None:
+        node = traceback.tb_frame.f_locals.get("node")
+        found = node if isinstance(node, onnx.NodeProto) else found
+        traceback = traceback.tb_next
+    return found
+
+
+def unbound_dimensions(mod: Any) -> dict[str, tuple[str, ...]]:
+    """The symbolic dimensions of the arguments of ``mod["main"]``: name -> the arguments whose shape it is in.
+
+    An argument of unknown rank counts under the name ``rank of <argument>``.
+    """
+    found: dict[str, list[str]] = {}
+    for parameter in mod["main"].params:
+        for name in sorted(_symbols(parameter)):
+            found.setdefault(name, []).append(parameter.name)
+    return {name: tuple(arguments) for name, arguments in found.items()}
+
+
+def _symbols(parameter: Any) -> set[str]:
+    if not isinstance(parameter.ty, _tvm.relax.TensorType):
+        return set()
+    if parameter.ty.shape is None:
+        return {f"rank of {parameter.name}"}
+    names: list[str] = []
+    for dim in parameter.ty.shape:
+        _tvm.structural_walk(dim, (_tvm.Var, lambda variable: names.append(str(variable.name))))
+    return set(names)
+
+
+def require_bound_dimensions(mod: Any) -> None:
+    """Raises an error that names every dimension without a value, and the inputs it belongs to.
+
+    Raises
+    ------
+    InputError
+        Kernels are constructed for static shapes, and an extent is not known.
+    """
+    unbound = unbound_dimensions(mod)
+    if not unbound:
+        return
+    attributes = mod["main"].attrs
+    original = dict(attributes[ORIGINAL_NAMES]) if attributes and ORIGINAL_NAMES in attributes else {}
+    listed = "; ".join(
+        f"'{dim}' of input {', '.join(repr(str(original.get(name, name))) for name in names)}"
+        for dim, names in unbound.items()
+    )
+    argument = next(iter(unbound.values()))[0]
+    first = original.get(argument, argument)
+    raise InputError(
+        f"{len(unbound)} dimension(s) have no value: {listed}",
+        f"bind them when importing: shape={{'{first}': [...]}}, or --shape {first}=... on the command line",
+    )

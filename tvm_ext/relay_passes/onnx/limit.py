@@ -1,0 +1,231 @@
+"""Refuses models that are too large or too deep, or say numbers that nothing can have, before anything works on them.
+
+Plain Python over the protobuf, in time that grows with what is allowed: neither ONNX's own checks, which are C++ and
+recursive, nor NumPy have seen the model yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from math import prod
+
+import onnx
+
+from tvm_ext.errors import ModelError
+
+from .graph import describe_node, nested_graphs
+from .import_limits import ImportLimits, raise_limit
+
+_DAMAGED = "the file is damaged or was written by a faulty exporter: export it again"
+# Attributes whose integers are no extents, axes or counts: values, and the ends of slices ("to the last": 2^63 - 1).
+_ANY_NUMBER = frozenset(
+    {("Slice", "starts"), ("Slice", "ends"), ("Shape", "start"), ("Shape", "end"), ("Constant", "value_int"),
+     ("Constant", "value_ints")}
+)  # fmt: skip
+_FunctionKey = tuple[str, str]
+
+
+def check_limits(model: onnx.ModelProto, limits: ImportLimits) -> None:
+    """The whole model, its functions and nested graphs included.
+
+    Raises
+    ------
+    ModelError
+        Naming the limit, what passed it, and how to raise it.
+    """
+    _check_count("functions", model.functions, "values", limits)
+    for function in model.functions:
+        _check_count(f"nodes of function '{function.name[:80]}'", function.node, "nodes", limits)
+        _check_nodes(function.node, limits)
+    _check_graph(model.graph, limits)
+    _check_expansion(model, limits)
+
+
+def check_node_count(nodes: Sized, limits: ImportLimits) -> None:
+    """Raises ModelError where expansion has made too many nodes."""
+    _check_count("nodes", nodes, "nodes", limits)
+
+
+def check_extents(shape: Sequence[int], what: str, limits: ImportLimits) -> None:
+    """A shape that a tensor may have; ``what`` names the tensor, in an error. Raises ModelError."""
+    shown = tuple(shape[:8]) if len(shape) <= 8 else f"{len(shape)} dimensions"
+    if len(shape) > limits.rank:
+        raise ModelError(f"{what} has {len(shape)} dimensions (limit {limits.rank})", raise_limit("rank", len(shape)))
+    if any(extent < 0 for extent in shape):
+        raise ModelError(f"{what} has the shape {shown}, which is negative", _DAMAGED)
+    # Extents beside a 0 count as well: they are numbers of loops and of bytes somewhere.
+    elements = prod(max(extent, 1) for extent in shape)
+    if elements > limits.tensor_elements:
+        raise ModelError(
+            f"{what} has the shape {shown}, {elements} elements (limit {limits.tensor_elements})",
+            raise_limit("tensor_elements", elements),
+        )
+
+
+def _check_count(what: str, items: Sized, name: str, limits: ImportLimits) -> None:
+    limit = getattr(limits, name)
+    if len(items) > limit:
+        raise ModelError(f"the model has {len(items)} {what} (limit {limit})", raise_limit(name, len(items)))
+
+
+def _check_graph(graph: onnx.GraphProto, limits: ImportLimits) -> None:
+    """``graph`` and what is inside it, level by level."""
+    level, total = [graph], 0
+    for _ in range(limits.depth):
+        for body in level:
+            total += len(body.node)
+            _check_count("nodes", range(total), "nodes", limits)
+            _check_body(body, limits)
+        level = [inner for body in level for node in body.node for inner in nested_graphs(node)]
+        if not level:
+            return
+    raise ModelError(
+        f"the model has graphs more than {limits.depth} deep inside graphs (limit {limits.depth})",
+        raise_limit("depth", 2 * limits.depth),
+    )
+
+
+def _check_body(body: onnx.GraphProto, limits: ImportLimits) -> None:
+    for what, items in (("inputs", body.input), ("outputs", body.output), ("initializers", body.initializer)):
+        _check_count(what, items, "values", limits)
+    for value in body.input:
+        _check_text(value.name, "an input's name", limits)
+        _check_declared(value.type, f"input '{value.name}'", limits)
+    for tensor in body.initializer:
+        _check_text(tensor.name, "a constant's name", limits)
+        check_extents(tensor.dims, f"constant '{tensor.name}'", limits)
+    _check_nodes(body.node, limits)
+
+
+def _check_declared(kind: onnx.TypeProto, what: str, limits: ImportLimits) -> None:
+    """The declared extents of an input; what is open counts as 1."""
+    if kind.HasField("tensor_type"):
+        dims = kind.tensor_type.shape.dim
+        check_extents([dim.dim_value if dim.HasField("dim_value") else 1 for dim in dims], what, limits)
+        for dim in dims:
+            _check_text(dim.dim_param, f"a dimension of {what}", limits)
+
+
+def _check_nodes(nodes: Iterable[onnx.NodeProto], limits: ImportLimits) -> None:
+    for node in nodes:
+        if len(node.name) > limits.text_bytes:
+            raise _too_long("a node's name", limits)
+        for what, items, name in (
+            ("inputs", node.input, "operands"),
+            ("outputs", node.output, "results"),
+            ("attributes", node.attribute, "operands"),
+        ):
+            limit = getattr(limits, name)
+            if len(items) > limit:
+                raise ModelError(
+                    f"{describe_node(node)} has {len(items)} {what} (limit {limit})", raise_limit(name, len(items))
+                )
+        for item in node.attribute:
+            _check_attribute(node, item, limits)
+
+
+def _check_attribute(node: onnx.NodeProto, item: onnx.AttributeProto, limits: ImportLimits) -> None:
+    if item.HasField("t"):
+        check_extents(item.t.dims, f"attribute '{item.name}' of {describe_node(node)}", limits)
+    if node.op_type == "Constant":
+        return
+    if max(len(item.ints), len(item.floats), len(item.strings)) > limits.operands:
+        raise ModelError(
+            f"{describe_node(node)} has an attribute '{item.name[:80]}' of more than {limits.operands} values",
+            raise_limit("operands", max(len(item.ints), len(item.floats), len(item.strings))),
+        )
+    far = next((number for number in (item.i, *item.ints) if abs(number) >= limits.tensor_elements), None)
+    if far is not None and (node.op_type, item.name) not in _ANY_NUMBER:
+        raise ModelError(
+            f"{describe_node(node)} has the number {far} in its attribute '{item.name}' "
+            f"(limit {limits.tensor_elements})",
+            raise_limit("tensor_elements", abs(far)),
+        )
+    for text in (item.s, *item.strings):
+        _check_string(node, item.name, text, limits)
+
+
+def _check_string(node: onnx.NodeProto, name: str, text: bytes, limits: ImportLimits) -> None:
+    """ONNX's inference never comes back from an equation of Einsum that is no text."""
+    if len(text) > limits.text_bytes:
+        raise _too_long(f"attribute '{name[:80]}' of {describe_node(node)}", limits)
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"attribute '{name}' of {describe_node(node)} is not UTF-8", _DAMAGED) from error
+
+
+def _check_text(text: str, what: str, limits: ImportLimits) -> None:
+    if len(text) > limits.text_bytes:
+        raise _too_long(what, limits)
+
+
+def _too_long(what: str, limits: ImportLimits) -> ModelError:
+    return ModelError(
+        f"{what} is longer than {limits.text_bytes} bytes", raise_limit("text_bytes", 16 * limits.text_bytes)
+    )
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+def _check_expansion(model: onnx.ModelProto, limits: ImportLimits) -> None:
+    """Functions end, and all calls written out are few enough: f calls g twice, which calls h twice, ...: 2^n nodes."""
+    bodies: dict[_FunctionKey, Sequence[onnx.NodeProto]] = {}
+    for function in model.functions:
+        bodies.setdefault((function.domain, function.name), function.node)
+    sizes: dict[_FunctionKey, int] = {}
+    for key in bodies:
+        _measure(key, bodies, sizes, (), limits)
+    total = _expanded(_flat(model.graph.node, limits), bodies, sizes)
+    if total > limits.nodes:
+        raise ModelError(
+            f"the model has {total} nodes with its functions expanded (limit {limits.nodes})",
+            raise_limit("nodes", total),
+        )
+
+
+def _measure(
+    key: _FunctionKey,
+    bodies: Mapping[_FunctionKey, Sequence[onnx.NodeProto]],
+    sizes: dict[_FunctionKey, int],
+    path: tuple[_FunctionKey, ...],
+    limits: ImportLimits,
+) -> None:
+    """Puts into ``sizes`` how many nodes a call of function ``key`` stands for; ``path``: who calls it."""
+    if key in sizes:
+        return
+    if key in path:
+        names = " -> ".join(f"'{name}'" for _, name in (*path[path.index(key) :], key))
+        raise ModelError(f"functions of the model call each other in a circle: {names}", "write the recursion out")
+    if len(path) >= limits.depth:
+        raise ModelError(
+            f"functions of the model call each other {len(path)} deep, '{key[1]}' among them (limit {limits.depth})",
+            raise_limit("depth", 2 * len(path)),
+        )
+    nodes = list(_flat(bodies[key], limits))
+    for node in nodes:
+        callee = (node.domain, node.op_type)
+        if callee in bodies:
+            _measure(callee, bodies, sizes, (*path, key), limits)
+    sizes[key] = _expanded(nodes, bodies, sizes)
+
+
+def _expanded(
+    nodes: Iterable[onnx.NodeProto],
+    bodies: Mapping[_FunctionKey, Sequence[onnx.NodeProto]],
+    sizes: Mapping[_FunctionKey, int],
+) -> int:
+    return sum(sizes[node.domain, node.op_type] if (node.domain, node.op_type) in bodies else 1 for node in nodes)
+
+
+def _flat(nodes: Iterable[onnx.NodeProto], limits: ImportLimits) -> Iterator[onnx.NodeProto]:
+    """``nodes`` and those inside them, as deep as is allowed."""
+    level: list[onnx.NodeProto] = list(nodes)
+    for _ in range(limits.depth + 1):
+        yield from level
+        level = [inner for node in level for body in nested_graphs(node) for inner in body.node]
+        if not level:
+            return
+    raise ModelError(
+        f"the model has graphs more than {limits.depth} deep inside graphs (limit {limits.depth})",
+        raise_limit("depth", 2 * limits.depth),
+    )

@@ -1,0 +1,158 @@
+"""Deformable convolutions: samples gathered by computed coordinates, then one product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..graph import attribute
+from .context import Context, Pen, Rule, operand, refusal
+from .windows import Windows, check_windows
+
+_INT64 = onnx.TensorProto.INT64
+_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """Extents of a deformable convolution; `offsets` are the groups of channels that share their offsets."""
+
+    windows: Windows
+    batch: int
+    channels: int
+    filters: int
+    groups: int
+    offsets: int
+
+    @property
+    def taps(self) -> int:
+        return prod(self.windows.kernel)
+
+    @property
+    def points(self) -> int:
+        """Elements of one output channel."""
+        return prod(self.windows.counts)
+
+
+def _deform_conv(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """columns[n, channel, tap, point] by bilinear interpolation, times the weight as in any convolution."""
+    pen, sizes = Pen(node=node, context=context), _sizes(node, context)
+    code = context.known_type(node, node.input[0])
+    wide = onnx.TensorProto.FLOAT if code in _NARROW else code
+    x, weight, offset, bias, mask = (
+        pen.cast(name, wide) if name and code != wide else name for name in (operand(node, i) for i in range(5))
+    )
+    columns = _columns(pen, sizes, x, offset, mask, wide)
+    rows = sizes.channels // sizes.groups * sizes.taps
+    grouped = pen.add("Reshape", columns, pen.integers(sizes.batch, sizes.groups, rows, sizes.points))
+    filters = pen.add("Reshape", weight, pen.integers(sizes.groups, sizes.filters // sizes.groups, rows))
+    product = pen.add("MatMul", filters, grouped)
+    result = pen.add("Reshape", product, pen.integers(sizes.batch, sizes.filters, *sizes.windows.counts))
+    if bias:
+        result = pen.add("Add", result, pen.add("Reshape", bias, pen.integers(1, sizes.filters, 1, 1)))
+    pen.cast(result, code, out=node.output[0])
+    return pen.nodes
+
+
+def _sizes(node: onnx.NodeProto, context: Context) -> _Sizes:
+    shape, weight = context.known_shape(node, node.input[0]), context.known_shape(node, node.input[1])
+    if len(shape) != 4:
+        raise refusal(node, f"has an input of shape {list(shape)}", "only images (two spatial axes) are supported")
+    windows = Windows(
+        extents=shape[2:],
+        kernel=tuple(attribute(node, "kernel_shape", weight[2:])),
+        strides=tuple(attribute(node, "strides", [1, 1])),
+        dilations=tuple(attribute(node, "dilations", [1, 1])),
+        pads=tuple(attribute(node, "pads", [0, 0, 0, 0])),
+    )
+    check_windows(node, windows)
+    sizes = _Sizes(
+        windows=windows,
+        batch=shape[0],
+        channels=shape[1],
+        filters=weight[0],
+        groups=int(attribute(node, "group", 1)),
+        offsets=int(attribute(node, "offset_group", 1)),
+    )
+    wanted = (sizes.batch, sizes.offsets * sizes.taps * 2, *windows.counts)
+    given = context.known_shape(node, node.input[2])
+    if given != wanted or windows.kernel != weight[2:] or sizes.channels != weight[1] * sizes.groups:
+        raise refusal(node, f"has offsets of shape {list(given)} and weights {list(weight)}", f"expected {wanted}")
+    return sizes
+
+
+def _columns(pen: Pen, sizes: _Sizes, x: str, offset: str, mask: str, code: int) -> str:
+    """[batch, channels, taps, points]."""
+    lead = (sizes.batch, sizes.offsets, sizes.taps)
+    offsets = pen.add("Reshape", offset, pen.integers(*lead, 2, sizes.points))
+    dtype = helper.tensor_dtype_to_np_dtype(code)
+    along = []
+    for axis in (0, 1):
+        moved = pen.add("Gather", offsets, pen.constant(axis, np.int64), axis=3)
+        along.append(pen.add("Add", moved, pen.constant(_regular(sizes.windows, axis), dtype)))
+    # Channels last, so that a sample is a row.
+    per_group = sizes.channels // sizes.offsets
+    height, width = sizes.windows.extents
+    split = pen.add("Reshape", x, pen.integers(sizes.batch, sizes.offsets, per_group, height * width))
+    rows = pen.add("Reshape", pen.add("Transpose", split, perm=[0, 1, 3, 2]), pen.integers(-1, per_group))
+    total = _interpolate(pen, sizes, rows, along, dtype)
+    if mask:
+        total = pen.add("Mul", total, pen.add("Reshape", mask, pen.integers(*lead, sizes.points, 1)))
+    ordered = pen.add("Transpose", total, perm=[0, 1, 4, 2, 3])
+    return pen.add("Reshape", ordered, pen.integers(sizes.batch, sizes.channels, sizes.taps, sizes.points))
+
+
+def _regular(windows: Windows, axis: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Where each tap of each point lies without an offset, along `axis`: [taps, points]."""
+    taps = np.indices(windows.kernel)[axis].reshape(-1, 1) * windows.dilations[axis]
+    points = np.indices(windows.counts)[axis].reshape(1, -1) * windows.strides[axis]
+    return np.asarray(taps + points - windows.pads[axis], np.float64)
+
+
+def _interpolate(pen: Pen, sizes: _Sizes, rows: str, along: list[str], dtype: np.dtype[np.generic]) -> str:
+    """The four neighbours of each coordinate, weighted; those outside the image weigh nothing.
+
+    [batch, offset groups, taps, points, channels of a group]
+    """
+    images = np.arange(sizes.batch * sizes.offsets).reshape(sizes.batch, sizes.offsets, 1, 1)
+    first_row = pen.constant(images * prod(sizes.windows.extents), np.int64)
+    sides = [_neighbours(pen, name, extent, dtype) for name, extent in zip(along, sizes.windows.extents, strict=True)]
+    total = ""
+    for row, row_weight in sides[0]:
+        for column, column_weight in sides[1]:
+            start = pen.add("Add", pen.add("Mul", row, pen.integers(sizes.windows.extents[1])), column)
+            index = pen.add("Reshape", pen.add("Add", start, first_row), pen.integers(-1))
+            shape = (sizes.batch, sizes.offsets, sizes.taps, sizes.points)
+            sample = pen.add("Reshape", pen.add("Gather", rows, index, axis=0), pen.integers(*shape, -1))
+            weight = pen.add("Reshape", pen.add("Mul", row_weight, column_weight), pen.integers(*shape, 1))
+            term = pen.add("Mul", sample, weight)
+            total = pen.add("Add", total, term) if total else term
+    return total
+
+
+def _neighbours(pen: Pen, place: str, extent: int, dtype: np.dtype[np.generic]) -> list[tuple[str, str]]:
+    """The index, within the image, and the weight of the elements before and behind a coordinate."""
+    # Beyond one element outside everything weighs nothing; a number that fits no integer never becomes one.
+    lowest, highest = pen.constant(-1, dtype), pen.constant(extent, dtype)
+    place = pen.add("Min", pen.add("Max", place, lowest), highest)
+    before = pen.add("Floor", place)
+    behind_weight = pen.add("Sub", place, before)
+    one, nought, last = (pen.constant(value, dtype) for value in (1, 0, extent - 1))
+    found = []
+    for number, weight in (
+        (before, pen.add("Sub", one, behind_weight)),
+        (pen.add("Add", before, one), behind_weight),
+    ):
+        within = pen.add("Min", pen.add("Max", number, nought), last)
+        inside = pen.add("Equal", within, number)
+        found.append((pen.cast(within, _INT64), pen.add("Where", inside, weight, nought)))
+    return found
+
+
+RULES: Mapping[str, Rule] = {"DeformConv": _deform_conv}
+REPLACED = frozenset(RULES)

@@ -1,0 +1,114 @@
+"""MaxPool's second output, and MaxUnpool, which reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ..graph import Array, attribute
+from .context import Context, Pen, Rule, operand, refusal, result, text_attribute
+from .windows import Windows, check_windows, positions
+
+
+def _max_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """The values by MaxPool itself; the index is the first one in the window (row-major) that holds the value."""
+    if not result(node, 1):
+        return None
+    pen, x = Pen(node=node, context=context), node.input[0]
+    shape = context.known_shape(node, x)
+    windows, counts = _pool_windows(node, shape[2:])
+    values = result(node, 0) or pen.name("values")
+    kept = [item for item in node.attribute if item.name != "storage_order"]
+    pen.nodes.append(helper.make_node("MaxPool", [x], [values], node.name))
+    pen.nodes[-1].attribute.extend(kept)
+    pixels, sources = prod(shape[2:]), positions(windows, counts)
+    flat = pen.add("Reshape", x, pen.integers(*shape[:2], pixels))
+    terms = pen.add("Gather", flat, pen.constant(np.maximum(sources, 0)), axis=2)
+    is_most = pen.add("Equal", terms, pen.add("Reshape", values, pen.integers(*shape[:2], len(sources), 1)))
+    # Outside the image, and where the maximum is NaN, which equals nothing, stands a number above all indices.
+    candidates = pen.constant(np.where(sources < 0, pixels, sources))
+    index = pen.reduce("ReduceMin", pen.add("Where", is_most, candidates, pen.integers(pixels)), -1)
+    index = pen.add("Min", index, pen.integers(pixels - 1))
+    if attribute(node, "storage_order", 0):
+        index = pen.add("Gather", pen.constant(_column_major(shape[2:])), index, axis=0)
+    image = np.arange(shape[0] * shape[1]).reshape(*shape[:2], 1) * pixels
+    whole = pen.add("Add", index, pen.constant(image, np.int64))
+    pen.add("Reshape", whole, pen.integers(*shape[:2], *counts), out=result(node, 1))
+    return pen.nodes
+
+
+def _column_major(extents: tuple[int, ...]) -> Array:
+    """Row-major index -> index with the first axis innermost."""
+    return np.asarray(np.arange(prod(extents)).reshape(extents[::-1]).transpose().reshape(-1))
+
+
+def _pool_windows(node: onnx.NodeProto, extents: tuple[int, ...]) -> tuple[Windows, tuple[int, ...]]:
+    """The windows of a pool, their pads as `auto_pad` wants them, and how many there are with `ceil_mode`."""
+    rank = len(extents)
+    windows = Windows(
+        extents=extents,
+        kernel=tuple(attribute(node, "kernel_shape", [])),
+        strides=tuple(attribute(node, "strides", [1] * rank)),
+        dilations=tuple(attribute(node, "dilations", [1] * rank)),
+        pads=tuple(attribute(node, "pads", [0] * 2 * rank)),
+    )
+    mode = text_attribute(node, "auto_pad", "NOTSET")
+    if mode != "NOTSET":
+        windows = replace(windows, pads=_automatic_pads(windows, same=mode.startswith("SAME"), lower="LOWER" in mode))
+    check_windows(node, windows)
+    counts = windows.counts
+    if attribute(node, "ceil_mode", 0) and mode == "NOTSET":
+        counts = tuple(_rounded_up(windows, axis, count) for axis, count in enumerate(counts))
+    return windows, counts
+
+
+def _automatic_pads(windows: Windows, *, same: bool, lower: bool) -> tuple[int, ...]:
+    begins, ends = [], []
+    for extent, kernel, stride, dilation in zip(
+        windows.extents, windows.kernel, windows.strides, windows.dilations, strict=True
+    ):
+        total = max((-(-extent // stride) - 1) * stride + (kernel - 1) * dilation + 1 - extent, 0) if same else 0
+        begins.append(total - total // 2 if lower else total // 2)
+        ends.append(total - begins[-1])
+    return (*begins, *ends)
+
+
+def _rounded_up(windows: Windows, axis: int, count: int) -> int:
+    """One window more where a partial one is left that starts before the end padding."""
+    extent, stride = windows.extents[axis], windows.strides[axis]
+    padded = extent + windows.pads[axis] + windows.pads[axis + windows.rank]
+    rest = padded - (windows.kernel[axis] - 1) * windows.dilations[axis] - 1 - (count - 1) * stride
+    return count + (rest > 0 and count * stride < extent + windows.pads[axis])
+
+
+def _max_unpool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Without pads, by a smaller kernel; a wider `output_shape` is the inferred one with zeros behind it."""
+    shape = context.known_shape(node, node.input[0])
+    kernel, rank = list(attribute(node, "kernel_shape", [])), len(shape) - 2
+    pads = list(attribute(node, "pads", [0] * 2 * rank))
+    wanted = context.known_value(node, 2)
+    if not any(pads) and wanted is None:
+        return None
+    strides = list(attribute(node, "strides", [1] * rank))
+    kernel = [extent - pads[axis] - pads[axis + rank] for axis, extent in enumerate(kernel)]
+    inferred = [(shape[axis + 2] - 1) * strides[axis] + kernel[axis] for axis in range(rank)]
+    extents = inferred if wanted is None else [int(extent) for extent in wanted.reshape(-1)[2:]]
+    if len(extents) != rank or min(inferred) < 1 or any(a < b for a, b in zip(extents, inferred, strict=True)):
+        raise refusal(node, f"unpools to {extents}, where {inferred} are inferred", "export a fitting output_shape")
+    pen = Pen(node=node, context=context)
+    grows = extents != inferred
+    out = "" if grows else node.output[0]
+    data, index = node.input[0], operand(node, 1)
+    unpooled = pen.add("MaxUnpool", data, index, out=out, kernel_shape=kernel, strides=strides)
+    if grows:
+        more = [0, 0, *(extent - had for extent, had in zip(extents, inferred, strict=True))]
+        pen.add("Pad", unpooled, pen.integers(*[0] * len(shape), *more), out=node.output[0])
+    return pen.nodes
+
+
+RULES: Mapping[str, Rule] = {"MaxPool": _max_pool, "MaxUnpool": _max_unpool}

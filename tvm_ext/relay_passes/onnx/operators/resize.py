@@ -1,0 +1,304 @@
+"""Resize and Upsample, written as gathers and weighted sums along one axis after the other.
+
+The stock importer passes the operator to a kernel that computes coordinates from the rounded output size, in float32,
+without antialiasing, aspect-ratio policies or axes. Only the forms in which that is the same are left to it: they are
+the ones of most networks, and its kernel reads each axis once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ..graph import Array, attribute
+from .context import Context, Pen, Rule, refusal, text_attribute
+from .resize_table import Axis, AxisTable, Sampling, axis_table
+
+# With more taps (antialiasing) one matrix product is quicker than as many gathers.
+_GATHERED_TAPS = 4
+_MODES = frozenset(("nearest", "linear", "cubic"))
+_NEAREST_MODES = frozenset(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"))
+_COORDINATES = frozenset(
+    (
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_crop_and_resize",
+    )
+)
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SMALL_INTEGERS = (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16)
+# Stock's kernel recognises division by an integer up to this bound (topi's can_convert_multiply_to_intdiv).
+_DIVISION_EPSILON = 1e-5
+
+
+def _resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    sampling = _sampling(node, context)
+    axes = [axis for axis in _axes(node, context) if not axis.is_kept]
+    if _is_right_in_stock(node, context, sampling, axes):
+        return None
+    return _sampled(node, context, sampling, axes)
+
+
+def _upsample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """Upsample, of operator sets 7 to 9, is a Resize without choices."""
+    sampling = _old_sampling(node)
+    given = attribute(node, "scales", None)
+    scales = np.asarray(given, np.float32) if given is not None else context.known_value(node, 1)
+    if scales is None:
+        raise refusal(node, "has no scales", "export the model again")
+    axes = _axes_by_scales(node, context, range(len(scales)), scales, {})
+    return _sampled(node, context, sampling, [axis for axis in axes if not axis.is_kept])
+
+
+def _sampling(node: onnx.NodeProto, context: Context) -> Sampling:
+    if context.opset < 11:
+        return _old_sampling(node)
+    sampling = Sampling(
+        mode=text_attribute(node, "mode", "nearest"),
+        coordinates=text_attribute(node, "coordinate_transformation_mode", "half_pixel"),
+        nearest_mode=text_attribute(node, "nearest_mode", "round_prefer_floor"),
+        cubic_coeff_a=float(attribute(node, "cubic_coeff_a", -0.75)),
+        antialias=bool(attribute(node, "antialias", 0)),
+        exclude_outside=bool(attribute(node, "exclude_outside", 0)),
+    )
+    for value, allowed in (
+        (sampling.mode, _MODES),
+        (sampling.coordinates, _COORDINATES),
+        (sampling.nearest_mode, _NEAREST_MODES),
+    ):
+        if value not in allowed:
+            raise refusal(node, f"'{value}' is none of {', '.join(sorted(allowed))}", "export it with one of these")
+    if sampling.mode == "nearest" and (sampling.antialias or sampling.exclude_outside):
+        raise refusal(node, "antialias and exclude_outside have no meaning in mode nearest", "leave them out")
+    return sampling
+
+
+def _old_sampling(node: onnx.NodeProto) -> Sampling:
+    """Before operator set 11: from the left edge; the element to the left, or to the right where an axis shrinks."""
+    mode = text_attribute(node, "mode", "nearest")
+    if mode not in ("nearest", "linear", "bilinear"):
+        raise refusal(node, f"has the mode '{mode}'", "use nearest or linear, or a newer operator set")
+    return Sampling(
+        mode="nearest" if mode == "nearest" else "linear",
+        coordinates="asymmetric",
+        nearest_mode="",
+        cubic_coeff_a=-0.75,
+        antialias=False,
+        exclude_outside=False,
+    )
+
+
+def _axes(node: onnx.NodeProto, context: Context) -> list[Axis]:
+    if context.opset < 11:
+        scales = context.known_value(node, 1)
+        return _axes_by_scales(node, context, range(len(scales)) if scales is not None else (), scales, {})
+    scales, sizes = _nonempty(context.known_value(node, 2)), _nonempty(context.known_value(node, 3))
+    given = scales if scales is not None else sizes
+    if given is None or (scales is not None and sizes is not None):
+        raise refusal(node, "needs scales or sizes, one of the two", "export the model again")
+    indices = _axis_indices(node, context, len(given))
+    rois = _rois(node, context, indices)
+    if scales is not None:
+        return _axes_by_scales(node, context, indices, scales, rois)
+    return _axes_by_sizes(node, context, indices, [int(size) for size in given], rois)
+
+
+def _nonempty(value: Array | None) -> Array | None:
+    return None if value is None or value.size == 0 else value
+
+
+def _axis_indices(node: onnx.NodeProto, context: Context, count: int) -> list[int]:
+    rank = context.rank(node.input[0])
+    if rank is None:
+        raise refusal(node, f"needs the rank of '{node.input[0]}'", "give its shape with shape={...}")
+    axes = [int(axis) % rank for axis in attribute(node, "axes", range(rank))]
+    if len(axes) != count or len(set(axes)) != count:
+        raise refusal(node, f"has {count} scales or sizes for the axes {axes}", "give one for each axis")
+    return axes
+
+
+def _rois(node: onnx.NodeProto, context: Context, axes: list[int]) -> dict[int, tuple[float, float]]:
+    """Start and end by axis; only "tf_crop_and_resize" reads them."""
+    if text_attribute(node, "coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+        return {}
+    roi = _nonempty(context.known_value(node, 1))
+    if roi is None or roi.size != 2 * len(axes):
+        raise refusal(node, f"needs a roi of {2 * len(axes)} numbers for tf_crop_and_resize", "give one")
+    return {axis: (float(roi[i]), float(roi[i + len(axes)])) for i, axis in enumerate(axes)}
+
+
+def _axes_by_scales(
+    node: onnx.NodeProto,
+    context: Context,
+    indices: range | list[int] | tuple[()],
+    scales: Array | None,
+    rois: Mapping[int, tuple[float, float]],
+) -> list[Axis]:
+    axes = []
+    for index, scale in zip(indices, () if scales is None else scales, strict=True):
+        if not (math.isfinite(scale) and scale > 0):
+            raise refusal(node, f"has the scale {scale} for axis {index}", "scales must be positive")
+        roi = rois.get(index, (0.0, 1.0))
+        if scale == 1.0 and roi == (0.0, 1.0):
+            continue
+        extent = _extent(node, context, index)
+        # In float32, as ONNX's shape inference: 10 * 0.7 is 7, though 0.7 is 0.69999999 as a float32.
+        resized = int(np.floor(np.float32(extent) * np.float32(scale)))
+        axes.append(Axis(index=index, extent=extent, resized=resized, scale=float(scale), roi=roi))
+    return axes
+
+
+def _axes_by_sizes(
+    node: onnx.NodeProto,
+    context: Context,
+    indices: list[int],
+    sizes: list[int],
+    rois: Mapping[int, tuple[float, float]],
+) -> list[Axis]:
+    extents = [_extent(node, context, index) for index in indices]
+    if any(size < 0 for size in sizes):
+        raise refusal(node, f"has the sizes {sizes}", "sizes must not be negative")
+    scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
+    policy = text_attribute(node, "keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        if policy not in ("not_larger", "not_smaller"):
+            raise refusal(node, f"has the keep_aspect_ratio_policy '{policy}'", "use one that ONNX has")
+        common = min(scales) if policy == "not_larger" else max(scales)
+        scales = [common] * len(scales)
+        sizes = [int(common * extent + 0.5) for extent in extents]
+    return [
+        Axis(index=index, extent=extent, resized=size, scale=scale, roi=rois.get(index, (0.0, 1.0)))
+        for index, extent, size, scale in zip(indices, extents, sizes, scales, strict=True)
+    ]
+
+
+def _extent(node: onnx.NodeProto, context: Context, index: int) -> int:
+    extent = context.extent(node.input[0], index)
+    if extent is None:
+        raise refusal(node, f"needs the extent of axis {index} of '{node.input[0]}'", "bind it with shape={...}")
+    if extent == 0:
+        raise refusal(node, f"resizes axis {index}, which has no elements", "resize a tensor that has some")
+    return extent
+
+
+def _is_right_in_stock(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[Axis]) -> bool:
+    """Whether stock's kernel samples as our tables would: float32 images whose sizes are exactly scaled."""
+    options = ("antialias", "exclude_outside", "axes", "keep_aspect_ratio_policy")
+    if context.opset < 11 or any(item.name in options for item in node.attribute):
+        return False
+    x = node.input[0]
+    if context.rank(x) != 4 or context.element_type(x) != TensorProto.FLOAT or {axis.index for axis in axes} != {2, 3}:
+        return False
+    if any(abs(axis.scale * axis.extent - axis.resized) > 1e-6 * axis.resized for axis in axes):
+        return False
+    if sampling.mode == "linear":
+        return sampling.coordinates in ("half_pixel", "align_corners") and all(axis.resized > 1 for axis in axes)
+    return sampling.mode == "nearest" and all(_divides(axis, sampling) for axis in axes) and _is_left(sampling)
+
+
+def _is_left(sampling: Sampling) -> bool:
+    return sampling.coordinates == "asymmetric" and sampling.nearest_mode == "floor"
+
+
+def _divides(axis: Axis, sampling: Sampling) -> bool:
+    """Whether stock's kernel finds element i at i // factor: by integers, or by floats that are powers of two."""
+    factor = axis.resized // axis.extent
+    if axis.resized % axis.extent:
+        return False
+    return factor & (factor - 1) == 0 or axis.resized < 1 / (_DIVISION_EPSILON * (axis.extent + 1))
+
+
+def _sampled(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[Axis]) -> list[onnx.NodeProto]:
+    pen, code = Pen(node=node, context=context), context.known_type(node, node.input[0])
+    working = code if sampling.mode == "nearest" else _working_type(node, code)
+    y = node.input[0] if working == code else pen.cast(node.input[0], working)
+    for axis in axes:
+        y = _sampled_axis(pen, y, axis, sampling, working)
+    if working == code:
+        pen.add("Identity", y, out=node.output[0])
+        return pen.nodes
+    if code not in _FLOATS:
+        y = _clipped(pen, pen.add("Round", y), code, working)
+    pen.cast(y, code, out=node.output[0])
+    return pen.nodes
+
+
+def _working_type(node: onnx.NodeProto, code: int) -> int:
+    """The type that weighted sums are computed in: float32, or double for what float32 cannot hold."""
+    if code in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, *_SMALL_INTEGERS):
+        return int(TensorProto.FLOAT)
+    if code in (TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64):
+        return int(TensorProto.DOUBLE)
+    raise refusal(node, f"interpolates {TensorProto.DataType.Name(code)}", "resize numbers, or use mode nearest")
+
+
+def _clipped(pen: Pen, name: str, code: int, working: int) -> str:
+    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(code))
+    dtype = helper.tensor_dtype_to_np_dtype(working)
+    upper = pen.add("Min", name, pen.constant(limits.max, dtype))
+    return pen.add("Max", upper, pen.constant(limits.min, dtype))
+
+
+def _sampled_axis(pen: Pen, x: str, axis: Axis, sampling: Sampling, code: int) -> str:
+    if not sampling.nearest_mode:
+        sampling = _with_old_rounding(sampling, axis)
+    table = axis_table(axis, sampling)
+    rank = pen.context.rank(pen.node.input[0])
+    assert rank is not None  # the axes were found by it
+    dtype = helper.tensor_dtype_to_np_dtype(code)
+    trailing = (1,) * (rank - axis.index - 1)
+    if table.indices.shape[1] > _GATHERED_TAPS:
+        y = _product(pen, x, pen.constant(table.dense(axis.extent), dtype), axis.index, rank)
+    else:
+        y = _gathered(pen, x, axis.index, table, dtype, trailing)
+    if table.outside is None:
+        return y
+    value = pen.constant(attribute(pen.node, "extrapolation_value", 0.0), dtype)
+    return pen.add("Where", pen.constant(table.outside.reshape(-1, *trailing)), value, y)
+
+
+def _with_old_rounding(sampling: Sampling, axis: Axis) -> Sampling:
+    return Sampling(
+        mode=sampling.mode,
+        coordinates=sampling.coordinates,
+        nearest_mode="ceil" if axis.scale < 1 else "floor",
+        cubic_coeff_a=sampling.cubic_coeff_a,
+        antialias=False,
+        exclude_outside=False,
+    )
+
+
+def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:
+    terms = []
+    for indices, weights in zip(table.indices.T, table.weights.T, strict=True):
+        term = pen.add("Gather", x, pen.constant(indices, np.int64), axis=axis)
+        if (weights != 1.0).any():
+            term = pen.add("Mul", term, pen.constant(weights.reshape(-1, *trailing), dtype))
+        terms.append(term)
+    total = terms[0]
+    for term in terms[1:]:
+        total = pen.add("Add", total, term)
+    return total
+
+
+def _product(pen: Pen, x: str, matrix: str, axis: int, rank: int) -> str:
+    """The product of the matrix (resized, extent) with `x` along one axis."""
+    if axis == rank - 2:
+        return pen.add("MatMul", matrix, x)
+    transposed = pen.add("Transpose", matrix, perm=[1, 0])
+    if axis == rank - 1:
+        return pen.add("MatMul", x, transposed)
+    order = [*range(axis), *range(axis + 1, rank), axis]
+    back = [order.index(index) for index in range(rank)]
+    moved = pen.add("Transpose", x, perm=order)
+    return pen.add("Transpose", pen.add("MatMul", moved, transposed), perm=back)
+
+
+RULES: Mapping[str, Rule] = {"Resize": _resize, "Upsample": _upsample}

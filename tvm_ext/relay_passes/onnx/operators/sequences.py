@@ -1,0 +1,59 @@
+"""Sequences, which are tuples whose length is known at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from tvm_ext import _tvm
+
+from ..graph import attribute
+from .context import Context, Converter, Pen, Rule, refusal
+
+
+def _insert(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+    """A negative position counts from the end: -1 is before the last tensor. Without one, it is the end."""
+    operands = list(inputs)
+    tensors = _tensors_of(operands[0])
+    if len(operands) < 3 or operands[2] is None:
+        return _tvm.relax.Tuple([*tensors, operands[1]])
+    if not isinstance(operands[2], _tvm.Constant):
+        raise ValueError("the position is not known when the model is imported")
+    position = int(operands[2].value.numpy().reshape(-1)[0])
+    if not -len(tensors) <= position <= len(tensors):
+        raise ValueError(f"position {position} in a sequence of {len(tensors)}")
+    tensors.insert(position, operands[1])
+    return _tvm.relax.Tuple(tensors)
+
+
+def _tensors_of(sequence: Any) -> list[Any]:
+    """Its tensors; a sequence that is an input is a variable, which can be indexed without end."""
+    if isinstance(sequence, _tvm.relax.Tuple):
+        return list(sequence)
+    return [sequence[position] for position in range(len(sequence.ty.fields))]
+
+
+def _split(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """A scalar is the size of all parts but the last: 9 elements by 4 are 4, 4, 1, not three times 3."""
+    given = context.known_value(node, 1)
+    if given is None:
+        return None
+    axis = int(attribute(node, "axis", 0))
+    extent = context.known_shape(node, node.input[0])[axis]
+    if given.ndim:
+        if int(given.sum()) != extent or given.min(initial=0) < 0:
+            raise refusal(node, f"splits {extent} elements into {given.tolist()}", "the sizes must add up")
+        return None
+    size = int(given)
+    if size < 1:
+        raise refusal(node, f"splits into parts of {size}", "parts have at least 1 element")
+    sizes = [min(size, extent - first) for first in range(0, extent, size)]
+    pen = Pen(node=node, context=context)
+    pen.add("SplitToSequence", node.input[0], pen.integers(*sizes), out=node.output[0], axis=axis)
+    return pen.nodes
+
+
+RULES: Mapping[str, Rule] = {"SplitToSequence": _split}
+CONVERTERS: Mapping[str, Converter] = {"SequenceInsert": _insert}

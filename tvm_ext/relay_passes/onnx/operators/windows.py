@@ -1,0 +1,91 @@
+"""Where sliding windows lie: plain arithmetic for operators that are written as gathers by constant indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from .context import refusal
+
+# What a table of indices may hold at most.
+_TABLE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """Windows over an image, one value for each spatial axis; `pads` has all begins, then all ends."""
+
+    extents: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many windows there are along each axis, the last partial one not counted."""
+        return tuple(
+            (extent + self.pads[axis] + self.pads[axis + self.rank] - (kernel - 1) * dilation - 1) // stride + 1
+            for axis, (extent, kernel, stride, dilation) in enumerate(
+                zip(self.extents, self.kernel, self.strides, self.dilations, strict=True)
+            )
+        )
+
+
+def check_windows(node: onnx.NodeProto, windows: Windows) -> None:
+    """Raises a ModelError where extents contradict each other, or the table of indices would be too big."""
+    lengths = {len(windows.kernel), len(windows.strides), len(windows.dilations), len(windows.pads) / 2}
+    if lengths != {windows.rank} or min(*windows.kernel, *windows.strides, *windows.dilations, *windows.extents) < 1:
+        raise refusal(node, f"has contradictory windows: {windows}", "export the model again")
+    if min(windows.counts) < 1 or min(windows.pads) < 0:
+        raise refusal(node, f"has windows that do not fit: {windows}", "export the model again")
+    size = 8 * int(np.prod(windows.counts)) * int(np.prod(windows.kernel))
+    if size > _TABLE_BYTES:
+        raise refusal(
+            node, f"needs a table of {size >> 20} MiB (limit {_TABLE_BYTES >> 20} MiB)", "cut the image into parts"
+        )
+
+
+def positions(windows: Windows, counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """The pixel (row-major) under each tap of each window: [windows, taps]; -1 where it lies outside.
+
+    Worked example: a kernel of 2 with stride 2 and one padded element before 3 pixels: [[-1, 0], [1, 2]].
+    """
+    flat = np.zeros((1, 1), np.int64)
+    inside = np.ones((1, 1), bool)
+    for axis, extent in enumerate(windows.extents):
+        starts = np.arange(counts[axis]) * windows.strides[axis] - windows.pads[axis]
+        along = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
+        flat = _outer(flat * extent, along, np.add)
+        inside = _outer(inside, (along >= 0) & (along < extent), np.logical_and)
+    return np.where(inside, flat, -1)
+
+
+def _outer(left: npt.NDArray[np.generic], right: npt.NDArray[np.generic], combine: np.ufunc) -> npt.NDArray[np.int64]:
+    """[a, b] and [c, d] combined to [a c, b d]."""
+    joined = combine(left[:, None, :, None], right[None, :, None, :])
+    return np.asarray(joined.reshape(left.shape[0] * right.shape[0], left.shape[1] * right.shape[1]))
+
+
+def contributions(windows: Windows) -> npt.NDArray[np.int64]:
+    """For each pixel, the (tap, window) pairs that lie over it, as tap * number of windows + window.
+
+    [pixels, most pairs]; pixels with fewer have the number of all pairs as filling.
+    """
+    under = positions(windows, windows.counts)
+    count, taps = under.shape
+    window, tap = np.nonzero(under >= 0)
+    pixel = under[window, tap]
+    order = np.argsort(pixel, kind="stable")
+    pixel, pair = pixel[order], (tap * count + window)[order]
+    amounts = np.bincount(pixel, minlength=int(np.prod(windows.extents)))
+    table = np.full((amounts.size, max(1, int(amounts.max()))), taps * count, np.int64)
+    table[pixel, np.arange(pixel.size) - np.repeat(np.cumsum(amounts) - amounts, amounts)] = pair
+    return table

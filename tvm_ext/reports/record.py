@@ -1,0 +1,174 @@
+"""What a build did: per operator the path taken, why, and its predicted and measured time; per pass the time spent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
+from tvm_ext.records import layout as layout_records
+from tvm_ext.records import serialise
+from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.layout import LayoutRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorReport:
+    """One kernel of the built model. Times are of one call, in seconds; ``calls`` counts its call sites.
+
+    ``name`` is the operator's, as `tvm-ext explain` knows it; ``function`` the kernel's in the library, which differs
+    where weights were repacked for it.
+    """
+
+    name: str
+    function: str
+    choice: KernelChoice
+    calls: int
+    measured_s: float | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        return self.choice.program.prediction.time_s if self.choice.program else None
+
+    @property
+    def bound(self) -> str:
+        """The resource that binds by the performance model's word; empty where there is no prediction."""
+        return self.choice.program.prediction.bound if self.choice.program else ""
+
+    @property
+    def total_s(self) -> float | None:
+        """Time over all calls: measured where it was, otherwise predicted."""
+        time_s = self.measured_s if self.measured_s is not None else self.predicted_s
+        return None if time_s is None else time_s * self.calls
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity in FLOP per byte of compulsory traffic; None where one of them is zero."""
+        return self.choice.flops / self.choice.bytes if self.choice.flops and self.choice.bytes else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """One limit of the device's roofline: ``value`` in GFLOP/s (kind "compute") or GB/s (kind "memory")."""
+
+    name: str
+    kind: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTime:
+    name: str
+    seconds: float
+
+
+Record = TypeVar("Record", bound="BuildRecord")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRecord:
+    """What one build did. ``import_s`` is None for a module that did not come through `from_onnx`."""
+
+    model: str
+    device: str
+    device_description: str
+    target: str
+    created: str  # ISO 8601, UTC
+    options: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...]
+    ceilings: tuple[Ceiling, ...]
+    operators: tuple[OperatorReport, ...]
+    passes: tuple[PassTime, ...]
+    import_s: float | None
+    build_s: float
+    constant_bytes: int  # of the parameters as the kernels read them
+    code_generation_s: float  # the part of build_s after the last graph pass: TensorIR passes, LLVM, linking
+    run_s: float | None = None  # one run of the whole model, measured
+    phases: tuple[Phase, ...] = ()  # of the build and, first, the import, in their order
+    code: CodeTimes = field(default_factory=CodeTimes)
+    kernel_cache: CacheUse = field(default_factory=CacheUse)
+    layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
+    notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
+    device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
+
+    def bound_of(self, operator: OperatorReport) -> str:
+        """What binds ``operator``, a memory layer by its full name: "L4 DRAM" rather than "L4"."""
+        memories = (ceiling.name for ceiling in self.ceilings if ceiling.kind == "memory")
+        return next((name for name in memories if operator.bound and name.split()[0] == operator.bound), operator.bound)
+
+    def layout_summary(self) -> str:
+        """How many operators work in blocks of channels, in a few words; empty where none could."""
+        if self.layout is None or not self.layout.chains:
+            return ""
+        candidates = sum(len(chain.operators) for chain in self.layout.chains)
+        transforms = self.layout.transform_count
+        name = "NHWC" if self.layout.block == layout_records.CHANNELS_LAST else f"NCHW{self.layout.block}c"
+        return (
+            f"{self.layout.blocked_count} of {candidates} operators in {name} "
+            f"with {transforms} transform{'' if transforms == 1 else 's'}"
+        )
+
+    def device_code_summary(self) -> str:
+        """Whether GPU kernels are source or machine code, and for what, in a sentence; empty for a CPU."""
+        code = self.device_code
+        if code is None:
+            return ""
+        if not code.architectures:
+            return f"GPU kernels: {code.language} source" + (f" ({code.note})" if code.note else "")
+        by = f" by {code.compiler}" if code.compiler else ""
+        size = f", {code.size_bytes / 1e6:.2f} MB" if code.size_bytes else ""
+        made = f" in {code.seconds:.1f} s" if code.seconds else ""
+        spilled = f", {len(code.spills)} kernels spill registers" if code.spills else ""
+        return f"GPU kernels: machine code for {', '.join(code.architectures)}{by}{size}{made}{spilled}"
+
+    def cache_summary(self) -> str:
+        """What the kernel cache did, in a few words."""
+        use = self.kernel_cache
+        shared = f", {use.duplicates} equal to another" if use.duplicates else ""
+        if use.folder is None:
+            return f"kernel cache off{shared}"
+        return f"kernel cache: {use.hits} found, {use.misses} made{shared}"
+
+    def path_counts(self) -> dict[str, int]:
+        """Number of kernels per path (`plan.Path`)."""
+        return dict(Counter(operator.choice.path for operator in self.operators))
+
+    def operator(self, name: str) -> OperatorReport:
+        """The operator called ``name``; raises KeyError where there is none."""
+        for operator in self.operators:
+            if operator.name == name:
+                return operator
+        raise KeyError(name)
+
+    def with_measurements(self: Record, seconds: Mapping[str, float], run_s: float | None) -> Record:
+        """A copy with measured seconds per call by kernel function, and of one run of the whole model."""
+        operators = tuple(replace(op, measured_s=seconds.get(op.function, op.measured_s)) for op in self.operators)
+        return replace(self, operators=operators, run_s=run_s)
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` gives back an equal report."""
+        return serialise.to_json(self)
+
+    @classmethod
+    def from_json(cls: type[Record], text: str) -> Record:
+        """Raises ValueError where ``text`` is not a report."""
+        return serialise.from_json(cls, text)
+
+
+def ceilings_of(device: DeviceSpec) -> tuple[Ceiling, ...]:
+    """The roofline's limits that the device tables know: peak per dtype, bandwidth per memory layer."""
+    peaks = [Ceiling(name=dtype, kind="compute", value=gflops) for dtype, gflops in device.peak_gflops]
+    layers = [
+        Ceiling(name=_layer_title(layer), kind="memory", value=layer.bandwidth_gb_per_s)
+        for layer in device.layers
+        if layer.bandwidth_gb_per_s is not None
+    ]
+    return (*peaks, *layers)
+
+
+def _layer_title(layer: MemoryLayer) -> str:
+    named_already = layer.description.startswith(layer.name)
+    return layer.description if named_already else f"{layer.name} {layer.description}"

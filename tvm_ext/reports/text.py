@@ -1,0 +1,107 @@
+"""A `BuildRecord` as a table for the terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .record import BuildRecord, OperatorReport
+
+
+def render(report: BuildRecord, width: int = 160) -> str:
+    """The report as plain text of at most ``width`` columns."""
+    buffer = StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_jupyter=False)
+    show(report, console)
+    return buffer.getvalue().rstrip("\n")
+
+
+def show(report: BuildRecord, console: Console) -> None:
+    """Print the summary and one line per operator, the slowest first."""
+    console.print(Text(summary(report)))
+    console.print(operator_table(report))
+    for line in profile(report):
+        console.print(Text(line))
+
+
+def profile(report: BuildRecord) -> list[str]:
+    """Where the time of the build went: lines of phases, code generation and the cache, then notes and limits."""
+    notes = [f"limit: {note}" for note in report.notes]
+    if not report.phases:
+        return notes
+    parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
+    return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes, *notes]
+
+
+def code_summary(report: BuildRecord) -> str:
+    """How many kernels were compiled and the processor time of it."""
+    code = report.code
+    if not (code.compiled or code.link_s):
+        return "code generation of all kernels as one module"
+    return (
+        f"code generation of {code.compiled} kernels on {code.threads} thread(s): "
+        f"processor time {format_time(code.lowering_s)} to lower and optimise, "
+        f"{format_time(code.objects_s)} for machine code; linking {format_time(code.link_s)}"
+    )
+
+
+def summary(report: BuildRecord) -> str:
+    """Model, device, path counts and times in three lines; of a GPU's library a fourth on what it holds."""
+    counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
+    calls = sum(operator.calls for operator in report.operators)
+    size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
+    layout = f"; {report.layout_summary()}" if report.layout_summary() else ""
+    imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
+    built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
+    run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
+    lines = (
+        f"{report.model} for {report.device} ({report.device_description})",
+        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{layout}",
+        f"{imported}{built}{run}",
+        report.device_code_summary(),
+    )
+    return "\n".join(filter(None, lines))
+
+
+def operator_table(report: BuildRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("operator", overflow="fold", max_width=44)
+    for header in ("calls", "predicted", "measured", "all calls"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for header in ("path", "bound"):
+        table.add_column(header, no_wrap=True)
+    table.add_column("how and why", overflow="fold")
+    for operator in by_time(report):
+        table.add_row(*_cells(operator, report.bound_of(operator)))
+    return table
+
+
+def by_time(report: BuildRecord) -> list[OperatorReport]:
+    """The operators, the one with most time over all calls first; those without a time last."""
+    return sorted(report.operators, key=lambda operator: -(operator.total_s or 0.0))
+
+
+def _cells(operator: OperatorReport, bound: str) -> tuple[Text, ...]:
+    times = (operator.predicted_s, operator.measured_s, operator.total_s)
+    cells = (
+        operator.name,
+        str(operator.calls),
+        *map(format_time, times),
+        operator.choice.path,
+        bound,
+        operator.choice.reason,
+    )
+    return tuple(map(Text, cells))
+
+
+def format_time(seconds: float | None) -> str:
+    """Three significant digits in the unit that suits: ``1.23 ms``; a dash for None."""
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.3g} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,272 @@
+"""Running a built library the way Relay's graph executor did: set inputs by name, run, read outputs by index."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_ext.errors import InputError
+
+from .machine import Machine, OneThread, Turns
+
+Dimension = int | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """Name, shape and dtype of one input or output; a dimension that is only known at run time is a string.
+
+    ``original_name`` is what the model file calls it, where that differs from ``name`` (an identifier).
+    """
+
+    name: str
+    shape: tuple[Dimension, ...] | None  # None: even the rank is only known at run time
+    dtype: str
+    original_name: str = ""
+
+    def __str__(self) -> str:
+        shape = "unknown rank" if self.shape is None else "x".join(map(str, self.shape)) or "scalar"
+        return f"{self.name}: {shape} {self.dtype}"
+
+    def accepts(self, shape: Sequence[int], dtype: str) -> bool:
+        """Whether a tensor of ``shape`` and ``dtype`` fits; a dimension known only at run time takes any size."""
+        if dtype != self.dtype or self.shape is None:
+            return dtype == self.dtype
+        return len(shape) == len(self.shape) and all(
+            isinstance(expected, str) or expected == given for expected, given in zip(self.shape, shape, strict=True)
+        )
+
+
+class GraphModule:
+    """A library on one device, with inputs that stay set between runs, for one thread at a time.
+
+    Threads that work side by side take one each: they share code and constants. Calls of one GraphModule that overlap,
+    and runs or outputs that would mix what two threads have set, raise ConcurrentUseError.
+
+    Parameters
+    ----------
+    source
+        A `Library`, another `GraphModule` (shares its device and loaded code, not its inputs), or the module that
+        `tvm.runtime.load_module` returns for an exported library.
+    device
+        The TVM device; the CPU if left out.
+
+    Examples
+    --------
+    >>> module = GraphModule(lib, tvm.cpu())          # or GraphModule(lib["default"](tvm.cpu()))
+    >>> module.set_input("input", np.zeros((1, 3, 224, 224), "float32"))
+    >>> module.run()
+    >>> module.get_output(0).numpy()
+    """
+
+    def __init__(self, source: Any, device: tvm.runtime.Device | None = None) -> None:
+        self.device: tvm.runtime.Device = device if device is not None else getattr(source, "device", tvm.cpu())
+        self._library = _library_of(source)
+        self.inputs: tuple[TensorSpec, ...] = self._library.inputs
+        self._machine: Machine | None = _spare_machine(source, self.device) or self._library.vm(self.device)
+        self._main: Callable[..., Any] | None = None
+        self._values: dict[str, Any] = {}
+        self._outputs: list[Any] | None = None
+        self._one_thread, self._turns = OneThread(), Turns()
+
+    @property
+    def vm(self) -> Machine:
+        """The VirtualMachine that runs it, which no other GraphModule uses."""
+        if self._machine is None:
+            self._machine = self._library.vm(self.device)
+        return self._machine
+
+    def get_num_inputs(self) -> int:
+        return len(self.inputs)
+
+    def get_num_outputs(self) -> int:
+        """Number of outputs, tuples flattened; needs a `run` before."""
+        return len(self._results())
+
+    def get_input_info(self) -> tuple[dict[str, tuple[Dimension, ...] | None], dict[str, str]]:
+        """Shapes and dtypes of the inputs, each by name."""
+        return {item.name: item.shape for item in self.inputs}, {item.name: item.dtype for item in self.inputs}
+
+    def set_input(self, key: str | int | None = None, value: Any = None, **inputs: Any) -> None:
+        """Set one input by name or index, or several by keyword.
+
+        Values are NumPy arrays, TVM tensors, anything with ``__dlpack__``, or nested lists. NaN is legal.
+
+        Raises
+        ------
+        InputError
+            for an unknown name (with the nearest known ones), or a shape or dtype other than the input's.
+        """
+        given: dict[str | int, Any] = {}
+        given.update(inputs)
+        if key is not None:
+            given[key] = value
+        with self._one_thread:
+            self._set(given)
+
+    def _set(self, given: Mapping[Any, Any]) -> None:
+        # All are checked before any is kept: a failed call changes nothing.
+        checked = {
+            self._spec(name).name: to_tensor(self._spec(name), item, self.device) for name, item in given.items()
+        }
+        self._values.update(checked)
+        for name in checked:
+            self._turns.has_set(name)
+
+    def has_input(self, key: str | int) -> bool:
+        """Whether input ``key`` has a value."""
+        return self._spec(key).name in self._values
+
+    def get_input(self, key: str | int) -> tvm.runtime.Tensor:
+        """The value last set for an input; raises InputError where none was."""
+        spec = self._spec(key)
+        if spec.name not in self._values:
+            raise InputError(f"input {spec.name!r} has not been set.", f"call set_input({spec.name!r}, ...) first")
+        value: tvm.runtime.Tensor = self._values[spec.name]
+        return value
+
+    def run(self, **inputs: Any) -> None:
+        """Run once, after setting ``inputs``. Raises InputError naming every input that was never set."""
+        with self._one_thread:
+            if inputs:
+                self._set(inputs)
+            self._turns.check_inputs()
+            if self._main is None:
+                self._main = self.vm["main"]
+            self._outputs = list(flatten_outputs(self._main(*self.arguments())))
+            self._turns.has_run()
+
+    def get_output(self, index: int = 0, out: Any = None) -> Any:
+        """Output ``index`` of the last run, copied into the TVM tensor ``out`` if given."""
+        with self._one_thread:
+            self._turns.check_outputs()
+            results = self._results()
+            if not -len(results) <= index < len(results):
+                raise InputError(
+                    f"there is no output {index}.", f"the model has {len(results)} output(s), counted from 0"
+                )
+            return results[index] if out is None else results[index].copyto(out)
+
+    def benchmark(
+        self,
+        device: tvm.runtime.Device | None = None,
+        func_name: str = "main",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: int = 0,
+        **inputs: Any,
+    ) -> Any:
+        """Time the model: ``repeat`` measurements, each the mean of ``number`` runs, after one warm-up run.
+
+        Returns TVM's BenchmarkResult, in seconds (``.median``, ``.mean``, ``.results``).
+        """
+        with self._one_thread:
+            self._set(inputs)
+            function = "main" if func_name == "run" else func_name
+            timer = self.vm.time_evaluator(
+                function, device or self.device, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
+            )
+            return timer(*self.arguments())
+
+    def _spec(self, key: str | int) -> TensorSpec:
+        if isinstance(key, int):
+            if 0 <= key < len(self.inputs):
+                return self.inputs[key]
+            raise InputError(f"there is no input {key}.", f"the model has {len(self.inputs)} input(s), counted from 0")
+        return find_spec(self.inputs, key)
+
+    def arguments(self) -> list[Any]:
+        """The values that are set, in the order of the inputs; raises InputError naming those that are not."""
+        missing = [item for item in self.inputs if item.name not in self._values]
+        if missing:
+            raise InputError(
+                "input(s) without a value: " + "; ".join(map(str, missing)) + ".",
+                "set them with set_input(name, value) or run(name=value)",
+            )
+        return [self._values[item.name] for item in self.inputs]
+
+    def _results(self) -> list[Any]:
+        if self._outputs is None:
+            raise InputError("there are no outputs yet.", "call run() first")
+        return self._outputs
+
+
+def find_spec(specs: Sequence[TensorSpec], name: str) -> TensorSpec:
+    """The spec called ``name``, by its identifier or the model file's name; raises InputError with the nearest ones."""
+    for spec in specs:
+        if name in (spec.name, spec.original_name):
+            return spec
+    known = [spec.name for spec in specs]
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
+    raise InputError(
+        f"there is no input called {name!r}.", f"{hint}The inputs are: " + ("; ".join(map(str, specs)) or "none")
+    )
+
+
+def to_tensor(spec: TensorSpec, value: Any, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
+    """``value`` as a TVM tensor on ``device``; raises InputError unless its shape and dtype are ``spec``'s."""
+    if not isinstance(value, tvm.runtime.Tensor | np.ndarray):
+        value = np.from_dlpack(value) if hasattr(value, "__dlpack__") else _as_array(spec, value)
+    shape, dtype = tuple(int(size) for size in value.shape), str(value.dtype)
+    if not spec.accepts(shape, dtype):
+        given = "x".join(map(str, shape)) or "scalar"
+        raise InputError(
+            f"input {spec.name!r} expects {str(spec).split(': ')[1]}, but was given {given} {dtype}.",
+            _remedy(spec, dtype),
+        )
+    if isinstance(value, np.ndarray):
+        return tvm.runtime.tensor(np.ascontiguousarray(value).reshape(shape), device=device)
+    return value if value.device == device else value.copyto(device)
+
+
+def _as_array(spec: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
+    """Numbers and nested lists, which have no dtype of their own, take the input's."""
+    try:
+        return np.asarray(value, dtype=spec.dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"input {spec.name!r} cannot be made a tensor: {error}.", "pass a NumPy array") from error
+
+
+def _remedy(spec: TensorSpec, dtype: str) -> str:
+    if dtype != spec.dtype:
+        return f'convert it, e.g. value.astype("{spec.dtype}")'
+    return "pass an array of the expected shape, or build the model for this one (from_onnx(..., shape={name: [...]}))"
+
+
+def flatten_outputs(value: Any) -> Iterator[Any]:
+    """The tensors of a VM result in order: tuples flattened, a shape value as an int64 vector."""
+    if isinstance(value, tvm.runtime.ShapeTuple):
+        yield tvm.runtime.tensor(np.asarray(list(value), dtype="int64"))
+    elif hasattr(value, "numpy"):
+        yield value
+    elif isinstance(value, int | float):
+        yield tvm.runtime.tensor(np.asarray(value))
+    else:
+        for item in value:
+            yield from flatten_outputs(item)
+
+
+def _library_of(source: Any) -> Any:
+    if isinstance(source, GraphModule):
+        return source._library
+    from .library import Library
+
+    return source if isinstance(source, Library) else Library.from_module(source)
+
+
+def _spare_machine(source: Any, device: tvm.runtime.Device) -> Machine | None:
+    """The machine of a GraphModule on ``device`` that was not used yet; it makes another if it is used after all.
+
+    For ``GraphModule(lib["default"](device))``, as old code writes it: on a GPU each machine copies the constants.
+    """
+    if not isinstance(source, GraphModule) or source.device != device or source._values or source._outputs is not None:
+        return None
+    with source._one_thread:
+        machine, source._machine = source._machine, None
+    return machine

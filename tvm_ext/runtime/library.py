@@ -1,0 +1,304 @@
+"""A built model: what `relay.build` returns, what is exported, and what is loaded again."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tvm
+
+from tvm_ext.devices.cpu_info import CpuNeeds, read_cpu_info
+from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
+from tvm_ext.records import serialise
+from tvm_ext.records.build_profile import DeviceCode
+from tvm_ext.reports.report import BuildReport
+from tvm_ext.support.files import produce_atomically
+from tvm_ext.support.shared_library import load_library
+from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
+
+from .cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
+from .export import METADATA_FUNCTION, check_complete, check_seal, export_executable
+from .graph_module import GraphModule, TensorSpec
+from .guarded_memory import guard
+from .machine import Machine
+
+GPU_KINDS = ("cuda", "rocm", "opencl")
+"""Kinds of targets whose kernels run on a GPU."""
+
+_CODE_BYTES_PER_KERNEL = 50_000
+"""Ample: ResNet-50's 27 kernels take about a tenth of it. Only used to tell a full disk beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """What travels inside an exported library beside the code."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    report: BuildReport
+    cpu: CpuNeeds
+
+
+class ExportParts(Protocol):
+    """What exporting takes where the executable's kernels were linked already: their object files, and an executable
+    without them. ``link_again`` is None where the executable itself can be exported.
+    """
+
+    @property
+    def objects(self) -> tuple[bytes, ...]: ...
+
+    @property
+    def link_again(self) -> Callable[[], Any] | None: ...
+
+
+class Library:
+    """A built model with its report.
+
+    ``lib["default"](device)`` gives a `GraphModule`, as old Relay code expects; `vm` the plain Relax VirtualMachine.
+
+    Attributes
+    ----------
+    inputs, outputs
+        `TensorSpec` of each, in order.
+    report
+        The `BuildReport`; `profile` puts measured times into it.
+    cpu
+        The `CpuNeeds` of the code.
+    executable
+        TVM's own executable (or the loaded module, for a library that was loaded). Its kernels are linked already, so
+        that it cannot be exported by itself.
+    """
+
+    def __init__(
+        self, executable: Any, signature: Signature, path: Path | None = None, code: ExportParts | None = None
+    ) -> None:
+        self.executable = executable
+        self._code = code
+        self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
+        self.cpu = signature.cpu
+        self._path = path
+        self._runs_here = False
+
+    @classmethod
+    def from_module(cls, module: tvm.runtime.Module, path: Path | None = None) -> Library:
+        """The library behind a module loaded with `tvm.runtime.load_module`; raises ExportError for a foreign one."""
+        function = module.get_function(METADATA_FUNCTION, query_imports=True) if _has_metadata(module) else None
+        if function is None:
+            raise ExportError(
+                "this module was not exported by tvm_ext: it carries no description of its inputs.",
+                "use tvm.relax.VirtualMachine for it, or export it with tvm_ext's export_library",
+            )
+        return cls(module, serialise.from_json(Signature, str(function())), path)
+
+    def __getitem__(self, name: str) -> Callable[..., GraphModule]:
+        if name != "default":
+            raise InputError(
+                f"the library has no entry {name!r}.",
+                'use lib["default"](device), or lib.vm(device) for single functions',
+            )
+        return lambda device=None: GraphModule(self, device)
+
+    def vm(self, device: tvm.runtime.Device | None = None) -> Machine:
+        """A Relax VirtualMachine over the code, ``lib.vm()["main"](*inputs)``, that several threads may call.
+
+        Each call gives another one, which shares code and, on CPUs, constants: one for each thread is cheap.
+        A library that was built with ``guard_memory`` gives one whose kernels run in guarded memory.
+        Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
+        """
+        self._check_cpu()
+        machine = Machine(self.executable, device if device is not None else self._default_device())
+        if ("guard_memory", "True") in self.report.options:
+            guard(machine)
+        return machine
+
+    def _check_cpu(self) -> None:
+        if self._runs_here:  # reading what the CPU has takes a hundred times as long as making an instance
+            return
+        host = read_cpu_info()
+        unmet = self.cpu.unmet_by(host)
+        if unmet:
+            raise TargetError(
+                f"this library cannot run on this CPU ({host.model}), which {unmet}.",
+                "build the model on this machine for target 'llvm', or for what all your machines have, "
+                'e.g. {"kind": "llvm", "mcpu": "x86-64-v3"}',
+            )
+        self._runs_here = True
+
+    def _default_device(self) -> tvm.runtime.Device:
+        """The first device of the kind that the library was built for."""
+        kind = str(json.loads(self.report.target)["kind"])
+        device = tvm.cpu() if kind not in GPU_KINDS else tvm.runtime.device(kind, 0)
+        if kind in GPU_KINDS and not device.exist:
+            raise TargetError(
+                f"this library was built for {self.report.device} (target {kind}), and TVM finds no such device here.",
+                "run it on a machine with the device, its driver and a TVM that supports it; "
+                "`source()` shows its kernels, `report` how they were made",
+            )
+        return device
+
+    def source(self) -> str:
+        """The source code of its GPU kernels, one module after another; empty for a library for CPUs.
+
+        CUDA C or OpenCL C; for AMD GPUs LLVM's assembly.
+        """
+        return "\n".join(self._sources(*GPU_KINDS, "hip"))
+
+    def _sources(self, *kinds: str) -> list[str]:
+        modules = _modules(getattr(self.executable, "mod", self.executable))
+        return [str(module.inspect_source()) for module in modules if module.kind in kinds]
+
+    def export_library(self, path: str | Path, *, architectures: Sequence[str] | None = None) -> None:
+        """Write one shared library holding code, constants, report and the description of inputs and outputs.
+
+        Load it with `relay.load`, or without this package with ``tvm.runtime.load_module`` and
+        ``tvm.relax.VirtualMachine``. The file appears whole or not at all.
+
+        CUDA kernels are embedded as machine code for ``architectures`` (``("sm_80", "sm_90")``; None: the one that the
+        library was built for), whether or not this machine has a GPU; with a warning as source where it has no CUDA
+        compiler, which ``architectures=()`` asks for. `report` says which, here and in the file.
+        Raises ExportError where it cannot be written, CompileError where the CUDA compiler fails, TargetError where the
+        code is not for this kind of processor, whose linker joins it.
+        """
+        machine = read_cpu_info().machine
+        if self.cpu.machine not in ("", machine):
+            raise TargetError(
+                f"this library was built for {self.cpu.machine}; the linker of this {machine} machine cannot join it.",
+                "build and export on a machine of that kind, or link `executable` with a cross compiler: "
+                "executable.export_library(path, fcompile=tvm.support.cc.cross_compiler(...))",
+            )
+        if self._path is not None:
+            source = self._path
+            produce_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
+            return
+        if architectures is None:
+            from tvm_ext.toolchains.cuda_export import (
+                architecture_of,  # needs TVM's compiler, which a receiver may not have
+            )
+
+            built_for = architecture_of(self.report.target)
+            architectures = (built_for,) if built_for else ()
+        settings = self._compile_sources(architectures)
+        signature = Signature(inputs=self.inputs, outputs=self.outputs, report=self.report, cpu=self.cpu)
+        metadata = serialise.to_json(signature)
+        code_bytes = _CODE_BYTES_PER_KERNEL * (len(self.report.operators) + 1)
+        size_bytes = self.report.constant_bytes + code_bytes + len(metadata)
+        again = self._code.link_again if self._code is not None else None
+        executable, objects = (again(), self._code.objects) if self._code and again else (self.executable, ())
+        export_executable(executable, metadata, Path(path), size_bytes, objects, architectures, **settings)
+
+    def _compile_sources(self, architectures: Sequence[str]) -> dict[str, Any]:
+        """Machine code for what is CUDA source yet, as settings of `export_executable`; `report` says how it went."""
+        if not self._sources("cuda") or cuda_is_loaded():
+            return {}
+        if not architectures:
+            code = self.report.device_code
+            self.report = replace(self.report, device_code=code and DeviceCode(language=code.language))
+            return {}
+        from tvm_ext.toolchains.cuda_export import export_sources
+
+        known, code = export_sources(self._sources("cuda"), architectures)
+        self.report = replace(self.report, device_code=code)
+        return {"known": known}
+
+    def profile(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        device: tvm.runtime.Device | None = None,
+        repeat: int = 5,
+    ) -> BuildReport:
+        """Measure each operator (median over ``repeat`` runs of its mean over calls) and the whole model.
+
+        ``inputs``, by name, are random (seeded) where left out. Returns the report with the times in, which
+        replaces `report`.
+        """
+        module = GraphModule(self, device)
+        module.run(**(random_inputs(self.inputs) if inputs is None else inputs))  # a warm-up: pages, thread pool
+        runs = [_profile_once(module.vm, module.arguments()) for _ in range(repeat)]
+        seconds = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        whole = module.benchmark(number=1, repeat=repeat)
+        self.report = self.report.with_measurements(seconds, float(whole.median))
+        return self.report
+
+
+def load(path: str | Path) -> Library:
+    """Load a library that `Library.export_library` wrote; raises ExportError where it is not one, or was changed.
+
+    Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ExportError(f"there is no file {path}.", "check the path")
+    check_complete(path)
+    check_seal(path)
+    try:
+        with without_lines(CONSTANT_SCOPES):
+            module = _open(path.absolute())
+    except TvmExtError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ExportError(f"{path} cannot be loaded: {reason}", "export it again, with the same TVM") from error
+    return Library.from_module(module, path.absolute())
+
+
+def _open(path: Path) -> Any:
+    """The module in ``path``. TVM's runtime for CUDA is loaded when a library turns out to need it."""
+    try:
+        return load_library(path)
+    except RuntimeError as error:
+        if CUDA_LOADER not in str(error):
+            raise
+    load_cuda_runtime()
+    return tvm.runtime.load_module(str(path))
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Seeded random values by input name: normal for floats; 0 and 1, always valid indices, for integers."""
+    generator = np.random.default_rng(seed)
+    return {spec.name: _random(generator, spec) for spec in specs}
+
+
+def _random(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    if spec.shape is None or any(isinstance(size, str) for size in spec.shape):
+        raise InputError(f"input {spec} has dimensions that are only known at run time.", "pass a value for it")
+    shape = tuple(int(size) for size in spec.shape)
+    if "float" in spec.dtype:
+        return generator.standard_normal(shape).astype(np.dtype(spec.dtype))
+    return generator.integers(0, 2, shape).astype(spec.dtype)
+
+
+def _modules(module: tvm.runtime.Module) -> list[tvm.runtime.Module]:
+    """``module`` and what it imports, and so on."""
+    return [module, *(inner for imported in module.imports for inner in _modules(imported))]
+
+
+def _has_metadata(module: tvm.runtime.Module) -> bool:
+    return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
+
+
+def _profile_once(vm: Machine, arguments: Sequence[Any]) -> dict[str, float]:
+    """Mean seconds per call of every function that one run of ``main`` calls."""
+    seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
+    calls: collections.Counter[str] = collections.Counter()
+    start = [0.0]
+
+    def instrument(_function: Any, name: str, before: bool, _result: Any, *_arguments: Any) -> int:
+        if before:
+            start[0] = time.perf_counter()
+        else:
+            seconds[name] += time.perf_counter() - start[0]
+            calls[name] += 1
+        return 0  # VMInstrumentReturnKind.NO_OP
+
+    vm.set_instrument(instrument)
+    vm["main"](*arguments)
+    vm.set_instrument(lambda *_: 0)
+    return {name: seconds[name] / calls[name] for name in calls}

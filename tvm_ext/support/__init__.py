@@ -1,0 +1,5 @@
+"""What has nothing to do with tensors: files, limited processes, limits, the kernel cache.
+
+Not here: what knows operators or devices.
+Start at `kernel_cache.KernelCache`.
+"""

@@ -1,0 +1,123 @@
+"""Rewrites of stages that will run row by row together: cheaper divisions, and fewer row buffers.
+
+Both change how a row is computed, not what: a quotient by a number of the row becomes a product with its reciprocal
+(within a unit in the last place), and a row buffer that the last stage reads element by element becomes its output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import Call, TensorLoad, Var, ir, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext.analysis.stages import Expr, Stage, dtype_of, reads, replace_loads, static_shape
+from tvm_ext.ir.build_ir import load
+
+SMALLEST_ADDEND = 1e-30  # sqrt(x + 1e-30) is 1e-15 at least, whose reciprocal float32 holds with room to spare
+
+
+def with_reciprocals(stages: Sequence[Stage]) -> list[Stage]:
+    """``a / b`` as ``a * (1 / b)`` where ``b`` is the same for the whole row and cannot be so small that 1 / b is inf.
+
+    A vector division takes as long as eight products; LLVM takes ``1 / b`` out of the loop. Two divisors qualify: a
+    softmax's sum, which holds e^0, and the square root of something plus a constant, as all normalisations have it.
+    """
+    return [
+        stage if stage.is_reduction else dataclasses.replace(stage, value=_multiply(stage, stages)) for stage in stages
+    ]
+
+
+def _multiply(stage: Stage, stages: Sequence[Stage]) -> Expr:
+    def rewrite(quotient: Any) -> Any:
+        if dtype_of(quotient) != "float32" or _uses(quotient.b, stage.spatial[-1:]):
+            return quotient
+        if not _uses(quotient.a, stage.spatial[-1:]) or not _is_bounded_below(quotient.b, stages):
+            return quotient
+        return quotient.a * (tirx.const(1.0, "float32") / quotient.b)
+
+    return structural_map(stage.value, (tirx.Div, rewrite))
+
+
+def _uses(value: Expr, variables: Sequence[Any]) -> bool:
+    found: list[bool] = []
+    structural_walk(value, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
+    return bool(found)
+
+
+def _is_bounded_below(value: Expr, stages: Sequence[Stage]) -> bool:
+    if isinstance(value, TensorLoad):
+        total = _writer(value, stages)
+        return total is not None and total.combiner == "sum" and _is_exp_below_maximum(total.value, stages)
+    if _is_call(value, "tirx.sqrt"):
+        addend = getattr(getattr(value.args[0], "b", None), "value", None)
+        return isinstance(value.args[0], tirx.Add) and isinstance(addend, float) and addend >= SMALLEST_ADDEND
+    return False
+
+
+def _is_exp_below_maximum(value: Expr, stages: Sequence[Stage]) -> bool:
+    """Whether ``value`` reads ``exp(x - m)`` with m a maximum of this row: one of the exponentials is then 1."""
+    writer = _writer(value, stages) if isinstance(value, TensorLoad) else None
+    exponential = value if writer is None else writer.value
+    if not _is_call(exponential, "tirx.exp") or not isinstance(exponential.args[0], tirx.Sub):
+        return False
+    number, highest = exponential.args[0].a, exponential.args[0].b
+    maximum = _writer(highest, stages) if isinstance(highest, TensorLoad) else None
+    if maximum is None or maximum.combiner != "max":
+        return False
+    return type(number) is type(maximum.value) and _same_tensors(number, maximum.value)
+
+
+def _same_tensors(a: Expr, b: Expr) -> bool:
+    """Whether two values read the same tensors; their index variables differ, as those of two stages do."""
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for value, sources in zip((a, b), found, strict=True):
+        structural_walk(value, (TensorLoad, lambda item, sources=sources: sources.append(item.source)))
+    return len(found[0]) == len(found[1]) and all(x.same_as(y) for x, y in zip(*found, strict=True))
+
+
+def _writer(item: Any, stages: Sequence[Stage]) -> Stage | None:
+    return next((stage for stage in stages if stage.target.same_as(item.source)), None)
+
+
+def _is_call(value: Expr, name: str) -> bool:
+    return isinstance(value, Call) and isinstance(value.op, ir.Op) and str(value.op.name) == name
+
+
+# --- fewer buffers -------------------------------------------------------------------------------------------------
+def in_place(stages: Sequence[Stage], keep: Sequence[Any]) -> list[Stage]:
+    """The stages with a buffer that the last one reads at its own element only replaced by the last one's target.
+
+    Worked example, softmax: ``e[n, k]`` is written, summed, and read for ``y[n, k] = e[n, k] / s[n]``: the exponentials
+    go to ``y`` at once. A row of 30522 is then one stream through the cache less.
+    """
+    *before, last = stages
+    for stage in before:
+        if _may_replace(stage, last, before, keep):
+            return [_redirect(other, stage.target, last.target) for other in stages]
+    return list(stages)
+
+
+def _may_replace(stage: Stage, last: Stage, before: Sequence[Stage], keep: Sequence[Any]) -> bool:
+    own, final = stage.target, last.target
+    if stage.is_reduction or last.is_reduction or any(own.same_as(kept) for kept in keep):
+        return False
+    if dtype_of(own) != dtype_of(final) or static_shape(own) != static_shape(final):
+        return False
+    if not (stage.writes_at_its_own_axes() and last.writes_at_its_own_axes()):
+        return False
+    if not reads(last.value, own) or any(reads(other.value, final) for other in before):
+        return False
+    return all(
+        all(structural_equal(i, j) for i, j in zip(item.indices, last.indices, strict=True))
+        for item in last.loads()
+        if item.source.same_as(own)
+    )
+
+
+def _redirect(stage: Stage, old: Any, new: Any) -> Stage:
+    def swap(item: Any) -> Any:
+        return load(new, list(item.indices)) if item.source.same_as(old) else item
+
+    target = new if stage.target.same_as(old) else stage.target
+    return dataclasses.replace(stage, value=replace_loads(stage.value, swap), target=target)

@@ -1,0 +1,221 @@
+"""The end of a register tile: accumulators pass through the fused epilogue and are stored (paper Figure 6)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm_ext._tvm import tirx
+from tvm_ext.analysis.stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    Expr,
+    Stmt,
+    allocate,
+    as_index,
+    index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    sequence,
+    store,
+    vector_kind,
+)
+
+from .register_tile import TileLayout, flat, vectors
+from .transpose_registers import transpose_registers
+
+
+def reads_only_its_own_element(consumer: Stage, anchor: Stage) -> bool:
+    """Whether an epilogue stage reads the anchor's result exactly at the element that it writes itself, everywhere.
+
+    The tile stores over the anchor's extents: a consumer of others reads its own element too, but not over the same
+    elements. Worked example: ``y[i, j]`` for j < 3 of ``x`` with 8 columns (a slice from 0) would be written past its
+    end, ``if j < 8: x[i, j] else: 0`` for j < 10 (padding behind) would keep two columns that nothing writes.
+    """
+    if consumer.is_reduction or not consumer.writes_at_its_own_axes():
+        return False
+    shape = static_shape(anchor.target)
+    if tuple(consumer.extent(v) for v in consumer.spatial) != shape or static_shape(consumer.target) != shape:
+        return False
+    loads = [item for item in consumer.loads() if item.source.same_as(anchor.target)]
+    return reads(consumer.value, anchor.target) and all(
+        all(i.same_as(v) for i, v in zip(item.indices, consumer.spatial, strict=True)) for item in loads
+    )
+
+
+def store_tile(
+    layout: TileLayout,
+    epilogue: Sequence[Stage],
+    accumulators: Any,
+    at: dict[int, Expr],
+    sizes: dict[int, int],
+) -> list[Stmt]:
+    """Statements that store the tile of ``sizes`` at tile coordinates ``at``, through ``epilogue``."""
+    if sizes[layout.vector] == 1 or layout.expr.output.stride(layout.names[layout.vector]) == 1:
+        return [_store_along_vector(layout, epilogue, accumulators, at, sizes)]
+    return _store_transposed(layout, epilogue, accumulators, at, sizes)
+
+
+def store_element(
+    stage: Stage, accumulator_dtype: str, epilogue: Sequence[Stage], element: Expr, table: Sequence[tuple[Any, Expr]]
+) -> Stmt:
+    """Store one accumulated element, or what each epilogue stage makes of it; ``table`` gives the axis variables."""
+    own = dtype_of(stage.target)
+    if accumulator_dtype != own:
+        element = tirx.Cast(own, element)
+    position = [substitute(i, table) for i in stage.indices]
+    if not epilogue:
+        return store(stage.target, element, position)
+    writes = []
+    for consumer in epilogue:
+        value = replace_loads(consumer.value, lambda item: element if item.source.same_as(stage.target) else item)
+        moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
+        indices = [substitute(i, moved) for i in consumer.indices]
+        writes.append(store(consumer.target, substitute(value, moved), indices))
+    return sequence(*writes)
+
+
+def _store_along_vector(
+    layout: TileLayout, epilogue: Sequence[Stage], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+) -> Stmt:
+    """The output is contiguous along the vector axis: one vector store per accumulator register."""
+    rows = [sizes[p] for p in layout.rows]
+    kind = vector_kind(*(consumer.value for consumer in epilogue))
+
+    def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
+        element = load(accumulators, [flat(offsets, rows), lane])
+        return store_element(
+            layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, offsets, lane)
+        )
+
+    def row(offsets: tuple[Expr, ...]) -> Stmt:
+        return _vector_loops(kind, vectors(sizes[layout.vector], layout.lanes), lambda lane: one(offsets, lane))
+
+    return nest(rows, UNROLLED, _row_names(layout), row)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Spill:
+    """Memory for a tile with, per SIMD register of lanes, the elements of each lane contiguous.
+
+    Per piece of lanes and per combination of the outer rows, the rows ``along`` which the output is contiguous are
+    transposed in blocks of a power of two.
+    """
+
+    buffer: Any
+    rows: tuple[int, ...]
+    along: int | None  # position in ``rows``
+    blocks: tuple[tuple[int, int, int], ...]  # (first row, rows, registers: rows rounded up to a power of two)
+
+    @property
+    def outer(self) -> list[int]:
+        return [1 if i == self.along else size for i, size in enumerate(self.rows)]
+
+    @property
+    def padded_rows(self) -> int:
+        return sum(registers for _, _, registers in self.blocks)
+
+    def row(self, offsets: Sequence[Any], position: Any) -> list[Any]:
+        """The rows' offsets with ``position`` along the contiguous one."""
+        return [position if i == self.along else offset for i, offset in enumerate(offsets)]
+
+    def start(self, first_lane: int, width: int, outer: Any, first_row: int) -> Any:
+        """Where a block's elements begin; ``outer`` numbers the combination of the outer rows."""
+        return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
+
+
+def _store_transposed(
+    layout: TileLayout, epilogue: Sequence[Stage], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+) -> list[Stmt]:
+    """The output is contiguous along another axis: transpose the tile in registers, then write it along that axis."""
+    rows = tuple(sizes[p] for p in layout.rows)
+    strides = [layout.expr.output.stride(layout.names[p]) for p in layout.rows]
+    along = next((i for i, stride in enumerate(strides) if stride == 1 and rows[i] > 1), None)
+    blocks = _blocks(1 if along is None else rows[along], layout.lanes)
+    size = prod(rows) // (1 if along is None else rows[along]) * sum(registers for _, _, registers in blocks)
+    width = int(accumulators.ty.shape[1])
+    buffer = new_buffer((size * width,), layout.accumulator_dtype, "spill", "local")
+    spill = _Spill(buffer=buffer, rows=rows, along=along, blocks=blocks)
+    statements: list[Stmt] = [allocate(buffer)]
+    for first, length in layout.pieces(sizes[layout.vector]):
+        statements += _transpose(spill, accumulators, first, length)
+        written = min(length, sizes[layout.vector] - first)
+        if written > 0:
+            statements.append(_write_lanes(layout, epilogue, spill, at, first, length, written))
+    return statements
+
+
+def _blocks(rows: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
+    """(first row, rows, registers) of the blocks in which ``rows`` are transposed: 14 are one block of 16 registers."""
+    sizes = [(first, min(lanes, rows - first)) for first in range(0, rows, lanes)]
+    return tuple((first, own, 1 << (own - 1).bit_length()) for first, own in sizes)
+
+
+def _transpose(spill: _Spill, accumulators: Any, first: int, width: int) -> list[Stmt]:
+    """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the accumulators in memory.
+
+    The registers beyond a block's rows repeat its last one and are not stored.
+    """
+
+    def row(offsets: Sequence[int]) -> int:
+        return sum(offset * prod(spill.rows[i + 1 :]) for i, offset in enumerate(offsets))
+
+    statements = []
+    for outer, offsets in enumerate(itertools.product(*(range(size) for size in spill.outer))):
+        for start, length, registers in spill.blocks:
+            numbers = [row(spill.row(offsets, start + min(r, length - 1))) for r in range(registers)]
+            to = spill.start(first, width, outer, start)
+            statements += transpose_registers(accumulators, numbers, first, width, spill.buffer, to)
+    return statements
+
+
+def _write_lanes(
+    layout: TileLayout,
+    epilogue: Sequence[Stage],
+    spill: _Spill,
+    at: dict[int, Expr],
+    first: int,
+    width: int,
+    written: int,
+) -> Stmt:
+    """Write the lanes of one piece, each along the rows that are contiguous in the output."""
+    kind = vector_kind(*(consumer.value for consumer in epilogue))
+
+    def block(lane: Expr, offsets: tuple[Expr, ...], start: int, length: int, registers: int) -> Stmt:
+        begin = spill.start(first, width, flat(offsets, spill.outer), start)
+
+        def one(v: Expr) -> Stmt:
+            element = load(spill.buffer, [begin + lane * index(registers) + v])
+            row = spill.row(offsets, index(start) + v)
+            return store_element(
+                layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, row, index(first) + lane)
+            )
+
+        return _vector_loops(kind, vectors(length, layout.lanes), one)
+
+    def write(lane: Expr) -> Stmt:
+        def blocks(offsets: tuple[Expr, ...]) -> Stmt:
+            return sequence(*(block(lane, offsets, *item) for item in spill.blocks))
+
+        return nest(spill.outer, SERIAL, _row_names(layout), blocks)
+
+    return loop(written, SERIAL, "lane", write)
+
+
+def _row_names(layout: TileLayout) -> list[str]:
+    return [f"{layout.stage.variables[p].name}_r" for p in layout.rows]
+
+
+def _vector_loops(kind: Any, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
+    """``body(position)`` in one loop over lanes per (first, length) of ``pieces``."""
+
+    def piece(first: int, length: int) -> Stmt:
+        return loop(length, kind, "v", lambda v: body(index(first) + v))
+
+    return sequence(*(piece(first, length) for first, length in pieces))

@@ -1,0 +1,179 @@
+"""How an rProgram divides its operator on a CPU: the numbers that the emitter's loops and stores are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext._tvm import Var, structural_equal
+from tvm_ext.analysis.stages import Stage, dtype_of
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, accumulator_dtype, as_index, index, lanes_of
+from tvm_ext.records.rprogram import RProgram
+
+from .pack_inputs import PackedInput, pack_input
+from .phase_pack import PhasePack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TileLayout:
+    """The register tiling of one anchor. Axes are positions in ``stage.variables`` and ``expr.axes`` alike.
+
+    ``tile`` is the L0 size of each spatial axis, ``counts`` its number of tiles (the last may be smaller), ``full``
+    the number of whole ones, ``blocks`` its (L2, L1) blocks in tiles.
+    """
+
+    stage: Stage
+    expr: TensorExpr
+    vector: int
+    rows: tuple[int, ...]  # spatial axes other than the vector axis
+    reduction: tuple[int, ...]
+    tile: dict[int, int]
+    counts: dict[int, int]
+    full: dict[int, int]
+    blocks: dict[int, tuple[int, int]]
+    lanes: int
+    accumulator_dtype: str  # half precision is accumulated in float32
+    packed: tuple[PackedInput | PhasePack, ...]
+    round_lanes: bool  # whether a partial register may be computed whole
+    panel: Any  # variables of the packed addressing: which panel of the vector axis, and which lane in it
+    lane: Any
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        return tuple(p for p, kind in enumerate(self.stage.kinds) if kind == "spatial")
+
+    @property
+    def names(self) -> list[str]:
+        return [axis.name for axis in self.expr.axes]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Axes of the outer loops, outermost first: the axis along which the most loaded bytes stay put goes last.
+
+        Worked example, matmul with 4 x 64 tiles and K = 512: along j the 4 x 512 tile of A stays (8 KiB), along i the
+        512 x 64 panel of B (128 KiB), so i is the innermost loop.
+        """
+        return tuple(sorted(self.spatial, key=self._kept_bytes))
+
+    def _kept_bytes(self, axis: int) -> float:
+        total = 0.0
+        for access in self.expr.inputs:
+            if access.stride(self.names[axis]) == 0:
+                size = access.itemsize_bytes
+                for p, name in enumerate(self.names):
+                    if access.stride(name):
+                        size *= self.stage.extents[p] if p in self.reduction else self.tile[p]
+                total += size
+        return total
+
+    def tail(self, axis: int) -> int:
+        """Size of the smaller last tile; 0 where the tile divides the axis."""
+        return self.stage.extents[axis] - self.full[axis] * self.tile[axis]
+
+    def pieces(self, size: int) -> list[tuple[int, int]]:
+        """(first lane, lanes) of each SIMD register over ``size`` lanes of the vector axis."""
+        return vectors(-(-size // self.lanes) * self.lanes if self.round_lanes else size, self.lanes)
+
+    def element(
+        self, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr, ks: Sequence[Expr] = ()
+    ) -> list[tuple[Any, Expr]]:
+        """What each axis variable of the anchor is, for one element of the tile at tile coordinates ``at``."""
+        variables = self.stage.variables
+        table = [
+            (variables[p], at[p] * index(self.tile[p]) + offset) for p, offset in zip(self.rows, offsets, strict=True)
+        ]
+        table += [(variables[p], k) for p, k in zip(self.reduction, ks, strict=False)]
+        table.append((variables[self.vector], at[self.vector] * index(self.tile[self.vector]) + lane))
+        table += [(self.panel, at[self.vector]), (self.lane, lane)]
+        return [(variable, as_index(value, variable)) for variable, value in table]
+
+
+def lay_out(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> TileLayout:
+    """The layout of ``program``; raises IllegalRewrite where it has no spatial axis to vectorise."""
+    names = [axis.name for axis in expr.axes]
+    spatial = [p for p, kind in enumerate(stage.kinds) if kind == "spatial"]
+    if program.vector_axis not in [names[p] for p in spatial]:
+        raise IllegalRewrite(f"{stage.name}: its rProgram has no spatial vector axis")
+    vector = names.index(program.vector_axis)
+    register = program.tile("L0").sizes
+    tile = {p: min(register.get(names[p], 1), stage.extents[p]) for p in spatial}
+    counts = {p: -(-stage.extents[p] // tile[p]) for p in spatial}
+    dtype = accumulator_dtype(dtype_of(stage.target))
+    lanes = lanes_of(dtype, device.register_bytes)
+    reduction = tuple(p for p, kind in enumerate(stage.kinds) if kind == "reduce")
+    packed = tuple(
+        made
+        for load, access in zip(stage.loads(), expr.inputs, strict=True)
+        if (made := pack_input(load, access, stage, names, vector, tile[vector], lanes, device)) is not None
+    )
+    return TileLayout(
+        stage=stage,
+        expr=expr,
+        vector=vector,
+        rows=tuple(p for p in spatial if p != vector),
+        reduction=reduction,
+        tile=tile,
+        counts=counts,
+        full={p: stage.extents[p] // tile[p] for p in spatial},
+        blocks=_blocks(program, names, tile, counts),
+        lanes=lanes,
+        accumulator_dtype=dtype,
+        packed=packed,
+        round_lanes=_only_padded_panels(stage, expr, names[vector], packed),
+        panel=Var("panel", INDEX_DTYPE),
+        lane=Var("lane", INDEX_DTYPE),
+    )
+
+
+def _only_padded_panels(
+    stage: Stage, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
+) -> bool:
+    """Whether every load along the vector axis is from a panel padded with zeros, so that extra lanes are harmless."""
+    for load, access in zip(stage.loads(), expr.inputs, strict=True):
+        if access.stride(vector_axis) == 0:
+            continue
+        if not any(item.is_constant and structural_equal(load, item.original) for item in packed):
+            return False
+    return True
+
+
+def _blocks(
+    program: RProgram, names: Sequence[str], tile: dict[int, int], counts: dict[int, int]
+) -> dict[int, tuple[int, int]]:
+    """Per axis (tiles in an L2 block, tiles in an L1 block): whole numbers of register tiles, nested."""
+    tiles = dict(program.tiles)
+    blocks = {}
+    for p, size in tile.items():
+        outer_size, inner_size = (
+            tiles[layer].sizes.get(names[p], 1) if layer in tiles else size for layer in ("L2", "L1")
+        )
+        inner = min(max(1, inner_size // size), counts[p])
+        outer = min(max(inner, outer_size // size), counts[p])
+        blocks[p] = (outer if outer == counts[p] else outer // inner * inner, inner)
+    return blocks
+
+
+def vectors(size: int, lanes: int) -> list[tuple[int, int]]:
+    """(first, length) of vectors that cover ``size`` elements: full registers, then powers of two.
+
+    Worked example: 37 elements with 16 lanes are 16 + 16 + 4 + 1. LLVM rounds an odd length's alignment up, and
+    would then read it with aligned instructions at unaligned addresses.
+    """
+    pieces, first = [], 0
+    while first < size:
+        length = min(lanes, 1 << ((size - first).bit_length() - 1))
+        pieces.append((first, length))
+        first += length
+    return pieces
+
+
+def flat(offsets: Sequence[Expr], extents: Sequence[int]) -> Expr:
+    """Row-major number of ``offsets`` in a block of ``extents``."""
+    number: Expr = index(0)
+    for offset, extent in zip(offsets, extents, strict=True):
+        number = number * index(extent) + offset
+    return number

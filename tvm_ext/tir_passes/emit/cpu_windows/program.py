@@ -1,0 +1,92 @@
+"""A window kernel as an rProgram with its prediction, as reports show any other (paper §3.2, §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_ext.analysis.stage_exprs import axis_names, tensor_expr_of
+from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
+
+from .layout import WindowLayout
+
+GIGA = 1e9
+
+
+def window_program(layout: WindowLayout, epilogue: Sequence[Stage], device: DeviceSpec) -> RProgram:
+    """The rProgram of ``layout``: its register tile in L0, one band of one plane in each cache."""
+    expr = tensor_expr_of(layout.window.anchor, name=layout.window.anchor.name, epilogue=epilogue)
+    caches = [layer.name for layer in device.layers[1:-1]]
+    band = _tile(layout, rows=layout.band, columns=layout.window.x.extent)
+    columns = layout.vectors * (layout.lanes if layout.is_flat else layout.width)
+    partitions = layout.task_count
+    return RProgram(
+        device=device.name,
+        expr_digest=expr.digest,
+        tiles=(
+            ("L0", _tile(layout, rows=layout.rows, columns=min(columns, layout.window.x.extent))),
+            *((name, band) for name in caches),
+        ),
+        vector_axis=_names(layout)[-1],
+        unit_count=min(device.unit_count, partitions),
+        partition_count=partitions,
+        epsilon=0.0,
+        shrunk=False,
+        prediction=_predict(layout, expr, device),
+    )
+
+
+def _names(layout: WindowLayout) -> tuple[str, ...]:
+    """The anchor's axis names, the one along x last."""
+    stage = layout.window.anchor
+    names = dict(zip([v.name for v in stage.variables], axis_names(stage), strict=True))
+    x = names[layout.window.x.variable.name]
+    return (*(name for name in axis_names(stage) if name != x), x)
+
+
+def _tile(layout: WindowLayout, *, rows: int, columns: int) -> RTile:
+    """One plane's tile: all taps, ``rows`` along y and ``columns`` along x."""
+    window, stage = layout.window, layout.window.anchor
+    shape = []
+    for variable, extent, kind in zip(stage.variables, stage.extents, stage.kinds, strict=True):
+        if variable.same_as(window.x.variable):
+            shape.append(columns)
+        elif window.y.variable is not None and variable.same_as(window.y.variable):
+            shape.append(rows)
+        else:
+            shape.append(extent if kind == "reduce" else 1)
+    return RTile(axes=axis_names(stage), shape=tuple(shape))
+
+
+def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Prediction:
+    """Cycles of the register tiles and of staging against moving each tensor once, in the slowest layer it needs."""
+    waves = -(-layout.task_count // device.unit_count)
+    balance = layout.task_count / (waves * device.unit_count)
+    compute_s = layout.cycles / ((device.clock_ghz or 1.0) * GIGA) / device.unit_count / balance
+    extra = sum(stage.extra_bytes_per_element for stage in expr.epilogue)
+    moved = sum(_bytes(access.shape, access.itemsize_bytes) for access in expr.accesses)
+    moved += _bytes(expr.output.shape, extra)
+    costs = []
+    for layer in device.layers[2:]:
+        time_s = moved / (layer.bandwidth_gb_per_s * GIGA) / balance if layer.bandwidth_gb_per_s else 0.0
+        costs.append(LayerCost(layer=layer.name, footprint_bytes=moved, traffic_bytes=moved, time_s=time_s))
+        if layer.capacity_bytes is not None and moved <= layer.capacity_bytes:
+            break  # the whole operator stays here between its neighbours in the graph
+    launch_s = (device.launch_overhead_us or 0.0) * 1e-6
+    times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
+    bound = max(times, key=lambda name: times[name])
+    return Prediction(
+        time_s=times[bound] + launch_s,
+        compute_s=compute_s,
+        layers=tuple(costs),
+        bound="launch" if launch_s > times[bound] else bound,
+    )
+
+
+def _bytes(shape: Sequence[int], itemsize_bytes: float) -> float:
+    size = itemsize_bytes
+    for extent in shape:
+        size *= extent
+    return size

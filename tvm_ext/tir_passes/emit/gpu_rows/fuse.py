@@ -1,0 +1,120 @@
+"""Fuses the axes of a row form that every access runs through as one (paper §3.2, canonical form).
+
+Worked example, bias and ReLU of (8, 64, 7, 7) with ``b[c]``: n stays, c stays, and h and w become one axis of 49;
+without the bias all four would be one axis of 25088, whose vectors need not divide 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import Var, tirx
+from tvm_ext.analysis.stage_rewrites import fuse_axes
+from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, substitute
+
+from ..cpu_rows.emit import is_in
+from .form import Address, Expr, LoopAxis, RowForm, accesses, address_of, divides, mentions, position_of
+
+
+def fuse_form(form: RowForm) -> RowForm:
+    """Neighbouring axes that every access runs through as one (paper §3.2, canonical form) become one."""
+    for position in range(len(form.grid) - 1):
+        if _may_fuse(form, form.grid[position], form.grid[position + 1]):
+            return fuse_form(_fused(form, position))
+    for position in range(len(form.row) - 1):
+        if _may_fuse(form, form.row[position], form.row[position + 1]):
+            return fuse_form(_fused(form, len(form.grid) + position))
+    return form
+
+
+def _may_fuse(form: RowForm, outer: LoopAxis, inner: LoopAxis) -> bool:
+    pair = [outer.variable, inner.variable]
+    for stage in form.stages:
+        if mentions(_without_loads(stage.value), pair):
+            return False
+    for stage, buffer, indices in accesses(form):
+        if not mentions(list(indices), pair):
+            continue
+        form_of = address_of(buffer, indices, list(zip(stage.variables, stage.extents, strict=True)))
+        if form_of is None:
+            return False
+        a, b = (_coefficient(form_of, stage, variable) for variable in pair)
+        if a != b * inner.extent:
+            return False
+    return True
+
+
+def _without_loads(value: Expr) -> Expr:
+    return replace_loads(value, lambda item: tirx.const(1, dtype_of(item.source)))
+
+
+def _coefficient(address: Address, stage: Stage, variable: Any) -> int:
+    position = position_of(stage, variable)
+    return 0 if position is None else address.coefficients[position]
+
+
+def _fused(form: RowForm, position: int) -> RowForm:
+    """``form`` with the axes at ``position`` and after it as one, of the same variable in every stage."""
+    axes = [*form.grid, *form.row]
+    outer, inner = axes[position : position + 2]
+    fused = LoopAxis(
+        variable=Var(f"{outer.variable.name}.{inner.variable.name}", outer.variable.ty),
+        extent=outer.extent * inner.extent,
+    )
+
+    def apply(stage: Stage) -> Stage:
+        if position + 1 >= len(stage.variables):
+            return stage
+        groups = [[p] for p in range(len(stage.variables)) if p != position + 1]
+        groups[position] = [position, position + 1]
+        stage = fuse_axes(stage, groups)
+        own = stage.variables[position]
+        return _rename_one(stage, own, fused.variable)
+
+    new = [*axes[:position], fused, *axes[position + 2 :]]
+    cut = len(form.grid) - (1 if position + 1 < len(form.grid) else 0)
+    return dataclasses.replace(
+        form, grid=tuple(new[:cut]), row=tuple(new[cut:]), stages=tuple(apply(stage) for stage in form.stages)
+    )
+
+
+def _rename_one(stage: Stage, old: Any, new: Any) -> Stage:
+    table = [(old, new)]
+    return dataclasses.replace(
+        stage,
+        variables=tuple(new if v.same_as(old) else v for v in stage.variables),
+        value=substitute(stage.value, table),
+        indices=tuple(substitute(item, table) for item in stage.indices),
+    )
+
+
+def address_runs(stage: Stage, form: RowForm, params: Sequence[Any]) -> Stage:
+    """``stage`` addressing the function's parameters by one number: ``[0, 84*n + f]``, not ``[n, f // 21, f % 21]``.
+
+    Only parameters: stock TVM shrinks buffers that the function allocates to the indices that it sees.
+    """
+    axes = list(zip(stage.variables, stage.extents, strict=True))
+
+    def flat(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
+        if not is_in(buffer, params) or not indices or not any(divides(item) for item in indices):
+            return list(indices)
+        address = address_of(buffer, indices, axes)
+        return list(indices) if address is None else _run(address, len(indices), axes)
+
+    def move(item: Any) -> Any:
+        return item if form.is_internal(item.source) else tirx.BufferLoad(item.source, flat(item.source, item.indices))
+
+    return dataclasses.replace(
+        stage, value=replace_loads(stage.value, move), indices=tuple(flat(stage.target, stage.indices))
+    )
+
+
+def _run(address: Address, dims: int, axes: Sequence[tuple[Any, int]]) -> list[Expr]:
+    dtype = dtype_of(axes[0][0])
+    flat: Expr = tirx.IntImm(dtype, address.constant)
+    for (variable, _), coefficient in zip(axes, address.coefficients, strict=True):
+        if coefficient:
+            flat = flat + variable * tirx.IntImm(dtype, coefficient)
+    return [tirx.IntImm(dtype, 0)] * (dims - 1) + [flat]

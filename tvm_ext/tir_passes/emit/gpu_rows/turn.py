@@ -1,0 +1,193 @@
+"""Emits a stage that reads across what it writes: through tiles in shared memory, whose rows are padded by one bank.
+
+Written along one axis and read along the other, both sides of global memory are coalesced. Worked example, 32 x 32
+floats in rows of 33: lane i reads element (i, c) in bank (33*i + c) % 32, all different; in rows of 32 all lanes
+would read bank c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm_ext._tvm import TensorLoad, tirx
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.stages import Stage, dtype_of, substitute
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
+
+from .form import RowForm, address_of, mentions
+from .lanes import distinct, evaluate, outer_loads
+from .plan import BLOCK_THREADS, OTHER_REGISTERS
+
+TILE_BYTES = 128
+"""A row of a tile: what a warp moves at once."""
+
+SMALLEST_SIDE, LARGEST_SIDE = 16, 64
+
+TILE_ROWS = 8
+"""Rows of threads that copy a tile, where a block may have so many threads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Tiles:
+    """Square tiles of ``side`` elements along the written (last) grid axis and the axis at position ``read``.
+
+    ``units`` are the loads that run along ``read``, each with its tile. ``rows`` rows of ``side`` threads copy them.
+    """
+
+    form: RowForm
+    read: int
+    units: tuple[tuple[Any, Any], ...]
+    side: int
+    rows: int
+
+    @property
+    def stage(self) -> Stage:
+        return self.form.stages[0]
+
+    @property
+    def written(self) -> int:
+        return len(self.form.grid) - 1
+
+    @property
+    def counts(self) -> list[int]:
+        """Tiles along the two axes, points along the others."""
+        turned = (self.read, self.written)
+        return [-(-a.extent // self.side) if p in turned else a.extent for p, a in enumerate(self.form.grid)]
+
+    def element(self, at: Sequence[Expr], read: Expr, written: Expr) -> _Element:
+        """The element of the tile at ``at`` that is so far along the two axes."""
+        own = list(at)
+        own[self.read] = at[self.read] * index(self.side) + read
+        own[self.written] = at[self.written] * index(self.side) + written
+        table = [(axis.variable, as_index(x, axis.variable)) for axis, x in zip(self.form.grid, own, strict=True)]
+        grid = self.form.grid
+        ragged = [p for p in (self.read, self.written) if grid[p].extent % self.side]
+        return _Element(table=table, exists=[own[p] < index(grid[p].extent) for p in ragged])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Element:
+    """What the form's variables are, and the conditions under which that is inside the tensors."""
+
+    table: list[tuple[Any, Expr]]
+    exists: list[Expr]
+
+    def guarded(self, body: Stmt) -> Stmt:
+        for condition in self.exists:
+            body = tirx.IfThenElse(condition, body, None)
+        return body
+
+
+def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
+    """The launch of a form of one stage that reads across what it writes; None where it does not.
+
+    Nor where an axis is so short that tiles would be less than half full.
+    """
+    tiles = _find_tiles(form, device)
+    if tiles is None:
+        return None
+    blocks = prod(tiles.counts)
+    statement = bind(
+        "blockIdx.x",
+        blocks,
+        lambda block: bind(
+            "threadIdx.y",
+            tiles.rows,
+            lambda y: bind("threadIdx.x", tiles.side, lambda x: _turn(tiles, split_index(block, tiles.counts), x, y)),
+        ),
+    )
+    threads = tiles.side * tiles.rows
+    return SimtKernel(
+        statements=(statement,),
+        threads=threads,
+        blocks=blocks,
+        shared_bytes=sum(_tile_bytes(tile) for _, tile in tiles.units),
+        register_count=OTHER_REGISTERS + tiles.side // tiles.rows * (len(tiles.units) + 1),
+        notes=(
+            f"{form.stages[0].name}: {blocks} tiles of {tiles.side} x {tiles.side} turned in shared memory by "
+            f"{threads} threads",
+        ),
+    )
+
+
+def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
+    stage, last = form.stages[0], len(form.grid) - 1
+    if last < 1 or not _runs(stage, stage.target, stage.indices, last):
+        return None
+    found = [
+        (axis, unit)
+        for unit in distinct(outer_loads(stage.value, lambda _: True))
+        if isinstance(unit, TensorLoad) and (axis := _run_across(form, stage, unit)) is not None
+    ]
+    if not found:
+        return None
+    read = found[0][0]
+    units = [unit for axis, unit in found if axis == read]
+    side = int(TILE_BYTES / max(itemsize_bytes(dtype_of(unit)) for unit in units))
+    side = max(SMALLEST_SIDE, min(LARGEST_SIDE, side))
+    if min(form.grid[read].extent, form.grid[last].extent) * 2 < side:
+        return None
+    return _Tiles(
+        form=form,
+        read=read,
+        units=tuple((unit, gpu_buffer((side, side), dtype_of(unit), "tile", "shared")) for unit in units),
+        side=side,
+        rows=min(TILE_ROWS, (device.max_threads_per_block or BLOCK_THREADS) // side),
+    )
+
+
+def _run_across(form: RowForm, stage: Stage, unit: Any) -> int | None:
+    """The position of the axis along which ``unit`` runs, where it moves along the written axis in steps."""
+    last = len(form.grid) - 1
+    if not mentions(unit, [form.grid[last].variable]) or _runs(stage, unit.source, unit.indices, last):
+        return None
+    return next((p for p in range(last) if _runs(stage, unit.source, unit.indices, p)), None)
+
+
+def _runs(stage: Stage, buffer: Any, indices: Sequence[Expr], position: int) -> bool:
+    """Whether neighbours along the axis at ``position`` are neighbours in memory."""
+    address = address_of(buffer, indices, list(zip(stage.variables, stage.extents, strict=True)))
+    return address is not None and address.coefficients[position] == 1
+
+
+def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
+    """One block: along the read axis to the tile, a barrier (stock ThreadSync's), along the written axis from it."""
+    steps = tiles.side // tiles.rows
+
+    def copy(step: Expr) -> Stmt:
+        row = step * index(tiles.rows) + y
+        element = tiles.element(at, x, row)
+        stores = [store(tile, substitute(unit, element.table), [row, x]) for unit, tile in tiles.units]
+        return element.guarded(sequence(*stores))
+
+    def write(step: Expr) -> Stmt:
+        row = step * index(tiles.rows) + y
+        element = tiles.element(at, row, x)
+        registers = [(unit, load(tile, [x, row])) for unit, tile in tiles.units]
+        value = evaluate(tiles.stage.value, registers, lambda _: None, element.table)
+        dtype = dtype_of(tiles.stage.target)
+        value = value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+        return element.guarded(
+            store(tiles.stage.target, value, [substitute(item, element.table) for item in tiles.stage.indices])
+        )
+
+    return sequence(
+        *(allocate_shared(tile, padding=_padding(tile)) for _, tile in tiles.units),
+        loop(steps, UNROLLED, "step", copy),
+        loop(steps, UNROLLED, "step", write),
+    )
+
+
+def _padding(tile: Any) -> int:
+    """Elements that make neighbouring rows start one 4-byte bank apart; 1 where elements are wider."""
+    return max(1, int(4 / itemsize_bytes(dtype_of(tile))))
+
+
+def _tile_bytes(tile: Any) -> int:
+    rows, columns = (int(size) for size in tile.ty.shape)
+    return int(rows * (columns + _padding(tile)) * itemsize_bytes(dtype_of(tile)))

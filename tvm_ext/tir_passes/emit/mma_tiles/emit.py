@@ -1,0 +1,347 @@
+"""Tensor-core kernels from rPrograms: matrix products, batched or not, and convolutions as implicit GEMM (paper §4).
+
+A threadblock computes the L1 tile of the output, its warps the L0 tiles in it. Step by step along the reduction all
+threads copy both factors' tiles to shared memory, 16 bytes at a time where memory allows, and the warps multiply them.
+Where the tiles are too few for the device, blocks share a tile's reduction (split-K): partial sums go to a workspace
+that a second kernel adds up in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, gcd
+from typing import Any
+
+from tvm_ext._tvm import tirx
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
+from tvm_ext.records.rprogram import RProgram
+
+from ...roller.gemm_form import (
+    ACCUMULATORS,
+    FRAGMENT,
+    GemmForm,
+    TileSplit,
+    gemm_form,
+    reduction_step,
+    split_of,
+    supports_mma,
+    uses_mma_sync,
+    wmma_pitches,
+)
+from ...roller.mma_grid import BlockPlace, GemmGrid, grid_group, place_block
+from ...roller.mma_model import ACCUMULATOR_BYTES, resident_blocks, thread_registers
+from .operand import Operand, read_operands
+from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
+from .warp import WARP, MmaSync, Wmma, place_of, rolled
+from .write import (
+    PIECE,
+    Destination,
+    TileCorner,
+    output_destination,
+    staging_elements,
+    workspace_destination,
+    write_fragments,
+    write_wmma,
+)
+
+__all__ = ["emit_mma_tile", "supports_mma"]
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""What a kernel may declare as ``__shared__`` arrays; more is asked for at launch (CUDA C++ Programming Guide)."""
+
+REDUCE_THREADS = 256
+
+MIN_BLOCKS_PER_UNIT = "tirx.launch_bounds_min_blocks_per_sm"
+"""The statement that stock TVM prints as the second number of ``__launch_bounds__``."""
+
+SMALL_PLAN = 72
+"""Registers of a thread up to which ptxas is told how many blocks are planned."""
+
+SPARE_REGISTERS = 8
+"""What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Product:
+    """All that the kernel's parts need to know of the operator and of its program."""
+
+    stage: Stage
+    form: GemmForm
+    operands: tuple[Operand, Operand]
+    extents: tuple[int, int, int, int]  # batch, rows, columns, reduction
+    split: TileSplit
+    grid: GemmGrid
+    device: DeviceSpec
+    tiles: tuple[SharedTile, SharedTile]
+    accumulator: str
+
+    @property
+    def steps(self) -> int:
+        """Reduction steps of one block: all of them, or its share."""
+        return ceil(self.extents[3] / (self.split.depth * self.grid.splits))
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None, int | None]:
+        """Ends of rows, columns and reduction that tiles cross, None where they fit exactly."""
+        _, rows, columns, depth = self.extents
+        shared = self.steps * self.split.depth * self.grid.splits
+        sizes = (rows, self.split.rows), (columns, self.split.columns), (depth, shared)
+        return tuple(extent if extent % size else None for extent, size in sizes)  # type: ignore[return-value]
+
+
+def emit_mma_tile(
+    stage: Stage,
+    expr: TensorExpr,
+    prologue: Sequence[Stage],
+    epilogue: Sequence[Stage],
+    program: RProgram,
+    device: DeviceSpec,
+    params: Sequence[Any],
+) -> SimtKernel:
+    """The kernel of ``program``, one of `construct_mma`'s.
+
+    ``stage`` and ``expr`` are the product in canonical form, ``prologue`` the injective stages whose values its loads
+    are, ``epilogue`` the stages that consume its result element by element, ``params`` the function's parameters.
+    With split-K the first statement allocates the workspace and two launches follow.
+
+    Raises
+    ------
+    IllegalRewrite
+        where tensor cores cannot compute the expression, or the program's tiles do not fit fragments or the device.
+    """
+    reason = supports_mma(expr, device)
+    if reason is not None:
+        raise IllegalRewrite(f"{stage.name}: {reason}")
+    form = gemm_form(expr)
+    assert isinstance(form, GemmForm)
+    product = _product(stage, expr, form, prologue, program, device, params)
+    shared_bytes = _shared_bytes(product)
+    rows, columns, _ = product.bounds
+    final = output_destination(stage, form, epilogue, (rows, columns))
+    statements: list[Stmt] = []
+    if product.grid.splits == 1:
+        statements.append(_multiply(product, final))
+    else:
+        batch, row_count, column_count, _ = product.extents
+        shape = [product.grid.splits * batch, row_count, column_count]
+        workspace = gpu_buffer(shape, product.accumulator, "partial_sums", "global")
+        statements.append(allocate(workspace))
+        statements.append(_multiply(product, workspace_destination(workspace, (rows, columns))))
+        statements.append(_add_up(product, workspace, output_destination(stage, form, epilogue, (None, None))))
+    return SimtKernel(
+        statements=tuple(statements),
+        threads=product.split.warps * WARP,
+        blocks=product.grid.blocks,
+        shared_bytes=shared_bytes,
+        register_count=thread_registers(product.split, product.operands[0].dtype, device),
+        notes=tuple(_notes(product)),
+    )
+
+
+def _product(
+    stage: Stage,
+    expr: TensorExpr,
+    form: GemmForm,
+    prologue: Sequence[Stage],
+    program: RProgram,
+    device: DeviceSpec,
+    params: Sequence[Any],
+) -> _Product:
+    operands = read_operands(stage, form, prologue, params)
+    split = split_of(program)
+    _check_split(split, operands[0].dtype, device, stage.name)
+    extents = (operands[0].batch.size, operands[0].lines.size, operands[1].lines.size, operands[0].depth.size)
+    tile_rows, tile_columns = -(-extents[1] // split.rows), -(-extents[2] // split.columns)
+    splits = max(1, program.partition_count // (extents[0] * tile_rows * tile_columns))
+    resident = device.unit_count * resident_blocks(split, operands[0].dtype, device)
+    grid = GemmGrid(
+        batch=extents[0],
+        rows=tile_rows,
+        columns=tile_columns,
+        splits=splits,
+        group=grid_group(tile_rows, tile_columns, resident, (split.rows, split.columns)),
+    )
+
+    def shared(operand: Operand, lines: int) -> SharedTile:
+        pitches = None if uses_mma_sync(device) else wmma_pitches(device, along_depth=operand.along_depth)
+        return shared_tile(operand, lines, split.depth, scope, pitches)
+
+    tile_bytes = (split.rows + split.columns) * split.depth * int(itemsize_bytes(operands[0].dtype))
+    scope = "shared" if tile_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
+    return _Product(
+        stage=stage,
+        form=form,
+        operands=operands,
+        extents=extents,
+        split=split,
+        grid=grid,
+        device=device,
+        tiles=(shared(operands[0], split.rows), shared(operands[1], split.columns)),
+        accumulator=ACCUMULATORS[expr.inputs[0].dtype][-1],
+    )
+
+
+def _check_split(split: TileSplit, dtype: str, device: DeviceSpec, name: str) -> None:
+    """Raises IllegalRewrite where tiles are no whole fragments, warps or reduction steps."""
+    step = reduction_step(dtype, device)
+    if split.warp_rows % FRAGMENT or split.warp_columns % FRAGMENT or split.depth % step:
+        raise IllegalRewrite(
+            f"{name}: warp tile {split.warp_rows}x{split.warp_columns}x{split.depth} is not whole fragments of "
+            f"{FRAGMENT}x{FRAGMENT}x{step}"
+        )
+    if split.rows % split.warp_rows or split.columns % split.warp_columns:
+        raise IllegalRewrite(f"{name}: tile {split.rows}x{split.columns} is not whole warp tiles")
+    threads = split.warps * WARP
+    if device.max_threads_per_block is not None and threads > device.max_threads_per_block:
+        raise IllegalRewrite(f"{name}: {threads} threads exceed {device.name}'s {device.max_threads_per_block}")
+
+
+def _shared_bytes(product: _Product) -> int:
+    """Shared memory of a block; raises IllegalRewrite where it is more than the device has."""
+    size = sum(tile.bytes for tile in product.tiles)
+    if not uses_mma_sync(product.device):
+        size += staging_elements(product.split) * ACCUMULATOR_BYTES
+    layer = product.device.layer("L1")
+    limit = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
+    if size > limit:
+        raise IllegalRewrite(f"{product.stage.name}: tiles of {size} bytes exceed {product.device.name}'s {limit}")
+    return size
+
+
+def _notes(product: _Product) -> list[str]:
+    split, grid = product.split, product.grid
+    how = "mma.sync" if uses_mma_sync(product.device) else "wmma"
+    notes = [f"{how} in {split.warps} warps of {split.warp_rows}x{split.warp_columns}"]
+    if grid.splits > 1:
+        notes.append(f"reduction split among {grid.splits} blocks")
+    notes += [f"{o.name} copied {o.vector} elements at a time" for o in product.operands if o.vector * 2 < PIECE]
+    return notes
+
+
+# ---- the product ----------------------------------------------------------------------------------------------------
+
+
+def _multiply(product: _Product, to: Destination) -> Stmt:
+    return launch(product.grid.blocks, product.split.warps * WARP, lambda b, t: _block(product, to, b, t))
+
+
+def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stmt:
+    split, operand = product.split, product.operands[0]
+    place = place_block(product.grid, block)
+    make = MmaSync if uses_mma_sync(product.device) else Wmma
+    multiplier = make(split, operand.dtype, product.accumulator)
+    warp = place_of(thread, split)
+
+    def step(k: Expr) -> Stmt:
+        return sequence(
+            *(allocate(tile.buffer) for tile in product.tiles),
+            *_copies(product, place, k, thread),
+            multiplier.multiply(*product.tiles, warp),
+        )
+
+    share = place.batch if product.grid.splits == 1 else place.split * index(product.extents[0]) + place.batch
+    corner = TileCorner(
+        batch=share,
+        row=place.row * index(split.rows) + warp.row,
+        column=place.column * index(split.columns) + warp.column,
+    )
+    steps = loop(product.steps, SERIAL, "k_outer", step)
+    if isinstance(multiplier, MmaSync):
+        clear = _with_blocks_per_unit(multiplier.clear(), product, to)
+        return sequence(allocate(multiplier.accumulators), clear, steps, write_fragments(multiplier, corner, warp, to))
+    # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
+    staging = gpu_buffer([staging_elements(split)], product.accumulator, "C_shared", "shared.dyn")
+    number = tirx.floordiv(thread, index(WARP))
+    return sequence(
+        allocate(multiplier.accumulators),
+        multiplier.clear(),
+        rolled(steps),
+        allocate(staging),
+        write_wmma(multiplier, staging, corner, warp, number, to),
+    )
+
+
+def _with_blocks_per_unit(statement: Stmt, product: _Product, to: Destination) -> Stmt:
+    """A statement of the kernel, and with it how many blocks ptxas is told to fit into a unit.
+
+    Left alone, it spills registers of small tiles in order that more blocks fit. Worked example, sm_90, 8 warps of
+    16 x 16: 40 registers and a spilled one for 6 blocks; for the 4 that 56 planned registers make, 64 and none.
+    Padding on the way in and functions on the way out take 140 to 154 registers where 128 are planned: one block.
+    """
+    split, dtype, device = product.split, product.operands[0].dtype, product.device
+    planned = thread_registers(split, dtype, device)
+    if planned <= SMALL_PLAN and device.registers_per_unit is not None:
+        fitting = device.registers_per_unit // (split.warps * WARP * (planned + SPARE_REGISTERS))
+        blocks = max(1, min(resident_blocks(split, dtype, device), fitting))
+    elif to.lane_by_lane and not all(operand.plain for operand in product.operands):
+        blocks = 1
+    else:
+        return statement
+    return tirx.AttrStmt(tirx.const(0, "int32"), MIN_BLOCKS_PER_UNIT, tirx.const(blocks, "int32"), statement)
+
+
+def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list[Stmt]:
+    split = product.split
+    rows, columns, depth = product.bounds
+    step = k if product.grid.splits == 1 else place.split * index(product.steps) + k
+    starts = (place.row * index(split.rows), place.column * index(split.columns))
+    return [
+        copy_tile(
+            tile,
+            TileOrigin(
+                batch=place.batch,
+                line=start,
+                depth=step * index(split.depth),
+                line_bound=bound,
+                depth_bound=depth,
+            ),
+            thread,
+            split.warps * WARP,
+        )
+        for tile, start, bound in zip(product.tiles, starts, (rows, columns), strict=True)
+    ]
+
+
+# ---- split-K --------------------------------------------------------------------------------------------------------
+
+
+def _add_up(product: _Product, workspace: Any, to: Destination) -> Stmt:
+    """The second kernel: the partial sums of each element in the order of their shares, then the epilogue."""
+    batch, rows, columns, _ = product.extents
+    vector = gcd(PIECE, columns)
+    units = batch * rows * columns // vector
+    sums = gpu_buffer([vector], product.accumulator, "sums", "local")
+
+    def add(at: tuple[Expr, Expr, Expr]) -> Stmt:
+        b, row, column = at
+
+        def share(s: Expr) -> Stmt:
+            def lane(v: Expr) -> Stmt:
+                part = load(workspace, [s * index(batch) + b, row, column + v])
+                return store(sums, load(sums, [v]) + part, [v])
+
+            return loop(vector, VECTORIZED, "v", lane)
+
+        zero = tirx.const(0, product.accumulator)
+        return sequence(
+            allocate(sums),
+            loop(vector, UNROLLED, "v", lambda v: store(sums, zero, [v])),
+            loop(product.grid.splits, SERIAL, "s", share),
+            to.store_piece(b, row, column, vector, lambda v: load(sums, [v])),
+        )
+
+    def body(block: Expr, thread: Expr) -> Stmt:
+        unit = block * index(REDUCE_THREADS) + thread
+        line, piece = tirx.floordiv(unit, index(columns // vector)), tirx.floormod(unit, index(columns // vector))
+        at = (tirx.floordiv(line, index(rows)), tirx.floormod(line, index(rows)), piece * index(vector))
+        added = add(at)
+        return added if units % REDUCE_THREADS == 0 else tirx.IfThenElse(unit < index(units), added, None)
+
+    return launch(-(-units // REDUCE_THREADS), REDUCE_THREADS, body)

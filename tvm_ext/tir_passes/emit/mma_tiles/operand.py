@@ -1,0 +1,270 @@
+"""The factors of an implicit GEMM: how an element is read, along what it is contiguous, how wide it can be copied."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext.analysis.stage_exprs import access_of, axis_names, itemsize_bytes
+from tvm_ext.analysis.stage_rewrites import inline
+from tvm_ext.analysis.stages import Stage, dtype_of, static_shape, substitute
+from tvm_ext.analysis.tensor_expr import Access
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, as_index, index, split_index
+from tvm_ext.ir.simt_ir import VECTOR_BYTES
+
+from ...roller.gemm_form import GemmForm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Digits:
+    """A fused axis as the stage's own variables: a flat position is a number whose digits are their values.
+
+    Worked example: (n, h, w) of extents (2, 7, 7): position 60 is n = 1, h = 1, w = 4.
+    """
+
+    variables: tuple[Any, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.extents)
+
+    def at(self, flat: Expr, lane: Expr | None = None) -> list[tuple[Any, Expr]]:
+        """The variables' values at position ``flat``, plus ``lane`` on the last digit, which must not overflow."""
+        if not self.variables:
+            return []
+        values = list(split_index(flat, self.extents))
+        if lane is not None:
+            values[-1] = values[-1] + lane
+        return [(v, as_index(value, v)) for v, value in zip(self.variables, values, strict=True)]
+
+
+def digits_of(stage: Stage, positions: Sequence[int]) -> Digits:
+    return Digits(
+        variables=tuple(stage.variables[i] for i in positions), extents=tuple(stage.extents[i] for i in positions)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Operand:
+    """One factor: ``value`` over the digits of batch, lines (rows of A, columns of B) and depth (the reduction).
+
+    ``along_depth`` says along which of the two it is contiguous in shared memory, ``lanes_along_depth`` along which
+    neighbouring threads copy it, ``vector`` how many elements one thread copies at a time. A ``plain`` factor is a load
+    and nothing else: no padding, no arithmetic.
+    """
+
+    name: str
+    dtype: str
+    value: Expr
+    batch: Digits
+    lines: Digits
+    depth: Digits
+    along_depth: bool
+    lanes_along_depth: bool
+    vector: int
+    plain: bool
+
+    def element(self, batch: Expr, line: Expr, depth: Expr, lane: Expr | None) -> Expr:
+        """The factor's element; ``lane`` moves along the lines or the depth, whichever the vectors are along."""
+        along_depth = self.lanes_along_depth
+        table = [
+            *self.batch.at(batch),
+            *self.lines.at(line, None if along_depth else lane),
+            *self.depth.at(depth, lane if along_depth else None),
+        ]
+        return substitute(self.value, table)
+
+
+def read_operands(
+    stage: Stage, form: GemmForm, prologue: Sequence[Stage], params: Sequence[Any]
+) -> tuple[Operand, Operand]:
+    """The factors along rows and along columns; raises IllegalRewrite where the value is not their product.
+
+    ``prologue`` stages are computed while their consumer's tile is copied; ``params`` are laid out row-major, so that a
+    run of their memory may be addressed as one.
+    """
+    loads = stage.loads()
+    factors = [_strip_cast(side, loads) for side in _sides(stage)]
+    order = [next((f for f in factors if f[1] == i), None) for i in (form.row_input, form.column_input)]
+    if order[0] is None or order[1] is None:
+        raise IllegalRewrite(f"{stage.name} multiplies something else than its two tensors")
+    lines = (form.rows, form.columns)
+    return tuple(  # type: ignore[return-value]
+        _operand(name, factor[0], stage, form, positions, prologue, params)
+        for name, factor, positions in zip("AB", order, lines, strict=True)
+        if factor is not None
+    )
+
+
+def _sides(stage: Stage) -> tuple[Expr, Expr]:
+    value = stage.value
+    if type(value).__name__ == "Cast":
+        value = value.value
+    if type(value).__name__ != "Mul":
+        raise IllegalRewrite(f"{stage.name} does not add up products: its value is {type(value).__name__}")
+    return value.a, value.b
+
+
+def _strip_cast(side: Expr, loads: Sequence[Any]) -> tuple[Expr, int | None]:
+    """The side without a widening cast (products are exact in the accumulator), and which of ``loads`` it is."""
+    while type(side).__name__ == "Cast":
+        side = side.value
+    is_load = isinstance(side, TensorLoad)
+    found = [i for i, item in enumerate(loads) if is_load and item.source.same_as(side.source)]
+    return side, found[0] if len(found) == 1 else None
+
+
+def _operand(
+    name: str,
+    value: Expr,
+    stage: Stage,
+    form: GemmForm,
+    line_positions: Sequence[int],
+    prologue: Sequence[Stage],
+    params: Sequence[Any],
+) -> Operand:
+    dtype = dtype_of(value)
+    whole = dataclasses.replace(stage, value=value, combiner=None, init=None)
+    for producer in reversed(prologue):
+        whole = inline(producer, whole)
+    batch = digits_of(stage, form.batch)
+    lines, depth = digits_of(stage, line_positions), digits_of(stage, form.reduction)
+    flat = _flat(whole, params)
+    if flat is not None:
+        lines, depth, whole = _merge_runs(lines, depth, *flat)
+    loads = whole.loads()
+    access = access_of(loads[0].source, loads[0].indices, whole) if len(loads) == 1 else None
+    by_depth, by_line = (_vector(whole, access, group, dtype) for group in (depth, lines))
+    # along both where a window's taps are: the longer digit is the longer run of memory
+    along_depth = (by_depth or 0, depth.extents[-1]) >= (by_line or 0, lines.extents[-1]) or by_line is None
+    must_be_deep = dtype == "int8"  # ldmatrix transposes pairs of bytes only
+    vector = (by_depth if along_depth else by_line) or 1
+    return Operand(
+        name=name,
+        dtype=dtype,
+        value=whole.value,
+        batch=batch,
+        lines=lines,
+        depth=depth,
+        along_depth=along_depth or must_be_deep,
+        lanes_along_depth=along_depth,
+        vector=vector if along_depth or not must_be_deep else 1,
+        plain=isinstance(whole.value, TensorLoad),
+    )
+
+
+def _flat(whole: Stage, params: Sequence[Any]) -> tuple[Stage, Access] | None:
+    """A factor that is one load from a parameter, addressed along the last dimension alone; None for any other.
+
+    The row-major address is the same, and may be affine where the indices are not: ``X[f // 28, f % 28, c]`` of a fused
+    height and width becomes ``X[0, 0, 64 * f + c]``.
+    """
+    value = whole.value
+    if not isinstance(value, TensorLoad) or not any(value.source.same_as(param) for param in params):
+        return None
+    address: Expr = index(0)
+    step = 1
+    for size, item in zip(reversed(static_shape(value.source)), reversed(list(value.indices)), strict=True):
+        address = address + as_int64(item) * index(step)
+        step *= size
+    analyzer = Analyzer()
+    for variable, extent in zip(whole.variables, whole.extents, strict=True):
+        analyzer.bind(variable, ir.Range(0, extent))
+    indices = [index(0)] * (len(value.indices) - 1) + [analyzer.simplify(address)]
+    flat = dataclasses.replace(whole, value=tirx.BufferLoad(value.source, indices))
+    access = access_of(value.source, indices, whole)
+    return None if any(item is None for item in access.indices) else (flat, access)
+
+
+def as_int64(item: Expr) -> Expr:
+    return item if dtype_of(item) == INDEX_DTYPE else tirx.Cast(INDEX_DTYPE, item)
+
+
+def _merge_runs(lines: Digits, depth: Digits, whole: Stage, run: Access) -> tuple[Digits, Digits, Stage]:
+    """Digits that memory runs through as one, the last variable standing for it and the others 0.
+
+    Worked example: W[f, c, r, s] along (c, r, s) is W[f, 0, 0, k], the same row-major address.
+    """
+    (lines, gone), (depth, also_gone) = _merged(lines, whole, run), _merged(depth, whole, run)
+    zeros = [(v, tirx.IntImm(dtype_of(v), 0)) for v in (*gone, *also_gone)]
+    return lines, depth, dataclasses.replace(whole, value=substitute(whole.value, zeros))
+
+
+def _merged(group: Digits, whole: Stage, run: Access) -> tuple[Digits, list[Any]]:
+    """``group`` with its last digits as one where each is as far from the next as that one is long, and those gone."""
+    named = list(zip(whole.variables, axis_names(whole), strict=True))
+    names = [next(name for v, name in named if v.same_as(own)) for own in group.variables]
+    variables, extents, gone = list(group.variables), list(group.extents), []
+    while len(variables) > 1 and _ends_a_row(run, names[-1]):
+        if run.stride(names[len(variables) - 2]) != (run.stride(names[-1]) or 0) * extents[-1]:
+            break
+        extents[-1] *= extents.pop(-2)
+        gone.append(variables.pop(-2))
+    return Digits(variables=tuple(variables), extents=tuple(extents)), gone
+
+
+def _ends_a_row(run: Access, axis: str) -> bool:
+    """Whether ``axis`` moves along the last dimension, along which a run may go on."""
+    last = run.indices[-1]
+    return last is not None and last.coefficient(axis) == 1
+
+
+def _vector(whole: Stage, access: Access | None, group: Digits, dtype: str) -> int | None:
+    """Elements that one thread copies at a time along the group's last digit; None where it is not contiguous.
+
+    Worked example: X[n, h, w, c] of 64 channels in halves, along c: every other stride is a multiple of 64 and so of 8,
+    which fill 16 bytes. With 3 channels rows start at any half: 1. The digit must be nowhere but in that index, for a
+    condition on it would differ among the lanes of a vector.
+    """
+    variable = group.variables[-1]
+    names = axis_names(whole)
+    name = next(n for n, v in zip(names, whole.variables, strict=True) if v.same_as(variable))
+    if access is None or access.stride(name) != 1:
+        return None
+    if _mentions(whole.value, variable) != 1:
+        return 1
+    shared = vector_of(access, name, group.extents[-1])
+    widest = max(access.itemsize_bytes, itemsize_bytes(dtype))  # of a float32 that is cast to a half while it is copied
+    return gcd(shared, VECTOR_BYTES // int(widest))
+
+
+def vector_of(access: Access, axis: str, extent: int) -> int:
+    """The widest vector, in elements, that is aligned wherever it starts along ``axis``, which is ``extent`` long."""
+    width, step = extent, 1
+    for size, item in zip(reversed(access.shape), reversed(access.indices), strict=True):
+        assert item is not None
+        for name, coefficient in item.terms:
+            if name != axis:
+                width = gcd(width, coefficient * step)
+        width = gcd(width, item.constant * step)
+        step *= size
+    return width
+
+
+def _mentions(value: Expr, variable: Any) -> int:
+    found: list[bool] = []
+    structural_walk(value, (Var, lambda v: found.append(True) if v.same_as(variable) else None))
+    return len(found)
+
+
+def is_zero(value: Expr) -> bool:
+    return type(value).__name__ in ("IntImm", "FloatImm") and float(value.value) == 0.0
+
+
+def guarded(condition: Expr | None, value: Expr, dtype: str) -> Expr:
+    """``value`` where ``condition`` holds, else 0; padding that is there already joins its condition to this one."""
+    if condition is None:
+        return value
+    if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE) and is_zero(value.args[2]):
+        return guarded(tirx.And(condition, value.args[0]), value.args[1], dtype)
+    return tirx.if_then_else(condition, value, tirx.const(0, dtype))
+
+
+def within(position: Expr, extent: int) -> Expr:
+    return position < index(extent)

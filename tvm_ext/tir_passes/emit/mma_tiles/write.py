@@ -1,0 +1,286 @@
+"""The end of a tensor-core tile: accumulators leave their fragments, pass through the epilogue, and are stored.
+
+A lane of mma.sync holds two neighbouring columns, so that four lanes store 8 elements of a row: 32 bytes of float32,
+one whole memory sector, but 16 bytes of float16. Two lanes then exchange halves of two fragments first, and each
+stores four columns of one of them: again 32 bytes of a row at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tvm_ext._tvm import tirx
+from tvm_ext.analysis.stage_exprs import access_of, axis_names, itemsize_bytes
+from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.ir.build_ir import (
+    UNROLLED,
+    VECTORIZED,
+    Expr,
+    Stmt,
+    allocate,
+    as_index,
+    index,
+    load,
+    loop,
+    nest,
+    sequence,
+    store,
+)
+from tvm_ext.ir.simt_ir import gpu_buffer
+
+from ...roller.gemm_form import FRAGMENT, GemmForm, TileSplit
+from ..simt_tiles.vectors import is_lane_by_lane, store_lanes
+from .operand import Digits, digits_of, vector_of, within
+from .warp import MMA_COLUMNS, WARP, MmaSync, WarpPlace, Wmma
+
+PIECE = 4
+"""Elements that one lane stores at a time after an exchange, or out of shared memory."""
+
+SECTOR_BYTES = 32
+"""What a GPU's caches move at least (CUDA C++ Programming Guide); as much of a row as one store should write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Destination:
+    """Where results go: ``write(batch, row, column, lane, element)``, in vectors of up to ``vector`` columns.
+
+    ``lane_by_lane`` says that the epilogue computes what has no vector form.
+    ``itemsize_bytes`` is that of the narrowest tensor written. ``row_bound`` and ``column_bound`` are None where no
+    tile crosses the output's end.
+    """
+
+    write: Callable[[Expr, Expr, Expr, Expr | None, Expr], Stmt]
+    vector: int
+    lane_by_lane: bool
+    itemsize_bytes: float
+    row_bound: int | None
+    column_bound: int | None
+
+    def store_piece(self, batch: Expr, row: Expr, column: Expr, count: int, element: Callable[[Expr], Expr]) -> Stmt:
+        """Store ``count`` elements from ``column`` on, those that the output has."""
+        vector = gcd(count, self.vector)
+
+        def piece(first: int) -> Stmt:
+            at = column + index(first) if first else column
+            if vector == 1:
+                return self._bounded(row, at, self.write(batch, row, at, None, element(index(first))))
+
+            def lane(v: Expr) -> Stmt:
+                return self.write(batch, row, at, v, element(index(first) + v))
+
+            lanes = store_lanes(vector, lane) if self.lane_by_lane else loop(vector, VECTORIZED, "v", lane)
+            return self._bounded(row, at, lanes)
+
+        return sequence(*(piece(first) for first in range(0, count, vector)))
+
+    def _bounded(self, row: Expr, column: Expr, statement: Stmt) -> Stmt:
+        checks = [
+            within(position, bound)
+            for position, bound in ((row, self.row_bound), (column, self.column_bound))
+            if bound is not None
+        ]
+        if not checks:
+            return statement
+        return tirx.IfThenElse(checks[0] if len(checks) == 1 else tirx.And(*checks), statement, None)
+
+
+def output_destination(
+    stage: Stage, form: GemmForm, epilogue: Sequence[Stage], bounds: tuple[int | None, int | None]
+) -> Destination:
+    """The stage's own result, or what each of its ``epilogue`` stages makes of it."""
+    groups = [digits_of(stage, positions) for positions in (form.batch, form.rows, form.columns)]
+    own = dtype_of(stage.target)
+
+    def write(batch: Expr, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Stmt:
+        table = [*groups[0].at(batch), *groups[1].at(row), *groups[2].at(column, lane)]
+        position = [substitute(i, table) for i in stage.indices]
+        result = element if dtype_of(element) == own else tirx.Cast(own, element)
+        if not epilogue:
+            return store(stage.target, result, position)
+        return sequence(*(_consume(consumer, stage, result, position) for consumer in epilogue))
+
+    return Destination(
+        write=write,
+        vector=_store_vector(stage, groups[2], epilogue),
+        lane_by_lane=is_lane_by_lane(*(consumer.value for consumer in epilogue)),
+        itemsize_bytes=min(itemsize_bytes(dtype_of(buffer)) for buffer in _written(stage, epilogue)),
+        row_bound=bounds[0],
+        column_bound=bounds[1],
+    )
+
+
+def _consume(consumer: Stage, anchor: Stage, result: Expr, position: Sequence[Expr]) -> Stmt:
+    value = replace_loads(consumer.value, lambda item: result if item.source.same_as(anchor.target) else item)
+    moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
+    return store(consumer.target, substitute(value, moved), [substitute(i, moved) for i in consumer.indices])
+
+
+def _store_vector(stage: Stage, columns: Digits, epilogue: Sequence[Stage]) -> int:
+    """Columns that may be stored, and their epilogue's other tensors loaded, as one aligned vector; 1 where none."""
+    variable, extent = columns.variables[-1], columns.extents[-1]
+    width = _aligned(stage, stage.target, stage.indices, variable, extent)
+    for consumer in epilogue:
+        last = consumer.spatial[-1]
+        for item in consumer.loads():
+            if not item.source.same_as(stage.target):
+                width = gcd(width, _aligned(consumer, item.source, item.indices, last, extent))
+    # nvcc keeps stock TVM's struct of four bfloat16 in local memory, a pair of them in registers
+    pairs = any(dtype_of(buffer) == "bfloat16" for buffer in _written(stage, epilogue))
+    return gcd(width, 2 if pairs else PIECE)
+
+
+def _written(stage: Stage, epilogue: Sequence[Stage]) -> list[Any]:
+    return [consumer.target for consumer in epilogue] or [stage.target]
+
+
+def _aligned(stage: Stage, buffer: Any, indices: Sequence[Expr], variable: Any, extent: int) -> int:
+    """The widest aligned vector along ``variable``; ``extent`` where the access does not move along it."""
+    access = access_of(buffer, indices, stage)
+    name = next(n for n, v in zip(axis_names(stage), stage.variables, strict=True) if v.same_as(variable))
+    stride = access.stride(name)
+    if stride == 0:
+        return extent
+    return vector_of(access, name, extent) if stride == 1 else 1
+
+
+def workspace_destination(workspace: Any, bounds: tuple[int | None, int | None]) -> Destination:
+    """Partial sums: element [share, row, column] of ``workspace``, in the pairs that a lane of mma.sync holds."""
+    columns = static_shape(workspace)[-1]
+
+    def write(batch: Expr, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Stmt:
+        return store(workspace, element, [batch, row, column if lane is None else column + lane])
+
+    return Destination(
+        write=write,
+        vector=gcd(columns, 2),
+        lane_by_lane=False,
+        itemsize_bytes=itemsize_bytes(dtype_of(workspace)),
+        row_bound=bounds[0],
+        column_bound=bounds[1],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TileCorner:
+    """The first element of a warp's tile in the output."""
+
+    batch: Expr
+    row: Expr
+    column: Expr
+
+
+# ---- mma.sync -------------------------------------------------------------------------------------------------------
+
+
+def write_fragments(mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination) -> Stmt:
+    """Store the accumulators of mma.sync: row lane // 4 (+ 8), columns 2 * (lane % 4) and the next."""
+    exchange = to.itemsize_bytes * MMA_COLUMNS < SECTOR_BYTES and to.vector == PIECE
+    rows, columns = (int(size) for size in mma.accumulators.ty.shape[:2])
+    inner = columns // 2 if exchange else columns
+    one = _write_pair if exchange else _write_fragment
+
+    def strip(at: tuple[Expr, ...]) -> Stmt:
+        return one(mma, corner, place, to, *at)
+
+    return nest((rows, 2, inner), UNROLLED, ("i", "half", "j"), strip)
+
+
+def _row(corner: TileCorner, place: WarpPlace, i: Expr, half: Expr) -> Expr:
+    return corner.row + i * index(FRAGMENT) + half * index(8) + tirx.floordiv(place.lane, index(4))
+
+
+def _write_fragment(
+    mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination, i: Expr, half: Expr, j: Expr
+) -> Stmt:
+    column = corner.column + j * index(MMA_COLUMNS) + tirx.floormod(place.lane, index(4)) * index(2)
+
+    def element(e: Expr) -> Expr:
+        return load(mma.accumulators, [i, j, half * index(2) + e])
+
+    return to.store_piece(corner.batch, _row(corner, place, i, half), column, 2, element)
+
+
+def _write_pair(
+    mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination, i: Expr, half: Expr, pair: Expr
+) -> Stmt:
+    """Two fragments after an exchange: even lanes keep the first one, odd lanes the second.
+
+    Worked example, row 0: lane 0 holds columns 0, 1 and 8, 9, lane 1 columns 2, 3 and 10, 11. Lane 0 gives 8, 9 for
+    2, 3 and stores 0-3; lane 1 stores 8-11; lanes 2 and 3 store 4-7 and 12-15.
+    """
+    lane = place.lane
+    odd = tirx.floormod(lane, index(2)) == index(1)
+    piece = gpu_buffer([PIECE], mma.accumulator, "piece", "local")
+
+    def accumulator(fragment: int, e: int) -> Expr:
+        j = pair * index(2) + index(fragment)
+        return load(mma.accumulators, [i, j, half * index(2) + index(e)])
+
+    def exchanged(e: int) -> Stmt:
+        given = tirx.Select(odd, accumulator(0, e), accumulator(1, e))
+        kept = tirx.Select(odd, accumulator(1, e), accumulator(0, e))
+        taken = gpu_buffer([1], mma.accumulator, "taken", "local")
+        return sequence(
+            allocate(taken),
+            store(taken, shuffle_xor(given, 1), [index(0)]),
+            store(piece, tirx.Select(odd, load(taken, [index(0)]), kept), [index(e)]),
+            store(piece, tirx.Select(odd, kept, load(taken, [index(0)])), [index(2 + e)]),
+        )
+
+    fragment = pair * index(2) + tirx.floormod(lane, index(2))
+    quad = tirx.floordiv(tirx.floormod(lane, index(4)), index(2))
+    column = corner.column + fragment * index(MMA_COLUMNS) + quad * index(PIECE)
+    stored = to.store_piece(corner.batch, _row(corner, place, i, half), column, PIECE, lambda v: load(piece, [v]))
+    return sequence(allocate(piece), exchanged(0), exchanged(1), stored)
+
+
+ALL_LANES = 0xFFFFFFFF
+
+
+def shuffle_xor(value: Expr, mask: int) -> Expr:
+    """The value of the lane whose number differs by ``mask``; every lane of the warp must take part."""
+    lanes = tirx.const(ALL_LANES, "uint32")
+    return tirx.call_intrin(
+        dtype_of(value),
+        "tirx.tvm_warp_shuffle_xor",
+        lanes,
+        value,
+        tirx.const(mask, "int32"),
+        tirx.const(WARP, "int32"),
+        tirx.const(WARP, "int32"),
+    )
+
+
+# ---- wmma -----------------------------------------------------------------------------------------------------------
+
+
+def staging_elements(split: TileSplit) -> int:
+    """Elements of shared memory through which each warp stores one fragment at a time."""
+    return split.warps * FRAGMENT * FRAGMENT
+
+
+def write_wmma(wmma: Wmma, staging: Any, corner: TileCorner, place: WarpPlace, warp: Expr, to: Destination) -> Stmt:
+    """Store accumulators, whose layout is not known, one 16 x 16 fragment after another through shared memory.
+
+    Two rows of 16 floats are all banks, so that nothing is padded; 16 halves are a whole memory sector of a row.
+    """
+    base, width = warp * index(FRAGMENT * FRAGMENT), to.vector
+
+    def fragment(at: tuple[Expr, ...]) -> Stmt:
+        i, j = at
+        left, top = corner.column + j * index(FRAGMENT), corner.row + i * index(FRAGMENT)
+
+        def take(u: Expr) -> Stmt:
+            first = (u * index(WARP) + place.lane) * index(width)
+            row, column = tirx.floordiv(first, index(FRAGMENT)), tirx.floormod(first, index(FRAGMENT))
+            return to.store_piece(
+                corner.batch, top + row, left + column, width, lambda v: load(staging, [base + first + v])
+            )
+
+        put = wmma.store(staging.access_ptr("w", offset=base), FRAGMENT, i, j)
+        return sequence(put, loop(FRAGMENT * FRAGMENT // width // WARP, UNROLLED, "u", take))
+
+    return nest((wmma.rows, wmma.columns), UNROLLED, ("i", "j"), fragment)

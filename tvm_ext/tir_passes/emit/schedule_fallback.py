@@ -1,0 +1,51 @@
+"""The stated fallback for what no rProgram describes: parallel outer loops and inner loops that LLVM vectorises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext._tvm import For, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext.errors import IllegalRewrite
+
+INNER_LOOPS_LEFT = 1  # the last loop stays serial, for LLVM to vectorise
+
+
+def schedule_fallback(func: Any) -> tuple[Any, str]:
+    """``func`` with the outer data-parallel loops of every block run in parallel, and a sentence that says so.
+
+    Raises IllegalRewrite where the function has no block to schedule (external calls, hand-lowered loops).
+    """
+    if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
+        raise IllegalRewrite("its body has no blocks to schedule")
+    schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
+    done = 0
+    try:
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    except (ScheduleError, ValueError, RuntimeError) as error:
+        raise IllegalRewrite("stock TVM's schedule does not accept it") from error
+    for block in blocks:
+        done += _parallelise(schedule, block)
+    if not blocks:
+        raise IllegalRewrite("its body has no blocks to schedule")
+    scheduled = schedule.mod["main"].without_attr("global_symbol")
+    return scheduled, f"fallback: {done} of {len(blocks)} blocks run in parallel over their outer loops"
+
+
+def _parallelise(schedule: Any, block: Any) -> int:
+    """Fuse and parallelise the leading data-parallel loops; 0 where there are none that may be."""
+    loops = schedule.get_loops(block)
+    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
+    count = 0
+    while count < min(len(loops), len(kinds)) and kinds[count] == 0:
+        count += 1
+    outer = loops[: min(count, max(1, len(loops) - INNER_LOOPS_LEFT))]
+    nest = [schedule.get(loop) for loop in outer]
+    if not nest or not all(isinstance(loop, For) for loop in nest):
+        return 0
+    if any(isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 0 for loop in nest):
+        return 0  # nothing to compute, and fusing (3, 0, 5) would divide by the 0
+    try:
+        schedule.parallel(schedule.fuse(*outer))
+    except ScheduleError:
+        return 0  # loops shared with other blocks, or of dynamic extent: left as they are
+    return 1

@@ -1,0 +1,80 @@
+"""What no rProgram describes and no stock rule schedules, as GPU kernels: a thread for each element of a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext._tvm import For, ForKind, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext.errors import IllegalRewrite
+
+THREADS = 128
+
+
+def runs_on_device(func: Any) -> bool:
+    """Whether every block of a scheduled ``func`` lies in threads alone.
+
+    A loop around the threads is one on the host, which launches a kernel for each turn; a block in no thread is
+    computed by the host, which cannot reach the device's memory.
+    """
+    return isinstance(func.body, SBlockRealize) and not _outside_threads(func.body.block.body)
+
+
+def _outside_threads(statement: Any) -> bool:
+    """Whether the host has something to do in ``statement``, beyond launching kernels one after the other."""
+    if isinstance(statement, tirx.SeqStmt):
+        return any(_outside_threads(item) for item in statement.seq)
+    if isinstance(statement, SBlockRealize):
+        return not _launches_threads(statement.block.body)
+    if not isinstance(statement, For):
+        return True
+    if statement.kind == ForKind.THREAD_BINDING:
+        return False
+    once = isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 1
+    return not once or _outside_threads(statement.body)
+
+
+def _launches_threads(statement: Any) -> bool:
+    """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators."""
+    if isinstance(statement, tirx.SeqStmt):
+        return all(_launches_threads(item) for item in statement.seq)
+    if not isinstance(statement, tirx.AttrStmt):
+        return False
+    return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
+
+
+def schedule_gpu_fallback(func: Any) -> tuple[Any, str]:
+    """``func`` with a kernel for each of its blocks, and a sentence that says so.
+
+    Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Blocks that
+    launch threads themselves, such as those of stock TVM's scatter_nd, stay as they are.
+
+    Raises IllegalRewrite where the function has no blocks, or blocks that share loops.
+    """
+    if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
+        raise IllegalRewrite("its body has no blocks to schedule")
+    schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
+    try:
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+        for block in blocks:
+            if not _launches_threads(schedule.get(block).body):
+                _bind(schedule, block)
+    except (ScheduleError, ValueError, RuntimeError) as error:
+        raise IllegalRewrite("stock TVM's schedule does not accept it") from error
+    scheduled = schedule.mod["main"].without_attr("global_symbol")
+    if not blocks or not runs_on_device(scheduled):
+        raise IllegalRewrite("some of its blocks are in no loop that threads can share")
+    kernels = f"{len(blocks)} kernel{'s' if len(blocks) > 1 else ''}"
+    return scheduled, f"fallback: {kernels} with a thread for each element of a result"
+
+
+def _bind(schedule: Any, block: Any) -> None:
+    """Blocks and threads over the leading data-parallel loops of ``block``; one thread where it has none."""
+    loops = schedule.get_loops(block)
+    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
+    count = 0
+    while count < min(len(loops), len(kinds)) and kinds[count] == 0:
+        count += 1
+    nest = schedule.fuse(*loops[:count]) if count else schedule.add_unit_loop(loops[0] if loops else block)
+    outer, inner = schedule.split(nest, factors=[None, THREADS])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")

@@ -1,0 +1,174 @@
+"""Data tiles of a GPU kernel: which box of a tensor a step of a threadblock touches (paper Figure 4).
+
+The positions of a box follow from the affine access; its elements may be computed while they are copied (padding, casts
+and other stages fused before the anchor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tvm_ext._tvm import Var, structural_walk
+from tvm_ext.analysis.stage_exprs import linear_index
+from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.ir.build_ir import Expr, as_index, load
+
+from .tiling import Number, SimtTiling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BoxDim:
+    """One dimension of a box: tensor positions ``constant + step * (sum(coefficient * axis))``.
+
+    ``step`` leaves out what a stride jumps over: ``in[2*y]`` has coefficient 1 and step 2. ``length`` is the number of
+    positions that the tensor has. ``places`` are the tensor's dimensions behind it: one, or those which together are
+    the digits of ``variable``, a fused axis (``[f // 28, f % 28]``).
+    """
+
+    terms: tuple[tuple[int, int], ...]  # (axis, coefficient)
+    step: int
+    constant: int
+    length: int
+    places: tuple[int, ...]
+    variable: Any = None
+
+    def size(self, tile: Mapping[int, int]) -> int:
+        """Positions held: 2*x + r with x = 4 and r = 3 spans 2*3 + 2 + 1 = 9."""
+        return 1 + sum(abs(c) * (tile[p] - 1) for p, c in self.terms)
+
+    def low(self, tile: Mapping[int, int]) -> int:
+        """The first position, in steps from where all axes are at the tile's start; below 0 for flipped axes."""
+        return sum(c * (tile[p] - 1) for p, c in self.terms if c < 0)
+
+    def offset(self, within: Mapping[int, Number], tile: Mapping[int, int]) -> Number:
+        """Where in the box the element is for which each axis is ``within`` the tile."""
+        total: Number = -self.low(tile)
+        for p, c in self.terms:
+            total = total + within.get(p, 0) * c
+        return total
+
+    def position(self, starts: Mapping[int, Expr], tile: Mapping[int, int], offset: Number) -> Expr:
+        """Position in the tensor of the box's element ``offset``."""
+        total: Number = offset + self.low(tile)
+        for p, c in self.terms:
+            total = total + starts[p] * c
+        return total * self.step + self.constant
+
+    def bounds(self, ends: Mapping[int, int]) -> tuple[int, int]:
+        """Lowest and highest position in the tensor when each axis runs up to ``ends``."""
+        high = sum(c * (ends[p] - 1) for p, c in self.terms if c > 0)
+        low = sum(c * (ends[p] - 1) for p, c in self.terms if c < 0)
+        return self.constant + self.step * low, self.constant + self.step * high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Box:
+    """The data tile of one load of the anchor; ``producers`` are the stages whose values it stands for."""
+
+    load: Any
+    dims: tuple[BoxDim, ...]
+    producers: tuple[Stage, ...]
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.load)
+
+    def uses(self, axis: int) -> bool:
+        return any(axis == p for dim in self.dims for p, _ in dim.terms)
+
+    def shape(self, tile: Mapping[int, int]) -> tuple[int, ...]:
+        return tuple(dim.size(tile) for dim in self.dims)
+
+    def value_at(self, positions: Sequence[Expr]) -> Expr:
+        """The element at a position per box dimension: loaded, or computed by a fused producer."""
+        indices = list(self.load.indices)
+        for dim, position in zip(self.dims, positions, strict=True):
+            for place in dim.places:
+                original = indices[place]
+                if dim.variable is None:
+                    indices[place] = as_index(position, original)
+                else:
+                    indices[place] = substitute(original, [(dim.variable, as_index(position, dim.variable))])
+        return produce(load(self.load.source, indices), self.producers)
+
+
+def produce(value: Expr, producers: Sequence[Stage]) -> Expr:
+    """``value`` with every load of a producer's tensor replaced by what the producer computes there."""
+
+    def swap(item: Any) -> Any:
+        for stage in producers:
+            if item.source.same_as(stage.target):
+                moved = [(v, as_index(i, v)) for v, i in zip(stage.spatial, item.indices, strict=True)]
+                return produce(substitute(stage.value, moved), producers)
+        return item
+
+    return replace_loads(value, swap) if producers else value
+
+
+def box_of(item: Any, stage: Stage, producers: Sequence[Stage]) -> Box | None:
+    """The box of the load ``item``; None where it is no box (a gather, two fused axes in one index)."""
+    names = [str(p) for p in range(len(stage.variables))]
+    extents = dict(enumerate(stage.extents))
+    dims: list[BoxDim] = []
+    fused: dict[int, list[int]] = {}
+    for place, (index, size) in enumerate(zip(item.indices, static_shape(item.source), strict=True)):
+        form = linear_index(index, stage.variables, names)
+        if form is None:
+            mentioned = _mentioned(index, stage)
+            if len(mentioned) != 1:
+                return None
+            fused.setdefault(mentioned[0], []).append(place)
+        elif form.terms:
+            dims.append(_box_dim([(int(n), c) for n, c in form.terms], form.constant, size, place, extents))
+    for axis, places in fused.items():
+        digits = BoxDim(
+            terms=((axis, 1),),
+            step=1,
+            constant=0,
+            length=extents[axis],
+            places=tuple(places),
+            variable=stage.variables[axis],
+        )
+        dims.append(digits)
+    dims.sort(key=lambda dim: dim.places)
+    return Box(load=item, dims=tuple(dims), producers=tuple(producers))
+
+
+def _box_dim(terms: list[tuple[int, int]], constant: int, size: int, place: int, extents: Mapping[int, int]) -> BoxDim:
+    step = gcd(*(c for _, c in terms))
+    dim = BoxDim(
+        terms=tuple((p, c // step) for p, c in terms), step=step, constant=constant, length=size, places=(place,)
+    )
+    # A fused axis that addresses a run of memory ([0, f]) has positions beyond the dimension's own size.
+    reached = dim.bounds(extents)[1] + 1
+    return BoxDim(terms=dim.terms, step=step, constant=constant, length=max(size, reached), places=(place,))
+
+
+def _mentioned(node: Expr, stage: Stage) -> list[int]:
+    """The axes whose variables ``node`` contains."""
+    found: set[int] = set()
+
+    def visit(variable: Any) -> None:
+        found.update(p for p, own in enumerate(stage.variables) if variable.same_as(own))
+
+    structural_walk(node, (Var, visit))
+    return sorted(found)
+
+
+def mentions(node: Expr, variable: Any) -> bool:
+    """Whether ``node`` contains ``variable``."""
+    found: list[bool] = []
+    structural_walk(node, (Var, lambda own: found.append(bool(own.same_as(variable)))))
+    return any(found)
+
+
+def window_stride(box: Box, d: int, tiling: SimtTiling) -> int:
+    """The stride of a window (``2*x + r``: 2), or 1."""
+    terms = box.dims[d].terms
+    strides = [c for p, c in terms if p in tiling.spatial and tiling.threads[p] > 1]
+    if len(strides) != 1 or strides[0] < 2 or any(c < 0 for _, c in terms):
+        return 1
+    return strides[0]

@@ -1,0 +1,187 @@
+"""How the threads of a GPU kernel get at its inputs: through boxes in shared memory, or straight from global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.stages import Stage, dtype_of, static_shape
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
+
+from .banks import StoredBox, choose_storage
+from .box import Box, box_of, mentions
+from .copy import copy_shapes
+from .copy_shape import CopyShape
+from .plain import plain_storage, row_axis
+from .tiling import WARP, SimtTiling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Operand:
+    """One load of the anchor. ``box`` and ``shape`` are None where it is read from global memory ("direct").
+
+    ``fragment`` holds what a thread needs of it at one point of the reduction, over ``axes``, the vector axis last.
+    """
+
+    load: Any
+    producers: tuple[Stage, ...]
+    box: StoredBox | None
+    shape: CopyShape | None
+    fragment: Any
+    axes: tuple[int, ...]
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of the fragment."""
+        size = prod(int(extent) for extent in static_shape(self.fragment))
+        return -(-int(size * itemsize_bytes(dtype_of(self.fragment))) // 4)
+
+    def stepped(self, tiling: SimtTiling) -> bool:
+        """Whether its box moves with the steps of the reduction."""
+        stage = tiling.stage
+        return self.box is not None and any(
+            self.box.box.uses(p) and tiling.step[p] < stage.extents[p] for p in tiling.reduction
+        )
+
+
+def plan_operands(
+    tiling: SimtTiling, producers: Sequence[Stage], device: DeviceSpec, row_padding: Sequence[int] | None = None
+) -> tuple[SimtTiling, tuple[Operand, ...]]:
+    """The operands of the anchor, and the tiling with the pieces that their vectors ask for.
+
+    ``row_padding`` fixes the storage: each load's data tile as rows of memory, so many elements longer. Without it
+    the storage with the fewest bank conflicts is searched.
+    """
+    stage = tiling.stage
+    loads = stage.loads()
+    boxes = [box_of(item, stage, _behind(item, producers)) for item in loads]
+    staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
+    vectors = [None if box is None else _vector_axis(box, tiling) for box in staged]
+    if row_padding is not None:
+        vectors = [None if box is None else row_axis(box, axis) for box, axis in zip(staged, vectors, strict=True)]
+    piece = {p: _piece(p, tiling, staged, vectors, device) for p in tiling.spatial}
+    tiling = replace(tiling, piece=piece, outer=_thread_order(tiling, staged))
+    return tiling, tuple(
+        _operand(item, box, vector, tiling, _behind(item, producers), device, number, row_padding)
+        for number, (item, box, vector) in enumerate(zip(loads, staged, vectors, strict=True))
+    )
+
+
+def _behind(item: Any, producers: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The producers, if the load reads one of them."""
+    return tuple(producers) if any(item.source.same_as(p.target) for p in producers) else ()
+
+
+def _streams(box: Box, tiling: SimtTiling) -> bool:
+    """Whether each element is used once, and neighbouring lanes read neighbours: then shared memory gains nothing."""
+    tile = tiling.tile
+    uses = prod(tile.values()) / prod(box.shape(tile)) if box.dims else 0.0
+    last = box.dims[-1] if box.dims else None
+    coalesced = last is not None and last.terms == ((tiling.lane, 1),) and last.step == 1
+    return uses <= 1 and coalesced and not box.producers
+
+
+def _thread_order(tiling: SimtTiling, boxes: Sequence[Box | None]) -> tuple[int, ...]:
+    """The outer axes of the thread number. Next to the lane axis comes the one with which it best fills warps exactly.
+
+    Among equals it is one that does not move the boxes which lanes read along. Worked example, X[n, c, y + r, x + s]
+    with threads 2 x 16 x 5 x 8 over n, f, y, x: a warp is 8 neighbours x, each for 4 of the 16 filters, and reads 8
+    neighbours; with the 5 rows y next to x, every other warp would read the ends and beginnings of tiles.
+    """
+    along = [box for box in boxes if box is not None and box.uses(tiling.lane)]
+    missing = max(1, WARP // tiling.lane_run)
+
+    def fit(axis: int) -> tuple[int, bool]:
+        return min(missing, _power_of_two(tiling.threads[axis])), not any(box.uses(axis) for box in along)
+
+    return tuple(sorted(tiling.outer, key=fit))
+
+
+def _single(box: Box, axis: int) -> bool:
+    """Whether the axis alone moves along one dimension of the box, by neighbours."""
+    using = [dim for dim in box.dims if any(p == axis for p, _ in dim.terms)]
+    return len(using) == 1 and using[0].terms == ((axis, 1),)
+
+
+def _vector_axis(box: Box, tiling: SimtTiling) -> int | None:
+    """The axis along which lanes or a thread read neighbours: the lane axis, else that of most elements a thread."""
+    if box.uses(tiling.lane) and tiling.threads[tiling.lane] > 1:
+        return tiling.lane
+    last = [p for p, _ in box.dims[-1].terms] if box.dims else []
+    if any(p in tiling.spatial for p in last):  # only what is contiguous along the reduction is worth transposing
+        last = [p for p in last if tiling.register.get(p, 1) > 1 and _single(box, p)]
+        return last[0] if last else None
+    usable = [p for p in tiling.spatial if tiling.register[p] > 1 and _single(box, p)]
+    return max(usable, key=lambda p: (_power_of_two(tiling.register[p]), tiling.register[p]), default=None)
+
+
+def _power_of_two(value: int) -> int:
+    """The largest power of two that divides ``value``."""
+    return value & -value
+
+
+def _piece(
+    axis: int,
+    tiling: SimtTiling,
+    boxes: Sequence[Box | None],
+    vectors: Sequence[int | None],
+    device: DeviceSpec,
+) -> int:
+    """Neighbouring elements of a thread along ``axis``: as many as every box that is read along it can give at once."""
+    users = [(box, vector) for box, vector in zip(boxes, vectors, strict=True) if box is not None and box.uses(axis)]
+    read = [box for box, vector in users if vector == axis]
+    if axis == tiling.lane:
+        if any(not _single(box, axis) for box, _ in users):
+            return 1
+    elif not any(_single(box, axis) for box in read):
+        return 1
+    widest = max([itemsize_bytes(box.dtype) for box in read], default=itemsize_bytes(dtype_of(tiling.stage.target)))
+    if axis == tiling.lane:
+        widest = max(widest, itemsize_bytes(dtype_of(tiling.stage.target)))
+    return int(min(_power_of_two(tiling.register[axis]), max(1, VECTOR_BYTES // widest)))
+
+
+def _operand(
+    item: Any,
+    box: Box | None,
+    vector: int | None,
+    tiling: SimtTiling,
+    producers: tuple[Stage, ...],
+    device: DeviceSpec,
+    number: int,
+    row_padding: Sequence[int] | None,
+) -> Operand:
+    used = [p for p in tiling.order if tiling.register[p] > 1 and _moves(item, p, tiling)]
+    last = vector if vector is not None else tiling.lane
+    axes = (*(p for p in used if p != last), *(p for p in used if p == last))
+    name = f"{item.source.name}_{number}"
+    fragment = gpu_buffer((prod(tiling.register[p] for p in axes),), dtype_of(item), f"{name}_fragment", "local")
+    if box is None:
+        return Operand(load=item, producers=producers, box=None, shape=None, fragment=fragment, axes=axes)
+    width = tiling.piece[vector] if vector is not None and vector in axes and _single(box, vector) else 1
+    itemsize = itemsize_bytes(box.dtype)
+    copies = copy_shapes(box, tiling, box.shape(tiling.tile))
+    if row_padding is None:
+        stored, shape = choose_storage(box, tiling, (vector, width), copies, itemsize, device.layer("L1"))
+    else:
+        stored, shape = plain_storage(box, tiling, (vector, width), copies, row_padding[number])
+    return Operand(load=item, producers=producers, box=stored, shape=shape, fragment=fragment, axes=axes)
+
+
+def _moves(item: Any, axis: int, tiling: SimtTiling) -> bool:
+    return any(mentions(index, tiling.stage.variables[axis]) for index in item.indices)
+
+
+def tail_shape(operand: Operand, tiling: SimtTiling, tile: Mapping[int, int]) -> CopyShape:
+    """How the operand's box is copied for a step of size ``tile``, the last one being smaller."""
+    assert operand.box is not None and operand.shape is not None
+    sizes = operand.box.box.shape(tile)
+    if sizes == operand.shape.sizes:
+        return operand.shape
+    shapes = copy_shapes(operand.box.box, tiling, sizes)
+    same = [shape for shape in shapes if shape.patch == operand.shape.patch]
+    return (same or shapes)[0]

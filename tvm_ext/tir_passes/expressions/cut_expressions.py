@@ -1,0 +1,161 @@
+"""Takes nested functions apart, so that code and build time grow with their number and not exponentially.
+
+A function of `vector_math` has its argument many times over, bound by a Let. That costs nothing at run time, but stock
+TVM's code generator replaces bound variables by their values when it reasons about what it binds, and so looks at every
+path: tanh(tanh(tanh(x))), each of which has its argument about a hundred times, at a million. Here what a function is
+applied to becomes a store of its own, ::
+
+    y[i] = tanh(tanh(x[i]))      ->      t[i] = tanh(x[i]);  y[i] = tanh(t[i])
+
+with one t of as many elements as the loop has SIMD lanes. LLVM keeps it in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    AllocBuffer,
+    BufferStore,
+    Call,
+    For,
+    ForKind,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.analysis.stages import Expr, dtype_of
+from tvm_ext.ir.build_ir import allocate, load, new_buffer, sequence, store
+from tvm_ext.ir.float_ir import is_float
+from tvm_ext.support.limits import limits
+
+_PREFIX = "nested_"  # of the names of buffers for arguments
+
+
+def cut_nested(node: Any, functions: frozenset[str]) -> Any:
+    """``node``, a statement, with no call of ``functions`` and no maximum inside the argument of another one.
+
+    Nor in what is rounded to bfloat16: stock TVM writes that out as arithmetic on copies of the argument.
+
+    What is nested below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
+    """
+    return structural_mutate(
+        node,
+        [
+            (For, lambda loop, mutator: _loop(loop, mutator, functions)),
+            (BufferStore, lambda item, _: _with_allocations(_Cut(functions, 1, tirx.IntImm("int64", 0)), item)),
+        ],
+    )
+
+
+def cut_notes(body: Any) -> list[str]:
+    """For the report: how many arguments `cut_nested` made stores of in ``body``."""
+    found: list[bool] = []
+    structural_walk(body, (AllocBuffer, lambda node: found.append(node.buffer.name.startswith(_PREFIX))))
+    return [f"{sum(found)} arguments of nested functions stored first"] if any(found) else []
+
+
+def contains(value: Any, functions: frozenset[str]) -> bool:
+    """Whether a call of ``functions``, or a maximum or minimum of floats, is anywhere in ``value``."""
+    found: list[bool] = []
+    extreme = [(kind, lambda item: found.append(_has_copies(item))) for kind in (tirx.Max, tirx.Min)]
+    structural_walk(value, [(Call, lambda call: found.append(name_of(call) in functions)), *extreme])
+    return any(found)
+
+
+def name_of(call: Any) -> str:
+    return str(getattr(call.op, "name", ""))
+
+
+def _loop(loop: Any, mutator: Any, functions: frozenset[str]) -> Any:
+    extent = getattr(loop.extent, "value", None)
+    if loop.kind != ForKind.VECTORIZED or extent is None:
+        return mutator.default_mutate(loop)
+    return _with_allocations(_Cut(functions, int(extent), loop.loop_var - loop.min), loop)
+
+
+def _with_allocations(cut: _Cut, statement: Any) -> Any:
+    rewritten = structural_map(statement, (BufferStore, cut.stores))
+    return sequence(*map(allocate, cut.buffers), rewritten) if cut.buffers else statement
+
+
+def _has_copies(extreme: Any) -> bool:
+    """Whether a maximum computes or looks at an operand more than once, see `float_ir.nan_passing`."""
+    constant = isinstance(extreme.a, tirx.FloatImm) or isinstance(extreme.b, tirx.FloatImm)
+    return is_float(extreme) and (not constant or dtype_of(extreme) == "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The temporaries of one loop over lanes, or of one store outside of such loops."""
+
+    functions: frozenset[str]
+    lanes: int
+    lane: Expr
+    buffers: list[Any] = field(default_factory=list)
+
+    def stores(self, item: Any) -> Any:
+        if _may_not_be_cut(item.value):
+            return item
+        before: list[Any] = []
+
+        def call(node: Any) -> Any:
+            if name_of(node) not in self.functions:
+                return node
+            arguments = self._arguments(node.args, before)
+            kept = all(new.same_as(old) for new, old in zip(arguments, node.args, strict=True))
+            return node if kept else Call(node.op, arguments, ret_ty=node.ty)
+
+        def extreme(node: Any) -> Any:
+            if _has_copies(node):
+                return type(node)(*self._arguments([node.a, node.b], before))
+            if is_float(node) and _extremes_in(node) > limits().nested_extremes:
+                return type(node)(
+                    *(self._stored(side, before) if _extremes_in(side) else side for side in (node.a, node.b))
+                )
+            return node
+
+        def narrowing(node: Any) -> Any:
+            if dtype_of(node) != "bfloat16":
+                return node
+            return tirx.Cast("bfloat16", self._argument(node.value, before))
+
+        rules = [(Call, call), (tirx.Max, extreme), (tirx.Min, extreme), (tirx.Cast, narrowing)]
+        value = structural_map(item.value, rules)
+        return sequence(*before, BufferStore(item.buffer, value, list(item.indices))) if before else item
+
+    def _arguments(self, arguments: Sequence[Any], before: list[Any]) -> list[Any]:
+        return [self._argument(argument, before) for argument in arguments]
+
+    def _argument(self, argument: Any, before: list[Any]) -> Any:
+        return self._stored(argument, before) if contains(argument, self.functions) else argument
+
+    def _stored(self, argument: Any, before: list[Any]) -> Any:
+        buffer = new_buffer((self.lanes,), dtype_of(argument), f"{_PREFIX}{len(self.buffers)}", "local")
+        self.buffers.append(buffer)
+        before.append(store(buffer, argument, [self.lane]))
+        return load(buffer, [self.lane])
+
+
+def _extremes_in(value: Any) -> int:
+    """How many maxima and minima of floats are in ``value``, itself included."""
+    found: list[bool] = []
+    structural_walk(value, [(kind, lambda item: found.append(is_float(item))) for kind in (tirx.Max, tirx.Min)])
+    return sum(found)
+
+
+def _may_not_be_cut(value: Any) -> bool:
+    """Conditions guard loads; variables bound inside a value exist nowhere else; vectors have lanes already."""
+    found: list[bool] = ["x" in dtype_of(value)]
+    structural_walk(
+        value,
+        [
+            (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))),
+            (tirx.Let, lambda _: found.append(True)),
+        ],
+    )
+    return any(found)

@@ -1,0 +1,168 @@
+"""Keeps stock TVM's simplifier from treating floating-point numbers as reals, and lets NaN through max and min.
+
+Lowering simplifies every expression of a kernel, and some of the rules hold for real numbers only. With several
+operators of a model in one expression they fire between operators: ``(x + 12582912) - 12582912``, which rounds x to an
+integer, becomes ``x``. What the rules look for is taken out of their sight here, by forms that cost no instruction:
+
+==========================================  ==============================================  =========================
+rule of stock TVM                           wrong for                                       hidden by
+==========================================  ==============================================  =========================
+``(x + y) - y = x``, ``x - (x + y) = -y``   every rounding                                  a Let, or a factor of 1
+``x - x = 0``, ``x * 0 = 0``, ``0 / x = 0`` infinities and NaN                              a factor of 1; hidden 0
+``x + 0 = x``                               -0                                              a hidden zero
+``x / 0``, which stops the build            -                                               a hidden zero
+``x == x``                                  NaN                                             ``x <= inf``
+``not (x < y) = (y <= x)``                  NaN                                             a Cast of the comparison
+``x < y or y <= x = true``                  NaN                                             a Cast of the comparison
+the same between a choice and its branches  NaN                                             a Cast of the condition
+==========================================  ==============================================  =========================
+
+A hidden constant is ``fabs`` of it, which stock TVM does not compute and compilers do. docs/numerics.md says what may
+change a value all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    BufferStore,
+    Call,
+    SBlock,
+    structural_equal,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.analysis.stages import Expr, dtype_of
+from tvm_ext.ir.float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing, uses_bfloat16
+
+_ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_COMPARISONS = (*_ORDERINGS, tirx.EQ, tirx.NE)
+
+
+def keep_floats(node: Any, *, by_product: bool = False) -> Any:
+    """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone.
+
+    ``by_product`` hides sums by a factor of 1, not by a Let: stock TVM's code generator for CPUs looks through a Let
+    within a Let, which is what functions written as arithmetic consist of. So are sums in what loads bfloat16.
+    """
+    by_product = by_product or uses_bfloat16(node)
+    rules: list[tuple[Any, Callable[[Any], Any]]] = [
+        (tirx.Sub, lambda item: _subtraction(item, by_product)),
+        (tirx.Add, _with_hidden_zeros),
+        (tirx.Mul, _with_hidden_zeros),
+        (tirx.Div, _with_hidden_zeros),
+        (tirx.EQ, _equality),
+        (tirx.NE, _equality),
+        (tirx.Not, lambda item: tirx.Not(_hidden_ordering(item.a))),
+        (tirx.And, lambda item: tirx.And(_hidden_ordering(item.a), _hidden_ordering(item.b))),
+        (tirx.Or, lambda item: tirx.Or(_hidden_ordering(item.a), _hidden_ordering(item.b))),
+        (tirx.Select, _choice),
+        (Call, _conditional),
+        (tirx.IfThenElse, _branch),
+    ]
+    return structural_map(node, rules)
+
+
+def keep_floats_outside_reductions(node: Any) -> Any:
+    """`keep_floats` for what stock TVM still has to schedule: it knows a reduction by the form of its combiner."""
+    return structural_mutate(
+        node,
+        [
+            (SBlock, lambda block, mutator: block if block.init is not None else mutator.default_mutate(block)),
+            (BufferStore, lambda item, _: keep_floats(item)),
+        ],
+    )
+
+
+def pass_nan_on(node: Any) -> Any:
+    """``node`` with each floating-point Max and Min in a form whose result is NaN where an operand is.
+
+    The machine's instruction (x86's ``maxps a, b`` is ``a > b ? a : b``) keeps a NaN in its second operand only. Beside
+    a constant that is enough: ``max(x, 0)`` is ``0 > x ? 0 : x``, still one instruction. Otherwise the first operand is
+    looked at as well, which is one more comparison and a masked maximum.
+    """
+    return structural_map(
+        node,
+        [
+            (tirx.Max, lambda item: nan_passing(item.a, item.b, tirx.GT) if is_float(item) else item),
+            (tirx.Min, lambda item: nan_passing(item.a, item.b, tirx.LT) if is_float(item) else item),
+        ],
+    )
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, tirx.FloatImm) and value.value == 0
+
+
+def _with_hidden_zeros(item: Any) -> Any:
+    if not is_float(item) or not (_is_zero(item.a) or _is_zero(item.b)):
+        return item
+    a, b = (hidden(side.value, dtype_of(side)) if _is_zero(side) else side for side in (item.a, item.b))
+    return type(item)(a, b)
+
+
+def _subtraction(item: Any, by_product: bool) -> Any:
+    """A sum that is subtracted from, or subtracted, gets a name of its own; so does x in x - x."""
+    if not is_float(item):
+        return item
+    if by_product and isinstance(item.a, tirx.Add):
+        return tirx.Sub(copy_of(item.a), item.b)
+    if by_product and isinstance(item.b, tirx.Add):
+        return tirx.Sub(item.a, copy_of(item.b))
+    if isinstance(item.a, tirx.Add):
+        return bound(item.a, lambda total: tirx.Sub(total, item.b))
+    if isinstance(item.b, tirx.Add):
+        return bound(item.b, lambda total: tirx.Sub(item.a, total))
+    if structural_equal(item.a, item.b):
+        return tirx.Sub(copy_of(item.a), item.b)
+    return item
+
+
+def _equality(item: Any) -> Any:
+    """x == x is whether x is a number, and x != x the contrary."""
+    if not is_float(item.a) or not structural_equal(item.a, item.b):
+        return item
+    return is_number(item.a) if isinstance(item, tirx.EQ) else tirx.Not(_hidden_ordering(is_number(item.a)))
+
+
+def _is_float_ordering(value: Any) -> bool:
+    return isinstance(value, _ORDERINGS) and is_float(value.a)
+
+
+def _hidden_ordering(value: Any) -> Any:
+    """A comparison of floats whose contrary the simplifier does not know: not (x < y) is no y <= x where one is NaN."""
+    if not _is_float_ordering(value):
+        return value
+    return tirx.NE(tirx.Cast("int32", value), tirx.IntImm("int32", 0))
+
+
+def _compares_floats(node: Any) -> bool:
+    found: list[bool] = []
+    structural_walk(node, [(kind, lambda item: found.append(is_float(item.a))) for kind in _COMPARISONS])
+    return any(found)
+
+
+def _choice(item: Any) -> Any:
+    """Where a condition is false, the simplifier takes its contrary for granted."""
+    if not _is_float_ordering(item.condition) or not _compares_floats(item.false_value):
+        return item
+    return tirx.Select(_hidden_ordering(item.condition), item.true_value, item.false_value)
+
+
+def _conditional(item: Any) -> Any:
+    if not item.op.same_as(IF_THEN_ELSE) or not _is_float_ordering(item.args[0]):
+        return item
+    if not _compares_floats(item.args[2]):
+        return item
+    return tirx.if_then_else(_hidden_ordering(item.args[0]), item.args[1], item.args[2])
+
+
+def _branch(item: Any) -> Any:
+    if item.else_case is None or not _is_float_ordering(item.condition) or not _compares_floats(item.else_case):
+        return item
+    return tirx.IfThenElse(_hidden_ordering(item.condition), item.then_case, item.else_case)

@@ -1,0 +1,86 @@
+"""How long a row kernel takes where its inputs are still in a cache: what decides whether it is worth a fork.
+
+The performance model reads inputs from DRAM, as the paper does. Between two layers of a network that is wrong by up to
+six times: 400 KB that the last kernel wrote come from L2, and one core has them reduced in the time that waking the
+other one takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import Call, structural_walk
+from tvm_ext.analysis.stage_exprs import count_flops, is_gather, itemsize_bytes
+from tvm_ext.analysis.stages import Stage, dtype_of, static_shape
+from tvm_ext.devices.hal import DeviceSpec
+
+from ..emit.cpu_rows.emit import is_in
+
+CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
+ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
+
+
+def row_time_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
+    """Seconds of ``stages`` on all units together: the longer of moving each tensor once and of the arithmetic.
+
+    Worked example, mean over 2048 rows of 49 on a unit of 210 GB/s from L2 and 126 G operations/s: 409,600 bytes take
+    1.95 us, 200,704 operations 0.1 us (they fill lanes); on two units half of 1.95 us.
+    """
+    busy_s = max(_transfer_s(stages, device), _arithmetic_s(stages, device))
+    return busy_s / device.unit_count
+
+
+def _transfer_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
+    buffers: list[Any] = []
+    gathered_s = 0.0
+    inner = [stage.target for stage in stages[:-1]]
+    for stage in stages:
+        tables = [item.source for item in stage.loads() if is_gather(item.indices)]
+        for buffer in (*(item.source for item in stage.loads()), stage.target):
+            if is_in(buffer, buffers) or is_in(buffer, inner):
+                continue
+            if is_in(buffer, tables):
+                gathered_s += _gathered_s(buffer, stage, device)
+            else:
+                buffers.append(buffer)
+    total = sum(_bytes(buffer) for buffer in buffers)
+    return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
+
+
+def _gathered_s(table: Any, stage: Stage, device: DeviceSpec) -> float:
+    """Seconds of reading a part of ``table`` from the layer that holds all of it.
+
+    Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
+    """
+    whole = _bytes(table)
+    read = min(whole, stage.point_count * itemsize_bytes(dtype_of(table)))
+    return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
+
+
+def _bytes(buffer: Any) -> float:
+    size = itemsize_bytes(dtype_of(buffer))
+    for extent in static_shape(buffer):
+        size *= extent
+    return size
+
+
+def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:
+    """One unit's share of the rate of the first layer, from L2 on, that holds ``size_bytes``."""
+    layers = [layer for layer in device.layers[2:] or device.layers[1:] if layer.bandwidth_gb_per_s]
+    chosen = next(layer for layer in layers if layer.capacity_bytes is None or layer.capacity_bytes >= size_bytes)
+    assert chosen.bandwidth_gb_per_s is not None
+    return chosen.bandwidth_gb_per_s / device.unit_count
+
+
+def _arithmetic_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
+    operations = sum(stage.point_count * _operations(stage) for stage in stages)
+    # A peak counts a multiply-add as two operations.
+    peak = device.peak_gflops_of(dtype_of(stages[-1].target)) or ASSUMED_GFLOPS * device.unit_count
+    return operations / (peak / 2 / device.unit_count * 1e9)
+
+
+def _operations(stage: Stage) -> float:
+    calls: list[bool] = []
+    structural_walk(stage.value, (Call, lambda _: calls.append(True)))
+    return count_flops(stage.value) + stage.is_reduction + CALL_OPERATIONS * len(calls)

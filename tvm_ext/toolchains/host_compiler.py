@@ -1,0 +1,27 @@
+"""The compiler and linker of this machine: what joins object files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import tvm
+
+from tvm_ext.support.limited_process import run_to_end
+
+
+def create_shared(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
+    """Make the shared library ``output``; TVM's function of this name, for its ``fcompile``, that Ctrl-C ends.
+
+    ``options`` may be ``-c``: it then is an object file. Raises RuntimeError with what the compiler printed.
+    """
+    compiler = tvm.support.cc.get_cc()
+    if compiler is None:
+        raise RuntimeError("there is no C++ compiler on the PATH")
+    command = [compiler, "-shared", "-fPIC", "-o", output, *options, *objects]
+    try:
+        status, text = run_to_end(command)
+    except OSError as error:
+        raise RuntimeError(f"`{compiler}` cannot be started: {error.strerror or error}") from error
+    if status:
+        raise RuntimeError(f"Compilation error:\n{text}\nCommand line: {shlex.join(command)}")

@@ -1,0 +1,210 @@
+"""The kernels of a build in the SIMT interpreter, as code generation gets them, beside the operators they stand for.
+
+A model's kernels are too large to be run whole. What is run is always the kernel itself, at its full shape and tiles:
+all threadblocks of a small one; of a large one the first, the last and two between, whose values are compared where
+they have written. `KernelCheck` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm_ext._tvm import PassContext, PrimFunc, structural_equal, structural_hash
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError, VerificationError
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
+
+from . import simt
+from .simt.lowering import DeviceKernel
+from .verification import cpu_reference, errors_of, random_inputs_of
+
+WHOLE_THREADS = 32_768
+"""Threads of a launch up to which all of its blocks are run: a few seconds of one core."""
+
+WHOLE_FLOPS = 4e7
+"""The same of its operations, where they are known."""
+
+CHAIN_FLOPS = 2.5e8
+"""The same of all launches of a function with several: later ones need what all blocks of the earlier ones wrote."""
+
+ASYNC_COPY = "tirx.use_async_copy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelCheck:
+    """What the interpreter says of one function: of ``block_count`` blocks of all its launches ``blocks_run`` were run.
+
+    ``error`` is the largest of its outputs' errors relative to their largest values, at most ``tolerance`` where all is
+    well; None where values were not compared, for the reason ``not_compared``.
+    """
+
+    name: str
+    device: str
+    parameters: tuple[str, ...]
+    launches: int
+    block_count: int
+    blocks_run: int
+    findings: tuple[str, ...]
+    error: float | None = None
+    tolerance: float | None = None
+    not_compared: str = ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, in one line; empty where nothing is."""
+        if self.findings:
+            return " ".join(self.findings[0].split())
+        if self.error is not None and self.tolerance is not None and not self.error <= self.tolerance:
+            return f"its values are off by {self.error:.2g} of the largest one, {self.tolerance:.0e} is allowed"
+        return ""
+
+
+def check_kernel(
+    name: str, function: Any, operator: Any | None, device: DeviceSpec, target: Any, *, seed: int = 0
+) -> KernelCheck:
+    """Run ``function``, thread-bound, as ``target``'s code generation gets it under the current PassContext.
+
+    ``operator`` is the same function before it was scheduled, whose values on this machine's CPU are the right ones;
+    None: values are not compared. Raises InputError for what the interpreter does not know.
+    """
+    config = {ASYNC_COPY: bool(PassContext.current().config.get(ASYNC_COPY, False))}
+    kernels = simt.lower(function.with_attr("global_symbol", "main"), target, config=config)
+    counts = [_blocks(kernel) for kernel in kernels]
+    parts = _parts(kernels, _flops(function))
+    findings: list[str] = []
+    errors: list[Any] = []
+    why = "" if operator is not None else "there is no operator to compare with"
+    for launches, blocks in parts:
+        arrays = random_inputs_of(launches, seed, workspaces=len(launches) < len(kernels))
+        result = simt.run(launches, arrays, device=device, blocks=blocks)
+        findings += [str(item) for item in result.findings]
+        if len(launches) < len(kernels):
+            why = why or "its launches were run one by one, on random workspaces"
+        elif operator is not None:
+            errors += errors_of(cpu_reference(operator)(arrays), result)
+    worst = max(errors, key=lambda item: item.error / (item.tolerance or 1e-30), default=None)
+    return KernelCheck(
+        name=name,
+        device=device.name,
+        parameters=tuple(f"{p.name}: {p.ty.dtype}[{', '.join(map(_size, p.ty.shape))}]" for p in function.params),
+        launches=len(kernels),
+        block_count=sum(counts),
+        blocks_run=sum(
+            sum(_blocks(kernel) if blocks is None else len(_those(blocks, kernel)) for kernel in launches)
+            for launches, blocks in parts
+        ),
+        findings=tuple(findings),
+        error=None if worst is None else worst.error,
+        tolerance=None if worst is None else worst.tolerance,
+        not_compared=why,
+    )
+
+
+def check_module(
+    module: Any,
+    operators: Any,
+    device: DeviceSpec,
+    target: Any,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[KernelCheck, ...]:
+    """`check_kernel` for every distinct PrimFunc of ``module``, a build's as it is lowered; operators by their names.
+
+    Kernels that stock TVM brings scheduled have no operator.
+    """
+    checked: list[KernelCheck] = []
+    for name, function in distinct_kernels(module).items():
+        if progress is not None:
+            progress(f"interpreting {name}")
+        operator = _operator(operators, name, function)
+        try:
+            checked.append(check_kernel(name, function, operator, device, target))
+        except InputError as error:
+            raise VerificationError(
+                f"{name}: the interpreter cannot run its kernels for {device.name}: {error.problem}",
+                "build without verify=True",
+            ) from error
+    return tuple(checked)
+
+
+def refuse_wrong(checks: Sequence[KernelCheck]) -> None:
+    """Raise VerificationError for the first kernel that is not right."""
+    wrong = [check for check in checks if check.problem]
+    if not wrong:
+        return
+    first = wrong[0]
+    more = f" ({len(wrong) - 1} more kernels are wrong)" if len(wrong) > 1 else ""
+    raise VerificationError(
+        f"{first.name}({', '.join(first.parameters)}): its kernel for {first.device} is wrong: {first.problem}{more}",
+        "enable_pipelining=False or enable_roller=False builds another kernel; please report this one (`tvm-ext verify "
+        f"MODEL --operator {first.name} --device {first.device}` prints all of it)",
+    )
+
+
+def distinct_kernels(module: Any) -> dict[str, Any]:
+    """The PrimFuncs of ``module`` by name, of those that are alike the first."""
+    found: dict[str, Any] = {}
+    seen: dict[int, list[Any]] = {}
+    for variable, function in module.functions_items():
+        if not isinstance(function, PrimFunc):
+            continue
+        bare = function.with_attrs({CHOICE: "", "global_symbol": ""})
+        alike = seen.setdefault(structural_hash(bare), [])
+        if not any(structural_equal(bare, other) for other in alike):
+            alike.append(bare)
+            found[str(variable.name_hint)] = function
+    return found
+
+
+def _operator(operators: Any, name: str, function: Any) -> Any | None:
+    """The unscheduled function of that name and those parameters."""
+    known = {str(v.name_hint): f for v, f in operators.functions_items() if isinstance(f, PrimFunc)}
+    found = known.get(name)
+    if found is None or "tirx.is_scheduled" in (found.attrs or {}):
+        return None
+    assert [str(p.name) for p in found.params] == [str(p.name) for p in function.params], name
+    return found
+
+
+def _size(size: Any) -> str:
+    return str(getattr(size, "value", size))
+
+
+def _flops(function: Any) -> float:
+    """Operations of the whole function, as its choice has them; 0 where it has none."""
+    choice = (function.attrs or {}).get(CHOICE)
+    return from_json(KernelChoice, str(choice)).flops if choice else 0.0
+
+
+def _parts(kernels: Sequence[DeviceKernel], flops: float) -> list[tuple[Sequence[DeviceKernel], list[int] | None]]:
+    """What is run together, and which blocks of it (all: None)."""
+    threads = sum(_blocks(kernel) * _threads(kernel) for kernel in kernels)
+    most = CHAIN_FLOPS if len(kernels) > 1 else WHOLE_FLOPS
+    if flops <= most and threads <= WHOLE_THREADS * len(kernels):
+        return [(kernels, None)]
+    return [((kernel,), _sampled(_blocks(kernel))) for kernel in kernels]
+
+
+def _sampled(count: int) -> list[int]:
+    """The first and the last of ``count`` blocks, where edges are, and two between."""
+    return sorted({0, count // 3, 2 * count // 3, count - 1})
+
+
+def _those(blocks: Sequence[int], kernel: DeviceKernel) -> list[int]:
+    return [block for block in blocks if block < _blocks(kernel)]
+
+
+def _blocks(kernel: DeviceKernel) -> int:
+    return _launched(kernel.extents, "blockIdx")
+
+
+def _threads(kernel: DeviceKernel) -> int:
+    return _launched(kernel.extents, "threadIdx")
+
+
+def _launched(extents: Mapping[str, int], kind: str) -> int:
+    return prod(size for tag, size in extents.items() if tag.startswith(kind))

@@ -1,0 +1,25 @@
+"""An interpreter of lowered, thread-bound TensorIR: what a GPU would compute, and what is wrong with a kernel.
+
+>>> from tvm_ext.verify import simt
+>>> kernels = simt.lower(func, "nvidia-a100")  # doctest: +SKIP
+>>> result = simt.run(kernels, {"A": a, "B": b}, device="nvidia-a100")  # doctest: +SKIP
+>>> result.findings, result.counters.bank_conflicts, result.outputs["C"]  # doctest: +SKIP
+"""
+
+from .counters import AccessCount, Counters
+from .findings import Finding
+from .interpreter import SimtRun, run, written_tensors
+from .lowering import DeviceKernel, Tensor, lower, own_name
+
+__all__ = [
+    "AccessCount",
+    "Counters",
+    "DeviceKernel",
+    "Finding",
+    "SimtRun",
+    "Tensor",
+    "lower",
+    "own_name",
+    "run",
+    "written_tensors",
+]

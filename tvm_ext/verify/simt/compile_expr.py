@@ -1,0 +1,473 @@
+"""Expressions of TensorIR as closures: ``closure(machine)`` is the expression's value in all active lanes.
+
+What a lane that is not active holds is arbitrary. Conditions are evaluated as the C that stock TVM prints evaluates
+them: `Select`, ``if_then_else``, ``&&`` and ``||`` do not touch memory for lanes that do not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvm_ext._tvm import Analyzer, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
+from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.errors import InputError
+
+from .local_memory import View
+from .machine import Machine
+from .math_calls import CALLS, EXTERNS
+from .number_types import is_float, storage_dtype, to_dtype
+from .scope import BufferBinding, Scope
+from .values import Tainted, Value, aligned, apply, choose, is_uniform, strip
+
+Closure = Callable[[Machine], Value]
+INDEX_TYPES = ("int32", "int64")
+
+
+def split_dtype(name: str) -> tuple[str, int]:
+    """``"float16x4"`` as ("float16", 4); a scalar has 1."""
+    base, separator, lanes = name.partition("x")
+    return (base, int(lanes)) if separator else (name, 1)
+
+
+def compile_expression(scope: Scope, expr: Any) -> Closure:
+    """The closure of ``expr``; raises InputError for what the interpreter does not know."""
+    kind = type(expr).__name__
+    if kind in _BINARY:
+        return _binary(scope, expr, _BINARY[kind])
+    maker = _MAKERS.get(kind)
+    if maker is None:
+        raise InputError(f"{scope.kernel}: the interpreter does not know {kind}: {expr}")
+    return maker(scope, expr)
+
+
+def constant_int(expr: Any, what: str) -> int:
+    """The value of an integer constant; raises InputError for anything else."""
+    value = getattr(expr, "value", None)
+    if isinstance(value, int):
+        return int(value)
+    raise InputError(f"{what} is not a constant: {expr}")
+
+
+# --- constants, variables, vectors --------------------------------------------------------------------------------
+def _int(scope: Scope, expr: Any) -> Closure:
+    dtype = dtype_of(expr)
+    value: Any = int(expr.value)
+    if dtype == "bool":
+        value = bool(value)
+    elif dtype not in INDEX_TYPES:
+        value = storage_dtype(dtype).type(value)
+    return lambda m: value
+
+
+def _float(scope: Scope, expr: Any) -> Closure:
+    value = to_dtype(float(expr.value), dtype_of(expr))[()]
+    return lambda m: value
+
+
+def _variable(scope: Scope, expr: Any) -> Closure:
+    slot = scope.variable(expr)
+    return lambda m: m.env[slot]
+
+
+def _ramp(scope: Scope, expr: Any) -> Closure:
+    base, stride = compile_expression(scope, expr.base), compile_expression(scope, expr.stride)
+    steps = np.arange(constant_int(expr.lanes, "the length of a ramp"), dtype=np.int64)
+
+    def make(first: Any, step: Any) -> Any:
+        return np.reshape(first, (-1, 1)) + np.reshape(step, (-1, 1)) * steps
+
+    return lambda m: apply(make, base(m), stride(m))
+
+
+def _broadcast(scope: Scope, expr: Any) -> Closure:
+    value, dtype = compile_expression(scope, expr.value), storage_dtype(dtype_of(expr.value))
+    lanes = constant_int(expr.lanes, "the length of a vector")
+
+    def make(one: Any) -> Any:
+        column = np.asarray(one, dtype).reshape(-1, 1)
+        return np.broadcast_to(column, (column.shape[0], lanes))
+
+    return lambda m: apply(make, value(m))
+
+
+def _shuffle(scope: Scope, expr: Any) -> Closure:
+    parts = [compile_expression(scope, vector) for vector in expr.vectors]
+    indices = [constant_int(index, "the index of a vector's element") for index in expr.indices]
+
+    def make(*vectors: Any) -> Any:
+        columns = [np.asarray(v).reshape(np.shape(v)[0] if np.ndim(v) else 1, -1) for v in vectors]
+        rows = max(column.shape[0] for column in columns)
+        joined = np.concatenate([np.broadcast_to(c, (rows, c.shape[1])) for c in columns], axis=1)
+        if len(indices) > 1:
+            return joined[:, indices]
+        return joined[:, indices[0]] if rows > 1 else joined[0, indices[0]]
+
+    def run(m: Machine) -> Value:
+        values = [part(m) for part in parts]
+        result = make(*map(strip, values))
+        if not any(type(value) is Tainted for value in values):
+            return result
+        origins = [np.broadcast_to(aligned(v.origin, 2), np.shape(v.value)) if type(v) is Tainted
+                   else np.zeros(np.shape(v), np.int32) for v in values]  # fmt: skip
+        return Tainted(result, np.asarray(make(*origins)))
+
+    return run
+
+
+def _cast(scope: Scope, expr: Any) -> Closure:
+    value = compile_expression(scope, expr.value)
+    source, target = split_dtype(dtype_of(expr.value))[0], split_dtype(dtype_of(expr))[0]
+    if source in INDEX_TYPES and target in INDEX_TYPES:
+        dtype = storage_dtype(target)
+        return lambda m: apply(lambda x: int(x) if is_uniform(x) else x.astype(dtype, copy=False), value(m))
+    convert = _conversion(storage_dtype(source), target)
+    return lambda m: apply(convert, value(m))
+
+
+def _conversion(source: np.dtype[Any], target: str) -> Callable[[Any], Any]:
+    dtype = storage_dtype(target)
+    if is_float(source) and is_float(dtype) and dtype.itemsize >= 4:
+        return lambda x: np.asarray(x, source).astype(dtype)[()]
+    if target not in INDEX_TYPES and target != "bool":
+        return lambda x: to_dtype(x, target)[()]
+
+    def to_python(x: Any) -> Any:
+        """Uniform indices and conditions are Python's."""
+        converted = to_dtype(x, target)
+        return converted.item() if is_uniform(x) else converted
+
+    return to_python
+
+
+def _let(scope: Scope, expr: Any) -> Closure:
+    value, slot = compile_expression(scope, expr.value), scope.define(expr.var)
+    body = compile_expression(scope, expr.body)
+
+    def run(m: Machine) -> Value:
+        m.env[slot] = value(m)
+        return body(m)
+
+    return run
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------------
+def _quotient(a: Any, b: Any) -> Any:
+    """C's integer division, towards zero; 0 for a division by zero, which only inactive lanes may do."""
+    if is_uniform(a) and is_uniform(b):
+        return 0 if b == 0 else int(abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1))
+    rest = np.fmod(a, b)
+    return (a - rest) // b
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if is_uniform(a) and is_uniform(b):
+        return 0 if b == 0 else int(abs(int(a)) % abs(int(b))) * (-1 if a < 0 else 1)
+    return np.fmod(a, b)
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    return 0 if is_uniform(b) and b == 0 else a // b
+
+
+def _floor_modulo(a: Any, b: Any) -> Any:
+    return 0 if is_uniform(b) and b == 0 else a % b
+
+
+_BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], int]] = {
+    # node: (for floats, for integers, floating-point operations)
+    "Add": (lambda a, b: a + b, lambda a, b: a + b, 1),
+    "Sub": (lambda a, b: a - b, lambda a, b: a - b, 1),
+    "Mul": (lambda a, b: a * b, lambda a, b: a * b, 1),
+    "Div": (lambda a, b: a / b, _quotient, 1),
+    "Mod": (np.fmod, _remainder, 1),
+    "FloorDiv": (lambda a, b: np.floor(a / b), _floor_divide, 1),
+    "FloorMod": (np.mod, _floor_modulo, 1),
+    "Max": (np.fmax, np.maximum, 1),
+    "Min": (np.fmin, np.minimum, 1),
+    "EQ": (lambda a, b: a == b, lambda a, b: a == b, 0),
+    "NE": (lambda a, b: a != b, lambda a, b: a != b, 0),
+    "LT": (lambda a, b: a < b, lambda a, b: a < b, 0),
+    "LE": (lambda a, b: a <= b, lambda a, b: a <= b, 0),
+    "GT": (lambda a, b: a > b, lambda a, b: a > b, 0),
+    "GE": (lambda a, b: a >= b, lambda a, b: a >= b, 0),
+    "LShift": (lambda a, b: a << b, lambda a, b: a << b, 0),
+    "RShift": (lambda a, b: a >> b, lambda a, b: a >> b, 0),
+    "BitwiseAnd": (lambda a, b: a & b, lambda a, b: a & b, 0),
+    "BitwiseOr": (lambda a, b: a | b, lambda a, b: a | b, 0),
+    "BitwiseXor": (lambda a, b: a ^ b, lambda a, b: a ^ b, 0),
+}
+
+
+def _linear(scope: Scope, expr: Any) -> tuple[int, dict[int, int]] | None:
+    """(constant, slot of variable to coefficient) of an integer sum of multiples of variables; None for all else."""
+    kind = type(expr).__name__
+    if kind == "IntImm":
+        return int(expr.value), {}
+    if kind == "Var":
+        return 0, {scope.variable(expr): 1}
+    if kind not in ("Add", "Sub", "Mul"):
+        return None
+    a, b = _linear(scope, expr.a), _linear(scope, expr.b)
+    if a is None or b is None or (kind == "Mul" and a[1] and b[1]):
+        return None
+    if kind == "Mul":
+        factor, (constant, terms) = (a[0], b) if not a[1] else (b[0], a)
+        return constant * factor, {slot: coefficient * factor for slot, coefficient in terms.items()}
+    sign = -1 if kind == "Sub" else 1
+    terms = {slot: a[1].get(slot, 0) + sign * b[1].get(slot, 0) for slot in {**a[1], **b[1]}}
+    return a[0] + sign * b[0], terms
+
+
+def _linear_closure(constant: int, terms: dict[int, int]) -> Closure:
+    """One closure for what would be many: indices are most of what is computed."""
+    if not terms:
+        return lambda m: constant
+    if len(terms) == 1:
+        ((slot, factor),) = terms.items()
+        return lambda m: m.env[slot] * factor + constant
+    if len(terms) == 2:
+        (first, one), (second, two) = terms.items()
+        return lambda m: m.env[first] * one + m.env[second] * two + constant
+    pairs = tuple(terms.items())
+
+    def run(m: Machine) -> Value:
+        total: Value = constant
+        for slot, factor in pairs:
+            total = m.env[slot] * factor + total
+        return total
+
+    return run
+
+
+def _binary(scope: Scope, expr: Any, row: tuple[Any, Any, int]) -> Closure:
+    name, lanes = split_dtype(dtype_of(expr.a))
+    if name in INDEX_TYPES and lanes == 1:
+        linear = _linear(scope, expr)
+        if linear is not None:
+            return _linear_closure(*linear)
+    floating = is_float(storage_dtype(name))
+    function = row[0] if floating else row[1]
+    if floating:
+        scope.flops += row[2] * lanes
+    a, b = compile_expression(scope, expr.a), compile_expression(scope, expr.b)
+    if not floating and type(expr).__name__ in ("Max", "Min") and name in INDEX_TYPES:
+        inner = function
+        function = lambda x, y: int(inner(x, y)) if is_uniform(x) and is_uniform(y) else inner(x, y)  # noqa: E731
+
+    def run(m: Machine) -> Value:
+        x, y = a(m), b(m)
+        if type(x) is Tainted or type(y) is Tainted:
+            return apply(function, x, y)
+        return function(x, y)
+
+    return run
+
+
+def _logical(scope: Scope, expr: Any) -> Closure:
+    """``a && b``, ``a || b``: b only in the lanes that a does not decide."""
+    a, b = compile_expression(scope, expr.a), compile_expression(scope, expr.b)
+    conjunction = type(expr).__name__ == "And"
+    site = scope.expression_site(expr)
+    plain = not _touches_memory(expr.b)
+
+    def run(m: Machine) -> Value:
+        first = a(m)
+        if plain and type(first) is not Tainted and not is_uniform(first):
+            return apply(np.logical_and if conjunction else np.logical_or, first, b(m))
+        first = m.decided(first, site, "a condition")
+        if is_uniform(first):
+            return b(m) if bool(first) == conjunction else bool(first)
+        if first.ndim == 2:
+            return apply(np.logical_and if conjunction else np.logical_or, first, b(m))
+        mask = m.restrict(first if conjunction else ~first)
+        if not mask.count:
+            return first
+        with m.masked(mask):
+            second = b(m)
+        return choose(first, second, False) if conjunction else choose(first, True, second)
+
+    return run
+
+
+def _touches_memory(expr: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(expr, [(TensorLoad, found.append)], order="pre")
+    return bool(found)
+
+
+def _where(which: Any, yes: Any, no: Any) -> Any:
+    dimensions = max(np.ndim(value) for value in (which, yes, no))
+    return np.where(*(aligned(value, dimensions) for value in (which, yes, no)))
+
+
+def _leaves_registers(scope: Scope, expr: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(expr, [(TensorLoad, lambda load: found.append(load.source))], order="pre")
+    return any(scope.buffer(source).scope != "local" for source in found)
+
+
+def _not(scope: Scope, expr: Any) -> Closure:
+    value = compile_expression(scope, expr.a)
+    return lambda m: apply(lambda x: (not x) if is_uniform(x) else np.logical_not(x), value(m))
+
+
+def _bitwise_not(scope: Scope, expr: Any) -> Closure:
+    value = compile_expression(scope, expr.a)
+    return lambda m: apply(lambda x: ~x, value(m))
+
+
+def conditional(scope: Scope, condition: Any, yes: Any, no: Any) -> Closure:
+    """``condition ? yes : no``, each side evaluated only in the lanes that take it.
+
+    Between registers it is an instruction like any other, through which uninitialised values travel: stock TVM's
+    allreduce of a maximum compares what lanes beyond the last partner hold, and throws the result away.
+    """
+    test, site = compile_expression(scope, condition), scope.expression_site(condition)
+    a, b = compile_expression(scope, yes), compile_expression(scope, no)
+    in_registers = not any(_leaves_registers(scope, part) for part in (condition, yes, no))
+
+    def run(m: Machine) -> Value:
+        given = test(m)
+        if in_registers and type(given) is Tainted:
+            return apply(_where, given, a(m), b(m))
+        which = m.decided(given, site, "a condition")
+        if is_uniform(which):
+            return a(m) if which else b(m)
+        if which.ndim == 2:
+            return choose(which, a(m), b(m))
+        taken, rest = m.restrict(which), m.restrict(~which)
+        if not rest.count or not taken.count:
+            return a(m) if taken.count else b(m)
+        with m.masked(taken):
+            first = a(m)
+        with m.masked(rest):
+            second = b(m)
+        return choose(which, first, second)
+
+    return run
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+def _load(scope: Scope, expr: Any) -> Closure:
+    binding = scope.buffer(expr.source)
+    index = buffer_index(scope, binding, expr.indices)
+    site = scope.site(binding.name)
+    view = View(site=site, dtype=binding.dtype, vector=_provably_aligned(expr.indices[0], binding))
+    slot = binding.slot
+    return lambda m: m.memory[slot].read(m, view, index(m))
+
+
+def buffer_index(scope: Scope, binding: BufferBinding, indices: Any) -> Closure:
+    """The flat index of an access, in elements of the buffer's scalar dtype."""
+    if len(indices) != 1:
+        raise InputError(f"{scope.kernel}: {binding.name} is not flat", "lower the function first, with simt.lower")
+    index = compile_expression(scope, indices[0])
+    lanes = binding.lanes
+    if lanes == 1:
+        return index
+    inner = np.arange(lanes)  # an element of a buffer of float16x4 is four halves
+
+    def spread(first: Any) -> Any:
+        return np.reshape(first, (-1, 1)) * lanes + inner
+
+    return lambda m: apply(spread, index(m))
+
+
+def _provably_aligned(index: Any, binding: BufferBinding) -> bool:
+    """Whether stock code generation loads ``index``, a ramp of step 1, by one vector access.
+
+    It asks whether the ramp's base is a multiple of its length whatever the variables are (CodeGenC, "modular_set").
+    """
+    if not isinstance(index, tirx.Ramp):
+        return True
+    if getattr(index.stride, "value", 0) != 1:
+        return False
+    modulus = Analyzer().modular_set(index.base)
+    lanes = constant_int(index.lanes, "the length of a ramp")
+    return bool(modulus.coeff % lanes == 0 and modulus.base % lanes == 0)
+
+
+NAMED_CALLS = ("tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin")
+"""Calls whose first argument is the name of what is called."""
+
+
+# --- calls --------------------------------------------------------------------------------------------------------
+def _call(scope: Scope, expr: Any) -> Closure:
+    name = op_name(expr)
+    if name in ("prim.if_then_else", "tirx.if_then_else"):
+        return conditional(scope, *expr.args)
+    if name in ("prim.likely", "tirx.likely"):
+        return compile_expression(scope, expr.args[0])
+    if name == "tirx.reinterpret":
+        return _reinterpret(scope, expr)
+    special = scope.special_calls.get(name)
+    if special is not None:
+        closure: Closure = special(scope, expr)
+        return closure
+    arguments, function = list(expr.args), CALLS.get(name.rpartition(".")[2])
+    if name in NAMED_CALLS:
+        called = _called_name(arguments.pop(0).value)
+        if called in scope.special_externs:
+            special_function: Closure = scope.special_externs[called](scope, arguments)
+            return special_function
+        function = EXTERNS(called)
+    if function is None:
+        raise InputError(f"{scope.kernel}: the interpreter does not know the call {name}: {expr}")
+    return _math(scope, expr, function, arguments)
+
+
+def _called_name(value: Any) -> str:
+    """A function's name; LLVM's intrinsics are called by number."""
+    return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)
+
+
+def op_name(expr: Any) -> str:
+    """The name of a call's operator, ``"tirx.exp"``."""
+    return str(getattr(expr.op, "name", expr.op))
+
+
+def _math(scope: Scope, expr: Any, function: Callable[..., Any], arguments: list[Any]) -> Closure:
+    parts = [compile_expression(scope, argument) for argument in arguments]
+    target = split_dtype(dtype_of(expr))[0]
+    narrow = target not in ("float32", "float64") and is_float(storage_dtype(target))
+
+    def compute(*values: Any) -> Any:
+        if narrow:  # halves are computed in float32 and rounded once
+            return to_dtype(function(*(np.asarray(v).astype(np.float32) for v in values)), target)[()]
+        result = function(*values)
+        return to_dtype(result, target)[()] if getattr(result, "dtype", None) != storage_dtype(target) else result
+
+    return lambda m: apply(compute, *(part(m) for part in parts))
+
+
+def _reinterpret(scope: Scope, expr: Any) -> Closure:
+    value = compile_expression(scope, expr.args[0])
+    source = storage_dtype(split_dtype(dtype_of(expr.args[0]))[0])
+    target = storage_dtype(split_dtype(dtype_of(expr))[0])
+
+    def view(x: Any) -> Any:
+        return np.ascontiguousarray(np.asarray(x, source)).view(target).reshape(np.shape(x))[()]
+
+    return lambda m: apply(view, value(m))
+
+
+_MAKERS: dict[str, Callable[[Scope, Any], Closure]] = {
+    "IntImm": _int,
+    "FloatImm": _float,
+    "Var": _variable,
+    "Ramp": _ramp,
+    "Broadcast": _broadcast,
+    "Shuffle": _shuffle,
+    "Cast": _cast,
+    "Let": _let,
+    "And": _logical,
+    "Or": _logical,
+    "Not": _not,
+    "BitwiseNot": _bitwise_not,
+    "Select": lambda scope, e: conditional(scope, e.condition, e.true_value, e.false_value),
+    "TensorLoad": _load,
+    "Call": _call,
+}

@@ -1,0 +1,261 @@
+"""Runs lowered kernels block by block on NumPy lanes, and reports what they do wrong and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tvm_ext._tvm import BufferStore, Call, TensorLoad, Var, structural_walk, tirx
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError
+
+from . import bulk_copy, matrix_calls, warp_calls
+from .compile_expr import op_name, split_dtype
+from .compile_statement import Run, compile_statement
+from .counters import AccessCount, Counters
+from .findings import Finding, Findings
+from .lanes import Lanes
+from .lowering import DeviceKernel, Tensor
+from .machine import Hardware, Machine, Record
+from .memory import GlobalMemory
+from .number_types import Array, storage_dtype
+from .scope import BufferBinding, Scope
+from .values import NEVER_WRITTEN
+
+LANES_AT_ONCE = 4096
+"""Blocks are run together up to so many threads; more would not be faster, but take more memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimtRun:
+    """What a run gave: ``outputs`` (arrays of the tensors that kernels write, workspaces too, and which elements were
+    written, by name), what was found wrong, and what it cost.
+    """
+
+    outputs: Mapping[str, Array]
+    written: Mapping[str, Array]
+    findings: tuple[Finding, ...]
+    counters: Counters
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was found."""
+        return not self.findings
+
+
+def run(
+    kernels: Sequence[DeviceKernel],
+    arrays: Mapping[str, Array],
+    *,
+    device: DeviceSpec | str,
+    blocks: Iterable[int] | None = None,
+) -> SimtRun:
+    """Run ``kernels`` one after the other on copies of ``arrays``.
+
+    Parameters
+    ----------
+    kernels
+        From `lower`.
+    arrays
+        The function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until written.
+    device
+        Whose warps, banks, sectors and limits count.
+    blocks
+        Linear numbers of the blocks to run (``x`` fastest), those that a kernel has; all blocks if None. With some
+        blocks only, nothing is said about elements that nobody wrote.
+
+    Raises
+    ------
+    InputError
+        for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
+    """
+    spec = lookup(device, measure=False) if isinstance(device, str) else device
+    hardware, findings = Hardware.of(spec), Findings()
+    memories = {tensor.name: _memory(tensor, arrays) for tensor in kernels[0].tensors}
+    chosen = None if blocks is None else tuple(blocks)
+    records, touched = [], set()
+    with np.errstate(all="ignore"):
+        for kernel in kernels:
+            record = Record(kernel.name, hardware, findings, strict_alignment=not _is_opencl(kernel))
+            records.append(record)
+            touched |= _run_kernel(kernel, memories, record, chosen)
+    if chosen is None:
+        _check_written(kernels, memories, touched, findings)
+    names = [tensor for tensor in kernels[0].tensors if tensor.name in touched]
+    return SimtRun(
+        outputs={t.name: memories[t.name].typed(storage_dtype(t.dtype)).reshape(t.shape) for t in names},
+        written={t.name: _written(memories[t.name]).reshape(t.shape) for t in names},
+        findings=findings.all(),
+        counters=_counters(records, hardware),
+    )
+
+
+def _is_opencl(kernel: DeviceKernel) -> bool:
+    """OpenCL's vload and vstore ask for the alignment of an element only (OpenCL C, "Vector Data Load and Store")."""
+    target = kernel.function.attrs.get("target", None)
+    return target is not None and str(target.kind.name) == "opencl"
+
+
+def _memory(tensor: Tensor, arrays: Mapping[str, Array]) -> GlobalMemory:
+    dtype = storage_dtype(tensor.dtype)
+    given = arrays.get(tensor.name)
+    if given is None:
+        size = prod(tensor.shape)
+        # all bits set: NaN for floats, an odd number for integers
+        array = np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
+        return GlobalMemory(array, np.full(size, NEVER_WRITTEN, np.int32))
+    if tuple(given.shape) != tensor.shape or given.dtype != dtype:
+        raise InputError(
+            f"{tensor.name} is {given.dtype}{list(given.shape)}, the function has {tensor.dtype}{list(tensor.shape)}"
+        )
+    return GlobalMemory(np.array(given, order="C").reshape(-1), None)
+
+
+def _written(memory: GlobalMemory) -> Array:
+    cells = memory.bytes.size // memory.granule
+    return np.ones(cells, bool) if memory.origin is None else memory.origin != NEVER_WRITTEN
+
+
+def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:
+    """(scope, closure, slot of each parameter's memory by the tensor's name)."""
+    scope = Scope(kernel.name)
+    warp_calls.install(scope)
+    bulk_copy.install(scope)
+    matrix_calls.install(scope)
+    slots: dict[str, int] = {}
+    for parameter, name in zip(kernel.function.params, kernel.arguments, strict=False):
+        slot = slots.setdefault(name, len(slots))
+        scope.memories = max(scope.memories, slot + 1)
+        base, lanes = split_dtype(str(parameter.ty.element_type.dtype))
+        scope.bind_buffer(
+            parameter, BufferBinding(slot=slot, name=name, dtype=storage_dtype(base), lanes=lanes, scope="global")
+        )
+    return scope, compile_statement(scope, kernel.function.body), slots
+
+
+def _run_kernel(
+    kernel: DeviceKernel, memories: Mapping[str, GlobalMemory], record: Record, chosen: tuple[int, ...] | None
+) -> set[str]:
+    scope, body, slots = compile_kernel(kernel)
+    stored = _written_parameters(kernel)
+    for name in slots:
+        memories[name].watch(written=name in stored)
+    _check_limits(kernel, scope, record)
+    count = prod(size for tag, size in kernel.extents.items() if tag.startswith("blockIdx"))
+    blocks = [b for b in (range(count) if chosen is None else chosen) if b < count]
+    threads = prod(size for tag, size in kernel.extents.items() if tag.startswith("threadIdx"))
+    together = max(1, LANES_AT_ONCE // max(threads, record.hardware.warp_lanes))
+    for start in range(0, len(blocks), together):
+        lanes = Lanes(kernel.extents, blocks[start : start + together], record.hardware.warp_lanes)
+        machine = Machine(record, lanes, scope.variables, scope.memories)
+        for name, slot in slots.items():
+            machine.memory[slot] = memories[name]
+        body(machine)
+        for finish in machine.at_end:
+            finish(machine)
+    return stored
+
+
+def _written_parameters(kernel: DeviceKernel) -> set[str]:
+    """Tensors that a kernel may write: stored to, or handed to a call that stores."""
+    sources: dict[int, str] = {hash(p): name for p, name in zip(kernel.function.params, kernel.arguments, strict=False)}
+    found: set[str] = set()
+
+    def declared(node: Any) -> None:
+        variables: list[Any] = []
+        structural_walk(node.data, [(Var, variables.append)], order="pre")
+        for variable in variables:
+            if hash(variable) in sources:
+                sources[hash(node.buffer)] = sources[hash(variable)]
+
+    def called(node: Any) -> None:
+        position = _STORING_CALLS.get(op_name(node))
+        if position is not None:
+            variables: list[Any] = []
+            structural_walk(
+                node.args[position],
+                [(Var, variables.append), (TensorLoad, lambda n: variables.append(n.source))],
+                order="pre",
+            )
+            found.update(sources[hash(v)] for v in variables if hash(v) in sources)
+
+    structural_walk(kernel.function.body, [(tirx.DeclBuffer, declared)], order="pre")
+    structural_walk(
+        kernel.function.body,
+        [
+            (BufferStore, lambda n: found.update({sources[hash(n.buffer)]} if hash(n.buffer) in sources else ())),
+            (Call, called),
+        ],
+        order="pre",
+    )
+    return found
+
+
+_STORING_CALLS = {
+    "tirx.mma_store_legacy": 2, "tirx.mma_store": 2, "tirx.tvm_store_matrix_sync": 5, "tirx.s_tir.cp_async_raw": 0,
+}  # fmt: skip
+"""Calls that write through a pointer: which argument it is."""
+
+
+def written_tensors(kernels: Sequence[DeviceKernel]) -> set[str]:
+    """Names of the tensors that any of the kernels may write."""
+    return set().union(*map(_written_parameters, kernels))
+
+
+def _check_limits(kernel: DeviceKernel, scope: Scope, record: Record) -> None:
+    hardware = record.hardware
+    threads = prod(size for tag, size in kernel.extents.items() if tag.startswith("threadIdx"))
+    problems = []
+    if hardware.max_threads is not None and threads > hardware.max_threads:
+        problems.append(f"{threads} threads a block, {hardware.name} has at most {hardware.max_threads}")
+    if hardware.shared_bytes is not None and scope.shared_bytes > hardware.shared_bytes:
+        problems.append(
+            f"{scope.shared_bytes} bytes of shared memory a block, {hardware.name} has {hardware.shared_bytes}"
+        )
+    for problem in problems:
+        finding = Finding(kind="device limit", kernel=kernel.name, detail=problem)
+        record.findings.add((kernel.name, problem), 1, partial(_same, finding))
+
+
+def _same(finding: Finding) -> Finding:
+    return finding
+
+
+def _check_written(
+    kernels: Sequence[DeviceKernel], memories: Mapping[str, GlobalMemory], touched: set[str], findings: Findings
+) -> None:
+    """Every element of an output must have been written by the end."""
+    for tensor in kernels[0].tensors:
+        if tensor.name not in touched or tensor.name in kernels[0].workspaces:
+            continue
+        missing = np.flatnonzero(~_written(memories[tensor.name]))
+        if len(missing):
+            finding = Finding(
+                kind="unwritten output",
+                kernel=kernels[-1].name,
+                buffer=tensor.name,
+                element=int(missing[0]),
+                detail="no thread of any kernel writes it",
+            )
+            findings.add(("unwritten", tensor.name), len(missing), partial(_same, finding))
+
+
+def _counters(records: Sequence[Record], hardware: Hardware) -> Counters:
+    accesses: list[AccessCount] = []
+    for record in records:
+        for (number, _), count in record.counts.items():
+            count.statement = record.sites[number].text()
+            accesses.append(count)
+    return Counters(
+        accesses=tuple(accesses),
+        sector_bytes=hardware.sector_bytes,
+        barriers=sum(r.barriers for r in records),
+        mma_count=sum(r.mma_count for r in records),
+        flops=sum(r.flops for r in records),
+    )

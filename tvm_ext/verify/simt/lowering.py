@@ -1,0 +1,198 @@
+"""From a scheduled or thread-bound PrimFunc to the device functions that stock TVM generates code from."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext._tvm import (
+    Call,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    Target,
+    finalize_device_passes,
+    pass_instrument,
+    split_host_device_mods,
+    structural_walk,
+    tir_pipelines,
+    tirx,
+)
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError
+
+from .compile_expr import constant_int, op_name, split_dtype
+from .compile_statement import pointer_variable, thread_extents
+
+ASYNC_COPY_SINCE = (8, 0)
+"""The first compute capability with cp.async."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A buffer in global memory: an argument of the function, or a workspace between its kernels."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeviceKernel:
+    """One launch: ``function`` is what code generation gets, ``arguments`` name the tensors of its parameters.
+
+    ``tensors`` are all tensors of the whole PrimFunc (the same for each of its kernels), of which ``workspaces`` live
+    between its kernels only. ``extents`` is the launch, thread tag to extent.
+    """
+
+    name: str
+    function: Any
+    arguments: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    workspaces: tuple[str, ...]
+    extents: Mapping[str, int]
+
+
+class AfterSplit:
+    """Keeps the module as it is once host and device are separate functions, and the host still names its buffers."""
+
+    def __init__(self) -> None:
+        self.module: Any = None
+
+    def instrument(self) -> Any:
+        return pass_instrument("AfterSplit", None, self._keep)
+
+    def _keep(self, module: Any, info: Any) -> None:
+        if str(info.name) == "tirx.SplitHostDevice":
+            self.module = module
+
+
+def lower(function: Any, target: Any, *, config: Mapping[str, Any] | None = None) -> tuple[DeviceKernel, ...]:
+    """The kernels of ``function`` in the order of their launches, as stock TVM lowers them.
+
+    Parameters
+    ----------
+    function
+        A PrimFunc with thread bindings (a schedule's, or plain thread-bound loops), or a module with one.
+    target
+        A stock target with or without a device row (``"cuda"``, a dict), a device's name, or a `DeviceSpec`.
+    config
+        Options of the PassContext besides the current ones; cp.async is on by default where the device has it.
+
+    Raises
+    ------
+    InputError
+        where the module has several functions, or its host code does more than launch kernels in order.
+    """
+    resolved, device = _target(target)
+    module = _module(function)
+    options = {**dict(PassContext.current().config), **(config or {})}
+    if device is not None and (device.compute_capability or (0, 0)) >= ASYNC_COPY_SINCE:
+        options.setdefault("tirx.use_async_copy", True)
+    capture = AfterSplit()
+    with resolved, PassContext(config=options, instruments=[capture.instrument()]):
+        bound = tirx.transform.BindTarget(resolved.with_host(Target("llvm")))(module)
+        pipeline, _, _ = tir_pipelines()["s_tir"]()
+        _, devices = split_host_device_mods(pipeline(bound))
+        kernels = [item for part in devices.values() for item in finalize_device_passes()(part).functions.items()]
+    return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
+
+
+def _target(target: Any) -> tuple[Any, DeviceSpec | None]:
+    if isinstance(target, DeviceSpec):
+        target = target.name
+    device, resolved = device_for_target(target, measure=False)
+    return resolved, device
+
+
+def _module(function: Any) -> Any:
+    if isinstance(function, PrimFunc):
+        return IRModule({"main": function.with_attr("global_symbol", "main")})
+    count = len(function.functions)
+    if count != 1:
+        raise InputError(f"the module has {count} functions, the interpreter runs one", "pass the PrimFunc itself")
+    return function
+
+
+def _launches(module: Any, kernels: Mapping[str, Any]) -> tuple[DeviceKernel, ...]:
+    (host,) = (f for gv, f in module.functions.items() if str(gv.name_hint) not in kernels)
+    reader = _HostReader(host)
+    return tuple(
+        DeviceKernel(
+            name=name,
+            function=kernels[name],
+            arguments=arguments,
+            tensors=tuple(reader.tensors.values()),
+            workspaces=tuple(reader.workspaces),
+            extents=thread_extents(kernels[name]),
+        )
+        for name, arguments in reader.launches
+    )
+
+
+def own_name(name: str, taken: Container[str]) -> str:
+    """``name``, with as many underscores behind it as keep it apart from ``taken``: parameters may share a name."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+class _HostReader:
+    """Reads a host function that allocates workspaces and launches kernels, and does nothing else."""
+
+    def __init__(self, host: Any) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.workspaces: list[str] = []
+        self.launches: list[tuple[str, tuple[str, ...]]] = []
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []
+        for parameter in host.params:
+            self._add(parameter)
+        self._read(host.body)
+
+    def _add(self, buffer: Any) -> str:
+        name = own_name(str(buffer.name), self.tensors)
+        shape = [constant_int(size, f"the shape of {name}") for size in buffer.ty.shape]
+        dtype, lanes = split_dtype(str(buffer.ty.dtype))
+        if lanes > 1:  # stock TVM retypes a workspace that is accessed by vectors alone: float32x4[16] is float32[64]
+            shape[-1] *= lanes
+        self.tensors[name] = Tensor(name=name, shape=tuple(shape), dtype=dtype)
+        self._name(buffer, name)
+        return name
+
+    def _name(self, variable: Any, name: str) -> None:
+        self._names[hash(variable)] = name
+        self._kept.append(variable)
+
+    def _read(self, statement: Any) -> None:
+        kind = type(statement).__name__
+        if kind == "SeqStmt":
+            for part in statement.seq:
+                self._read(part)
+        elif kind == "AttrStmt":
+            self._read(statement.body)
+        elif kind == "AllocBuffer":
+            self.workspaces.append(self._add(statement.buffer))
+        elif kind == "DeclBuffer":
+            self._name(statement.buffer, self._names[hash(pointer_variable(statement.data))])
+        elif kind == "Evaluate":
+            self._launch(statement.value)
+        else:
+            raise InputError(
+                f"the host code has a {kind} around its launches: {str(statement)[:200]}",
+                "a function whose kernels are launched once each, in order",
+            )
+
+    def _launch(self, call: Any) -> None:
+        if type(call).__name__ != "Call" or op_name(call) not in ("tirx.call_ffi_kernel", "tirx.call_kernel"):
+            return
+        arguments = []
+        for argument in call.args[1:]:
+            found: list[Any] = []
+            structural_walk(argument, [(Call, found.append)], order="pre")
+            if not found:
+                break  # extents follow the buffers
+            arguments.append(self._names[hash(pointer_variable(argument))])
+        self.launches.append((str(call.args[0].value), tuple(arguments)))

@@ -1,0 +1,224 @@
+"""Runs thread-bound TensorIR on LLVM, its thread axes as serial loops: the sequential meaning of a GPU kernel.
+
+Thread after thread runs to its end, with registers ("local" buffers) of its own. Before a thread reads shared memory,
+*all* threads' part of the copy that filled it must have happened: each statement that only fills shared memory is
+therefore repeated for every thread, wherever one thread meets it. Worked example, 256 threads that copy four elements
+each and then multiply::
+
+    for thread in 256:                       for thread in 256:
+        A_shared[thread * 4 + v] = A[...]        for copier in 256:
+        barrier                                      A_shared[copier * 4 + v] = A[...]
+        acc += A_shared[...] * ...               acc += A_shared[...] * ...
+
+What a pass proves: every address, predicate, cast and formula of the kernel, that copies cover what is read, and that
+every output element is written (outputs start as NaN). What it cannot see: barriers, races, divergence, alignment, and
+whether an asynchronous copy has landed (here it does when it is issued); for those there is the interpreter
+(`tvm_ext.verify.simt`). Kernels in which threads exchange *computed* values - through shared memory, shuffles,
+allreduce or matrix fragments - have no such sequential form and are refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+
+from tvm_ext._tvm import (
+    AllocBuffer,
+    BufferStore,
+    Call,
+    For,
+    ForKind,
+    PrimFunc,
+    SBlockRealize,
+    TensorLoad,
+    Var,
+    structural_map,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.analysis.stages import substitute
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.errors import IllegalRewrite
+
+from .opencl_cpu import check_inputs, poison
+from .plain_copies import synchronous
+
+Array = npt.NDArray[Any]
+Stmt = Any
+
+_EXCHANGES = ("shfl", "allreduce", "mma", "ldmatrix", "ptx", "cp_async", "matrix_sync", "fill_fragment", "storage_sync")
+"""What is part of the name of every intrinsic by which threads meet."""
+
+
+def threads_as_loops(func: Any) -> Any:
+    """``func`` for a CPU: every thread axis a serial loop, shared and local buffers plain memory.
+
+    Raises IllegalRewrite where threads exchange computed values.
+    """
+    func = synchronous(func)
+    _refuse_exchanges(func)
+    # In a stock schedule (blocks) a copy has thread loops of its own, inside the consumer's: it is repeated already.
+    body = func.body if isinstance(func.body, SBlockRealize) else _with_repeated_copies(func.body, ())
+    body = structural_map(body, (For, _serial))
+    return func.with_body(_in_plain_memory(body))
+
+
+def run_threads_as_loops(func: Any, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a thread-bound ``func`` whose first parameters are ``inputs``; what they hold before is poison.
+
+    Raises InputError where the inputs do not fit the parameters, IllegalRewrite as `threads_as_loops` does.
+    """
+    shapes = [tuple(int(size) for size in param.ty.shape) for param in func.params]
+    dtypes = [str(param.ty.dtype) for param in func.params]
+    check_inputs("main", shapes, dtypes, inputs)
+    _, target = device_for_target("llvm", measure=False)
+    library = tvm.compile(threads_as_loops(func).with_attr("global_symbol", "main"), target=target)
+    arrays = [np.ascontiguousarray(array).reshape(shape) for array, shape in zip(inputs, shapes, strict=False)]
+    rest = list(zip(shapes, dtypes, strict=True))[len(inputs) :]
+    tensors = [tvm.runtime.tensor(array) for array in (*arrays, *(poison(shape, dtype) for shape, dtype in rest))]
+    library(*tensors)
+    return [tensor.numpy() for tensor in tensors[len(inputs) :]]
+
+
+def _refuse_exchanges(func: Any) -> None:
+    names: list[str] = []
+    structural_walk(func.body, (Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
+    met = sorted({name for name in names if any(part in name for part in _EXCHANGES)} - {"tirx.tvm_storage_sync"})
+    if met:
+        raise IllegalRewrite(f"its threads meet in {', '.join(met)}, which loops cannot run one thread after another")
+
+
+def _with_repeated_copies(statement: Stmt, threads: tuple[Any, ...]) -> Stmt:
+    """``statement``, inside the thread loops ``threads``, its fillings of shared memory repeated for all threads."""
+    if isinstance(statement, For) and _tag(statement).startswith(("threadIdx", "vthread")):
+        return _replace_body(statement, _with_repeated_copies(statement.body, (*threads, statement)))
+    stored, read = _touched(statement)
+    shared = [buffer for buffer in stored if _is_shared(buffer)]
+    if not shared:
+        return statement
+    if threads and not _needs_others(statement, stored, read):
+        return _for_all(threads, statement)
+    children = _children(statement)
+    if children is None:
+        raise IllegalRewrite(
+            f"shared buffer {shared[0].name} is filled with values that its threads computed from one another's"
+        )
+    return children(lambda child: _with_repeated_copies(child, threads))
+
+
+def _needs_others(statement: Stmt, stored: Sequence[Any], read: Sequence[Any]) -> bool:
+    """Whether it does more than fill shared memory from parameters: reads it, or keeps or uses a thread's registers."""
+    allocated: list[Any] = []
+    structural_walk(statement, (AllocBuffer, lambda node: allocated.append(node.buffer)))
+    kept = [b for b in stored if not _is_shared(b) and not _among(b, allocated) and not _only_here(b, statement)]
+    taken = [b for b in read if b.ty.storage_scope == "local" and not _among(b, stored)]
+    return bool(kept) or bool(taken) or any(_is_shared(buffer) for buffer in read)
+
+
+def _only_here(buffer: Any, statement: Stmt) -> bool:
+    """Whether ``statement`` uses registers as a place in passing: it writes them before it reads them.
+
+    A vector on its way from global to shared memory is one; an accumulator, read by its own update, is not.
+    """
+    if buffer.ty.storage_scope != "local":
+        return False
+    order: list[str] = []
+
+    def store(node: Any) -> None:
+        reads: list[bool] = []
+        structural_walk(node.value, (TensorLoad, lambda load: reads.append(load.source.same_as(buffer))))
+        order.extend(["read"] * any(reads) + ["write"] * bool(node.buffer.same_as(buffer)))
+
+    structural_walk(statement, (BufferStore, store), order="pre")
+    return order[:1] == ["write"]
+
+
+def _for_all(threads: Sequence[Any], statement: Stmt) -> Stmt:
+    """``statement`` once for every point of the thread loops, under new variables."""
+    copies = [Var(f"every_{loop.loop_var.name}", loop.loop_var.ty) for loop in threads]
+    body = substitute(statement, [(loop.loop_var, copy) for loop, copy in zip(threads, copies, strict=True)])
+    for loop, copy in reversed(list(zip(threads, copies, strict=True))):
+        body = For(copy, loop.min, loop.extent, ForKind.SERIAL, body)
+    return body
+
+
+def _children(statement: Stmt) -> Callable[[Callable[[Stmt], Stmt]], Stmt] | None:
+    """How to rebuild a compound statement from its children; None for one that has none."""
+    if isinstance(statement, tirx.SeqStmt):
+        return lambda change: tirx.stmt_seq(*map(change, statement.seq))
+    if isinstance(statement, For):
+        return lambda change: _replace_body(statement, change(statement.body))
+    if isinstance(statement, tirx.IfThenElse):
+        other = statement.else_case
+        return lambda change: tirx.IfThenElse(
+            statement.condition, change(statement.then_case), None if other is None else change(other)
+        )
+    if isinstance(statement, tirx.AttrStmt):
+        return lambda change: tirx.AttrStmt(statement.node, statement.attr_key, statement.value, change(statement.body))
+    return None
+
+
+def _replace_body(loop: Any, body: Stmt) -> Any:
+    return For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, dict(loop.annotations), loop.step
+    )
+
+
+def _serial(loop: Any) -> Any:
+    if loop.kind != ForKind.THREAD_BINDING:
+        return loop
+    return For(loop.loop_var, loop.min, loop.extent, ForKind.SERIAL, loop.body, None, {}, loop.step)
+
+
+def _tag(loop: Any) -> str:
+    return str(loop.thread_binding.thread_tag) if loop.kind == ForKind.THREAD_BINDING else ""
+
+
+def _touched(statement: Stmt) -> tuple[list[Any], list[Any]]:
+    stored: list[Any] = []
+    read: list[Any] = []
+    structural_walk(
+        statement,
+        [
+            (BufferStore, lambda node: None if _among(node.buffer, stored) else stored.append(node.buffer)),
+            (TensorLoad, lambda load: None if _among(load.source, read) else read.append(load.source)),
+        ],
+    )
+    return stored, read
+
+
+def _is_shared(buffer: Any) -> bool:
+    return str(buffer.ty.storage_scope).startswith("shared")
+
+
+def _among(buffer: Any, others: Sequence[Any]) -> bool:
+    return any(buffer.same_as(other) for other in others)
+
+
+def _in_plain_memory(body: Stmt) -> Stmt:
+    """``body`` with every shared or local buffer in the CPU's memory, which has no such scopes."""
+    table: list[tuple[Any, Any]] = []
+
+    def note(node: Any) -> None:
+        buffer = node.buffer
+        if str(buffer.ty.storage_scope) != "global":
+            plain = tirx.decl_buffer(
+                list(buffer.ty.shape), buffer.ty.dtype, buffer.name, data_alignment=buffer.ty.data_alignment
+            )
+            table.append((buffer, plain))
+
+    structural_walk(body, (AllocBuffer, note))
+    return substitute(body, table)
+
+
+def is_thread_bound(func: Any) -> bool:
+    """Whether ``func`` has a loop that is bound to threads or blocks of a GPU."""
+    found: list[bool] = []
+    if isinstance(func, PrimFunc):
+        structural_walk(func.body, (For, lambda loop: found.append(loop.kind == ForKind.THREAD_BINDING)))
+        structural_walk(func.body, (tirx.AttrStmt, lambda node: found.append(node.attr_key == "thread_extent")))
+    return any(found)
