@@ -101,9 +101,9 @@ def first_rows(case: Case, result: Any, arrays: Mapping[str, Any]) -> tuple[Outp
 
 
 def _cut(case: Case, item: Tensor, rows: int) -> Tensor:
-    """``item`` for the first rows of the output; weights and biases stay whole."""
+    """``item`` for the first rows of the output; weights and biases stay whole, square ones as well."""
     batched = case.operator.startswith("batch_matmul")
-    return _first(item, rows) if item is case.inputs[0] or batched or item.shape == case.output.shape else item
+    return _first(item, rows) if batched or item.name not in ("w", "b") else item
 
 
 def _first(item: Tensor, rows: int) -> Tensor:
