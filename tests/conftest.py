@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import zlib
@@ -117,3 +118,14 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
         return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=300)
 
     return run
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts this process and those that it starts, also where it was started to ignore it.
+
+    As shells start what runs in the background, and pytest-xdist its workers.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -16,6 +16,7 @@ COMMANDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_moments(command: str) -> None:

@@ -31,6 +31,8 @@ from tvm_ext.errors import InputError
 from tvm_ext.support.limited_process import worker_threads
 from tvm_ext.toolchains import code_generation, host_compiler
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 RunPython = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 A, B = np.random.default_rng(5).standard_normal((2, 40, 40)).astype("float32")

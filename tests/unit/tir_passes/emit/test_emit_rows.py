@@ -78,7 +78,8 @@ def test_softmax_of_masked_rows(dtype, rng):
     kernel, choice = constructed(legalised(op.nn.softmax, x.shape, dtype=dtype))
     actual = run(kernel, choice, [x], x.shape, dtype)
     expected = softmax(x.astype("f8"))
-    np.testing.assert_allclose(actual, expected, rtol=3e-6 if dtype == "float32" else 2e-3, atol=1e-7)
+    # x minus the largest is rounded in its own type: a float16 between -8 and -4 by up to 2^-9, and e^x by as much.
+    np.testing.assert_allclose(actual, expected, rtol=3e-6 if dtype == "float32" else 4e-3, atol=1e-7)
     assert np.all(actual[1, ::2] == 0)
 
 
