@@ -130,12 +130,16 @@ __all__ = [
 
 
 class _Exclusive(_forks.ForkAwareLock):
-    """What it guards evaluates constants by running kernels."""
+    """What it guards runs kernels. Whether it can be taken is asked first: that answer does not hang on timing."""
 
     def __enter__(self) -> None:
         _forks.watch()
-        _forks.require_pool()
         super().__enter__()
+        try:
+            _forks.require_pool()
+        except BaseException:
+            self.give()
+            raise
 
 
 EXCLUSIVE = _Exclusive(
