@@ -137,7 +137,7 @@ class _Exclusive(_forks.ForkAwareLock):
         super().__enter__()
         try:
             _forks.require_pool()
-        except BaseException:
+        except errors.ForkError:
             self.give()
             raise
 

@@ -10,24 +10,26 @@ What is done from the first instance of a library (or the first build) on, which
 * Before a fork the workers of the thread that forks are woken. They then look for more work 300,000 times before they
   sleep again, which takes them 80 ms of processor time on a Zen 5; meanwhile they hold no lock and wait for nothing, so
   that what the child gets is a pool that can be taken down.
-* The child makes the pool anew, when it first needs it: who only reads files there gets no threads.
-* Where a fork took so long that workers may have slept (`_workers_were_awake`), the child leaves the pool alone and
-  runs kernels in a thread of their own, whose pool is new.
+* The child makes the pool anew at once: the first thread that it starts could get the place of a worker in memory, and
+  the pool would then wait for that one's end.
+* Where a worker may have slept again before the child looked (`_stayed_awake`), the child leaves the pool alone and
+  runs kernels in a thread of their own, whose pool is new. Its end would wait for ever: SIGALRM ends it instead,
+  `_END_WITHIN_S` seconds after Python begins to end.
 
 A lock that another thread holds stays locked in the child for good. `ForkAwareLock` is one that says so.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import ctypes
 import os
+import signal
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.base import _LOADED_LIBS
 
@@ -40,19 +42,16 @@ left_behind = False
 _SHORTEST_YIELD_S = 1e-7
 """A `sched_yield` takes no less: 0.27 us on a Zen 5 at 4.5 GHz, most of it the way into the kernel and back."""
 
+_END_WITHIN_S = 5.0
 _POLL_S = 0.1
-_USER_TIME, _SYSTEM_TIME = 11, 12  # of proc(5)'s fields, counted from the one behind the name
+_BUSY_STATES = "RD"  # of proc(5): running, and waiting for a page
 _BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
 
 _watching = False
-_surely_awake_s = 0.0  # for how long at least woken workers stay awake
 _generation = 0  # forks between the process that was started and this one
 _survivor = 0  # the thread that `left_behind` is about
-_may_renew = False
-_woken_at = 0.0
 _parent = 0  # the process that forked last
-_python_threads: set[str] = set()  # its threads that are no workers
-_used_then_s: dict[str, float] = {}  # the processor time of its threads right before
+_activity_then: dict[int, Activity | None] = {}  # of each worker of its thread, right before
 
 
 class ForkAwareLock:
@@ -88,15 +87,15 @@ class ForkAwareLock:
 
 def watch() -> None:
     """Prepare every fork of this process from now on, at a cost of about 0.3 ms each."""
-    global _watching, _surely_awake_s
+    global _watching
     if not _watching and hasattr(os, "register_at_fork"):
-        _watching, _surely_awake_s = True, _SHORTEST_YIELD_S * pool_spin_count()
+        _watching = True
         os.register_at_fork(before=_wake_workers, after_in_child=_note_child)
 
 
 def call(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """``function(*arguments)``, which may run kernels, wherever in this process that works."""
-    if _renewed():
+    if not _has_lost_workers():
         return function(*arguments)
     from concurrent.futures import ThreadPoolExecutor
 
@@ -106,70 +105,83 @@ def call(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def require_pool() -> None:
     """Make sure that this thread can run parallel kernels; raises ForkError where it cannot."""
-    if left_behind and not _renewed():
+    if _has_lost_workers():
         raise ForkError(
-            "this process was forked while TVM's threads slept, and kernels cannot run in its main thread.",
+            "TVM's threads slept when this process was forked, and kernels cannot run in its main thread.",
             "build in another thread, before the fork, or in a process that is spawned "
             '(multiprocessing.get_context("spawn"))',
         )
 
 
-def _renewed() -> bool:
-    """Whether this thread's pool has workers, if need be by making it anew."""
-    global left_behind
-    if not left_behind or threading.get_ident() != _survivor:
-        return True
-    if _may_renew:
-        _reset_pool()
-        left_behind = False
-    return _may_renew
+def _has_lost_workers() -> bool:
+    return left_behind and threading.get_ident() == _survivor
 
 
 def _wake_workers() -> None:
     """Before a fork: have the workers of this thread's pool awake for a while."""
-    global _parent, _python_threads, _used_then_s, _woken_at
-    if left_behind and threading.get_ident() == _survivor:
+    global _parent, _activity_then
+    if _has_lost_workers():
         return  # no workers to wake; the child of this child is in the same state
-    _parent, _used_then_s = os.getpid(), _thread_times_s(os.getpid())
-    _python_threads = {str(thread.native_id) for thread in threading.enumerate()}
-    _woken_at = time.monotonic()
-    _run_nothing()
+    _parent, _activity_then = os.getpid(), _activity(os.getpid(), _woken_workers())
 
 
 def _note_child() -> None:
-    """In the child of a fork: remember whose pool has no workers, and whether it can be taken down."""
-    global left_behind, _survivor, _may_renew, _generation
+    """In the child of a fork: make the pool anew, or remember that its workers are lost."""
+    global left_behind, _survivor, _generation
     _generation += 1
-    thread = threading.get_ident()
-    if left_behind and thread == _survivor:
+    if _has_lost_workers():
         return
-    left_behind, _survivor, _may_renew = True, thread, _workers_were_awake()
+    left_behind, _survivor = not _workers_were_awake(), threading.get_ident()
+    if left_behind:
+        atexit.register(_end_soon)
+    else:
+        _reset_pool()
 
 
 def _workers_were_awake() -> bool:
-    """Whether no worker can have looked for work so often that it sleeps: that takes time, and processor time.
+    """Whether surely no worker slept while the process was forked."""
+    now = _activity(_parent, _activity_then)
+    return all(_stayed_awake(then, now[worker]) for worker, then in _activity_then.items())
 
-    On a busy machine much time passes in which none of them runs. Worked example: the fork took 50 ms, a worker's time
-    went from 0.25 to 0.26 s in steps of 0.01; it has run for less than 0.02 s, and needs 0.03.
+
+def _stayed_awake(then: Activity | None, now: Activity | None) -> bool:
+    """Whether a worker cannot have slept since: it did not wait, or ran for less than its search for work takes.
+
+    A page that the fork protects is waited for as well, so that a wait proves nothing. On a busy machine much time
+    passes in which a worker neither waits nor runs.
     """
-    if time.monotonic() - _woken_at < _surely_awake_s:
-        return True
-    now_s = _thread_times_s(_parent)
-    step_s = 1 / os.sysconf("SC_CLK_TCK")
-    workers = now_s.keys() - _python_threads
-    used_s = [now_s[name] - _used_then_s.get(name, 0) + step_s for name in workers]
-    return bool(used_s) and max(used_s) <= _surely_awake_s
+    if then is None or now is None:
+        return False
+    return now.waits == then.waits or now.ran_s - then.ran_s < _SHORTEST_YIELD_S * pool_spin_count()
 
 
-def _thread_times_s(process: int) -> dict[str, float]:
-    """The processor time that each thread of a process has used, in the clock's steps; empty where that is unknown."""
-    times = {}
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    for path in Path("/proc", str(process), "task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            fields = path.read_text().rpartition(")")[2].split()  # its name, in parentheses, may hold spaces
-            times[path.parent.name] = tick_s * (int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME]))
-    return times
+def _end_soon() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _END_WITHIN_S)
+
+
+class Activity(NamedTuple):
+    """What the system counts of a thread that runs, or would if a core were free."""
+
+    waits: int  # how often it gave up its core of its own accord; a `sched_yield` is none of these
+    ran_s: float
+
+
+def _activity(process: int, threads: Iterable[int]) -> dict[int, Activity | None]:
+    """Of each of a process's threads; None for one that sleeps, has ended, or is unknown."""
+    return {thread: _activity_of(Path("/proc", str(process), "task", str(thread))) for thread in threads}
+
+
+def _activity_of(thread: Path) -> Activity | None:
+    try:
+        ran_ns = int((thread / "schedstat").read_text().split()[0])
+        lines = (thread / "status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    if fields["State"][0] not in _BUSY_STATES:
+        return None
+    return Activity(int(fields["voluntary_ctxt_switches"]), ran_ns / 1e9)
 
 
 # --- TVM's runtime ------------------------------------------------------------------------------------------------
@@ -177,14 +189,24 @@ def _runtime() -> Any:
     return _LOADED_LIBS["tvm_runtime"]
 
 
-def _run_nothing() -> None:
-    """Give every worker of this thread's pool something to do that does nothing; a task answers 0, as sched_yield."""
+_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def _woken_workers() -> set[int]:
+    """The system's numbers of the workers of this thread's pool, each of which was given something to do."""
     used, workers = int(_runtime_function("NumThreads")()), int(_runtime_function("MaxConcurrency")())
-    if used < workers:  # somebody set fewer (runtime.config_threadpool): the others cannot be reached
-        _reset_pool()
+    if used < workers:  # somebody set fewer (runtime.config_threadpool), which would leave the others asleep
+        _configure_pool(workers)
+    seen: list[int] = []
+    _runtime().TVMBackendParallelLaunch(_TASK(lambda *_: _note_thread(seen)), None, 0)
+    if used < workers:
         _configure_pool(used)
-    else:
-        _runtime().TVMBackendParallelLaunch(ctypes.CDLL(None).sched_yield, None, 0)
+    return set(seen) - {threading.get_native_id()}
+
+
+def _note_thread(seen: list[int]) -> int:
+    seen.append(threading.get_native_id())
+    return 0
 
 
 def _reset_pool() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -59,8 +60,14 @@ def test_a_child_of_a_child(library: relay.Library) -> None:
     assert in_child(lambda: (runs(library), in_child(lambda: runs(library)))) == (True, True)
 
 
-def test_a_child_that_runs_nothing_has_one_thread(library: relay.Library) -> None:
-    assert in_child(lambda: len(os.listdir("/proc/self/task"))) == 1
+def test_threads_of_a_child_do_not_take_a_workers_place(library: relay.Library) -> None:
+    def work() -> bool:
+        threads = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        return runs(library)
+
+    assert in_child(work)
 
 
 def test_a_child_imports_builds_and_runs(library: relay.Library) -> None:
@@ -133,23 +140,38 @@ def test_after_a_late_fork_a_build_is_refused_in_the_main_thread_alone(library: 
     assert in_child(build_in_a_thread) == [True]
 
 
-def test_time_in_which_no_worker_runs_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a busy machine: the fork takes long, but the workers, old and new, use no more than a step of the clock."""
-    monkeypatch.setattr(forks, "_woken_at", time.monotonic() - 60)
-    monkeypatch.setattr(forks, "_surely_awake_s", 0.03)
-    monkeypatch.setattr(forks, "_python_threads", {"1"})
-    monkeypatch.setattr(forks, "_used_then_s", {"1": 5.0, "2": 7.0})
-    for used_s, awake in ((0.0, True), (0.01, True), (0.04, False)):
-        for now in ({"1": 99.0, "2": 7.0 + used_s}, {"1": 99.0, "2": 7.0, "3": used_s}):
-            monkeypatch.setattr(forks, "_thread_times_s", lambda _, now=now: now)
-            assert forks._workers_were_awake() is awake
-    monkeypatch.setattr(forks, "_thread_times_s", lambda _: {})  # the parent is gone
-    assert forks._workers_were_awake() is False
+def test_a_worker_that_slept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the fork took: what counts is whether a worker waited, not how much time it had to."""
+    worker = subprocess.Popen(["sh", "-c", "read line; while :; do :; done"], stdin=subprocess.PIPE, text=True)
+    monkeypatch.setattr(forks, "_parent", worker.pid)
 
+    def activity() -> forks.Activity | None:
+        return forks._activity(worker.pid, [worker.pid])[worker.pid]
 
-def test_the_times_of_threads_are_read() -> None:
-    times = forks._thread_times_s(os.getpid())
-    assert 0 < times[str(threading.get_native_id())] <= time.process_time() + 1 / os.sysconf("SC_CLK_TCK")
+    def stays_awake(then: forks.Activity | None) -> bool:
+        monkeypatch.setattr(forks, "_activity_then", {worker.pid: then})
+        return forks._workers_were_awake()
+
+    try:
+        while activity() is not None:
+            time.sleep(0.01)
+        assert not stays_awake(None)
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        while (then := activity()) is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert stays_awake(then)
+        assert stays_awake(then._replace(waits=then.waits - 1, ran_s=then.ran_s + 100))
+        assert not stays_awake(then._replace(waits=then.waits - 1, ran_s=then.ran_s - 100))
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        assert not stays_awake(then)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert not stays_awake(then)  # it has ended
 
 
 # --- locks that another thread held ---------------------------------------------------------------------------------
@@ -212,6 +234,8 @@ EXIT = """
     import os, sys, time
     from tests.attack.children import wait
     from tests.attack.libraries import build, is_right, value
+    from tvm_ext import forks
+    forks._END_WITHIN_S = 0.5
     machine = build().vm()
     machine["main"](value(0))
     time.sleep(0.5)
@@ -219,14 +243,19 @@ EXIT = """
         child = os.fork()
         if child == 0:
             right = not work or is_right(machine["main"](value(1)), 1)
-            sys.exit(7 if right else 8)
+            sys.exit(0 if not right else 8 if forks.left_behind else 7)
         print(os.waitstatus_to_exitcode(wait(child)))
 """
+LATE = "8", str(-signal.SIGALRM), str(-signal.SIGABRT)
 
 
-def test_a_child_that_ends_as_programs_do(run_python: Callable[..., Any]) -> None:
-    result: subprocess.CompletedProcess[str] = run_python(textwrap.dedent(EXIT))
-    assert result.stdout.split() == ["7", "7"], result.stderr
+@pytest.mark.parametrize("spins", [None, "0"])
+def test_a_child_that_ends_as_programs_do(run_python: Callable[..., Any], spins: str | None) -> None:
+    """Workers that do not spin sleep at once: then the end comes late, with the status of a signal, and still comes."""
+    result: subprocess.CompletedProcess[str] = run_python(textwrap.dedent(EXIT), TVM_THREAD_POOL_SPIN_COUNT=spins)
+    ends = result.stdout.split()
+    assert len(ends) == 2 and set(ends) <= {"7", *LATE}, result.stderr
+    assert spins is None or set(ends) & set(LATE)
 
 
 @pytest.mark.slow
