@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import signal
@@ -75,12 +76,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     def check(name: str, text: str) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", newline="\n")
         assert path.is_file(), f"{path} is absent; make it with --update-golden"
-        assert text == path.read_text(encoding="utf-8")
+        kept = path.read_text(encoding="utf-8")
+        if kept != text:
+            pytest.fail(_difference(name, kept, text), pytrace=False)
 
     return check
+
+
+def _difference(name: str, kept: str, text: str) -> str:
+    lines = [part.splitlines() for part in (kept, text)]
+    changes = difflib.unified_diff(*lines, f"tests/golden/{name}", "as emitted now", lineterm="")
+    return "\n".join([*changes, "", "if this is meant: python3 dev.py test tests/golden --update-golden"])
 
 
 @pytest.fixture

@@ -27,6 +27,21 @@ def single_product(m: int, n: int, k: int) -> Any:
     return te.create_prim_func([a, b, te.compute((m, n), lambda i, j: te.sum(a[i, axis] * b[axis, j], axis=axis), "C")])
 
 
+def applied_product(m: int, n: int, k: int, function: Callable[[Any], Any], to: str, *, turned: bool = False) -> Any:
+    """``f(A) @ B``, ``A @ f(B)`` or both, of float16, summed to float32; ``turned``: B is stored [n, k]."""
+    a = te.placeholder((m, k), "float16", "A")
+    b = te.placeholder((n, k) if turned else (k, n), "float16", "B")
+    r = te.reduce_axis((0, k), "k")
+    left = te.compute(a.shape, lambda i, j: function(a[i, j]), "F") if "a" in to else a
+    right = te.compute(b.shape, lambda i, j: function(b[i, j]), "G") if "b" in to else b
+
+    def element(i: Any, j: Any) -> Any:
+        other = right[j, r] if turned else right[r, j]
+        return te.sum(left[i, r].astype(SUMS) * other.astype(SUMS), axis=r)
+
+    return te.create_prim_func([a, b, te.compute((m, n), element, "C")])
+
+
 def batched_product(batch: int, m: int, n: int, k: int) -> Any:
     """``C[b] = A[b] @ B[b]`` of float16, summed to float32, unscheduled."""
     a, b = te.placeholder((batch, m, k), "float16", "A"), te.placeholder((batch, k, n), "float16", "B")

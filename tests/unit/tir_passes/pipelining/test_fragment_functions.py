@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.pipelining.check import cuda_source
+from tests.support.pipelining.constructed import applied_product
 from tests.unit.compilers import needs_nvcc
 from tvm_ext._tvm import te, tirx, topi
 from tvm_ext.devices.device_db import lookup
@@ -30,21 +31,6 @@ FUNCTIONS: Mapping[str, tuple[Function, Callable[[Array], Array]]] = {
     "scale": (lambda x: x * tirx.const(0.375, HALF), lambda x: x * np.float16(0.375)),
     "shift": (lambda x: x + tirx.const(1, HALF), lambda x: x + np.float16(1)),
 }
-
-
-def product(m: int, n: int, k: int, function: Function, to: str, *, turned: bool = False) -> Any:
-    """``f(A) @ B``, ``A @ f(B)`` or both; ``turned``: B is stored [n, k]."""
-    a = te.placeholder((m, k), HALF, "A")
-    b = te.placeholder((n, k) if turned else (k, n), HALF, "B")
-    r = te.reduce_axis((0, k), "k")
-    left = te.compute(a.shape, lambda i, j: function(a[i, j]), "F") if "a" in to else a
-    right = te.compute(b.shape, lambda i, j: function(b[i, j]), "G") if "b" in to else b
-
-    def element(i: Any, j: Any) -> Any:
-        other = right[j, r] if turned else right[r, j]
-        return te.sum(left[i, r].astype("float32") * other.astype("float32"), axis=r)
-
-    return te.create_prim_func([a, b, te.compute((m, n), element, "C")])
 
 
 def built(function: Any, device: str) -> tuple[Any, PipelinePlan]:
@@ -74,7 +60,7 @@ BOTH_LEVELS = {"A_shared": 0, "B_shared": 0, "A_fragment": 1, "B_fragment": 1}
 )
 def test_functions_of_fragments_are_right(name: str, to: str, turned: bool, device: str) -> None:
     of_expr, of_array = FUNCTIONS[name]
-    kernel, plan = built(product(64, 64, 160, of_expr, to, turned=turned), device)
+    kernel, plan = built(applied_product(64, 64, 160, of_expr, to, turned=turned), device)
     assert levels(plan) == BOTH_LEVELS, plan.refusals
     assert plan.moved == tuple(f"{factor.upper()}_shared" for factor in to)
     assert all(buffer.copy_bytes == 16 for buffer in plan.buffers if buffer.level == 0), "cp.async of whole chunks"
@@ -109,7 +95,7 @@ def test_a_padded_image_keeps_its_zeros() -> None:
 
 def test_what_is_not_zero_at_the_edges_stays_with_the_copy() -> None:
     """72 rows: of a tile's 32 some lie outside, where the copy fills in zeros, and x + 1 is not 0."""
-    kernel, plan = built(product(72, 64, 160, FUNCTIONS["shift"][0], "a"), A100)
+    kernel, plan = built(applied_product(72, 64, 160, FUNCTIONS["shift"][0], "a"), A100)
     assert plan.moved == ()
     reason = next(refusal.reason for refusal in plan.refusals if refusal.buffer == "A_shared")
     assert "is computed on the way" in reason
@@ -134,7 +120,7 @@ def test_a_function_that_converts_stays_with_the_copy() -> None:
 
 
 def test_without_asynchronous_copies_it_stays_with_the_store() -> None:
-    kernel, plan = built(product(64, 64, 160, FUNCTIONS["relu"][0], "a"), V100)
+    kernel, plan = built(applied_product(64, 64, 160, FUNCTIONS["relu"][0], "a"), V100)
     assert plan.moved == ()
     assert {"A_shared", "B_shared"} <= set(levels(plan))
     assert "_applied" not in str(kernel)
@@ -143,7 +129,7 @@ def test_without_asynchronous_copies_it_stays_with_the_store() -> None:
 @needs_nvcc
 @pytest.mark.parametrize(("device", "architecture"), [(A100, "sm_80"), (H200, "sm_90")])
 def test_the_compiler_takes_them_without_spills(device: str, architecture: str) -> None:
-    kernel, plan = built(product(1024, 1024, 1024, FUNCTIONS["relu"][0], "ab"), device)
+    kernel, plan = built(applied_product(1024, 1024, 1024, FUNCTIONS["relu"][0], "ab"), device)
     assert plan.moved == ("A_shared", "B_shared")
     (use,) = compile_cuda(cuda_source(kernel, architecture), [architecture]).uses
     assert use.spill_store_bytes + use.spill_load_bytes == 0
