@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_ext._tvm import Var, structural_equal, structural_map, structural_walk, tirx
 
-from .stages import Expr, Stage, dtype_of, replace_loads, static_shape, substitute
+from .stages import Expr, Stage, dtype_of, mentions, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
 
 
@@ -177,27 +177,22 @@ def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) ->
     """
     variables = [stage.spatial[d] for d in dims]
 
-    def mentions(node: Any) -> bool:
-        found: list[bool] = []
-        structural_walk(node, (Var, lambda v: found.append(any(v.same_as(own) for own in variables))))
-        return any(found)
-
     def whole(indices: Sequence[Any], shape: Sequence[int]) -> bool:
-        if not any(mentions(index) for index in indices):
+        if not any(mentions(index, *variables) for index in indices):
             return True
-        first = next(i for i, index in enumerate(indices) if mentions(index))
+        first = next(i for i, index in enumerate(indices) if mentions(index, *variables))
         run = indices[first : first + len(variables)]
         return (
             len(run) == len(variables)
             and all(index.same_as(variable) for index, variable in zip(run, variables, strict=True))
             and tuple(shape[first : first + len(variables)]) == tuple(sizes)
-            and not any(mentions(index) for index in indices[first + len(variables) :])
+            and not any(mentions(index, *variables) for index in indices[first + len(variables) :])
         )
 
     accesses = [(load.indices, static_shape(load.source)) for load in stage.loads()]
     accesses.append((stage.indices, static_shape(stage.target)))
     rest = replace_loads(stage.value, lambda load: tirx.const(0, dtype_of(load)))
-    return not mentions(rest) and all(whole(indices, shape) for indices, shape in accesses)
+    return not mentions(rest, *variables) and all(whole(indices, shape) for indices, shape in accesses)
 
 
 def _with_axes(stage: Stage, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]) -> Stage:

@@ -7,7 +7,7 @@ by a value for each point of its spatial axes, or by a reduction.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +138,15 @@ def reads(expression: Expr, buffer: Buffer) -> bool:
     return bool(hit)
 
 
-def substitute(node: Any, table: Sequence[tuple[Any, Expr]]) -> Any:
-    """``node`` with each variable of ``table`` replaced by its expression."""
+def mentions(node: Any, *variables: Any) -> bool:
+    """Whether any of ``variables`` occurs in ``node``: an expression, a statement or a list of them."""
+    found: list[bool] = []
+    structural_walk(node, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
+    return bool(found)
+
+
+def substitute(node: Any, table: Collection[tuple[Any, Expr]]) -> Any:
+    """``node`` with each variable of ``table`` replaced by its expression; of a mapping, give the items."""
     if not table:
         return node
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, For, ForKind, IterVar, TensorLoad, Var, ir, structural_map, tirx
-from tvm_ext.analysis.stages import dtype_of
-from tvm_ext.tir_passes.pipelining.loops import enclosing_loops, substitute, uses
+from tvm_ext.analysis.stages import dtype_of, mentions, substitute
+from tvm_ext.tir_passes.pipelining.loops import enclosing_loops
 from tvm_ext.tir_passes.pipelining.part_copies import AHEAD
 
 ACCESS_PTR = ir.Op.get("tirx.tvm_access_ptr")
@@ -69,7 +69,7 @@ def _held(body: Any) -> list[_Held]:
     for around, statement in enclosing_loops(body):
         if isinstance(statement, BufferStore) and str(statement.buffer.name).endswith(AHEAD):
             loops = tuple(
-                loop for loop in around if isinstance(loop, For) and uses(statement.indices[0], loop.loop_var)
+                loop for loop in around if isinstance(loop, For) and mentions(statement.indices[0], loop.loop_var)
             )
             found.append(_Held(buffer=statement.buffer, index=statement.indices[0], value=statement.value, loops=loops))
     return found
@@ -83,7 +83,7 @@ def _loaded_there(item: _Held, place: Any) -> Any:
         digit = tirx.floormod(rest, extent)
         values[loop.loop_var] = digit if dtype_of(loop.loop_var) == dtype_of(digit) else _cast(digit, loop.loop_var)
         rest = tirx.floordiv(rest, extent)
-    return substitute(item.value, values)
+    return substitute(item.value, values.items())
 
 
 def _cast(value: Any, like: Any) -> Any:

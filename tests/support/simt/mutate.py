@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, For, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, For, TensorLoad, structural_map, structural_walk, tirx
+from tvm_ext.analysis.stages import mentions, substitute
 
 Node = Any
 Change = tuple[str, str, Node]  # (kind, what was done, the node that replaces the old one)
@@ -148,14 +149,14 @@ class _Rules:
 
     def _exchanged(self, index: Node) -> Node | None:
         """``index`` with two thread variables exchanged, or one counted from the end; None where it has none."""
-        present = [(var, extent) for var, extent in self._threads if _uses(index, var)]
+        present = [(var, extent) for var, extent in self._threads if mentions(index, var)]
         if not present:
             return None
         if len(present) == 1:
             ((var, extent),) = present
-            return _substituted(index, [(var, extent - 1 - var)])
+            return substitute(index, [(var, extent - 1 - var)])
         (first, _), (second, _) = present[:2]
-        return _substituted(index, [(first, second), (second, first)])
+        return substitute(index, [(first, second), (second, first)])
 
 
 def _of_loop(node: Node) -> Iterator[Change]:
@@ -187,16 +188,3 @@ def _with_argument(call: Node, position: int, value: Node) -> Node:
     arguments = list(call.args)
     arguments[position] = value
     return Call(call.op, arguments, ret_ty=call.ty)
-
-
-def _uses(expression: Node, variable: Node) -> bool:
-    hit: list[bool] = []
-    structural_walk(expression, [(Var, lambda v: hit.append(True) if v.same_as(variable) else None)], order="pre")
-    return bool(hit)
-
-
-def _substituted(expression: Node, pairs: list[tuple[Node, Node]]) -> Node:
-    def replace(variable: Node) -> Node:
-        return next((new for old, new in pairs if variable.same_as(old)), variable)
-
-    return structural_map(expression, [(Var, replace)])

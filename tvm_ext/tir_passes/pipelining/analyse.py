@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, For, ForKind, tirx
+from tvm_ext.analysis.stages import mentions
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.pipelines import PipelineRule
 
@@ -35,7 +36,6 @@ from .loops import (
     open_wrappers,
     scope_of,
     size_of,
-    uses,
 )
 from .side_effects import side_effect_in, text_of
 
@@ -130,7 +130,7 @@ def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access, tou
     for loop in reversed(around):
         if isinstance(loop, tirx.While):
             raise RefusedError("sequential loop", f"{buffer.name} is loaded in a while loop, whose end is not known")
-        if not isinstance(loop, For) or any(uses(index, loop.loop_var) for index in inside):
+        if not isinstance(loop, For) or any(mentions(index, loop.loop_var) for index in inside):
             continue
         if is_sequential(loop, registers=is_register(buffer)):
             return loop
@@ -142,8 +142,8 @@ def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access, tou
         loop for loop in around if isinstance(loop, For) and is_sequential(loop, registers=is_register(buffer))
     ]
     own = [loop for loop in sequential if _uses_what_it_loads(loop, touched)]
-    if any(uses(index, loop.loop_var) for loop in own for index in inside):
-        name = next(loop.loop_var.name for loop in own if any(uses(index, loop.loop_var) for index in inside))
+    if any(mentions(index, loop.loop_var) for loop in own for index in inside):
+        name = next(loop.loop_var.name for loop in own if any(mentions(index, loop.loop_var) for index in inside))
         reason = f"each iteration of {name} fills a place of its own in {buffer.name}: no loop reuses it"
         raise RefusedError("sequential loop", reason)
     raise RefusedError(
@@ -221,7 +221,7 @@ def _check_conditions(buffer: Buffer, writes: list[Any], loop: Stmt) -> None:
     """An iteration that loads nothing uses what an earlier one loaded, and that is in another version."""
     for around, _, _ in writes:
         for outer in around:
-            if isinstance(outer, tirx.IfThenElse) and uses(outer.condition, loop.loop_var):
+            if isinstance(outer, tirx.IfThenElse) and mentions(outer.condition, loop.loop_var):
                 condition = text_of(outer.condition)
                 raise RefusedError(
                     "sequential loop", f"{buffer.name} is not loaded in every iteration, only if {condition}"
@@ -290,7 +290,7 @@ def _sources(function: Function, buffer: Buffer, parts: list[Stmt], level: int) 
 
 def _check_names(buffer: Buffer, children: list[Stmt], parts: list[Stmt]) -> None:
     for child in children:
-        if isinstance(child, tirx.Bind) and any(uses(part, child.var) for part in parts):
+        if isinstance(child, tirx.Bind) and any(mentions(part, child.var) for part in parts):
             raise RefusedError(
                 "sequential loop", f"what loads {buffer.name} needs {child.var.name}, computed in the loop"
             )

@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from tvm_ext._tvm import For, structural_walk, tirx
 from tvm_ext._tvm import Var as Variable
+from tvm_ext.analysis.stages import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.bulk_ir import BULK_BYTES
 
 from .copies import Copy, analyzer_for, without_casts
 from .index_values import Known, index_values
-from .loops import Expr, bytes_per_element, integer, scope_of, substitute, zero
+from .loops import Expr, bytes_per_element, integer, scope_of, zero
 
 Array = npt.NDArray[Any]
 MOST_ELEMENTS = 1 << 18
@@ -72,7 +73,7 @@ def bulk_rows(copy: Copy, threads: Mapping[Any, int], ranges: Mapping[Any, Any])
     analyzer = analyzer_for(copy.around, ranges)
     origin = {variable: zero(variable) for variable in inner}
     source = without_casts(copy.from_index)
-    base = analyzer.simplify(substitute(source, origin))
+    base = analyzer.simplify(substitute(source, origin.items()))
     relative = analyzer.simplify(source - base)
     target = analyzer.simplify(without_casts(copy.index))
     for expr, what in ((relative, f"the distances between its rows in {copy.source.name}"), (target, "its layout")):

@@ -26,7 +26,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.stages import dtype_of, mentions, substitute
 from tvm_ext.errors import IllegalRewrite
 
 from .loops import (
@@ -42,8 +42,6 @@ from .loops import (
     is_register,
     scope_of,
     size_of,
-    substitute,
-    uses,
     zero,
 )
 from .side_effects import text_of
@@ -233,7 +231,7 @@ def _through_registers(value: Expr, staged: Mapping[Any, tuple[Any, Any, Expr]])
         return value
     for buffer, variable, stored in staged.values():
         if value.source.same_as(buffer):
-            return substitute(stored, {variable: value.indices[0]} if variable is not None else {})
+            return substitute(stored, [(variable, value.indices[0])] if variable is not None else [])
     return value
 
 
@@ -284,7 +282,7 @@ def _is_aligned_run(copy: Copy, elements: int, ranges: Mapping[Any, Any]) -> boo
     assert copy.vector is not None
     lane = copy.vector.loop_var
     analyzer = analyzer_for(copy.around, ranges)
-    if copy.predicate is not None and uses(copy.predicate, lane):
+    if copy.predicate is not None and mentions(copy.predicate, lane):
         return False
     return all(_is_run(analyzer, without_casts(index), lane, elements) for index in (copy.index, copy.from_index))
 
@@ -295,7 +293,7 @@ def is_vector_load(copy: Copy, ranges: Mapping[Any, Any]) -> bool:
     Such a loop is no vectorised one where the elements are stored apart, in a tile that is turned while it is copied.
     """
     innermost = copy.around[-1] if copy.around else None
-    if not isinstance(innermost, For) or (copy.predicate is not None and uses(copy.predicate, innermost.loop_var)):
+    if not isinstance(innermost, For) or (copy.predicate is not None and mentions(copy.predicate, innermost.loop_var)):
         return False
     extent = integer(innermost.extent) or 0
     if extent * bytes_per_element(str(copy.source.ty.dtype)) not in (4, 8, 16) or extent < 2:
@@ -305,12 +303,12 @@ def is_vector_load(copy: Copy, ranges: Mapping[Any, Any]) -> bool:
 
 
 def _is_run(analyzer: Any, index: Expr, lane: Any, elements: int) -> bool:
-    first = substitute(index, {lane: zero(lane)})
+    first = substitute(index, [(lane, zero(lane))])
     for place in range(1, elements):
-        there = substitute(index, {lane: constant(place, lane)})
+        there = substitute(index, [(lane, constant(place, lane))])
         if not analyzer.can_prove_equal(there - first, constant(place, first)):
             return False
-    step = substitute(index, {lane: lane * constant(elements, lane)})
+    step = substitute(index, [(lane, lane * constant(elements, lane))])
     return bool(analyzer.can_prove_equal(tirx.floormod(step, constant(elements, step)), zero(step)))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import BufferStore, Call, For, ForKind, TensorLoad, structural_walk, tirx
+from tvm_ext.analysis.stages import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -38,7 +39,6 @@ from .loops import (
     op_name,
     scope_of,
     size_of,
-    uses,
 )
 
 MMA, WMMA = "tirx.ptx_legacy.mma", "tirx.tvm_mma_sync"
@@ -122,7 +122,7 @@ class Counts:
         around = self._inside(leaf) if in_loop else leaf.around
         loops = [loop for loop in around if isinstance(loop, For) and (vectors or loop.kind != ForKind.VECTORIZED)]
         virtual = [
-            item.extent for item in self.indices if item.tag == "vthread" and uses(leaf.statement, item.variable)
+            item.extent for item in self.indices if item.tag == "vthread" and mentions(leaf.statement, item.variable)
         ]
         return prod(map(extent_of, loops)) * prod(virtual) * (self.warps if leaf.of_warp else self.threads)
 

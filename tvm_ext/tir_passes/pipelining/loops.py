@@ -7,7 +7,7 @@ still loops. What it gives may go through stock TVM's pipeline again; its first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,22 +116,6 @@ def integer(expr: Expr) -> int | None:
 
 def op_name(call: Any) -> str:
     return str(call.op.name) if isinstance(call.op, ir.Op) else ""
-
-
-def uses(node: Any, variable: Any) -> bool:
-    """Whether ``variable`` occurs in ``node``."""
-    found: list[bool] = []
-    structural_walk(node, [(Var, lambda v: found.append(True) if v.same_as(variable) else None)], order="pre")
-    return bool(found)
-
-
-def substitute(node: Any, values: Mapping[Any, Expr]) -> Any:
-    """``node`` with every variable that is a key replaced."""
-
-    def visit(variable: Any) -> Any:
-        return next((value for key, value in values.items() if variable.same_as(key)), variable)
-
-    return structural_map(node, (Var, visit)) if values else node
 
 
 # --- accesses -----------------------------------------------------------------------------------------------------

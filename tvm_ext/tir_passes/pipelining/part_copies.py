@@ -8,11 +8,12 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
+from tvm_ext.analysis.stages import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.bulk_ir import shared_pointer
 
 from .copies import AsyncShape, Copy, async_shape, is_vector_load
-from .loops import Buffer, Expr, Stmt, allocations_of, constant, integer, is_register, substitute, unrolled_loop, zero
+from .loops import Buffer, Expr, Stmt, allocations_of, constant, integer, is_register, unrolled_loop, zero
 
 CP_ASYNC = "tirx.s_tir.cp_async_raw"
 HIDDEN = "hand_threaded"
@@ -77,11 +78,11 @@ def _async_vector(copy: Copy, shape: AsyncShape) -> Stmt:
     assert copy.vector is not None
     lane = copy.vector.loop_var
     if shape.count == 1:
-        return _async_call(copy, shape, {lane: zero(lane)})
-    return unrolled_loop(lane, shape.count, _async_call(copy, shape, {lane: lane * constant(shape.elements, lane)}))
+        return _async_call(copy, shape, [(lane, zero(lane))])
+    return unrolled_loop(lane, shape.count, _async_call(copy, shape, [(lane, lane * constant(shape.elements, lane))]))
 
 
-def _async_call(copy: Copy, shape: AsyncShape, lanes: Mapping[Any, Expr]) -> Stmt:
+def _async_call(copy: Copy, shape: AsyncShape, lanes: Sequence[tuple[Any, Expr]]) -> Stmt:
     """Source: PTX ISA, cp.async; TVM's operator takes (to, offset, from, offset, bytes[, predicate]).
 
     The tile is named by a pointer of its element type. Stock StorageRewrite does not take a bare ``tile.data`` for an

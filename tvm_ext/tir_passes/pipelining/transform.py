@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, tirx
+from tvm_ext.analysis.stages import substitute
 
 from .analyse import LoadUse
 from .loops import (
@@ -38,7 +39,6 @@ from .loops import (
     integer,
     is_shared,
     open_wrappers,
-    substitute,
     unrolled_loop,
     zero,
 )
@@ -242,7 +242,7 @@ class _SharedLoop(_Loop):
             assert stage.loader is not None
             tile = tile_of(stage)
             moved = use_versions(
-                substitute(getattr(stage.loader, form)(part), {self.variable: tile}), [self.slot(stage, tile)]
+                substitute(getattr(stage.loader, form)(part), [(self.variable, tile)]), [self.slot(stage, tile)]
             )
             if placed and placed[-1][0].lookahead == stage.lookahead:
                 placed[-1][1].append(moved)
@@ -328,7 +328,7 @@ class _FusedLoop(_Loop):
     def _load(self, stage: Stage, part: Stmt, step: Expr, tile: Expr, turn: Expr) -> Stmt:
         """One fragment: ``step`` of ``tile``, into the version of ``turn``. Beyond the last tile any data will do."""
         beyond = tirx.floormod(tile, self.outer.extent) if integer(tile) is None else tile
-        moved = substitute(part, {self.variable: step, self.outer.variable: beyond})
+        moved = substitute(part, [(self.variable, step), (self.outer.variable, beyond)])
         return use_versions(moved, [*self.outer.slots(tile), (stage.versions, self._version(turn))])
 
     def _version(self, turn: Expr) -> Expr:
@@ -360,7 +360,7 @@ class _FusedLoop(_Loop):
         ]
         turn = step if whole_turns else begin + step
         versions = [(stage.versions, self._version(turn)) for stage in self.pipeline.stages]
-        renamed = {} if step.same_as(self.variable) else {self.variable: step}
+        renamed = [] if step.same_as(self.variable) else [(self.variable, step)]
         used = [use_versions(substitute(self.transformer.rewrite(u), renamed), versions) for u in self.uses()]
         next_is_new = tirx.EQ(wrapped, zero(wrapped))
         arrive = _when(next_is_new, _sequence([*self.outer.deposit(), self.outer.wait()]))
@@ -377,7 +377,7 @@ class _RegisterLoop(_Loop):
 
     def _load(self, stage: Stage, part: Stmt, step: Expr, condition: Expr | None) -> Stmt:
         slot = tirx.floormod(step, constant(self.count, step))
-        return _when(condition, use_versions(substitute(part, {self.variable: step}), [(stage.versions, slot)]))
+        return _when(condition, use_versions(substitute(part, [(self.variable, step)]), [(stage.versions, slot)]))
 
     def _prologue(self) -> list[Stmt]:
         dtype = str(self.variable.ty.dtype)
@@ -400,7 +400,7 @@ class _RegisterLoop(_Loop):
         loads = [self._load(stage, part, later, self.within(later)) for stage, part in self.loads()]
         slot = tirx.floormod(step, constant(self.count, step))
         versions = [(stage.versions, slot) for stage in self.pipeline.stages]
-        renamed = {} if step.same_as(self.variable) else {self.variable: step}
+        renamed = [] if step.same_as(self.variable) else [(self.variable, step)]
         used = [use_versions(substitute(self.transformer.rewrite(u), renamed), versions) for u in self.uses()]
         return self.wrap(_sequence([*loads, *used]))
 

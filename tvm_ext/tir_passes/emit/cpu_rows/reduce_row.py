@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import Var, structural_walk, tirx
+from tvm_ext._tvm import tirx
 from tvm_ext.analysis.stage_exprs import flat_stride
-from tvm_ext.analysis.stages import Stage, dtype_of, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -71,13 +71,7 @@ def runs_inside(producer: Stage, stage: Stage, count: int, device: DeviceSpec) -
         return False
     if len(producer.indices) == 0 or not producer.indices[-1].same_as(written) or not contiguous_in(producer, written):
         return False
-    return all(item.indices[-1].same_as(own) and not _mentions(item.indices[:-1], own) for item in items)
-
-
-def _mentions(indices: Sequence[Expr], variable: Any) -> bool:
-    found: list[bool] = []
-    structural_walk(list(indices), (Var, lambda v: found.append(True) if v.same_as(variable) else None))
-    return bool(found)
+    return all(item.indices[-1].same_as(own) and not mentions(list(item.indices[:-1]), own) for item in items)
 
 
 def reduce_row(

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Call, TensorLoad, Var, ir, structural_equal, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stages import Expr, Stage, dtype_of, reads, replace_loads, static_shape
+from tvm_ext._tvm import Call, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext.analysis.stages import Expr, Stage, dtype_of, mentions, reads, replace_loads, static_shape
 from tvm_ext.ir.build_ir import load
 
 SMALLEST_ADDEND = 1e-30  # sqrt(x + 1e-30) is 1e-15 at least, whose reciprocal float32 holds with room to spare
@@ -30,19 +30,13 @@ def with_reciprocals(stages: Sequence[Stage]) -> list[Stage]:
 
 def _multiply(stage: Stage, stages: Sequence[Stage]) -> Expr:
     def rewrite(quotient: Any) -> Any:
-        if dtype_of(quotient) != "float32" or _uses(quotient.b, stage.spatial[-1:]):
+        if dtype_of(quotient) != "float32" or mentions(quotient.b, *stage.spatial[-1:]):
             return quotient
-        if not _uses(quotient.a, stage.spatial[-1:]) or not _is_bounded_below(quotient.b, stages):
+        if not mentions(quotient.a, *stage.spatial[-1:]) or not _is_bounded_below(quotient.b, stages):
             return quotient
         return quotient.a * (tirx.const(1.0, "float32") / quotient.b)
 
     return structural_map(stage.value, (tirx.Div, rewrite))
-
-
-def _uses(value: Expr, variables: Sequence[Any]) -> bool:
-    found: list[bool] = []
-    structural_walk(value, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
-    return bool(found)
 
 
 def _is_bounded_below(value: Expr, stages: Sequence[Stage]) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stages import Stage, replace_loads, substitute
+from tvm_ext.analysis.stages import Stage, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -41,7 +41,7 @@ from tvm_ext.ir.build_ir import (
 
 from .fill import stage_band
 from .layout import WindowLayout
-from .window import Window, uses_variable
+from .window import Window
 
 Table = list[tuple[Any, Expr]]
 FEW_PARTS = 4
@@ -307,7 +307,7 @@ def may_overrun(window: Window, epilogue: Sequence[Stage]) -> bool:
             is_own = len(item.indices) == len(own) and all(i.same_as(v) for i, v in zip(item.indices, own, strict=True))
             is_along_x = len(item.indices) == 1 and item.indices[0].same_as(own[-1])
             has_room = is_along_x and int(item.source.ty.shape[0]) >= 2 * window.x.extent
-            if not is_own and not has_room and uses_variable(item, own[-1]):
+            if not is_own and not has_room and mentions(item, own[-1]):
                 return False
     return True
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Var, structural_equal, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_equal, tirx
 from tvm_ext.analysis.stage_exprs import linear_index
 from tvm_ext.analysis.stage_rewrites import split_divided_axes
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import Expr, as_index
@@ -156,15 +156,9 @@ def _drop_unit_reductions(stage: Stage) -> Stage:
     )
 
 
-def uses_variable(expression: Any, variable: Any) -> bool:
-    hit: list[bool] = []
-    structural_walk(expression, (Var, lambda node: hit.append(True) if node.same_as(variable) else None))
-    return bool(hit)
-
-
 def _uses(expression: Any, *axes: WindowAxis) -> bool:
     """Whether ``expression`` depends on where along ``axes`` the output is."""
-    return any(axis.variable is not None and uses_variable(expression, axis.variable) for axis in axes)
+    return any(axis.variable is not None and mentions(expression, axis.variable) for axis in axes)
 
 
 def _axes_of(load: Any, anchor: Stage) -> tuple[WindowAxis, WindowAxis] | None:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import Analyzer, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, ir, structural_walk, tirx
 from tvm_ext.analysis.stage_exprs import linear_form
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, static_shape
 
 from ..cpu_rows.emit import is_in
 
@@ -105,18 +105,12 @@ def _with_opaque(
         if form is not None:
             coefficients = [old + step * new for old, new in zip(coefficients, form[0], strict=True)]
             constant += step * form[1]
-        elif mentions(item, [uniform_in]):
+        elif mentions(item, uniform_in):
             return None
         else:
             opaque.append(step)
         step *= size
     return Address(coefficients=tuple(coefficients), constant=constant, opaque=tuple(opaque))
-
-
-def mentions(node: Any, variables: Sequence[Any]) -> bool:
-    found: list[bool] = []
-    structural_walk(node, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
-    return bool(found)
 
 
 def divides(node: Any) -> bool:

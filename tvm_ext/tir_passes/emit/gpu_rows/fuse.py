@@ -12,10 +12,10 @@ from typing import Any
 
 from tvm_ext._tvm import Var, tirx
 from tvm_ext.analysis.stage_rewrites import fuse_axes
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, substitute
 
 from ..cpu_rows.emit import is_in
-from .form import Address, Expr, LoopAxis, RowForm, accesses, address_of, divides, mentions, position_of
+from .form import Address, Expr, LoopAxis, RowForm, accesses, address_of, divides, position_of
 
 
 def fuse_form(form: RowForm) -> RowForm:
@@ -32,10 +32,10 @@ def fuse_form(form: RowForm) -> RowForm:
 def _may_fuse(form: RowForm, outer: LoopAxis, inner: LoopAxis) -> bool:
     pair = [outer.variable, inner.variable]
     for stage in form.stages:
-        if mentions(_without_loads(stage.value), pair):
+        if mentions(_without_loads(stage.value), *pair):
             return False
     for stage, buffer, indices in accesses(form):
-        if not mentions(list(indices), pair):
+        if not mentions(list(indices), *pair):
             continue
         form_of = address_of(buffer, indices, list(zip(stage.variables, stage.extents, strict=True)))
         if form_of is None:

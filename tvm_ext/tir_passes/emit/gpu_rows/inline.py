@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_ext.analysis.stages import Stage, reads, replace_loads, substitute
+from tvm_ext.analysis.stages import Stage, mentions, reads, replace_loads, substitute
 
-from .form import mentions, position_of
+from .form import position_of
 
 
 def own_values(stages: Sequence[Stage], is_replaced: Callable[[Stage], bool]) -> list[Stage]:
@@ -31,7 +31,7 @@ def may_inline(stage: Stage) -> bool:
     return (
         not stage.is_reduction
         and sorted(written) == list(range(len(stage.variables)))
-        and not any(mentions(item, stage.variables) for item in rest)
+        and not any(mentions(item, *stage.variables) for item in rest)
     )
 
 

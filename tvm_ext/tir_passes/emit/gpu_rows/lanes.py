@@ -16,11 +16,11 @@ from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, Call, TensorLoad, structural_equal, structural_map, structural_mutate, tirx
 from tvm_ext.analysis.stage_exprs import itemsize_bytes, linear_form
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
-from .form import Address, RowForm, accesses, address_of, mentions
+from .form import Address, RowForm, accesses, address_of
 
 MAX_LANES = 8
 """Elements of a thread's vector: eight halves are 16 bytes; sixteen bytes of int8 would cost too many registers."""
@@ -44,7 +44,7 @@ def find_lanes(form: RowForm, variable: Any, extent: int) -> Lanes:
     threads on neighbouring elements. Worked examples: x[49*n + k] in vectors of 4 would start at 49: width 1; halves
     cast to floats move in vectors of 4, for 8 floats are two accesses that each use half of what they touch.
     """
-    moving = [dtype_of(buffer) for _, buffer, indices in accesses(form) if mentions(list(indices), [variable])]
+    moving = [dtype_of(buffer) for _, buffer, indices in accesses(form) if mentions(list(indices), variable)]
     widest = max((itemsize_bytes(dtype) for dtype in moving), default=4.0)
     width = max(1, min(MAX_LANES, int(VECTOR_BYTES / widest)))
     while width > 1:
@@ -59,12 +59,12 @@ def _all_vectors(form: RowForm, lanes: Lanes) -> bool:
     some = False
     for stage in form.stages:
         for item in outer_loads(stage.value, lambda item: not form.is_internal(item.source)):
-            if mentions(item, [lanes.variable]):
+            if mentions(item, lanes.variable):
                 some = True
                 if not _is_vector(item, stage, lanes):
                     return False
         stores = any(stage.target.same_as(buffer) for buffer in form.kept) and mentions(
-            list(stage.indices), [lanes.variable]
+            list(stage.indices), lanes.variable
         )
         if stores:
             some = True
@@ -117,7 +117,7 @@ def _is_uniform(condition: Expr, lanes: Lanes) -> bool:
 
     Worked example, width 4: ``8 <= i`` changes at 8, a multiple; ``i <= 8`` changes at 9, within a vector.
     """
-    if not mentions(condition, [lanes.variable]):
+    if not mentions(condition, lanes.variable):
         return True
     kind = type(condition).__name__
     if kind in ("And", "Or"):
@@ -177,7 +177,7 @@ def vector_units(stage: Stage, form: RowForm, lanes: Lanes) -> list[Any]:
     return [
         unit
         for unit in outer_loads(stage.value, lambda item: not form.is_internal(item.source))
-        if mentions(unit, [lanes.variable]) and (isinstance(unit, TensorLoad) or _fetched_whole(unit, stage, lanes))
+        if mentions(unit, lanes.variable) and (isinstance(unit, TensorLoad) or _fetched_whole(unit, stage, lanes))
     ]
 
 
@@ -275,7 +275,7 @@ def store_lanes(stage: Stage, lanes: Lanes, values: Callable[[Expr], Expr], at: 
 
 
 def _stores_vector(stage: Stage, lanes: Lanes) -> bool:
-    return mentions(list(stage.indices), [lanes.variable]) and _aligned(stage.target, stage.indices, stage, lanes)
+    return mentions(list(stage.indices), lanes.variable) and _aligned(stage.target, stage.indices, stage, lanes)
 
 
 # --- half precision -------------------------------------------------------------------------------------------------

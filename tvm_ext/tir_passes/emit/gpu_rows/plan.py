@@ -16,10 +16,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, reads, static_shape
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, reads, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 
-from .form import RowForm, accesses, address_of, mentions
+from .form import RowForm, accesses, address_of
 from .lanes import Lanes, find_lanes, vector_units
 
 BLOCK_THREADS = 256
@@ -248,7 +248,7 @@ def row_bytes(form: RowForm) -> float:
     """Bytes that a row reads and writes, each access once."""
     total = 0.0
     for _, buffer, indices in accesses(form):
-        points = form.row_length if mentions(list(indices), [axis.variable for axis in form.row]) else 1
+        points = form.row_length if mentions(list(indices), *(axis.variable for axis in form.row)) else 1
         total += points * itemsize_bytes(dtype_of(buffer))
     return total
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from tvm_ext._tvm import TensorLoad, tirx
 from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
 
-from .form import RowForm, address_of, mentions
+from .form import RowForm, address_of
 from .lanes import distinct, evaluate, outer_loads
 from .plan import BLOCK_THREADS, OTHER_REGISTERS
 
@@ -144,7 +144,7 @@ def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
 def _run_across(form: RowForm, stage: Stage, unit: Any) -> int | None:
     """The position of the axis along which ``unit`` runs, where it moves along the written axis in steps."""
     last = len(form.grid) - 1
-    if not mentions(unit, [form.grid[last].variable]) or _runs(stage, unit.source, unit.indices, last):
+    if not mentions(unit, form.grid[last].variable) or _runs(stage, unit.source, unit.indices, last):
         return None
     return next((p for p in range(last) if _runs(stage, unit.source, unit.indices, p)), None)
 

@@ -227,7 +227,7 @@ def _vector(whole: Stage, access: Access | None, group: Digits, dtype: str) -> i
     name = next(n for n, v in zip(names, whole.variables, strict=True) if v.same_as(variable))
     if access is None or access.stride(name) != 1:
         return None
-    if _mentions(whole.value, variable) != 1:
+    if _occurrences(whole.value, variable) != 1:
         return 1
     shared = vector_of(access, name, group.extents[-1])
     widest = max(access.itemsize_bytes, itemsize_bytes(dtype))  # of a float32 that is cast to a half while it is copied
@@ -247,7 +247,7 @@ def vector_of(access: Access, axis: str, extent: int) -> int:
     return width
 
 
-def _mentions(value: Expr, variable: Any) -> int:
+def _occurrences(value: Expr, variable: Any) -> int:
     found: list[bool] = []
     structural_walk(value, (Var, lambda v: found.append(True) if v.same_as(variable) else None))
     return len(found)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tvm_ext._tvm import Var, structural_walk
 from tvm_ext.analysis.stage_exprs import linear_index
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import Expr, as_index, load
 
 from .tiling import Number, SimtTiling
@@ -117,7 +116,7 @@ def box_of(item: Any, stage: Stage, producers: Sequence[Stage]) -> Box | None:
     for place, (index, size) in enumerate(zip(item.indices, static_shape(item.source), strict=True)):
         form = linear_index(index, stage.variables, names)
         if form is None:
-            mentioned = _mentioned(index, stage)
+            mentioned = [p for p, own in enumerate(stage.variables) if mentions(index, own)]
             if len(mentioned) != 1:
                 return None
             fused.setdefault(mentioned[0], []).append(place)
@@ -145,24 +144,6 @@ def _box_dim(terms: list[tuple[int, int]], constant: int, size: int, place: int,
     # A fused axis that addresses a run of memory ([0, f]) has positions beyond the dimension's own size.
     reached = dim.bounds(extents)[1] + 1
     return BoxDim(terms=dim.terms, step=step, constant=constant, length=max(size, reached), places=(place,))
-
-
-def _mentioned(node: Expr, stage: Stage) -> list[int]:
-    """The axes whose variables ``node`` contains."""
-    found: set[int] = set()
-
-    def visit(variable: Any) -> None:
-        found.update(p for p, own in enumerate(stage.variables) if variable.same_as(own))
-
-    structural_walk(node, (Var, visit))
-    return sorted(found)
-
-
-def mentions(node: Expr, variable: Any) -> bool:
-    """Whether ``node`` contains ``variable``."""
-    found: list[bool] = []
-    structural_walk(node, (Var, lambda own: found.append(bool(own.same_as(variable)))))
-    return any(found)
 
 
 def window_stride(box: Box, d: int, tiling: SimtTiling) -> int:

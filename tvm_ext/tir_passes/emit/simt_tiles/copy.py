@@ -14,12 +14,12 @@ from typing import Any
 
 from tvm_ext._tvm import Analyzer, TensorLoad, ir, structural_walk, tirx
 from tvm_ext.analysis.stage_exprs import itemsize_bytes, linear_index
-from tvm_ext.analysis.stages import dtype_of, replace_loads, static_shape
+from tvm_ext.analysis.stages import dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer, unrolled
 
 from .banks import StoredBox, stores_vectors
-from .box import Box, mentions, window_stride
+from .box import Box, window_stride
 from .copy_shape import CopyShape
 from .tiling import WARP, SimtTiling
 

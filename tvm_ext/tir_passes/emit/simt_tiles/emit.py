@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import Var, structural_equal, structural_walk, tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext._tvm import structural_equal, tirx
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
@@ -276,13 +276,7 @@ def _point(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int], loc
 
 def _depends_on_axes(stage: Stage) -> bool:
     """Whether the update mentions its axes outside of the loads."""
-    found: list[bool] = []
-
-    def visit(variable: Any) -> None:
-        found.append(any(variable.same_as(own) for own in stage.variables))
-
-    structural_walk(replace_loads(stage.value, lambda item: tirx.const(0, dtype_of(item))), (Var, visit))
-    return any(found)
+    return mentions(replace_loads(stage.value, lambda item: tirx.const(0, dtype_of(item))), *stage.variables)
 
 
 def _with_fragments(value: Expr, body: _Body, numbers: Mapping[int, Expr]) -> Expr:

@@ -8,12 +8,12 @@ from math import prod
 from typing import Any
 
 from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape
+from tvm_ext.analysis.stages import Stage, dtype_of, mentions, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 
 from .banks import StoredBox, choose_storage
-from .box import Box, box_of, mentions
+from .box import Box, box_of
 from .copy import copy_shapes
 from .copy_shape import CopyShape
 from .plain import plain_storage, row_axis

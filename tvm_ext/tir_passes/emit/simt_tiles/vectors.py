@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, Var, structural_equal, structural_walk
-from tvm_ext.analysis.stages import dtype_of, replace_loads
+from tvm_ext.analysis.stages import dtype_of, mentions, replace_loads
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     UNROLLED,
@@ -26,8 +26,6 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
 )
 from tvm_ext.ir.simt_ir import gpu_buffer
-
-from .box import mentions
 
 
 def is_lane_by_lane(*values: Expr) -> bool:
