@@ -94,8 +94,12 @@ def sequence(*statements: Stmt) -> Stmt:
 
 def as_index(expr: Expr, variable: Any) -> Expr:
     """``expr`` in the integer type of ``variable``, which it replaces: TE counts in int32, Relax in int64."""
-    dtype = str(variable.ty.dtype)
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
+    return cast_to(expr, dtype_of(variable))
+
+
+def cast_to(value: Expr, dtype: str) -> Expr:
+    """``value`` in ``dtype``: itself where it has that type already."""
+    return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
 
 
 def lanes_of(dtype: str, register_bytes: int) -> int:

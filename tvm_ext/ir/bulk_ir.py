@@ -14,7 +14,7 @@ from typing import Any
 from tvm_ext._tvm import ptx_call, tirx
 from tvm_ext.analysis.stages import dtype_of
 
-from .build_ir import Expr, Stmt, index
+from .build_ir import Expr, Stmt, cast_to, index
 
 MBARRIER_BYTES = 8
 BULK_BYTES = 16
@@ -31,7 +31,7 @@ def mbarrier_buffer(count: int, name: str, scope: str) -> Any:
 def shared_pointer(buffer: Any, offset: Expr) -> Expr:
     """The address of element ``offset`` of a flat shared buffer."""
     kind = tirx.type_annotation(dtype_of(buffer))
-    return tirx.tvm_access_ptr(kind, buffer.data, _int32(offset), tirx.IntImm("int32", 1), _NO_ACCESS)
+    return tirx.tvm_access_ptr(kind, buffer.data, cast_to(offset, "int32"), tirx.IntImm("int32", 1), _NO_ACCESS)
 
 
 def initialise_mbarrier(barriers: Any, which: Expr, arrivals: int) -> Stmt:
@@ -68,7 +68,7 @@ def arrive(barriers: Any, which: Expr) -> Stmt:
 def wait_for_phase(barriers: Any, which: Expr, parity: Expr) -> Stmt:
     """Returns once the phase of that parity (0: the first, 1: the second, 0: the third ...) is over."""
     pointer = shared_pointer(barriers, which)
-    return tirx.Evaluate(tirx.call_intrin("", "tirx.cuda.mbarrier_wait", pointer, _int32(parity)))
+    return tirx.Evaluate(tirx.call_intrin("", "tirx.cuda.mbarrier_wait", pointer, cast_to(parity, "int32")))
 
 
 def copy_in_bulk(
@@ -91,7 +91,3 @@ def _ptx(instruction: str, *operands: Any) -> Stmt:
 
 def _uint32(value: int) -> Expr:
     return tirx.IntImm("uint32", value)
-
-
-def _int32(value: Expr) -> Expr:
-    return value if dtype_of(value) == "int32" else tirx.Cast("int32", value)

@@ -19,7 +19,7 @@ from .emit.mma_tiles.emit import MIN_BLOCKS_PER_UNIT, SPARE_REGISTERS
 from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
 from .pipelining.fragment_functions import APPLIED
 from .pipelining.function import Function
-from .pipelining.loops import allocations_of, bytes_per_element, is_shared, size_of
+from .pipelining.loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, size_of
 from .pipelining.passes import pipelined
 from .pipelining.plan import Wishes
 
@@ -129,11 +129,7 @@ def _contains(launch: Any, statement: Any) -> bool:
 
 
 def _shared_bytes(launch: Any) -> int:
-    return sum(
-        (size_of(s.buffer) or 0) * bytes_per_element(str(s.buffer.ty.dtype))
-        for s in allocations_of(launch)
-        if is_shared(s.buffer)
-    )
+    return sum(buffer_bytes(s.buffer) for s in allocations_of(launch) if is_shared(s.buffer))
 
 
 def _registers(launch: Any, pipeline: PipelinePlan, threads: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, For, ForKind, IterVar, TensorLoad, Var, ir, structural_map, tirx
 from tvm_ext.analysis.stages import dtype_of, mentions, substitute
+from tvm_ext.ir.build_ir import as_index
 from tvm_ext.tir_passes.pipelining.loops import enclosing_loops
 from tvm_ext.tir_passes.pipelining.part_copies import AHEAD
 
@@ -81,13 +82,9 @@ def _loaded_there(item: _Held, place: Any) -> Any:
     for loop in reversed(item.loops):
         extent = tirx.IntImm(str(rest.ty.dtype), int(loop.extent))
         digit = tirx.floormod(rest, extent)
-        values[loop.loop_var] = digit if dtype_of(loop.loop_var) == dtype_of(digit) else _cast(digit, loop.loop_var)
+        values[loop.loop_var] = as_index(digit, loop.loop_var)
         rest = tirx.floordiv(rest, extent)
     return substitute(item.value, values.items())
-
-
-def _cast(value: Any, like: Any) -> Any:
-    return tirx.Cast(dtype_of(like), value)
 
 
 def _stores(call: Any) -> Any:
@@ -99,8 +96,7 @@ def _stores(call: Any) -> Any:
     lane = Var("lane", "int32")
 
     def at(start: Any) -> Any:
-        kind = str(start.ty.dtype)
-        return start + (lane if kind == "int32" else tirx.Cast(kind, lane))
+        return start + as_index(lane, start)
 
     value = tirx.BufferLoad(origin, [at(begin)])
     if predicate:

@@ -32,6 +32,7 @@ from .loops import (
     Buffer,
     Expr,
     Stmt,
+    buffer_bytes,
     bytes_per_element,
     enclosing_loops,
     integer,
@@ -142,7 +143,7 @@ class Counts:
     def registers_of(self, buffer: Buffer) -> int:
         """32-bit registers of a thread that hold a register buffer."""
         lanes = self.device.teu_lanes if scope_of(buffer) in WARP_SCOPES else 1
-        return -(-tile_bytes(buffer) // (lanes * self.device.register_bytes))
+        return -(-buffer_bytes(buffer) // (lanes * self.device.register_bytes))
 
     @cached_property
     def registers(self) -> int:
@@ -257,7 +258,7 @@ class Counts:
             for leaf in self.in_loop
             if any(leaf.statement.same_as(copy.store) for copy in tile.copies)
         )
-        return float(min(elements * bytes_per_element(str(tile.buffer.ty.dtype)), tile_bytes(tile.buffer)))
+        return float(min(elements * bytes_per_element(str(tile.buffer.ty.dtype)), buffer_bytes(tile.buffer)))
 
     def _stored_elements(self, leaf: _Leaf) -> int:
         """Different elements that all threads of a block store, guards obeyed: 5 rounds of 128 threads may copy 512."""
@@ -300,7 +301,7 @@ class Counts:
                     sources.append(copy.source)
         if any(size_of(source) is None for source in sources):
             return None
-        return sum(map(tile_bytes, sources))
+        return sum(map(buffer_bytes, sources))
 
     @cached_property
     def output_bytes(self) -> float:
@@ -313,7 +314,7 @@ class Counts:
                     buffers.append(buffer)
         if any(size_of(buffer) is None for buffer in buffers):
             return counted
-        return min(counted, sum(map(tile_bytes, buffers)) / self.blocks)
+        return min(counted, sum(map(buffer_bytes, buffers)) / self.blocks)
 
 
 # ---- single statements ----------------------------------------------------------------------------------------------
@@ -324,10 +325,6 @@ def extent_of(loop: Stmt) -> int:
     if extent is None:
         raise IllegalRewrite(f"the extent of loop {loop.loop_var.name} is not known before the kernel runs")
     return extent
-
-
-def tile_bytes(buffer: Buffer) -> int:
-    return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
 
 
 def _is_of_thread(buffer: Buffer) -> bool:

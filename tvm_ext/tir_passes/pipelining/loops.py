@@ -234,6 +234,11 @@ def bytes_per_element(dtype: str) -> int:
     return max(1, int(tirx.const(0, dtype).ty.dtype.bits) // 8)
 
 
+def buffer_bytes(buffer: Buffer) -> int:
+    """Bytes of a flat buffer; 0 where its size is not known before the kernel runs."""
+    return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
+
+
 def allocations_of(node: Any) -> list[Any]:
     """The `AllocBuffer` statements in ``node``."""
     found: list[Any] = []

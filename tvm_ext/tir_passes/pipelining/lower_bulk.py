@@ -24,6 +24,7 @@ from typing import Any
 from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, structural_map, structural_walk, tirx
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import as_index, cast_to
 from tvm_ext.ir.bulk_ir import (
     MBARRIER_BYTES,
     announce_bytes,
@@ -40,7 +41,18 @@ from tvm_ext.ir.bulk_ir import (
 from .analyse import LoadUse
 from .bulk_rows import BulkRows, bulk_rows
 from .function import Function
-from .loops import Buffer, Expr, Stmt, bytes_per_element, constant, enclosing_loops, integer, is_shared, size_of, zero
+from .loops import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer_bytes,
+    bytes_per_element,
+    constant,
+    enclosing_loops,
+    integer,
+    is_shared,
+    zero,
+)
 from .part_copies import NOTHING, Loader
 from .plan import shared_bytes_around, shared_capacity_bytes
 from .primitives import read_primitive
@@ -65,7 +77,7 @@ class Threads:
         """x + extent of x * (y + extent of y * z)."""
         result: Expr = tirx.IntImm(dtype, 0)
         for place, (variable, extent) in enumerate(reversed(list(self.extents.items()))):
-            same = variable if str(variable.ty.dtype) == dtype else tirx.Cast(dtype, variable)
+            same = cast_to(variable, dtype)
             result = result * tirx.IntImm(dtype, extent) + same if place else same
         return result
 
@@ -124,7 +136,7 @@ class BulkLoader(Loader):
 
         def one(row: Expr) -> Stmt:
             to, frm = _starts(rows, row)
-            place = rows.base + _as(frm, rows.base)
+            place = rows.base + as_index(frm, rows.base)
             return copy_in_bulk(self.load_use.buffer, to, source, [place], size, shared_pointer(self.barriers, version))
 
         if rows.count <= threads:
@@ -150,11 +162,6 @@ def _starts(rows: BulkRows, row: Expr) -> tuple[Expr, Expr]:
         digit, rest = (tirx.floormod(rest, count), tirx.floordiv(rest, count)) if place else (rest, rest)
         to, frm = to + digit * constant(level.to_step, row), frm + digit * constant(level.from_step, row)
     return to, frm
-
-
-def _as(expr: Expr, like: Expr) -> Expr:
-    dtype = str(like.ty.dtype)
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -226,14 +233,10 @@ def _as_bulk(pipeline: Pipeline, function: Function, device: DeviceSpec) -> tupl
 
 def _check_room(pipeline: Pipeline, function: Function, device: DeviceSpec, mbarriers: int) -> None:
     """The versions were chosen to fit; the mbarriers, and the gap before what is aligned behind them, must as well."""
-    more = sum(_bytes_of(stage.versions.new) - _bytes_of(stage.load_use.buffer) for stage in pipeline.stages)
+    more = sum(buffer_bytes(stage.versions.new) - buffer_bytes(stage.load_use.buffer) for stage in pipeline.stages)
     taken = shared_bytes_around(function, pipeline.loop) + more + mbarriers * MBARRIER_BYTES + SHARED_GRANULE_BYTES
     if taken > shared_capacity_bytes(device):
         raise IllegalRewrite(f"{mbarriers} mbarriers do not fit beside the tiles into shared memory")
-
-
-def _bytes_of(buffer: Buffer) -> int:
-    return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
 
 
 def _is_begun_anew(loop: Stmt, function: Function) -> bool:

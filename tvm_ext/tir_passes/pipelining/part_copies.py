@@ -10,6 +10,7 @@ from typing import Any
 from tvm_ext._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
 from tvm_ext.analysis.stages import substitute
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import cast_to
 from tvm_ext.ir.bulk_ir import shared_pointer
 
 from .copies import AsyncShape, Copy, async_shape, is_vector_load
@@ -173,9 +174,7 @@ def _place(copy: Copy) -> Expr:
     place: Expr = tirx.IntImm("int32", 0)
     for loop in copy.around:
         if isinstance(loop, For):
-            step = loop.loop_var
-            same = step if str(step.ty.dtype) == "int32" else tirx.Cast("int32", step)
-            place = place * tirx.IntImm("int32", _extent(loop, copy)) + same
+            place = place * tirx.IntImm("int32", _extent(loop, copy)) + cast_to(loop.loop_var, "int32")
     return place
 
 

@@ -14,10 +14,10 @@ from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
 from .choose_stages import choose_stages
 from .detect import Detection, Group, detect
 from .function import Function
-from .loops import Buffer, Stmt, bytes_per_element, integer, is_shared, scope_of, size_of
+from .loops import Stmt, buffer_bytes, integer, is_shared, scope_of
 from .move_functions import move_function
 from .part_copies import AsyncLoader, Loader, asynchronous, through_registers
-from .versions import version_elements
+from .versions import version_bytes
 from .workload import workload_of
 
 PipeliningMode = Literal["none", "double", "multistage", "full"]
@@ -158,8 +158,8 @@ class _Planner:
         if not is_static or not any(scope_of(b) == "shared.dyn" and {str(b.ty.dtype)} != types for b in beside):
             return MOST_VERSIONS
         static = [b for b in beside if scope_of(b) == "shared" and not any(b.same_as(tile) for tile in tiles)]
-        room = (self.device.layer("L1").capacity_bytes or 0) - sum(map(_bytes_of, static))
-        return max(1, room // max(1, sum(_tile_bytes(load_use) for load_use, _ in group.shared)))
+        room = (self.device.layer("L1").capacity_bytes or 0) - sum(map(buffer_bytes, static))
+        return max(1, room // max(1, sum(version_bytes(load_use.buffer) for load_use, _ in group.shared)))
 
     def _asked(self, name: str) -> int | None:
         return (self.wishes.by_buffer or {}).get(name)
@@ -196,7 +196,7 @@ class _Planner:
     def _default(self, group: Group, fixed: int | None, registers: int | None, late: bool) -> tuple[int, int]:
         shared = fixed or (2 if late else DEFAULT_SHARED)
         limit = shared_capacity_bytes(self.device)
-        tile = sum(_tile_bytes(load_use) for load_use, _ in group.shared)
+        tile = sum(version_bytes(load_use.buffer) for load_use, _ in group.shared)
         other = shared_bytes_around(self.found.function, group.loop) - tile
         most = max(1, (limit - other) // max(1, tile))
         if shared > most:
@@ -227,17 +227,9 @@ def _planned(load_use: LoadUse, stages: int, loader: Loader | None) -> Pipelined
         loop=load_use.loop_name,
         level=SHARED_LEVEL if is_shared(load_use.buffer) else REGISTER_LEVEL,
         stages=stages,
-        tile_bytes=_tile_bytes(load_use),
+        tile_bytes=version_bytes(load_use.buffer),
         copy_bytes=width,
     )
-
-
-def _tile_bytes(load_use: LoadUse) -> int:
-    return version_elements(load_use.buffer) * bytes_per_element(str(load_use.buffer.ty.dtype))
-
-
-def _bytes_of(buffer: Buffer) -> int:
-    return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
 
 
 def shared_capacity_bytes(device: DeviceSpec) -> int:
@@ -249,4 +241,4 @@ def shared_capacity_bytes(device: DeviceSpec) -> int:
 
 def shared_bytes_around(function: Function, loop: Stmt) -> int:
     """Shared memory of the launch that ``loop`` is in."""
-    return sum(_bytes_of(s.buffer) for s in function.allocations_beside(loop) if is_shared(s.buffer))
+    return sum(buffer_bytes(s.buffer) for s in function.allocations_beside(loop) if is_shared(s.buffer))

@@ -28,6 +28,7 @@ from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, tirx
 from tvm_ext.analysis.stages import substitute
+from tvm_ext.ir.build_ir import as_index
 
 from .analyse import LoadUse
 from .loops import (
@@ -351,9 +352,9 @@ class _FusedLoop(_Loop):
         trips = constant(self.trips, self.variable)
         later = step + constant(self.ahead, self.variable)
         wrapped = tirx.floormod(later, trips)
-        next_tile = self.outer.variable + _as(tirx.floordiv(later, trips), self.outer.variable)
+        next_tile = self.outer.variable + as_index(tirx.floordiv(later, trips), self.outer.variable)
         whole_turns = self.trips % self.count == 0
-        begin = zero(step) if whole_turns else _as(self.outer.variable, step) * trips
+        begin = zero(step) if whole_turns else as_index(self.outer.variable, step) * trips
         loads = [
             self._load(stage, part, wrapped, next_tile, begin + later if not whole_turns else later)
             for stage, part in self.loads()
@@ -403,8 +404,3 @@ class _RegisterLoop(_Loop):
         renamed = [] if step.same_as(self.variable) else [(self.variable, step)]
         used = [use_versions(substitute(self.transformer.rewrite(u), renamed), versions) for u in self.uses()]
         return self.wrap(_sequence([*loads, *used]))
-
-
-def _as(expr: Expr, like: Expr) -> Expr:
-    dtype = str(like.ty.dtype)
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)

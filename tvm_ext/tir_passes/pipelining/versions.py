@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, TensorLoad, structural_map, tirx
+from tvm_ext.ir.build_ir import cast_to
 
 from .loops import (
     ACCESS_PTR,
@@ -45,6 +46,11 @@ def version_elements(buffer: Buffer) -> int:
         return size
     granule = SHARED_GRANULE_BYTES // bytes_per_element(str(buffer.ty.dtype))
     return -(-size // granule) * granule
+
+
+def version_bytes(buffer: Buffer) -> int:
+    """`version_elements` in bytes."""
+    return version_elements(buffer) * bytes_per_element(str(buffer.ty.dtype))
 
 
 def with_versions(buffer: Buffer, count: int, scope: str | None = None) -> Versioned:
@@ -108,7 +114,7 @@ def _moved(index: Expr, item: tuple[Versioned, Expr], elements: int = 1) -> Expr
     step = tirx.IntImm(dtype, versioned.size // elements)
     if integer(slot) is not None:
         return index + tirx.IntImm(dtype, (integer(slot) or 0) * (versioned.size // elements))
-    return index + (slot if str(slot.ty.dtype) == dtype else tirx.Cast(dtype, slot)) * step
+    return index + cast_to(slot, dtype) * step
 
 
 def _elements_of_fragment(call: Any, versioned: Versioned) -> int:

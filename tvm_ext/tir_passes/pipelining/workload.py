@@ -7,11 +7,11 @@ from dataclasses import replace
 from tvm_ext.cost.pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_unit, shared_bytes
 from tvm_ext.devices.hal import DeviceSpec
 
-from .count_statements import Counts, extent_of, tile_bytes
+from .count_statements import Counts, extent_of
 from .detect import Group
 from .function import Function
-from .loops import bytes_per_element, is_shared
-from .versions import version_elements
+from .loops import buffer_bytes, is_shared
+from .versions import version_bytes
 
 
 def workload_of(function: Function, group: Group, device: DeviceSpec) -> PipelineWorkload:
@@ -29,12 +29,12 @@ def workload_of(function: Function, group: Group, device: DeviceSpec) -> Pipelin
     """
     counts = Counts(function, group, device)
     staged = [item.buffer for item in counts.tiles]
-    stage = sum(version_elements(b) * bytes_per_element(str(b.ty.dtype)) for b in staged)
-    shared = sum(tile_bytes(s.buffer) for s in function.allocations_beside(group.loop) if is_shared(s.buffer))
+    stage = sum(version_bytes(b) for b in staged)
+    shared = sum(buffer_bytes(s.buffer) for s in function.allocations_beside(group.loop) if is_shared(s.buffer))
     workload = PipelineWorkload(
         blocks=counts.blocks,
         warps_per_block=counts.warps,
-        other_shared_bytes=shared - sum(map(tile_bytes, staged)),
+        other_shared_bytes=shared - sum(map(buffer_bytes, staged)),
         stage_bytes=stage,
         registers_per_thread=counts.registers,
         register_stage_registers=sum(counts.registers_of(item.buffer) for item in group.registers),

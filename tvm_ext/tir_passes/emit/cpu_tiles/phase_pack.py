@@ -22,6 +22,7 @@ from tvm_ext.ir.build_ir import (
     Stmt,
     allocate,
     as_index,
+    cast_to,
     index,
     loop,
     new_buffer,
@@ -59,7 +60,7 @@ class PhasePack:
         )
         tap = _value(taps, named)
         phase, shift = tirx.floormod(tap, index(self.stride)), tirx.floordiv(tap, index(self.stride))
-        return [*at, phase, _wide(named[self.vector_axis]) + shift]
+        return [*at, phase, cast_to(named[self.vector_axis], INDEX_DTYPE) + shift]
 
     def copy(self, stage: Stage, kind: Any) -> Stmt:
         """Statements that allocate and fill the copy, its rows in an outer loop of ``kind``."""
@@ -125,9 +126,5 @@ def _copied_as(dim: LinearIndex) -> LinearIndex:
 def _value(dim: LinearIndex, named: dict[str, Any]) -> Expr:
     value: Expr = index(dim.constant)
     for name, coefficient in dim.terms:
-        value = value + _wide(named[name]) * index(coefficient)
+        value = value + cast_to(named[name], INDEX_DTYPE) * index(coefficient)
     return value
-
-
-def _wide(variable: Any) -> Expr:
-    return variable if str(variable.ty.dtype) == INDEX_DTYPE else tirx.Cast(INDEX_DTYPE, variable)

@@ -43,7 +43,7 @@ from tvm_ext.ir.simt_ir import bind, gpu_buffer
 from ..cpu_rows.emit import is_in
 from .combine import add_initial, allreduce, meet, neutral, starts_neutral
 from .form import RowForm
-from .lanes import Table, distinct, evaluate, fetch, is_vector, store_lanes, vector_loop, vector_units
+from .lanes import Table, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
 from .plan import RowPlan, passes
 
 UNROLLED_ITEMS = 32  # items whose loop is written out although nothing is held: windows
@@ -210,7 +210,7 @@ class _RowKernel:
             ]
         result = self._registers(lanes.width, dtype_of(stage.target), "y")
         return [
-            self._once_a_row(*store_lanes(stage, lanes, lambda lane: load(value, [lane]), self._grid_table, result))
+            self._once_a_row(*store_values(stage, lanes, lambda lane: load(value, [lane]), self._grid_table, result))
         ]
 
     def _store_partial(self, value: Any) -> Stmt:
@@ -328,7 +328,7 @@ class _RowKernel:
             def element(lane: Expr) -> Expr:
                 return value(stage, lane) if row is None else load(row, [offset + lane])
 
-            statements += store_lanes(stage, lanes, element, at, result)
+            statements += store_values(stage, lanes, element, at, result)
         return statements
 
     def _accumulate(self, stage: Stage, part: Any, value: Callable[[Stage, Expr], Expr]) -> Stmt:

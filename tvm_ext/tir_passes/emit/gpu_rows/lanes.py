@@ -17,7 +17,7 @@ from typing import Any
 from tvm_ext._tvm import IF_THEN_ELSE, Call, TensorLoad, structural_equal, structural_map, structural_mutate, tirx
 from tvm_ext.analysis.stage_exprs import itemsize_bytes, linear_form
 from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, substitute
-from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, store
+from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, Expr, Stmt, cast_to, index, load, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
 from .form import Address, RowForm, accesses, address_of
@@ -230,7 +230,7 @@ def evaluate(
 
     def own(item: Any) -> Expr:
         local = internal(item)
-        return item if local is None else _cast(dtype_of(item), local)
+        return item if local is None else cast_to(local, dtype_of(item))
 
     def visit(unit: Any) -> Any:
         for other, register in fetched:
@@ -253,7 +253,7 @@ def _without_round_trips(value: Expr) -> Expr:
     return structural_map(value, (tirx.Cast, peel))
 
 
-def store_lanes(stage: Stage, lanes: Lanes, values: Callable[[Expr], Expr], at: Table, result: Any) -> list[Stmt]:
+def store_values(stage: Stage, lanes: Lanes, values: Callable[[Expr], Expr], at: Table, result: Any) -> list[Stmt]:
     """Store ``values(lane)`` to the stage's target, through the registers ``result`` where it is a vector."""
     dtype = dtype_of(stage.target)
 
@@ -266,10 +266,10 @@ def store_lanes(stage: Stage, lanes: Lanes, values: Callable[[Expr], Expr], at: 
                 lanes.width,
                 UNROLLED,
                 "lane",
-                lambda lane: store(stage.target, _cast(dtype, values(lane)), target(lane)),
+                lambda lane: store(stage.target, cast_to(values(lane), dtype), target(lane)),
             )
         ]
-    compute = loop(lanes.width, UNROLLED, "lane", lambda lane: store(result, _cast(dtype, values(lane)), [lane]))
+    compute = loop(lanes.width, UNROLLED, "lane", lambda lane: store(result, cast_to(values(lane), dtype), [lane]))
     write = vector_loop(dtype, lanes.width, lambda lane: store(stage.target, load(result, [lane]), target(lane)))
     return [compute, write]
 
@@ -304,19 +304,19 @@ def widened(value: Expr) -> Expr:
         return (
             inner
             if is_half and dtype_of(inner) == "float32"
-            else _cast("float32" if is_half else dtype_of(value), inner)
+            else cast_to(inner, "float32" if is_half else dtype_of(value))
         )
     if kind == "Select":
         return tirx.Select(widened(value.condition), widened(value.true_value), widened(value.false_value))
     if kind == "FloatImm" and is_half:
         return tirx.const(float(value.value), "float32")
     if kind == "Call" and value.op.same_as(IF_THEN_ELSE):
-        return _cast("float32", value) if is_half else value
+        return cast_to(value, "float32") if is_half else value
     if kind == "Call" and is_half and all(dtype_of(a) in (*HALF_TYPES, "float32") for a in value.args):
         return Call(value.op, [widened(a) for a in value.args], ret_ty=tirx.const(0.0, "float32").ty)
     if kind == "Call" and all(hasattr(a, "ty") for a in value.args):
         return Call(value.op, [widened(a) if dtype_of(a) == "float32" else a for a in value.args], ret_ty=value.ty)
-    return _cast("float32", value) if is_half else value
+    return cast_to(value, "float32") if is_half else value
 
 
 def _addend(value: Expr) -> Expr:
@@ -325,8 +325,4 @@ def _addend(value: Expr) -> Expr:
     if not isinstance(value, tirx.Add):
         return wide
     rounded = tirx.Var("rounded", value.ty)  # TVM takes a cast of a cast for one
-    return tirx.Let(rounded, _cast(dtype_of(value), wide), _cast("float32", rounded))
-
-
-def _cast(dtype: str, value: Expr) -> Expr:
-    return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+    return tirx.Let(rounded, cast_to(wide, dtype_of(value)), cast_to(rounded, "float32"))

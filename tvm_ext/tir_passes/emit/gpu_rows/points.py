@@ -26,7 +26,7 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
 
 from .form import RowForm
-from .lanes import MAX_LANES, Lanes, distinct, evaluate, fetch, find_lanes, is_vector, store_lanes, vector_units
+from .lanes import MAX_LANES, Lanes, distinct, evaluate, fetch, find_lanes, is_vector, store_values, vector_units
 from .plan import BLOCK_THREADS, BLOCKS_PER_UNIT, OTHER_REGISTERS
 from .turn import emit_turned
 
@@ -161,7 +161,7 @@ def _store_item(points: _Points, fetched: Sequence[tuple[Any, Any]], result: Any
         registers = [(unit, load(buffer, [item * index(width) + lane])) for unit, buffer in fetched]
         return evaluate(stage.value, registers, lambda _: None, points.table(chunk, lane))
 
-    body = sequence(*store_lanes(stage, points.lanes, value, lambda lane: points.table(chunk, lane), result))
+    body = sequence(*store_values(stage, points.lanes, value, lambda lane: points.table(chunk, lane), result))
     return _guarded(points, chunk, body, _tail(points) if points.tail else None)
 
 

@@ -16,7 +16,7 @@ from tvm_ext._tvm import TensorLoad, tirx
 from tvm_ext.analysis.stage_exprs import itemsize_bytes
 from tvm_ext.analysis.stages import Stage, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, cast_to, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
 
 from .form import RowForm, address_of
@@ -170,8 +170,7 @@ def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
         element = tiles.element(at, row, x)
         registers = [(unit, load(tile, [x, row])) for unit, tile in tiles.units]
         value = evaluate(tiles.stage.value, registers, lambda _: None, element.table)
-        dtype = dtype_of(tiles.stage.target)
-        value = value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+        value = cast_to(value, dtype_of(tiles.stage.target))
         return element.guarded(
             store(tiles.stage.target, value, [substitute(item, element.table) for item in tiles.stage.indices])
         )

@@ -14,7 +14,7 @@ from tvm_ext.analysis.stage_rewrites import inline
 from tvm_ext.analysis.stages import Stage, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, as_index, index, split_index
+from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, as_index, cast_to, index, split_index
 from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
 from ...roller.gemm_form import GemmForm
@@ -171,7 +171,7 @@ def _flat(whole: Stage, params: Sequence[Any]) -> tuple[Stage, Access] | None:
     address: Expr = index(0)
     step = 1
     for size, item in zip(reversed(static_shape(value.source)), reversed(list(value.indices)), strict=True):
-        address = address + as_int64(item) * index(step)
+        address = address + cast_to(item, INDEX_DTYPE) * index(step)
         step *= size
     analyzer = Analyzer()
     for variable, extent in zip(whole.variables, whole.extents, strict=True):
@@ -180,10 +180,6 @@ def _flat(whole: Stage, params: Sequence[Any]) -> tuple[Stage, Access] | None:
     flat = dataclasses.replace(whole, value=tirx.BufferLoad(value.source, indices))
     access = access_of(value.source, indices, whole)
     return None if any(item is None for item in access.indices) else (flat, access)
-
-
-def as_int64(item: Expr) -> Expr:
-    return item if dtype_of(item) == INDEX_DTYPE else tirx.Cast(INDEX_DTYPE, item)
 
 
 def _merge_runs(lines: Digits, depth: Digits, whole: Stage, run: Access) -> tuple[Digits, Digits, Stage]:

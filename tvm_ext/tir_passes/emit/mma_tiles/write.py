@@ -22,6 +22,7 @@ from tvm_ext.ir.build_ir import (
     Stmt,
     allocate,
     as_index,
+    cast_to,
     index,
     load,
     loop,
@@ -97,7 +98,7 @@ def output_destination(
     def write(batch: Expr, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Stmt:
         table = [*groups[0].at(batch), *groups[1].at(row), *groups[2].at(column, lane)]
         position = [substitute(i, table) for i in stage.indices]
-        result = element if dtype_of(element) == own else tirx.Cast(own, element)
+        result = cast_to(element, own)
         if not epilogue:
             return store(stage.target, result, position)
         return sequence(*(_consume(consumer, stage, result, position) for consumer in epilogue))
