@@ -10,7 +10,6 @@ Exits with 1 where one failed. Their ONNX files, about 1.5 GB of them, are kept 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tvm_ext import options
@@ -27,12 +25,12 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import OptionError
 from tvm_ext.support.files import write_atomically
 
+from ..commands import Jobs, Output, console
 from .networks import NETWORKS, network, require_packages
 from .record import CPU, EXPORTERS, ExportResult
 from .runs import Run, run_all
 
 app = typer.Typer(add_completion=False)
-console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 @app.command()
@@ -40,11 +38,11 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="NETWORK...", help="All of them if left out.")] = None,
     exporter: Annotated[list[str] | None, typer.Option(help="dynamo, torchscript; both if left out.")] = None,
     device: Annotated[list[str] | None, typer.Option(help="Rows to build for; this CPU if left out.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Networks at a time.")] = 1,
+    jobs: Jobs = 1,
     limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds for one export, and for one build and run.")] = 300.0,
     seed: Annotated[int, typer.Option(help="Of the weights and inputs.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Folder of the ONNX files, instead of the cache's.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write the results as JSON.")] = None,
+    output: Output = None,
 ) -> None:
     """Export networks from randomly initialised torch modules, build each and compare it with ONNX Runtime."""
     folder = keep or options.cache_directory() / "exported"

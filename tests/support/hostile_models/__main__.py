@@ -13,38 +13,35 @@ import fnmatch
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tvm_ext.bench.environment import current_environment
-from tvm_ext.support.files import write_atomically
 
 from ..case_workers import run_trials
+from ..commands import First, Jobs, Output, Seed, console, write
 from .check import LIMIT_S, TRIAL, build_and_run
 from .draw import draw_case
 from .made import made_cases
 from .record import HostileCase, HostileResult, counts
 
 app = typer.Typer(add_completion=False)
-console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 @app.command()
 def main(
     count: Annotated[int, typer.Option(min=0, help="How many mutated models to draw.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same models.")] = 0,
-    first: Annotated[int, typer.Option(min=0, help="Number of the first mutated model.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Models at once.")] = 1,
+    seed: Seed = 0,
+    first: First = 0,
+    jobs: Jobs = 1,
     made: Annotated[str, typer.Option(help="Which hand-made models: a pattern of names; '' for none.")] = "*",
     mutated: Annotated[int | None, typer.Option(min=0, help="Only this mutated model, here, and its error.")] = None,
     save: Annotated[Path | None, typer.Option(help="Where to write the models that are failures.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write counts and failures as JSON.")] = None,
+    output: Output = None,
 ) -> None:
     """Import, build and run hostile models; each runs, or is refused by an error of this package."""
     if mutated is not None:
@@ -58,15 +55,18 @@ def main(
         results.append(result)
         _show(result, data.pop(result.name), save)
     console.print(json.dumps(counts(results), indent=2), markup=False)
-    if output is not None:
-        document = {
-            "environment": asdict(current_environment()),
-            "seed": seed,
-            "counts": counts(results),
-            "failures": [asdict(result) for result in results if result.failed],
-        }
-        write_atomically(output, json.dumps(document, indent=2).encode())
+    write(output, lambda: _document(results, seed))
     raise typer.Exit(1 if any(result.failed for result in results) else 0)
+
+
+def _document(results: list[HostileResult], seed: int) -> str:
+    record = {
+        "environment": asdict(current_environment()),
+        "seed": seed,
+        "counts": counts(results),
+        "failures": [asdict(result) for result in results if result.failed],
+    }
+    return json.dumps(record, indent=2)
 
 
 def _noted(cases: Iterable[HostileCase], data: dict[str, bytes]) -> Iterable[HostileCase]:

@@ -10,34 +10,31 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tvm_ext.bench.environment import current_environment
-from tvm_ext.support.files import write_atomically
 
 from ..case_workers import run_trials
+from ..commands import Jobs, LimitS, Output, console, write
 from .cases import all_cases
 from .check import TRIAL
 from .record import TypeResult
 
 app = typer.Typer(add_completion=False)
-console = Console(width=None if sys.stdout.isatty() else 240)
 
 
 @app.command()
 def main(
     match: Annotated[str, typer.Option(help="A regular expression that the cases' names contain.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds that one case may take.")] = 60.0,
+    jobs: Jobs = 1,
+    limit_s: LimitS = 60.0,
     refusals: Annotated[bool, typer.Option(help="Print refusals too.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Where to write counts, refusals and failures as JSON.")] = None,
+    output: Output = None,
     log: Annotated[Path | None, typer.Option(help="A file to append each result to as it comes.")] = None,
 ) -> None:
     """Try every operator with every type, and compare with ONNX Runtime or ONNX's reference."""
@@ -52,8 +49,7 @@ def main(
             console.print(f"{result.name}: {result.outcome}: {result.problem}", markup=False)
     counts = Counter(result.outcome for result in results)
     console.print(f"{len(results)} cases: {dict(sorted(counts.items()))}", markup=False)
-    if output is not None:
-        write_atomically(output, _document(results).encode())
+    write(output, lambda: _document(results))
     raise typer.Exit(1 if any(result.failed for result in results) else 0)
 
 

@@ -100,17 +100,17 @@ def error_on_llvm(item: Pipelined, seed: int = 0) -> float:
     """
     inputs = item.kernel.inputs(item.function, seed)
     (output,) = run_threads_as_loops(item.function, inputs)
-    return relative_error(output, item.kernel.reference(*inputs))
+    return largest_error(output, item.kernel.reference(*inputs))
 
 
 def error_on_opencl(item: Pipelined, seed: int = 0) -> float:
     """The error of the kernel's OpenCL on the CPU; raises UnsupportedEnvironmentError without a driver."""
     inputs = item.kernel.inputs(item.function, seed)
     (output,) = run_opencl(item.function, list(inputs))
-    return relative_error(output, item.kernel.reference(*inputs))
+    return largest_error(output, item.kernel.reference(*inputs))
 
 
-def relative_error(output: Array, expected: Array) -> float:
+def largest_error(output: Array, expected: Array) -> float:
     """The largest difference over the largest expected value; infinite where anything is NaN."""
     difference = np.abs(output.astype(np.float64).reshape(expected.shape) - expected).max()
     scale = float(np.abs(expected).max()) or 1.0

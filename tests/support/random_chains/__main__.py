@@ -9,18 +9,14 @@ Exits with 1 where a chain failed. A run with ``--results`` that was stopped goe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from tvm_ext.support.files import write_atomically
 
 from ..case_workers import run_trials
+from ..commands import Count, Devices, First, Jobs, LimitS, OneCase, Output, Seed, console, watched, write
 from ..random_operators.opencl import in_turn
 from . import summary
 from .check import TRIAL, ChainResult, attempt, run_chain
@@ -28,19 +24,18 @@ from .draw import draw_case
 from .record import ChainCase
 
 app = typer.Typer(add_completion=False)
-console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 @app.command()
 def main(
-    count: Annotated[int, typer.Option(min=1, help="How many chains to draw.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same chains.")] = 0,
-    first: Annotated[int, typer.Option(min=0, help="Number of the first chain.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="Seconds that one chain may take.")] = 60.0,
-    case: Annotated[int | None, typer.Option(min=0, help="Run only this chain, here, and show its kernels.")] = None,
-    device: Annotated[list[str] | None, typer.Option(help="Rows to build for in turn; a GPU's run in OpenCL.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write counts and failures as JSON.")] = None,
+    count: Count = 1000,
+    seed: Seed = 0,
+    first: First = 0,
+    jobs: Jobs = 1,
+    limit_s: LimitS = 60.0,
+    case: OneCase = None,
+    device: Devices = None,
+    output: Output = None,
     results: Annotated[
         Path | None, typer.Option(help="Each result as it comes; what is there is not run again.")
     ] = None,
@@ -58,26 +53,20 @@ def main(
     console.print(summary.table(done))
     for reason, indices in summary.refusals(done).items():
         console.print(f"refused {len(indices)} times, first by chain {indices[0]}: {reason}", markup=False)
-    if output is not None:
-        write_atomically(output, summary.document(done, seed, devices).encode())
-        console.print(f"written: {output}")
+    write(output, lambda: summary.document(done, seed, devices))
     raise typer.Exit(1 if any(result.failed for result in done.values()) else 0)
 
 
 def _run_all(
     cases: Iterable[ChainCase], count: int, jobs: int, limit_s: float, kept: Path | None
 ) -> dict[int, ChainResult]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     results = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("chains", total=count)
-        for result in run_trials(cases, TRIAL, jobs=jobs, limit_s=limit_s):
-            results[result.index] = result
-            progress.advance(task)
-            if kept is not None:
-                summary.append_result(kept, result)
-            if result.failed:
-                console.print(f"chain {result.index} {result.outcome}: {result.problem}", markup=False)
+    for result in watched(run_trials(cases, TRIAL, jobs=jobs, limit_s=limit_s), count, "chains"):
+        results[result.index] = result
+        if kept is not None:
+            summary.append_result(kept, result)
+        if result.failed:
+            console.print(f"chain {result.index} {result.outcome}: {result.problem}", markup=False)
     return results
 
 

@@ -92,7 +92,7 @@ def tolerance(case: OperatorCase, out_dtype: str) -> float:
     return UNIT_ROUNDOFF[coarsest] * (a * math.sqrt(case.reduction_size) + b)
 
 
-def relative_error(actual: Array, expected: Array, typical_magnitude: float) -> float:
+def scaled_error(actual: Array, expected: Array, typical_magnitude: float) -> float:
     """||actual - expected|| / ||expected||, the latter at least that of values of a tenth of the typical magnitude."""
     if actual.shape != expected.shape:
         return math.inf
@@ -226,7 +226,7 @@ def compare(case: OperatorCase, outputs: Sequence[Array]) -> list[tuple[float, f
     errors = []
     for position, (actual, wanted) in enumerate(zip(outputs, expected, strict=True)):
         allowed = tolerance(case, str(actual.dtype))
-        error = relative_error(actual, wanted, case.typical_magnitude)
+        error = scaled_error(actual, wanted, case.typical_magnitude)
         if not error <= allowed:
             raise WrongResultError(_difference(position, actual, wanted, error, allowed))
         errors.append((error, allowed))

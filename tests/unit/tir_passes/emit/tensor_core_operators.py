@@ -222,10 +222,6 @@ def interpret(made: Any, inputs: dict[str, Array], device: str, *, blocks: Any =
     return report
 
 
-def relative_error(got: Array, wanted: Array) -> float:
-    return float(np.linalg.norm(got.astype(np.float64) - wanted) / np.linalg.norm(wanted))
-
-
 def cuda_source(made: Any, arch: str) -> str:
     built = tvm.compile(tvm.IRModule({"main": made}), target=tvm.target.Target({"kind": "cuda", "arch": arch}))
     return str(built.mod.imports[0].inspect_source())

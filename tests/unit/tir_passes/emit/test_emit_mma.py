@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.compilers import needs_nvcc
+from tests.unit.kernels import relative_error
 from tests.unit.tir_passes.emit.tensor_core_operators import (
     Conv,
     cast_matmul,
@@ -26,7 +27,6 @@ from tests.unit.tir_passes.emit.tensor_core_operators import (
     parts_of,
     programs_of,
     random_inputs,
-    relative_error,
 )
 from tvm_ext.devices import device_db
 from tvm_ext.errors import IllegalRewrite

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.pipelining.check import Pipelined, relative_error, tolerance
+from tests.support.pipelining.check import Pipelined, largest_error, tolerance
 from tests.support.simt.mutate import Mutant
 from tests.unit.verify.simt import scalar_translate
 from tests.unit.verify.simt.scalar_threads import Kernel, execute
@@ -115,7 +115,7 @@ class Judge:
         return tuple(finding.kind for finding in run.findings), wrong
 
     def _is_right(self, output: np.ndarray) -> bool:
-        return relative_error(output, self._expected) <= tolerance(self.item)
+        return largest_error(output, self._expected) <= tolerance(self.item)
 
     def judge(self, mutants: Iterator[Mutant], make: Callable[[Any], Any] = lambda function: function) -> list[Judged]:
         """All ``mutants``; ``make`` makes a kernel of what was mutated (lowers primitives)."""
