@@ -13,6 +13,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.errors import OptionError
 from tvm_ext.options import cache_directory, kernel_cache_directory
@@ -27,13 +28,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fil
 
 
 def build(folder: Path | str) -> Library:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(X.shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(relax.op.matmul(x, relax.const(W))))
-        builder.emit_func_output(result)
-    mod: tvm.IRModule = builder.finalize()
+    mod: tvm.IRModule = module_of([x], relax.op.nn.relu(relax.op.matmul(x, relax.const(W))))
     return relay.build(mod, kernel_cache=str(folder))
 
 

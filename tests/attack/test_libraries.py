@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.cli.doctor import examine
 from tvm_ext.errors import ExportError
@@ -21,14 +22,11 @@ X = np.random.default_rng(0).standard_normal((5, 7)).astype("float32")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(X.shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(relax.op.add(x, relax.const(X))))
-        builder.emit_func_output(result)
     path: Path = tmp_path_factory.mktemp("library") / "model.so"
-    relay.build(builder.finalize(), kernel_cache="off").export_library(path)
+    relay.build(module_of([x], relax.op.nn.relu(relax.op.add(x, relax.const(X)))), kernel_cache="off").export_library(
+        path
+    )
     return path
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.support.small_modules import inputs_of
 from tvm_ext import relay
 from tvm_ext._tvm import tensor
 from tvm_ext.runtime.graph_module import flatten_outputs
@@ -203,7 +204,7 @@ GRAPHS = (
 
 def _module(graph: Graph) -> Any:
     builder = relax.BlockBuilder()
-    variables = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(graph.shapes)]
+    variables = inputs_of(*graph.shapes)
     with builder.function("main", variables):
         with builder.dataflow():
             outputs = [builder.emit_output(expr) for expr in graph.build(builder.emit, *variables)]

@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, te
 
+from tests.support.small_modules import inputs_of, module_of
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -27,16 +28,11 @@ def cpu() -> DeviceSpec:
 
 def legalised(build: Any, *shapes: tuple[int, ...], dtype: str = "float32", fuse: bool = True) -> Any:
     """The single PrimFunc that stock TVM makes of ``build(*inputs)``."""
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(build(*inputs))
-        builder.emit_func_output(result)
+    inputs = inputs_of(*shapes, dtype=dtype)
     passes = [relax.transform.LegalizeOps()]
     if fuse:
         passes += [relax.transform.AnnotateTIROpPattern(), relax.transform.FuseOps(), relax.transform.FuseTIR()]
-    module = tvm.transform.Sequential(passes)(builder.get())
+    module = tvm.transform.Sequential(passes)(module_of(inputs, build(*inputs)))
     functions = [f for _, f in module.functions_items() if not isinstance(f, relax.Function)]
     assert len(functions) == 1
     return functions[0]

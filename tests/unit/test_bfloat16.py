@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 
 op = relax.op
@@ -59,14 +60,9 @@ CASES: dict[str, Case] = {
 def test_kernels_that_load_bfloat16_are_right(name: str) -> None:
     expression, reference = CASES[name]
     inputs = [relax.Var(letter, relax.TensorType((9, 37), "bfloat16")) for letter in "xy"]
-    builder = relax.BlockBuilder()
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(expression(*inputs) if name != "exp" else expression(inputs[0]))
-        builder.emit_func_output(result)
     random = np.random.default_rng(0)
     values = [random.standard_normal((9, 37)).astype(ml_dtypes.bfloat16) for _ in inputs]
-    library = relay.build(builder.get())
+    library = relay.build(module_of(inputs, expression(*inputs) if name != "exp" else expression(inputs[0])))
     actual = library.vm()["main"](*map(tvm.runtime.tensor, values)).numpy().astype("float64")
     arguments = [value.astype("float64") for value in values]
     expected = reference(*arguments) if name != "exp" else reference(arguments[0])
@@ -91,13 +87,8 @@ def test_functions_of_float32_are_rounded_to_bfloat16(function: Callable[[Any], 
 def test_the_largest_of_truth_values(dtype: str) -> None:
     """max over conditions as numbers: the converted condition is bound to a variable, as a vector."""
     x = relax.Var("x", relax.TensorType((4, 35), dtype))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            truth = builder.emit(op.astype(op.greater(x, relax.const(0.0, dtype)), dtype))
-            result = builder.emit_output(op.max(truth, axis=1))
-        builder.emit_func_output(result)
+    truth = op.astype(op.greater(x, relax.const(0.0, dtype)), dtype)
     value = np.random.default_rng(0).standard_normal((4, 35)).astype(dtype)
     value[1] = -1
-    actual = relay.build(builder.get()).vm()["main"](tvm.runtime.tensor(value)).numpy()
+    actual = relay.build(module_of([x], op.max(truth, axis=1))).vm()["main"](tvm.runtime.tensor(value)).numpy()
     np.testing.assert_array_equal(actual, (value > 0).max(1).astype(dtype))

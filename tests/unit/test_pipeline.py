@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from tests.support.small_modules import module_of
 from tvm_ext import pipeline
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
@@ -20,16 +21,11 @@ from tvm_ext.verify.threads_as_loops import is_thread_bound
 
 def small_module() -> tvm.IRModule:
     """relu(x @ transpose(w)) reshaped and added to itself; ``w`` is a constant."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((6, 8), "float32"))
     weight = relax.const(np.arange(80, dtype="float32").reshape(10, 8) / 40 - 1)
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            product = builder.emit(relax.op.matmul(x, builder.emit(relax.op.permute_dims(weight))))
-            flat = builder.emit(relax.op.reshape(builder.emit(relax.op.nn.relu(product)), (60,)))
-            result = builder.emit_output(relax.op.add(flat, flat))
-        builder.emit_func_output(result)
-    return builder.finalize()
+    product = relax.op.matmul(x, relax.op.permute_dims(weight))
+    flat = relax.op.reshape(relax.op.nn.relu(product), (60,))
+    return module_of([x], relax.op.add(flat, flat))
 
 
 def expected(x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import relay
 from tvm_ext.errors import InputError
 from tvm_ext.records.choice import OWN_PATHS
@@ -26,13 +27,8 @@ def normal(*shape: int) -> Array:
 
 
 def build(graph: Graph, *shapes: tuple[int, ...], dtype: str = "float32", **settings: Any) -> relay.Library:
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(graph(*inputs))
-        builder.emit_func_output(result)
-    return relay.build(builder.get(), "llvm", **settings)
+    inputs = inputs_of(*shapes, dtype=dtype)
+    return relay.build(module_of(inputs, graph(*inputs)), "llvm", **settings)
 
 
 def run(graph: Graph, *values: Array) -> Array:
@@ -294,15 +290,12 @@ THREADED = """
     import json, sys
     import numpy as np
     from tvm import relax
+    from tests.support.small_modules import inputs_of, module_of
     from tvm_ext import relay
     def build(num_threads):
-        builder = relax.BlockBuilder()
-        inputs = [relax.Var(f"x{i}", relax.TensorType((300, 300), "float32")) for i in range(2)]
-        with builder.function("main", inputs):
-            with builder.dataflow():
-                result = builder.emit_output(relax.op.nn.softmax(relax.op.matmul(*inputs)))
-            builder.emit_func_output(result)
-        return relay.build(builder.get(), "llvm", num_threads=num_threads)
+        inputs = inputs_of((300, 300), (300, 300))
+        module = module_of(inputs, relax.op.nn.softmax(relax.op.matmul(*inputs)))
+        return relay.build(module, "llvm", num_threads=num_threads)
     a, b = np.random.default_rng(0).standard_normal((2, 300, 300)).astype("float32") / 4
     powers = np.exp(a.astype("float64") @ b)
     right = powers / powers.sum(axis=1, keepdims=True)

@@ -24,6 +24,7 @@ from tvm import relax
 
 from tests.attack import libraries
 from tests.attack.interrupts import process_state
+from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import errors, relay
 from tvm_ext._tvm import tvm_ffi
 from tvm_ext.cli.common import Interrupts
@@ -41,14 +42,10 @@ MODEL = """
     import os, signal, sys
     import numpy as np
     from tvm import relax
+    from tests.support.small_modules import inputs_of, module_of
     from tvm_ext import relay
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType((40, 40), "float32")) for i in range(2)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(relax.op.matmul(*inputs)))
-        builder.emit_func_output(result)
-    mod = builder.get()
+    inputs = inputs_of((40, 40), (40, 40))
+    mod = module_of(inputs, relax.op.nn.relu(relax.op.matmul(*inputs)))
     def is_right(library):
         a, b = np.random.default_rng(5).standard_normal((2, 40, 40)).astype("float32")
         wanted = np.maximum(a.astype("float64") @ b, 0)
@@ -57,13 +54,8 @@ MODEL = """
 
 
 def module() -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType((40, 40), "float32")) for i in range(2)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(relax.op.matmul(*inputs)))
-        builder.emit_func_output(result)
-    return builder.get()
+    inputs = inputs_of((40, 40), (40, 40))
+    return module_of(inputs, relax.op.nn.relu(relax.op.matmul(*inputs)))
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -176,13 +168,8 @@ def test_ctrl_c_does_not_wait_for_code_generation(tmp_path: Path, monkeypatch: p
 
 def chain() -> tvm.IRModule:
     """Two kernels, so that threads compile them."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((40, 40), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.sum(builder.emit(relax.op.matmul(x, x)), axis=[1]))
-        builder.emit_func_output(result)
-    return builder.get()
+    return module_of([x], relax.op.sum(relax.op.matmul(x, x), axis=[1]))
 
 
 @pytest.fixture

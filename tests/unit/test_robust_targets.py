@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import relay
 from tvm_ext.devices import device_db
 from tvm_ext.devices.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
@@ -50,22 +51,17 @@ OPERATORS: dict[str, tuple[Graph, tuple[tuple[int, ...], ...]]] = {
 NAMES = tuple(OPERATORS)
 
 
-def module_of(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
+def operator_module(name: str) -> tuple[tvm.IRModule, list[np.ndarray]]:
     """The operator's module, and values of its inputs."""
     graph, shapes = OPERATORS[name]
     rng = np.random.default_rng(len(name))
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(graph(*inputs))
-        builder.emit_func_output(result)
-    return builder.get(), [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    inputs = inputs_of(*shapes)
+    return module_of(inputs, graph(*inputs)), [rng.standard_normal(shape).astype("float32") for shape in shapes]
 
 
 def build(name: str, target: Any, **settings: Any) -> tuple[relay.Library, np.ndarray, list[np.ndarray]]:
     """The operator with its last of several inputs constant; its library, its input, and all values."""
-    mod, values = module_of(name)
+    mod, values = operator_module(name)
     params = {"x1": values[1]} if len(values) > 1 else {}
     return relay.build(mod, target, params=params, **settings), values[0], values
 
@@ -87,7 +83,7 @@ def llvm_module(mod: tvm.IRModule, params: dict[str, np.ndarray], target: Any, *
 
 def code(name: str, target: Any, **settings: Any) -> Any:
     """`llvm_module` of an operator with its last of several inputs constant."""
-    mod, values = module_of(name)
+    mod, values = operator_module(name)
     return llvm_module(mod, {"x1": values[1]} if len(values) > 1 else {}, target, **settings)
 
 
@@ -125,7 +121,7 @@ def vectors_on_stack(text: str, loop: list[str]) -> list[str]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 def expected(name: str) -> np.ndarray:
     """Stock TVM's result, whose loops are unscheduled."""
-    mod, values = module_of(name)
+    mod, values = operator_module(name)
     output = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())["main"](*values)
     return np.asarray(output.numpy(), "float64")
 
@@ -202,13 +198,8 @@ def test_a_kernel_for_one_core_starts_no_threads(name: str) -> None:
 def test_several_cores_do_start_threads() -> None:
     """What the test above looks for is there, in a kernel large enough to be divided."""
     graph, _ = OPERATORS["matmul"]
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType((512, 512), "float32")) for i in range(2)]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            result = builder.emit_output(graph(*inputs))
-        builder.emit_func_output(result)
-    assert "ParallelLaunch" in str(llvm_module(builder.get(), {}, AVX2).inspect_source("asm"))
+    inputs = inputs_of((512, 512), (512, 512))
+    assert "ParallelLaunch" in str(llvm_module(module_of(inputs, graph(*inputs)), {}, AVX2).inspect_source("asm"))
 
 
 # --- another architecture ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext._tvm import assert_structural_equal
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError, TvmExtError
@@ -23,13 +24,8 @@ op = relax.op
 
 def module(build: Callable[..., Any], *inputs: np.ndarray[Any, Any]) -> tvm.IRModule:
     """``main`` with a parameter x0, x1, ... like each of ``inputs``."""
-    builder = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(inputs)]
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(build(*params))
-        builder.emit_func_output(result)
-    return builder.get()
+    return module_of(params, build(*params))
 
 
 def array(values: Any, dtype: str = "int64") -> np.ndarray[Any, Any]:

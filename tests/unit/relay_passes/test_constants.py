@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tests.unit.kernels import cpu
 from tvm_ext._tvm import Constant
 from tvm_ext.options import BuildOptions
@@ -18,17 +19,12 @@ from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 
 def two_layers(second_weight_is_constant: bool, rng: np.random.Generator) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 32), "float32"))
     v = relax.Var("v", relax.TensorType((32, 32), "float32"))
     first = relax.const(rng.standard_normal((32, 32)).astype("f4"))
     second = relax.const(rng.standard_normal((32, 32)).astype("f4")) if second_weight_is_constant else v
-    with builder.function("main", [x, v]):
-        with builder.dataflow():
-            hidden = builder.emit(relax.op.matmul(x, first))
-            result = builder.emit_output(relax.op.matmul(hidden, second))
-        builder.emit_func_output(result)
-    return relax.transform.LegalizeOps()(builder.get())
+    hidden = relax.op.matmul(x, first)
+    return relax.transform.LegalizeOps()(module_of([x, v], relax.op.matmul(hidden, second)))
 
 
 def test_a_weight_that_is_constant_at_every_call_is_marked(rng, immutable_modules):

@@ -9,6 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 
@@ -17,15 +18,10 @@ Array = np.ndarray[Any, Any]
 
 def _module(shape: tuple[int, ...], weight: Array | None, dtype: str = "float32", **attrs: Any) -> tvm.IRModule:
     """The operator alone, of type ``dtype``; ``weight`` None leaves the kernel a parameter of shape (C, 4, 3, 3)."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, dtype))
     given = [] if weight is not None else [relax.Var("w", relax.TensorType((shape[1], 4, 3, 3), dtype))]
-    with builder.function("main", [x, *given]):
-        with builder.dataflow():
-            kernel = given[0] if given else relax.const(weight, dtype)
-            result = builder.emit_output(builder.emit(relax.op.nn.conv2d_transpose(x, kernel, **attrs)))
-        builder.emit_func_output(result)
-    return builder.get()
+    kernel = given[0] if given else relax.const(weight, dtype)
+    return module_of([x, *given], relax.op.nn.conv2d_transpose(x, kernel, **attrs))
 
 
 def _expected(

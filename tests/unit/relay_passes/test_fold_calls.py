@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext._tvm import Constant
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
@@ -24,12 +25,7 @@ def constant(array: Array) -> Any:
 
 
 def module(make: Callable[..., Any], *arrays: Array) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    with builder.function("main", []):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(make(*map(constant, arrays))))
-        builder.emit_func_output(result)
-    return builder.get()
+    return module_of([], make(*map(constant, arrays)))
 
 
 def values_in(mod: tvm.IRModule) -> list[Array]:
@@ -206,13 +202,8 @@ def test_running_sums(rng: np.random.Generator) -> None:
 
 def test_shapes_of_variables_are_known() -> None:
     x = relax.Var("x", relax.TensorType((2, 7), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            shape = builder.emit(op.shape_to_tensor(builder.emit(op.shape_of(x))))
-            result = builder.emit_output(op.take(shape, constant(np.array([1])), axis=0, mode="fast"))
-        builder.emit_func_output(result)
-    (value,) = values_in(FoldCalls()(builder.get()))
+    shape = op.shape_to_tensor(op.shape_of(x))
+    (value,) = values_in(FoldCalls()(module_of([x], op.take(shape, constant(np.array([1])), axis=0, mode="fast"))))
     assert value.dtype == np.int64
     assert list(value) == [7]
 

@@ -6,6 +6,7 @@ import numpy as np
 import tvm
 from onnx import TensorProto, helper
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext._tvm import assert_structural_equal, relax
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
@@ -16,13 +17,8 @@ def legalised(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def test_a_chain_becomes_one_function(immutable_modules):
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 3), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.exp(builder.emit(relax.op.nn.relu(x))))
-        builder.emit_func_output(result)
-    mod = legalised(builder.get())
+    mod = legalised(module_of([x], relax.op.exp(relax.op.nn.relu(x))))
     expected = tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(mod)
     assert_structural_equal(FuseOperators()(mod), expected)
     assert len(expected.get_global_vars()) == 2

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax, topi
 
+from tests.support.small_modules import inputs_of
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
 from tvm_ext.devices.device_db import lookup
@@ -31,7 +32,7 @@ def weight(*shape: int) -> Any:
 def module(graph: Graph, *shapes: Shape, dtype: str = "float32") -> tvm.IRModule:
     """A module whose main(x0, x1, ...) returns what ``graph`` emits (one result, or a tuple of several)."""
     builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
+    inputs = inputs_of(*shapes, dtype=dtype)
     with builder.function("main", inputs):
         with builder.dataflow():
             made = graph(builder, inputs)

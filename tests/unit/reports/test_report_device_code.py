@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext import relay
 from tvm_ext.records.build_profile import DeviceCode
@@ -22,13 +23,8 @@ from tvm_ext.toolchains import cuda_export
 
 
 def product() -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((32, 16), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.matmul(x, relax.const(np.ones((16, 48), "float32"))))
-        builder.emit_func_output(y)
-    return builder.get()
+    return module_of([x], relax.op.matmul(x, relax.const(np.ones((16, 48), "float32"))))
 
 
 def forms_of(report: BuildReport) -> tuple[str, ...]:

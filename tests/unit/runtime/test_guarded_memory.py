@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import pipeline, relay
 from tvm_ext._tvm import BufferStore, PrimFunc, Var, copy_module, module_pass, structural_map, tirx
 from tvm_ext.errors import MemoryGuardError, OptionError
@@ -147,16 +148,11 @@ def test_an_unwritten_element_of_a_workspace_is_poison() -> None:
 
 # --- whole models -------------------------------------------------------------------------------------------------
 def small_model() -> Any:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 4, 9, 9), "float32"))
     weight = relax.const(np.linspace(-1, 1, 7 * 4 * 9, dtype="float32").reshape(7, 4, 3, 3))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1)))
-            y = builder.emit(relax.op.nn.softmax(relax.op.reshape(y, (7, 81))))
-            result = builder.emit_output(relax.op.matmul(y, relax.op.permute_dims(y)))
-        builder.emit_func_output(result)
-    return builder.get()
+    y = relax.op.nn.relu(relax.op.nn.conv2d(x, weight, padding=1))
+    y = relax.op.nn.softmax(relax.op.reshape(y, (7, 81)))
+    return module_of([x], relax.op.matmul(y, relax.op.permute_dims(y)))
 
 
 @pytest.mark.parametrize("roller", [True, False])

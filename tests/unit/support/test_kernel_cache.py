@@ -17,6 +17,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.errors import ExportError
 from tvm_ext.options import BuildOptions, kernel_cache_directory
@@ -36,15 +37,10 @@ KEY = "ab" + "0" * 62
 
 def model(width: int = 29) -> tvm.IRModule:
     """relu(x @ w) for a constant w of ``width`` columns, and a softmax: two kernels."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((17, 33), "float32"))
     weight = relax.const(np.random.default_rng(1).standard_normal((33, width)).astype("float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            hidden = builder.emit(relax.op.nn.relu(relax.op.matmul(x, weight)))
-            result = builder.emit_output(relax.op.nn.softmax(hidden))
-        builder.emit_func_output(result)
-    return builder.finalize()
+    hidden = relax.op.nn.relu(relax.op.matmul(x, weight))
+    return module_of([x], relax.op.nn.softmax(hidden))
 
 
 def build(folder: Path | str, mod: tvm.IRModule | None = None, **settings: object) -> Library:

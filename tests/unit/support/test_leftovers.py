@@ -15,6 +15,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.support import files
@@ -24,12 +25,7 @@ op = relax.op
 
 def built(make: Callable[[Any], Any]) -> relay.Library:
     x = relax.Var("x", relax.TensorType((3,), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(make(x)))
-        builder.emit_func_output(result)
-    return relay.build(builder.get(), "llvm", kernel_cache="off")
+    return relay.build(module_of([x], make(x)), "llvm", kernel_cache="off")
 
 
 def run(library: relay.Library) -> list[Any]:
@@ -161,13 +157,8 @@ def test_outputs_that_are_computed_are_not_copied() -> None:
 def test_a_view_of_a_constant_among_the_outputs_is_copied() -> None:
     """In a dataflow block, whose variables are unknown behind it."""
     x = relax.Var("x", relax.TensorType((3,), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            view = builder.emit(op.reshape(relax.const(CONSTANT), (3, 1)))
-            result = builder.emit_output(relax.Tuple([builder.emit(op.exp(x)), view]))
-        builder.emit_func_output(result)
-    behind = CopyConstantOutputs()(builder.get())["main"].body.blocks[-1]
+    view = op.reshape(relax.const(CONSTANT), (3, 1))
+    behind = CopyConstantOutputs()(module_of([x], relax.Tuple([op.exp(x), view])))["main"].body.blocks[-1]
     calls = [binding.value for binding in behind.bindings if isinstance(binding.value, tvm.ir.Call)]
     assert len(calls) == 1
     assert not any(isinstance(field, relax.DataflowVar) for field in calls[0].args[1].fields)

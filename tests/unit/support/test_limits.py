@@ -14,6 +14,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tests.unit.kernels import legalised
 from tvm_ext import relay
 from tvm_ext.devices import device_db
@@ -103,12 +104,7 @@ ELSEWHERE = {
 
 def build(function: Function) -> relay.Library:
     x = relax.Var("x", relax.TensorType((ROWS, COLUMNS), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(function(x)))
-        builder.emit_func_output(result)
-    return relay.build(builder.get(), "llvm", kernel_cache="off")
+    return relay.build(module_of([x], function(x)), "llvm", kernel_cache="off")
 
 
 def said(library: relay.Library) -> str:

@@ -9,6 +9,7 @@ import pytest
 from tvm import relax
 from tvm.target import Target
 
+from tests.support.small_modules import module_of
 from tests.unit.verify.small_gpu_kernels import shared_matmul, two_launches
 from tvm_ext import pipeline
 from tvm_ext.errors import CompileError, IllegalRewrite, UnsupportedEnvironmentError
@@ -75,12 +76,7 @@ def test_the_option_has_every_kernel_for_cuda_checked(
     seen: list[Any] = []
     monkeypatch.setattr(pipeline, "refuse_bad_machine_code", lambda func, target: seen.append(func))
     x, y = (relax.Var(name, relax.TensorType((32, 32), "float32")) for name in "xy")
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, y]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.matmul(x, y))
-        builder.emit_func_output(result)
     plan = pipeline.plan_build(target, BuildOptions(check_machine_code=True))
     with plan.target:
-        plan.construct(builder.get())
+        plan.construct(module_of([x, y], relax.op.matmul(x, y)))
     assert len(seen) == int(checked)

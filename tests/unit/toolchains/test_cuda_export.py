@@ -14,6 +14,7 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.small_modules import module_of
 from tests.support.stub_driver import StubDriver, build_stub_driver, stub_events
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext import relay
@@ -252,15 +253,10 @@ def test_a_stub_that_cannot_be_compiled_says_why(tmp_path: Path) -> None:
 # --- whole models -------------------------------------------------------------------------------------------------
 def _model() -> Any:
     """softmax(x w): two kernels, one behind the other."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((16, 32), "float32"))
     w = relax.Var("w", relax.TensorType((32, 24), "float32"))
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            product = builder.emit(relax.op.matmul(x, w))
-            result = builder.emit_output(relax.op.nn.softmax(product))
-        builder.emit_func_output(result)
-    return builder.finalize()
+    product = relax.op.matmul(x, w)
+    return module_of([x, w], relax.op.nn.softmax(product))
 
 
 @needs_nvcc

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tvm.ir import IRModule
 
+from tests.support.small_modules import module_of
 from tvm_ext import pipeline, relay
 from tvm_ext.bench.models import build_model
 from tvm_ext.cli.app import main
@@ -31,15 +32,10 @@ def model(rows: int = 48, inner: int = 64, columns: int = 40) -> Any:
     """softmax(relu(x w)): two kernels."""
     from tvm import relax
 
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((rows, inner), "float32"))
     weights = relax.const(np.random.default_rng(0).standard_normal((inner, columns)).astype("float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.relu(relax.op.matmul(x, weights)))
-            out = builder.emit_output(relax.op.nn.softmax(y))
-        builder.emit_func_output(out)
-    return builder.get()
+    y = relax.op.nn.relu(relax.op.matmul(x, weights))
+    return module_of([x], relax.op.nn.softmax(y))
 
 
 @pytest.mark.parametrize("device", [V100, A100, H200])
