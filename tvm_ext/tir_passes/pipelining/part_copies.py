@@ -66,7 +66,7 @@ class AsyncLoader(Loader):
             if copy.vector is not None and statement.same_as(copy.vector):
                 return _async_vector(copy, shape)
             if copy.vector is None and statement.same_as(copy.store):
-                return _async_call(copy, shape, {})
+                return _async_call(copy, shape, ())
         return None
 
 
