@@ -41,7 +41,8 @@ _erf, _erfc = _elementwise(math.erf), _elementwise(math.erfc)
 class Function:
     """An ONNX operator, the first word of its name in `FUNCTIONS`.
 
-    ``reference`` is its formula in float64; it may err by ``ulps`` between ``low`` and ``high``.
+    ``reference`` is its formula in float64; it may err by ``ulps`` between ``low`` and ``high``. ``exponent`` is a
+    second input, a constant.
     """
 
     reference: Callable[[Array], Array]
@@ -50,6 +51,7 @@ class Function:
     ulps: float
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opset: int = 20
+    exponent: float | None = None
 
 
 def _softplus(x: Array) -> Array:
@@ -65,6 +67,26 @@ def _selu(x: Array) -> Array:
     return np.asarray(scale * np.where(x > 0, x, alpha * (np.exp(x) - 1)))
 
 
+def _power(exponent: float, low: float, high: float, ulps: float) -> Function:
+    """The reference takes an array of exponents: for a single 0.5 NumPy takes roots, of -inf too."""
+    rounded = float(np.float32(exponent))
+    return Function(
+        reference=lambda x: np.power(x, np.full_like(x, rounded)), low=low, high=high, ulps=ulps, exponent=exponent
+    )
+
+
+POWERS = {
+    "Pow 0.5": _power(0.5, 0, 3e38, 1),
+    "Pow 0.25": _power(0.25, 0, 3e38, 2),
+    "Pow 0.75": _power(0.75, 0, 3e38, 4),
+    "Pow 1": _power(1, -3e38, 3e38, 0),
+    "Pow 2": _power(2, -1e19, 1e19, 1),
+    "Pow 3": _power(3, -6e12, 6e12, 2),
+    "Pow 1.7": _power(1.7, 0, 4e22, 2),
+    "Pow -1": _power(-1, 1e-37, 1e37, 2),
+    "Pow -0.5": _power(-0.5, 1e-37, 3e38, 2),
+    "Pow 0": _power(0, -3e38, 3e38, 0),
+}
 FUNCTIONS: dict[str, Function] = {
     "Exp": Function(reference=np.exp, low=-87, high=88.7, ulps=2),
     "Log": Function(reference=np.log, low=1e-37, high=3e38, ulps=2),
@@ -97,6 +119,7 @@ FUNCTIONS: dict[str, Function] = {
     "Cosh": Function(reference=np.cosh, low=-89, high=89, ulps=4),
     "Asinh": Function(reference=np.arcsinh, low=-3e38, high=3e38, ulps=4),
     "Acosh": Function(reference=np.arccosh, low=1, high=3e38, ulps=4),
+    **POWERS,
 }
 """Ranges of Gelu, Elu, Selu and Celu leave out where their own formulas, 1 + erf(x) and e^x - 1, cancel: there the
 error is half an ulp of 1, as in ONNX's reference."""
@@ -109,9 +132,10 @@ def run(name: str, values: Array) -> Array:
     """The operator of ``values`` as it is built for this machine."""
     function = FUNCTIONS[name]
     code = helper.np_dtype_to_tensor_dtype(values.dtype)
-    node = helper.make_node(name.split()[0], ["x"], ["y"], **function.attributes)
+    exponents = [] if function.exponent is None else [helper.make_tensor("p", code, [], [function.exponent])]
+    node = helper.make_node(name.split()[0], ["x", *(item.name for item in exponents)], ["y"], **function.attributes)
     ends = [helper.make_tensor_value_info(end, code, values.shape) for end in "xy"]
-    graph = helper.make_graph([node], "one", ends[:1], ends[1:])
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], exponents)
     model = helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", function.opset)], ir_version=9)
     module, params = relay.frontend.from_onnx(model)
     library = relay.build(module, "llvm", params=params)
@@ -143,7 +167,8 @@ def errors_ulp(actual: Array, expected: Array) -> Array:
     """Errors in ulps of ``actual``'s type, where the exact result is one of its normal numbers."""
     rounded = expected.astype(actual.dtype)
     normal = np.isfinite(rounded) & ((np.abs(rounded) >= np.finfo(actual.dtype).tiny) | (rounded == 0))
-    spacing = np.spacing(np.abs(rounded[normal])).astype(np.float64)
+    below_largest = np.nextafter(np.finfo(actual.dtype).max, actual.dtype.type(0))  # which itself has no next number
+    spacing = np.spacing(np.minimum(np.abs(rounded[normal]), below_largest)).astype(np.float64)
     return np.asarray(np.abs(actual[normal].astype(np.float64) - expected[normal]) / spacing)
 
 

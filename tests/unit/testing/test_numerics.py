@@ -18,13 +18,13 @@ UNDEFINED = {"Mish", "Gelu", "Gelu tanh", "HardSwish", "Softsign"}
 def test_errors_and_special_values(name: str) -> None:
     found = measure(name, count=2000)
     assert found.largest_ulp <= FUNCTIONS[name].ulps
-    assert np.isnan(found.special[-1])
+    assert np.isnan(found.special[-1]) or name == "Pow 0"
     for actual, expected in zip(found.special, found.expected_special, strict=True):
         if not (np.isnan(expected) and name in UNDEFINED):
             np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Exp", "Tanh", "Mish", "Sin", "Atan", "HardSigmoid"])
+@pytest.mark.parametrize("name", ["Exp", "Tanh", "Mish", "Sin", "Atan", "HardSigmoid", "Pow 0.5"])
 def test_errors_of_every_half(name: str) -> None:
     assert half_error_ulp(name) <= HALF_ULPS
 

@@ -217,14 +217,17 @@ def _tanh(arguments: Sequence[Expr]) -> Expr:
 
 
 def _power(arguments: Sequence[Expr]) -> Expr | None:
-    """x**c for the exponents that roots and products give exactly enough; None for any other."""
+    """x**c for the exponents that roots and products give exactly enough; None for any other.
+
+    The square root of -0 is -0 and of -inf NaN, where powers are 0 and inf.
+    """
     x, exponent = arguments
     constant = getattr(exponent, "value", None)
     roots = {0.5: 1, 0.25: 2, 0.75: 2, 2.0: 0, 1.0: 0, 3.0: 0}
     if constant not in roots:
         return None
-    root = x
-    for _ in range(roots[constant]):
+    root = x if roots[constant] == 0 else bound(x, _root)
+    for _ in range(roots[constant] - 1):
         root = tirx.sqrt(root)
     repeat = {0.75: 3, 2.0: 2, 3.0: 3}.get(constant, 1)
 
@@ -235,6 +238,11 @@ def _power(arguments: Sequence[Expr]) -> Expr | None:
         return result
 
     return bound(root, product)
+
+
+def _root(x: Expr) -> Expr:
+    infinite, nothing = tirx.EQ(x, _f32(float("-inf"))), tirx.EQ(x, _f32(0.0))
+    return tirx.Select(infinite, _f32(float("inf")), tirx.Select(nothing, _f32(0.0), tirx.sqrt(x)))
 
 
 @dataclass(frozen=True, slots=True)
