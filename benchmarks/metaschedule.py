@@ -148,7 +148,7 @@ def tune(model: onnx.ModelProto, target: Any, trials: int, folder: str) -> tuple
     try:
         from tvm.s_tir import meta_schedule
     except ModuleNotFoundError as error:
-        remedy = "pip install cloudpickle psutil xgboost"
+        remedy = "pip install 'tvm-ext[bench]'"
         raise UnsupportedEnvironmentError(f"MetaSchedule needs {error.name}.", remedy) from error
     step = relax.transform
     runner = meta_schedule.runner.LocalRunner(timeout_sec=RUN_TIME_LIMIT_S, initializer=keep_runner_on_main_core)
