@@ -20,9 +20,9 @@ import tvm
 
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, tirx
-from tvm_ext.analysis.stage_exprs import tensor_expr_of
-from tvm_ext.analysis.stage_rewrites import drop_unit_axes, split_divided_axes
-from tvm_ext.analysis.stages import OperatorBody, Stage, dtype_of, read_operator, static_shape
+from tvm_ext.analysis.computation_exprs import tensor_expr_of
+from tvm_ext.analysis.computation_rewrites import drop_unit_axes, split_divided_axes
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator, static_shape
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.roller_models import read_models
@@ -67,7 +67,7 @@ class Case:
     """One operator's anchor, ready to be emitted under any rProgram, with arrays for its buffers."""
 
     name: str
-    stage: Stage
+    computation: Computation
     expr: TensorExpr
     construction: Construction
     operator: OperatorBody
@@ -128,13 +128,13 @@ def prepare(
             if isinstance(group, TileGroup):
                 if fuse:
                     options = BuildOptions(candidates=candidates)
-                    stage, expr, construction = construct_anchor(group, operator, constants, device, options)
+                    computation, expr, construction = construct_anchor(group, operator, constants, device, options)
                 else:
-                    stage, expr = _unfused(group.anchor, constants)
+                    computation, expr = _unfused(group.anchor, constants)
                     construction = construct(expr, device, k=candidates)
                 return Case(
                     name=name,
-                    stage=stage,
+                    computation=computation,
                     expr=expr,
                     construction=construction,
                     operator=operator,
@@ -144,16 +144,18 @@ def prepare(
     raise ValueError(f"{name} has no operator in register tiles")
 
 
-def _unfused(anchor: Stage, constants: Sequence[Any]) -> tuple[Stage, TensorExpr]:
+def _unfused(anchor: Computation, constants: Sequence[Any]) -> tuple[Computation, TensorExpr]:
     """The anchor and its expression without axes of extent 1, the others as they were written."""
-    stage = split_divided_axes(drop_unit_axes(anchor))
-    return stage, canonicalise(tensor_expr_of(stage, name=stage.name, constants=constants), fuse=False).expr
+    computation = split_divided_axes(drop_unit_axes(anchor))
+    return computation, canonicalise(
+        tensor_expr_of(computation, name=computation.name, constants=constants), fuse=False
+    ).expr
 
 
 def _kernel(case: Case, program: RProgram) -> tuple[Any, dict[int, ConstantPack]]:
     """The program's PrimFunc over the anchor's inputs and output, and how to pack which of them."""
-    buffers = [load.source for load in case.stage.loads()] + [case.stage.target]
-    emitted = emit_tile_kernel(case.stage, case.expr, (), program, case.device, case.operator.params)
+    buffers = [load.source for load in case.computation.loads()] + [case.computation.target]
+    emitted = emit_tile_kernel(case.computation, case.expr, (), program, case.device, case.operator.params)
     packs = {}
     for packed, how in emitted.packs:
         original = case.operator.params[how.param_index]
@@ -175,9 +177,12 @@ class Bench:
         self._library = tvm.compile(tvm.IRModule(functions), target=case.target)
         rng = np.random.default_rng(seed)
         self.inputs: list[Array] = [
-            rng.standard_normal(static_shape(load.source)).astype(dtype_of(load.source)) for load in case.stage.loads()
+            rng.standard_normal(static_shape(load.source)).astype(dtype_of(load.source))
+            for load in case.computation.loads()
         ]
-        self._output = tvm.runtime.tensor(np.zeros(static_shape(case.stage.target), dtype_of(case.stage.target)))
+        self._output = tvm.runtime.tensor(
+            np.zeros(static_shape(case.computation.target), dtype_of(case.computation.target))
+        )
         plain = [tvm.runtime.tensor(array) for array in self.inputs]
         packed: dict[tuple[int, ConstantPack], Any] = {}
         self._runs: list[Callable[[], object]] = []

@@ -88,7 +88,7 @@ class IllegalRewrite(TvmExtError):  # noqa: N818 - the field's word for a refuse
 
 
 class LimitPassed(IllegalRewrite):
-    """The operator is too large for a stage of the build, see `limits`; the message names what was counted."""
+    """The operator is too large for a step of the build, see `limits`; the message names what was counted."""
 
 
 ALL: tuple[type[TvmExtError], ...] = (

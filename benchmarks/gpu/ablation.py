@@ -119,7 +119,7 @@ def evaluate(variant: Variant, device: DeviceSpec) -> Outcome:
         outcome.error = str(refusal)
         return outcome
     outcome.refused = list(emitted.refused)
-    tiling = tile_threads(emitted.anchor.stage, emitted.anchor.expr, emitted.rprogram, device)
+    tiling = tile_threads(emitted.anchor.computation, emitted.anchor.expr, emitted.rprogram, device)
     _note_plan(outcome, emitted, tiling, device)
     count(outcome, variant, emitted, tiling, device)
     model_time(outcome, emitted.anchor, device)
@@ -127,7 +127,7 @@ def evaluate(variant: Variant, device: DeviceSpec) -> Outcome:
 
 
 def _note_plan(outcome: Outcome, emitted: Emitted, tiling: SimtTiling, device: DeviceSpec) -> None:
-    extents, lanes = tiling.stage.extents, device.teu_lanes
+    extents, lanes = tiling.computation.extents, device.teu_lanes
     rprogram, kernel = emitted.rprogram, emitted.kernel
     outcome.register_tile, outcome.block_tile = str(rprogram.tile("L0")), str(rprogram.tile("L1"))
     outcome.storage_padding = dict(rprogram.tile("L1").storage_padding)
@@ -168,7 +168,7 @@ def count(outcome: Outcome, variant: Variant, emitted: Emitted, tiling: SimtTili
     blocks = sorted({0, min(1, last), middle, min(middle + 1, last)})
     counters, findings = _interpreted(func, arrays, blocks, device)
     grid = emitted.kernel.blocks / len(blocks)
-    longer = prod(tiling.stage.extents[p] / small.anchor.stage.extents[p] for p in tiling.reduction)
+    longer = prod(tiling.computation.extents[p] / small.anchor.computation.extents[p] for p in tiling.reduction)
     outcome.counted_shape = " ".join("x".join(map(str, item.shape)) for item in case.inputs)
     outcome.counted_blocks = blocks
     outcome.sector_overhead = 1 / (counters.sector_efficiency(store=False) or 1.0)

@@ -17,9 +17,9 @@ from cases import Case, matmul, roller
 from programs import function_name, program
 
 from tvm_ext._tvm import ALREADY_SCHEDULED, tirx
-from tvm_ext.analysis.stage_exprs import tensor_expr_of
-from tvm_ext.analysis.stage_rewrites import drop_unit_axes, split_divided_axes
-from tvm_ext.analysis.stages import OperatorBody, Stage, read_operator
+from tvm_ext.analysis.computation_exprs import tensor_expr_of
+from tvm_ext.analysis.computation_rewrites import drop_unit_axes, split_divided_axes
+from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -28,7 +28,7 @@ from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
-from tvm_ext.tir_passes.construct_kernels import canonical_stage
+from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.roller.align import BANK, MEMORY, SHAPE, UNIT
@@ -71,7 +71,7 @@ CANDIDATES = 10
 class Anchor:
     """The reduction of an operator, with what surrounds it: the arguments of `emit_simt_tile` but for the program."""
 
-    stage: Stage
+    computation: Computation
     expr: TensorExpr
     group: GpuTileGroup
     operator: OperatorBody
@@ -142,20 +142,20 @@ def anchor_of(case: Case, *, fused: bool = True) -> Anchor | None:
     if len(groups) != 1 or not isinstance(groups[0], GpuTileGroup):
         return None
     group = groups[0]
-    stage, expr = canonical_stage(
+    computation, expr = canonical_computation(
         group.anchor, operator.name, prologue=group.prologue, epilogue=group.epilogue, params=operator.params
     )
-    anchor = Anchor(stage=stage, expr=expr, group=group, operator=operator)
+    anchor = Anchor(computation=computation, expr=expr, group=group, operator=operator)
     return anchor if fused else _unfused(anchor)
 
 
 def _unfused(anchor: Anchor) -> Anchor:
     """``anchor`` with its axes as they were written, but for those of extent 1."""
     group = anchor.group
-    stage = split_divided_axes(drop_unit_axes(group.anchor))
-    expr = tensor_expr_of(stage, name=anchor.operator.name, prologue=group.prologue, epilogue=group.epilogue)
+    computation = split_divided_axes(drop_unit_axes(group.anchor))
+    expr = tensor_expr_of(computation, name=anchor.operator.name, prologue=group.prologue, epilogue=group.epilogue)
     return Anchor(
-        stage=stage, expr=canonicalise(expr, fuse=False).expr, group=group, operator=anchor.operator
+        computation=computation, expr=canonicalise(expr, fuse=False).expr, group=group, operator=anchor.operator
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def emit_program(anchor: Anchor, rprogram: RProgram, device: DeviceSpec, *, lite
     """The kernel of one rProgram; raises IllegalRewrite with the reason where the emitter refuses it."""
     group = anchor.group
     return emit_simt_tile(
-        anchor.stage, anchor.expr, group.prologue, group.epilogue, rprogram, device, anchor.operator.params,
+        anchor.computation, anchor.expr, group.prologue, group.epilogue, rprogram, device, anchor.operator.params,
         literal=literal,
     )  # fmt: skip
 

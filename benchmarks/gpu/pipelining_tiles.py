@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cases import Case
 from programs import program
 
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cases import Case
 
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.unit.kernels import relative_error
 from tvm_ext._tvm import BufferStore, structural_walk, tirx
-from tvm_ext.analysis.stages import OperatorBody, read_operator
+from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import allocate, sequence
 from tvm_ext.ir.simt_ir import SimtKernel
@@ -24,13 +24,13 @@ def operator_of(func: Any) -> OperatorBody:
 
 
 def row_kernel(func: Any, device: str = "nvidia-a100") -> tuple[Any, SimtKernel]:
-    """All stages of ``func`` as one group: the thread-bound function, and what was planned."""
+    """All computations of ``func`` as one group: the thread-bound function, and what was planned."""
     operator = operator_of(func)
-    kernel = emit_simt_rows(operator.stages, device_db.lookup(device), operator.outputs, operator.params)
+    kernel = emit_simt_rows(operator.computations, device_db.lookup(device), operator.outputs, operator.params)
     used: list[Any] = []
     for statement in kernel.statements:
         structural_walk(statement, (BufferStore, lambda store: used.append(store.buffer)))
-    inner = [stage.target for stage in operator.stages if not operator.is_output(stage.target)]
+    inner = [computation.target for computation in operator.computations if not operator.is_output(computation.target)]
     spaces = [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
     body = sequence(*spaces, *kernel.statements)
     function = tirx.PrimFunc(list(operator.params), body)

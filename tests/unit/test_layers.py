@@ -29,7 +29,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "analysis",
         "ir",
         "cost",
-        "relay_passes tir_passes byoc_cutlass rammer_runtime autotune",  # the stages: they meet as data
+        "relay_passes tir_passes byoc_cutlass rammer_runtime autotune",  # the middle: they meet as data
         "toolchains reports",
         "runtime",
         "verify",

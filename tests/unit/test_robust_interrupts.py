@@ -63,13 +63,13 @@ def visible_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
-STAGES = ["LegalizeOps", "tvm_ext.ConstructKernels", "tvm_ext.PackConstants", "VMShapeLower", "tirx.MakePackedAPI"]
+PASSES = ["LegalizeOps", "tvm_ext.ConstructKernels", "tvm_ext.PackConstants", "VMShapeLower", "tirx.MakePackedAPI"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(stage: str) -> None:
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(pass_name: str) -> None:
     def interrupt(name: str) -> None:
-        if name == stage:
+        if name == pass_name:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -80,15 +80,15 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(stage: str) -> 
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("stage", ["tvm_ext.ConstructKernels", "tirx.MakePackedAPI"])
+@pytest.mark.parametrize("pass_name", ["tvm_ext.ConstructKernels", "tirx.MakePackedAPI"])
 def test_a_build_that_is_killed_leaves_no_half_written_file(
-    stage: str, name: str, tmp_path: Path, run_python: RunPython
+    pass_name: str, name: str, tmp_path: Path, run_python: RunPython
 ) -> None:
     cache = tmp_path / "cache"
     environment = {"TVM_EXT_CACHE_DIR": str(cache)}
     kill = f"""
     def stop(name):
-        if name == {stage!r}:
+        if name == {pass_name!r}:
             os.kill(os.getpid(), signal.{name})
     relay.build(mod, progress=stop)
     """

@@ -1,5 +1,5 @@
-"""A PrimFunc read as plain data: its stages, their tensor expressions, and rewritings that keep their meaning.
+"""A PrimFunc read as plain data: its computations, their tensor expressions, and rewritings that keep their meaning.
 
 Not here: hardware, tiles and costs; how TensorIR is written (`ir`).
-Start at `stages.read_operator`.
+Start at `computations.read_operator`.
 """

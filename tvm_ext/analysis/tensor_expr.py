@@ -102,8 +102,8 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FusedStage:
-    """A stage fused around the anchor: its block's name, element-wise cost and the extra tensors it reads."""
+class FusedComputation:
+    """A computation fused around the anchor: its block's name, element-wise cost and the extra tensors it reads."""
 
     name: str
     flops_per_element: float
@@ -125,8 +125,8 @@ class TensorExpr:
     output: Access
     combiner: str | None
     flops_per_point: float
-    prologue: tuple[FusedStage, ...] = ()
-    epilogue: tuple[FusedStage, ...] = ()
+    prologue: tuple[FusedComputation, ...] = ()
+    epilogue: tuple[FusedComputation, ...] = ()
 
     @property
     def spatial(self) -> tuple[Axis, ...]:

@@ -1,6 +1,6 @@
 """Tensor expressions of common operators, made directly: for construction without TVM, in tests and benchmarks.
 
-All are row-major; a convolution reads an input that is padded already, as after TVM's own padding stage.
+All are row-major; a convolution reads an input that is padded already, as after TVM's own padding computation.
 """
 
 from __future__ import annotations

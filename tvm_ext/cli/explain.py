@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.analysis.stages import OperatorBody, read_operator
+from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
@@ -45,7 +45,7 @@ class Explanation:
     calls: int
     device: str
     anchors: tuple[AnchorExplanation, ...]
-    row_stages: tuple[str, ...]  # stages without data reuse: they run row by row, with nothing to choose
+    row_computations: tuple[str, ...]  # computations without data reuse: they run row by row, with nothing to choose
     note: str = ""
 
 
@@ -81,18 +81,18 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
         operator, groups = _groups(read_operator(function, name), device)
     except IllegalRewrite as refusal:
         return Explanation(
-            operator=name, calls=calls[name], device=device.name, anchors=(), row_stages=(), note=refusal.problem
+            operator=name, calls=calls[name], device=device.name, anchors=(), row_computations=(), note=refusal.problem
         )
     constants = _constants(function, operator)
     tiled = [group for group in groups if isinstance(group, TileGroup | GpuTileGroup)]
-    rows = [stage.name for group in groups if isinstance(group, RowGroup) for stage in group.stages]
+    rows = [computation.name for group in groups if isinstance(group, RowGroup) for computation in group.computations]
     windows = [window_kernel(group, device)[2] for group in groups if isinstance(group, WindowGroup)]
     return Explanation(
         operator=name,
         calls=calls[name],
         device=device.name,
         anchors=tuple(_anchor(group, operator, constants, device, options) for group in tiled),
-        row_stages=tuple(rows),
+        row_computations=tuple(rows),
         note="; ".join(windows)
         if tiled or windows
         else "no reduction with data reuse: nothing is kept in tiles, the rows are split among the units",
@@ -100,7 +100,7 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
 
 
 def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, Sequence[Any]]:
-    """The operator as its kernels compute it, and its groups of stages, one for each kernel."""
+    """The operator as its kernels compute it, and its groups of computations, one for each kernel."""
     if device.kind != "cpu":
         simple = simplify_for_gpu(operator)
         return simple, plan_for_gpu(simple)

@@ -22,8 +22,8 @@ def render(explanation: Explanation, device: DeviceSpec, alternatives: int) -> I
     """What to print, top to bottom; at most ``alternatives`` programs that lost."""
     where = escape(f"{device.name}: {device.description}")
     yield f"[bold]{explanation.operator}[/] ({explanation.calls} call(s)) on {where}"
-    if explanation.row_stages:
-        yield "row by row: " + ", ".join(explanation.row_stages)
+    if explanation.row_computations:
+        yield "row by row: " + ", ".join(explanation.row_computations)
     if explanation.note:
         yield escape(explanation.note)
     for anchor in explanation.anchors:

@@ -192,7 +192,9 @@ class RegisterTiles:
         registers = self.accumulators(shape)
         if self.vector in self.reduction:  # add the lanes together: log2(lanes) shuffles and additions
             return registers * (2 * log2(self.lanes) + 1) / per_cycle
-        epilogue = sum(stage.flops_per_element for stage in self.expr.epilogue) / 2 / (self.device.fma_pipes or 1)
+        epilogue = (
+            sum(computation.flops_per_element for computation in self.expr.epilogue) / 2 / (self.device.fma_pipes or 1)
+        )
         if self.vector is None or self.output.vector_use == "vector":
             return registers * (1 / per_cycle + epilogue)
         return self._transposed_store_cycles(shape, epilogue) / per_cycle

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, For, ForKind, TensorLoad, Var, structural_walk, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import ptx_call, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 
 from .build_ir import Expr, Stmt, cast_to, index
 

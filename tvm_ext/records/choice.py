@@ -19,9 +19,9 @@ CONSTANT_PARAMS = "tvm_ext.constant_params"
 Path = Literal["rtile", "rows", "fallback", "stock", "check"]
 """How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.
 
-"rtile" is an operator of which at least one stage runs in tiles; beside it others may run row by row. In "rows" all do:
-the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to expect.
-"check" only looks at run-time values, before others use them.
+"rtile" is an operator of which at least one computation runs in tiles; beside it others may run row by row. In "rows"
+all do: the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to
+expect. "check" only looks at run-time values, before others use them.
 """
 
 
@@ -68,7 +68,7 @@ class GpuPlan:
 class KernelChoice:
     """Which path an operator took and why; ``reason`` is never empty (house rule: no silent fallback).
 
-    ``gpu`` has one entry for each group of stages that became GPU kernels, in order; a CPU's kernels have none.
+    ``gpu`` has one entry for each group of computations that became GPU kernels, in order; a CPU's kernels have none.
     ``pipeline`` says which of a GPU kernel's buffers are loaded ahead of their use; None where that was not asked.
     """
 

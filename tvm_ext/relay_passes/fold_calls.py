@@ -2,8 +2,9 @@
 
 Stock TVM's FoldConstant compiles a kernel for every such call, 40 to 100 ms each, and waits as long as that kernel
 takes: masks and shapes of a Swin transformer are two hundred calls, a product of two constant 2000 x 2000 matrices is
-half a minute. Here the stages of the operator's tensor expression are evaluated on arrays (`stage_values`), so that
-every operator with stages is known without a rule of its own; those without have one in `indexing_values`.
+half a minute. Here the computations of the operator's tensor expression are evaluated on arrays (`computation_values`),
+so that every operator with computations is known without a rule of its own; those without have one in
+`indexing_values`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tvm_ext._tvm import (
     relax,
     tirx,
 )
-from tvm_ext.analysis.stage_values import operator_values
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computation_values import operator_values
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.errors import IllegalRewrite, LimitPassed
 from tvm_ext.support.limits import check_count, limits, with_notes
 

@@ -1,7 +1,8 @@
 """Gathers, scatters and cumulative sums of constants, by NumPy with ONNX's rules for indices.
 
 Negative indices count from the end here, which the operators' tensor expressions leave to `check_values`; scatters and
-scans have no stages that `stage_values` could evaluate. An index outside its axis is left to `check_values` to report.
+scans have no computations that `computation_values` could evaluate. An index outside its axis is left to `check_values`
+to report.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext._tvm import topi as stock
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.float_ir import hidden, is_float, is_number
 
 Legalization = Callable[[Any, Any], Any]

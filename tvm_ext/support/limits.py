@@ -1,6 +1,6 @@
-"""How much work a stage of a build may take before it gives up on an operator, and why each limit is where it is.
+"""How much work a step of a build may take before it gives up on an operator, and why each limit is where it is.
 
-A build that never ends is worse than a slow kernel. So every stage counts what it is about to do (loads, stages,
+A build that never ends is worse than a slow kernel. So every step counts what it is about to do (loads, computations,
 tiles, elements: the same number on every machine), and where that passes its limit the operator goes the next simpler
 way, which its entry in the report names. Only the last resort is a clock.
 """
@@ -42,7 +42,7 @@ class Limits:
     folded_filling
         The same for a result all of whose operands have one element: storing it whole is a waste from the start.
     folded_points
-        Points of a stage that NumPy evaluates one by one, about 10 ns each for each operation: a second or two.
+        Points of a computation that NumPy evaluates one by one, about 10 ns each for each operation: a second or two.
     folded_products
         Multiplications of a product of constants that BLAS computes, about 0.1 ns each: two matrices of 4000^2.
     folded_calls_of_python
@@ -50,16 +50,16 @@ class Limits:
 
     Kernels; what passes one of these is scheduled as stock TVM does it, unless it says otherwise:
 
-    stages
-        Stages of an operator. Planning looks at every pair of them.
+    computations
+        Computations of an operator. Planning looks at every pair of them.
     value_operations
-        Loads, arithmetic and calls of one stage's value as it comes, each of which is looked at some ten times.
+        Loads, arithmetic and calls of one computation's value as it comes, each of which is looked at some ten times.
     inlined_operations
-        The same after something was inlined into it; what is larger keeps a buffer between its stages.
+        The same after something was inlined into it; what is larger keeps a buffer between its computations.
         ``y = x + x; z = y + y; ...`` doubles at each step: 50 of them would be 2^50 loads.
     inlined_choices
-        Choices (Select) of a stage after another that chooses was inlined into it. Stock TVM's simplifier looks at each
-        under its condition and without it: four LeakyRelu in one expression, 40 choices, take 8 s.
+        Choices (Select) of a computation after another that chooses was inlined into it. Stock TVM's simplifier looks
+        at each under its condition and without it: four LeakyRelu in one expression, 40 choices, take 8 s.
     nested_extremes
         Maxima beside constants inside each other; what is deeper is stored first. Each binds what it is applied to, and
         takes stock TVM's lowering five times as long: 20 s for nine.
@@ -85,7 +85,7 @@ class Limits:
     folded_points: int = 1 << 25
     folded_products: int = 1 << 36
     folded_calls_of_python: int = 1 << 20
-    stages: int = 256
+    computations: int = 256
     value_operations: int = 8192
     inlined_operations: int = 512
     inlined_choices: int = 6

@@ -1,8 +1,8 @@
 """The pass that gives every TensorIR function its GPU kernels: constructed by Roller, or stock TVM's, with a reason.
 
-The way of an operator: its stages are divided into groups (`plan_gpu_kernels.py`); Roller constructs rPrograms for a
-group's anchor; the first that an emitter accepts becomes the kernel. Matrix units come before vector units where type
-and device have them. What no emitter accepts is left to stock TVM's dlight, and the choice says why.
+The way of an operator: its computations are divided into groups (`plan_gpu_kernels.py`); Roller constructs rPrograms
+for a group's anchor; the first that an emitter accepts becomes the kernel. Matrix units come before vector units where
+type and device have them. What no emitter accepts is left to stock TVM's dlight, and the choice says why.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tvm_ext._tvm import (
     module_pass,
     tirx,
 )
-from tvm_ext.analysis.stage_exprs import count_operations
-from tvm_ext.analysis.stages import OperatorBody, Stage, read_operator
+from tvm_ext.analysis.computation_exprs import count_operations
+from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
@@ -39,8 +39,8 @@ from tvm_ext.support.limits import check_count, check_time, timed_construction
 from .construct_kernels import (
     allocations,
     bytes_of,
+    canonical_computation,
     canonical_rows,
-    canonical_stage,
     construct,
     flops_of,
     fused_note,
@@ -199,7 +199,7 @@ def _assemblies(
 ) -> Iterator[tuple[RProgram | None, Any, KernelChoice]]:
     """(rProgram of the most laborious group, function, choice) for each form of that group, best first."""
     groups = plan_for_gpu(operator)
-    main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _stages(groups[position]))))
+    main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _computations(groups[position]))))
     best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
     for form in _forms(groups[main], operator, device, options):
         body, choice = _assemble(func, operator, device, [form if item is None else item for item in best])
@@ -212,16 +212,16 @@ def _with_choice(body: Any, choice: KernelChoice) -> Any:
 
 def construct_gpu_anchor(
     group: GpuTileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> tuple[Stage, TensorExpr, Construction]:
+) -> tuple[Computation, TensorExpr, Construction]:
     """The group's anchor in canonical form, and what Roller constructs for it: for matrix units where they serve it."""
-    stage, expr = _canonical_anchor(group, operator)
+    computation, expr = _canonical_anchor(group, operator)
     if supports_mma(expr, device) is None:
-        return stage, expr, construct_mma(expr, device, k=options.candidates)
-    return stage, expr, _construct_for_vector_units(expr, device, options)
+        return computation, expr, construct_mma(expr, device, k=options.candidates)
+    return computation, expr, _construct_for_vector_units(expr, device, options)
 
 
-def _canonical_anchor(group: GpuTileGroup, operator: OperatorBody) -> tuple[Stage, TensorExpr]:
-    return canonical_stage(
+def _canonical_anchor(group: GpuTileGroup, operator: OperatorBody) -> tuple[Computation, TensorExpr]:
+    return canonical_computation(
         group.anchor, operator.name, prologue=group.prologue, epilogue=group.epilogue, params=operator.params
     )
 
@@ -232,7 +232,7 @@ def _construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: B
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Form:
-    """One way to run a group of stages: its kernel, the rProgram that it follows, and what to say of it."""
+    """One way to run a group of computations: its kernel, the rProgram that it follows, and what to say of it."""
 
     path: Path
     kernel: SimtKernel
@@ -255,8 +255,8 @@ def _check_size(operator: OperatorBody, options: BuildOptions) -> None:
     raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
 
 
-def _stages(group: GpuTileGroup | RowGroup) -> tuple[Stage, ...]:
-    return group.stages if isinstance(group, RowGroup) else (group.anchor, *group.prologue, *group.epilogue)
+def _computations(group: GpuTileGroup | RowGroup) -> tuple[Computation, ...]:
+    return group.computations if isinstance(group, RowGroup) else (group.anchor, *group.prologue, *group.epilogue)
 
 
 def _forms(
@@ -290,10 +290,10 @@ def _tile_attempts(
 
     What keeps the matrix units out is added to ``refusals``, but only where the device has them for the type.
     """
-    stage, expr = _canonical_anchor(group, operator)
+    computation, expr = _canonical_anchor(group, operator)
 
     def emitter(emit: Callable[..., SimtKernel]) -> Callable[[RProgram], SimtKernel]:
-        return lambda program: emit(stage, expr, group.prologue, group.epilogue, program, device, operator.params)
+        return lambda program: emit(computation, expr, group.prologue, group.epilogue, program, device, operator.params)
 
     why_not = supports_mma(expr, device)
     if why_not is None:
@@ -316,7 +316,7 @@ def _nothing_fits(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -
 
 def _tile_note(group: GpuTileGroup, program: RProgram, kernel: SimtKernel, label: str, refusals: Sequence[str]) -> str:
     how = f"{group.anchor.name} on {label} in tiles {program.tile('L1')}"
-    computed = f", {', '.join(stage.name for stage in group.prologue)} computed on the way to shared memory"
+    computed = f", {', '.join(computation.name for computation in group.prologue)} computed on the way to shared memory"
     parts = [how + (computed if group.prologue else "") + fused_note(group.epilogue), *kernel.notes]
     return "; ".join([*parts, *_first_and_count(refusals)])
 
@@ -331,8 +331,8 @@ def _first_and_count(refusals: Sequence[str]) -> list[str]:
 
 def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> _Form:
     rows = canonical_rows(group)
-    kernel = emit_simt_rows(rows.stages, device, kept_buffers(rows, operator), operator.params)
-    name = " + ".join(stage.name for stage in group.stages)
+    kernel = emit_simt_rows(rows.computations, device, kept_buffers(rows, operator), operator.params)
+    name = " + ".join(computation.name for computation in group.computations)
     program = row_program(group, operator, device)
     return _Form(path="rows", kernel=kernel, program=program, note="; ".join([f"{name} row by row", *kernel.notes]))
 
@@ -356,7 +356,7 @@ def _assemble(
         path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
         reason="; ".join([*(form.note for form in forms), *size_notes(operator)]),
         device=device.name,
-        flops=sum(flops_of(stage) for stage in operator.stages),
+        flops=sum(flops_of(computation) for computation in operator.computations),
         bytes=sum(bytes_of(param) for param in operator.params),
         program=max(programs, key=lambda program: program.prediction.time_s, default=None),
         gpu=tuple(_gpu_plan(kernel) for kernel in kernels),

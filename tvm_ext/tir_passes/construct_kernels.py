@@ -18,15 +18,15 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stage_exprs import axis_names, count_flops, count_operations, itemsize_bytes, tensor_expr_of
-from tvm_ext.analysis.stage_rewrites import (
+from tvm_ext.analysis.computation_exprs import axis_names, count_flops, count_operations, itemsize_bytes, tensor_expr_of
+from tvm_ext.analysis.computation_rewrites import (
     address_runs,
     drop_unit_axes,
     fuse_axes,
     reads_whole_runs,
     split_divided_axes,
 )
-from tvm_ext.analysis.stages import OperatorBody, Stage, dtype_of, read_operator, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -201,9 +201,9 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         for rows in _as_rows(group):
             program = row_program(rows, operator, device)
             programs += [program] if program else []
-            kind = outer_kind(row_time_s(rows.stages, device), device)
-            statements += emit_rows(rows.stages, device, kept_buffers(rows, operator), kind)
-            notes.append(f"{' + '.join(s.name for s in rows.stages)} row by row")
+            kind = outer_kind(row_time_s(rows.computations, device), device)
+            statements += emit_rows(rows.computations, device, kept_buffers(rows, operator), kind)
+            notes.append(f"{' + '.join(s.name for s in rows.computations)} row by row")
     params = list(operator.params)
     for packed, how in packs:
         params[how.param_index] = packed
@@ -220,7 +220,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
         path=path,
         reason="; ".join([*notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]),
         device=device.name,
-        flops=sum(flops_of(stage) for stage in operator.stages),
+        flops=sum(flops_of(computation) for computation in operator.computations),
         bytes=sum(bytes_of(param) for param in operator.params),
         program=slowest,
         packs=tuple(how for _, how in packs),
@@ -255,7 +255,7 @@ def allocations(statements: Sequence[Any], operator: OperatorBody) -> list[Any]:
 
     for statement in statements:
         structural_walk(statement, (BufferStore, visit))
-    inner = [stage.target for stage in operator.stages if not operator.is_output(stage.target)]
+    inner = [computation.target for computation in operator.computations if not operator.is_output(computation.target)]
     return [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
 
 
@@ -263,7 +263,7 @@ def _as_rows(group: TileGroup | RowGroup) -> list[RowGroup]:
     """The group as row kernels; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
     if isinstance(group, RowGroup):
         return [canonical_rows(group)]
-    return [canonical_rows(RowGroup(stages=(stage,))) for stage in (group.anchor, *group.epilogue)]
+    return [canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *group.epilogue)]
 
 
 def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
@@ -280,12 +280,12 @@ def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
     return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))
 
 
-def fused_note(epilogue: Sequence[Stage]) -> str:
-    return f" with {', '.join(stage.name for stage in epilogue)} fused" if epilogue else ""
+def fused_note(epilogue: Sequence[Computation]) -> str:
+    return f" with {', '.join(computation.name for computation in epilogue)} fused" if epilogue else ""
 
 
-def flops_of(stage: Stage) -> float:
-    return (count_flops(stage.value) + (1.0 if stage.is_reduction else 0.0)) * stage.point_count
+def flops_of(computation: Computation) -> float:
+    return (count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0)) * computation.point_count
 
 
 def bytes_of(param: Any) -> float:
@@ -297,38 +297,48 @@ def bytes_of(param: Any) -> float:
 
 def kept_buffers(group: RowGroup, operator: OperatorBody) -> list[Any]:
     """Buffers of the group that others read later, and outputs."""
-    outside = [s for s in operator.stages if not any(s.target.same_as(own.target) for own in group.stages)]
+    outside = [s for s in operator.computations if not any(s.target.same_as(own.target) for own in group.computations)]
     return [
-        stage.target
-        for stage in group.stages
-        if operator.is_output(stage.target)
-        or any(load.source.same_as(stage.target) for s in outside for load in s.loads())
+        computation.target
+        for computation in group.computations
+        if operator.is_output(computation.target)
+        or any(load.source.same_as(computation.target) for s in outside for load in s.loads())
     ]
 
 
-def canonical_stage(
-    stage: Stage, expr_name: str = "", *, params: Sequence[Any] = (), **about: Any
-) -> tuple[Stage, TensorExpr]:
-    """``stage`` and its expression in canonical form: unit axes dropped, divided axes split, axes fused (paper §3.2).
+def canonical_computation(
+    computation: Computation, expr_name: str = "", *, params: Sequence[Any] = (), **about: Any
+) -> tuple[Computation, TensorExpr]:
+    """``computation`` and its expression in canonical form: unit axes dropped, divided axes split, axes fused (paper
+    §3.2).
 
-    The i-th axis of the expression is the i-th variable of the stage, its i-th input the stage's i-th load.
+    The i-th axis of the expression is the i-th variable of the computation, its i-th input the computation's i-th load.
     ``params``, the function's parameters, are addressed as runs of memory. ``about`` goes to `tensor_expr_of`.
     """
-    stage = split_divided_axes(drop_unit_axes(stage))
-    form = canonicalise(tensor_expr_of(stage, name=expr_name or stage.name, **about))
-    names = list(axis_names(stage))
+    computation = split_divided_axes(drop_unit_axes(computation))
+    form = canonicalise(tensor_expr_of(computation, name=expr_name or computation.name, **about))
+    names = list(axis_names(computation))
     groups = [[names.index(original) for original in originals] for _, originals in form.groups]
-    return _with_runs(stage, fuse_axes(stage, groups), groups, about.get("epilogue", ()), params), form.expr
+    return _with_runs(computation, fuse_axes(computation, groups), groups, about.get("epilogue", ()), params), form.expr
 
 
 def _with_runs(
-    before: Stage, fused: Stage, groups: Sequence[Sequence[int]], epilogue: Sequence[Stage], params: Sequence[Any]
-) -> Stage:
+    before: Computation,
+    fused: Computation,
+    groups: Sequence[Sequence[int]],
+    epilogue: Sequence[Computation],
+    params: Sequence[Any],
+) -> Computation:
     """``fused`` addressing parameters along its fused axes; its result too, where its consumers do not mind."""
     joined = [(i, group) for i, group in enumerate(groups) if len(group) > 1]
     extents = [[before.extents[p] for p in group] for _, group in joined]
-    touched = [load.source for stage in epilogue for load in stage.loads() if not load.source.same_as(before.target)]
-    touched += [stage.target for stage in epilogue] if epilogue else [before.target]
+    touched = [
+        load.source
+        for computation in epilogue
+        for load in computation.loads()
+        if not load.source.same_as(before.target)
+    ]
+    touched += [computation.target for computation in epilogue] if epilogue else [before.target]
     whole = all(any(buffer.same_as(param) for param in params) for buffer in touched)
     for (_, group), sizes in zip(joined, extents, strict=True):
         own = [before.variables[p] for p in group]
@@ -338,29 +348,29 @@ def _with_runs(
 
 
 def canonical_rows(group: RowGroup) -> RowGroup:
-    """Fuse what a lone injective stage or the reduction axes of a row allow."""
-    if len(group.stages) == 1 and not group.stages[0].is_reduction:
-        return RowGroup(stages=(canonical_stage(group.stages[0])[0],))
-    return RowGroup(stages=tuple(_fuse_reduction(stage) for stage in group.stages))
+    """Fuse what a lone injective computation or the reduction axes of a row allow."""
+    if len(group.computations) == 1 and not group.computations[0].is_reduction:
+        return RowGroup(computations=(canonical_computation(group.computations[0])[0],))
+    return RowGroup(computations=tuple(_fuse_reduction(computation) for computation in group.computations))
 
 
-def _fuse_reduction(stage: Stage) -> Stage:
-    if not stage.is_reduction:
-        return stage
-    names = axis_names(stage)
+def _fuse_reduction(computation: Computation) -> Computation:
+    if not computation.is_reduction:
+        return computation
+    names = axis_names(computation)
     groups: list[list[int]] = []
-    for _, originals in canonicalise(tensor_expr_of(stage, name=stage.name)).groups:
+    for _, originals in canonicalise(tensor_expr_of(computation, name=computation.name)).groups:
         run = [names.index(original) for original in originals]
-        groups += [run] if stage.kinds[run[0]] == "reduce" else [[p] for p in run]
+        groups += [run] if computation.kinds[run[0]] == "reduce" else [[p] for p in run]
     present = {p for run in groups for p in run}
     groups += [[p] for p in range(len(names)) if p not in present]  # unit axes, which canonical form leaves out
-    return fuse_axes(stage, sorted(groups))
+    return fuse_axes(computation, sorted(groups))
 
 
 def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:
-    """The rProgram of the group's largest stage: what the model expects of it (the rows decide the loops)."""
-    largest = max(group.stages, key=lambda stage: stage.point_count)
-    _, expr = canonical_stage(largest, operator.name)
+    """The rProgram of the group's largest computation: what the model expects of it (the rows decide the loops)."""
+    largest = max(group.computations, key=lambda computation: computation.point_count)
+    _, expr = canonical_computation(largest, operator.name)
     return next(iter(construct(expr, device, k=1).programs), None)
 
 
@@ -384,17 +394,17 @@ def _tile_kernel(
 
 def construct_anchor(
     group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
-) -> tuple[Stage, TensorExpr, Construction]:
-    """The group's anchor in canonical form, as stage and as expression, and what Roller constructs for it.
+) -> tuple[Computation, TensorExpr, Construction]:
+    """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it.
 
     Of ``constants``, those that one load alone reads count as repackable.
     """
     readers: dict[Any, int] = {}
-    for stage in operator.stages:
-        for load in stage.loads():
+    for computation in operator.computations:
+        for load in computation.loads():
             readers[load.source] = readers.get(load.source, 0) + 1
     packable = [c for c in constants if readers.get(c, 0) == 1]
-    anchor, expr = canonical_stage(
+    anchor, expr = canonical_computation(
         group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
     )
     return anchor, expr, construct(expr, device, k=options.candidates, first_epsilon=options.epsilon)

@@ -29,8 +29,8 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import MemoryGuardError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
 from tvm_ext.support.kernel_cache import SEALED

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stage_exprs import count_operations
+from tvm_ext.analysis.computation_exprs import count_operations
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, For, ForKind, IterVar, TensorLoad, Var, ir, structural_map, tirx
-from tvm_ext.analysis.stages import dtype_of, mentions, substitute
+from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.ir.build_ir import as_index
 from tvm_ext.tir_passes.pipelining.loops import enclosing_loops
 from tvm_ext.tir_passes.pipelining.part_copies import AHEAD

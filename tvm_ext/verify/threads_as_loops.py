@@ -40,7 +40,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stages import substitute
+from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite
 

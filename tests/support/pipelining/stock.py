@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import For, PrimFunc, Var, mma_schedule, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import Expr, Stmt, allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
 from tvm_ext.verify.simt.number_types import Array

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, For, TensorLoad, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stages import mentions, substitute
+from tvm_ext.analysis.computations import mentions, substitute
 
 Node = Any
 Change = tuple[str, str, Node]  # (kind, what was done, the node that replaces the old one)

@@ -84,9 +84,9 @@ def test_the_papers_padding_is_what_is_stored(scripts: SimpleNamespace, padding:
     """Rows of 32 floats lie in one bank and take 32 turns; the formula's one element more puts them on 32 banks."""
     anchor, program = _column_program(padding)
     kernel = scripts.ablation_variants.emit_simt_tile(
-        anchor.stage, anchor.expr, (), (), program, V100, anchor.params, literal=True
+        anchor.computation, anchor.expr, (), (), program, V100, anchor.params, literal=True
     )
-    tiling = tile_threads(anchor.stage, anchor.expr, program, V100)
+    tiling = tile_threads(anchor.computation, anchor.expr, program, V100)
     _, operands = plan_operands(tiling, (), V100, [0, padding])
     assert operands[1].box is not None and operands[1].box.strides == (32 + padding, 1)
     named = SimpleNamespace(operator=SimpleNamespace(name="column", params=anchor.params))

@@ -1,4 +1,4 @@
-"""Every stage of a build has a limit: beyond it the operator goes the next simpler way, and the report says so."""
+"""Every step of a build has a limit: beyond it the operator goes the next simpler way, and the report says so."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[float, tuple[Function, Function], str, set[str]]] = {
     "folded_elements": (10, OUTER, rf"subtract {KEPT} elements \(limit 10\)", {"rows", "rtile"}),
     "folded_points": (10, OUTER, rf"subtract {KEPT} points \(limit 10\)", {"rows", "rtile"}),
     "folded_calls_of_python": (10, ERF, rf"erf {KEPT} elements of a function that NumPy lacks", {"rows"}),
-    "stages": (2, SOFTMAX, r"it has 4 stages \(limit 2\)", {"fallback"}),
+    "computations": (2, SOFTMAX, r"it has 4 computations \(limit 2\)", {"fallback"}),
     "value_operations": (2, ALTERNATING, r"it has 3 operations in \w+ \(limit 2\)", {"fallback"}),
     "inlined_operations": (4, ALTERNATING, "in a buffer: an expression may have 4 operations", {"rows"}),
     "inlined_choices": (2, LEAKY, "in a buffer: an expression may have 2 choices", {"rows"}),
@@ -137,7 +137,7 @@ def test_a_search_that_finds_nothing_leaves_rows() -> None:
 @pytest.mark.parametrize("function", [PRODUCT[0], SOFTMAX[0], ALTERNATING[0], TANH[0]])
 def test_usual_operators_come_nowhere_near(function: Function) -> None:
     tenth = {f.name: getattr(limits(), f.name) / 10 for f in fields(Limits) if f.name.endswith(("steps", "operations"))}
-    with limited(**tenth, stages=limits().stages / 10, expanded_functions=limits().expanded_functions / 10):
+    with limited(**tenth, computations=limits().computations / 10, expanded_functions=limits().expanded_functions / 10):
         assert "limit" not in said(build(function))
 
 
@@ -152,7 +152,7 @@ def test_gpu_kernels_have_the_same_limits() -> None:
         return op.matmul(v, v)
 
     assert gpu_choice(squared).path == "rtile"
-    for name, value in {"stages": 0, "kernel_operations": 5, "construction_s": -1.0}.items():
+    for name, value in {"computations": 0, "kernel_operations": 5, "construction_s": -1.0}.items():
         with limited(**{name: value}):
             choice = gpu_choice(squared)
         assert choice.path == "stock"

@@ -12,7 +12,7 @@ from tvm import relax, topi
 
 from tests.unit.kernels import from_te, legalised, relative_error
 from tvm_ext._tvm import structural_equal, te
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
@@ -52,21 +52,21 @@ def planned(func: Any) -> list[Any]:
 def test_padding_is_the_prologue_and_relu_the_epilogue_of_a_convolution() -> None:
     (group,) = planned(convolution())
     assert isinstance(group, GpuTileGroup)
-    assert [stage.name for stage in group.prologue] == ["pad_temp"]
-    assert [stage.name for stage in group.epilogue] == ["compute"]
+    assert [computation.name for computation in group.prologue] == ["pad_temp"]
+    assert [computation.name for computation in group.epilogue] == ["compute"]
 
 
 def test_a_pooling_reads_through_its_padding() -> None:
     func = legalised(lambda x: relax.op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1)), (1, 4, 9, 9))
     (group,) = planned(func)
     assert isinstance(group, RowGroup)
-    assert [stage.name for stage in group.stages] == ["pool_max"]
+    assert [computation.name for computation in group.computations] == ["pool_max"]
 
 
 def test_a_softmax_is_one_group_of_rows() -> None:
     (group,) = planned(legalised(relax.op.nn.softmax, (6, 40)))
     assert isinstance(group, RowGroup)
-    assert len(group.stages) >= 3
+    assert len(group.computations) >= 3
 
 
 def product_of_an_exponential() -> Any:
@@ -154,7 +154,7 @@ def test_candidates_differ_and_compute_the_same(rng: np.random.Generator) -> Non
         assert relative_error(run_threads_as_loops(kernel, [a, b])[0], a.astype("float64") @ b) < 1e-6
 
 
-def test_what_has_no_stages_is_left_to_stock_tvm_with_the_reason() -> None:
+def test_what_has_no_computations_is_left_to_stock_tvm_with_the_reason() -> None:
     func = legalised(lambda x: relax.op.argmax(x, axis=1), (4, 50))
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
         kernel, choice = kernel_of(func)

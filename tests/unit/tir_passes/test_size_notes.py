@@ -39,7 +39,7 @@ def on_cpu(func: Any) -> str:
 
 
 @pytest.mark.parametrize("reason", [on_cpu, on_gpu])
-def test_stages_kept_for_their_size_are_named(reason: Callable[[Any], str]) -> None:
+def test_computations_kept_for_their_size_are_named(reason: Callable[[Any], str]) -> None:
     assert LIMIT in reason(nested(lambda p: op.add(p, p), 12))
     assert LIMIT not in reason(nested(lambda p: op.add(p, p), 3))
 

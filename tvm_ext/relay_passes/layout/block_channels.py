@@ -175,10 +175,10 @@ class _Rewrite(PyExprMutator):  # type: ignore[misc]
 
     def _element_wise(self, operator: Operator) -> Expr:
         arguments = [self._operand(item, operator) for item in self._arguments(operator)]
-        if operator.stage is None or operator.body is None:
+        if operator.computation is None or operator.body is None:
             return relax.Call(operator.call.op, arguments, operator.call.attrs, operator.call.ty_args)
         shape = blocked_shape(operator.shape, self.block)
-        compute = element_wise(operator.stage, operator.body.params, shape)
+        compute = element_wise(operator.computation, operator.body.params, shape)
         return self.builder_.call_te(compute, *arguments, primfunc_name_hint=operator.name)
 
     def _arguments(self, operator: Operator) -> list[Expr]:

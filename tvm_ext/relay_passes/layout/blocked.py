@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import Constant, relax, te, tirx
-from tvm_ext.analysis.stages import Stage, replace_loads
+from tvm_ext.analysis.computations import Computation, replace_loads
 
 Expr = Any
 Tensor = Any
@@ -204,8 +204,10 @@ def _pad(data: Tensor, pads: tuple[int, int, int, int]) -> Tensor:
 
 
 # --- any element-wise function -------------------------------------------------------------------------------------
-def element_wise(stage: Stage, params: Sequence[Any], shape: Sequence[int]) -> Callable[..., Tensor]:
-    """``stage`` over ``shape``. Its loads are of ``params``, which the arguments replace, at its own axes or scalar."""
+def element_wise(computation: Computation, params: Sequence[Any], shape: Sequence[int]) -> Callable[..., Tensor]:
+    """``computation`` over ``shape``. Its loads are of ``params``, which the arguments replace, at its own axes or
+    scalar.
+    """
 
     def compute(*tensors: Tensor) -> Tensor:
         def element(*indices: Expr) -> Expr:
@@ -213,8 +215,8 @@ def element_wise(stage: Stage, params: Sequence[Any], shape: Sequence[int]) -> C
                 position = next(i for i, param in enumerate(params) if param.same_as(item.source))
                 return tensors[position](*(indices if len(item.indices) else ()))
 
-            return replace_loads(stage.value, moved)
+            return replace_loads(computation.value, moved)
 
-        return te.compute(tuple(shape), element, name=stage.name)
+        return te.compute(tuple(shape), element, name=computation.name)
 
     return compute

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Literal
 
 from tvm_ext._tvm import CALL_TIR, Call, Constant, PrimFunc, Var, ir, structural_walk, tirx
-from tvm_ext.analysis.stages import OperatorBody, Stage, read_operator, replace_loads
+from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
 
 from .blocked import Window, shape_of
@@ -37,10 +37,10 @@ REDUCTIONS = frozenset(f"relax.{name}" for name in ("mean", "sum", "max", "min")
 class Operator:
     """A binding ``variable = call`` that can be written in the blocked layout.
 
-    ``data`` are the values whose layout is at stake; the other arguments broadcast over rows and columns. ``stage`` is
-    the body of an element-wise ``call_tir``, with ``body`` around it. ``may_be_blocked``: whether the operator itself
-    has a blocked form (a convolution to 1000 channels reads blocks of 16, but cannot write them). ``reads_plain``:
-    whether a convolution had better read NCHW (`_skips_through_memory`).
+    ``data`` are the values whose layout is at stake; the other arguments broadcast over rows and columns.
+    ``computation`` is the body of an element-wise ``call_tir``, with ``body`` around it. ``may_be_blocked``: whether
+    the operator itself has a blocked form (a convolution to 1000 channels reads blocks of 16, but cannot write them).
+    ``reads_plain``: whether a convolution had better read NCHW (`_skips_through_memory`).
     """
 
     variable: Any
@@ -48,7 +48,7 @@ class Operator:
     role: Role
     data: tuple[Any, ...]
     block: int
-    stage: Stage | None = None
+    computation: Computation | None = None
     body: OperatorBody | None = None
     may_be_blocked: bool = True
     reads_plain: bool = False
@@ -202,7 +202,7 @@ def _element_wise(variable: Any, call: Any, lanes: int) -> Operator | None:
 
 
 def _element_wise_function(mod: Any, variable: Any, call: Any, lanes: int) -> Operator | None:
-    """A ``call_tir`` of one element-wise stage over tensors of the result's shape and scalars (a Clip, say)."""
+    """A ``call_tir`` of one element-wise computation over tensors of the result's shape and scalars (a Clip, say)."""
     func = mod[call.args[0]]
     arguments = list(call.args[1].fields)
     if not is_blockable(variable, lanes) or not isinstance(func, PrimFunc):
@@ -211,23 +211,29 @@ def _element_wise_function(mod: Any, variable: Any, call: Any, lanes: int) -> Op
         body = read_operator(func, call.args[0].name_hint)
     except IllegalRewrite:
         return None
-    if len(body.stages) != 1 or len(body.params) != len(arguments) + 1 or not _is_element_wise(body.stages[0]):
+    if (
+        len(body.computations) != 1
+        or len(body.params) != len(arguments) + 1
+        or not _is_element_wise(body.computations[0])
+    ):
         return None
     data = tuple(item for item in arguments if shape_of(item) == shape_of(variable) and not isinstance(item, Constant))
     if not data:
         return None
-    stage = body.stages[0]
-    return Operator(variable=variable, call=call, block=lanes, role="element-wise", data=data, stage=stage, body=body)
+    computation = body.computations[0]
+    return Operator(
+        variable=variable, call=call, block=lanes, role="element-wise", data=data, computation=computation, body=body
+    )
 
 
-def _is_element_wise(stage: Stage) -> bool:
-    if stage.is_reduction or not stage.writes_at_its_own_axes():
+def _is_element_wise(computation: Computation) -> bool:
+    if computation.is_reduction or not computation.writes_at_its_own_axes():
         return False
-    if not all(_at(item.indices, stage.variables) or not len(item.indices) for item in stage.loads()):
+    if not all(_at(item.indices, computation.variables) or not len(item.indices) for item in computation.loads()):
         return False
     # The axes must not appear outside of loads: a value such as `x[i] * i` depends on where it is.
     named: list[Any] = []
-    bare = replace_loads(stage.value, lambda item: tirx.const(0, str(item.source.ty.dtype)))
+    bare = replace_loads(computation.value, lambda item: tirx.const(0, str(item.source.ty.dtype)))
     structural_walk(bare, (Var, lambda variable: named.append(variable)))
     return not named
 

@@ -37,7 +37,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stages import Expr, dtype_of
+from tvm_ext.analysis.computations import Expr, dtype_of
 from tvm_ext.ir.float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing, uses_bfloat16
 
 _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext._tvm import structural_map, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 
 Expr = Any
 

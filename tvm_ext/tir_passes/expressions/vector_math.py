@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import Call, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.float_ir import bound
 

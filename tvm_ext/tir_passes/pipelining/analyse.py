@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, For, ForKind, tirx
-from tvm_ext.analysis.stages import mentions
+from tvm_ext.analysis.computations import mentions
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.pipelines import PipelineRule
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tvm_ext._tvm import For, structural_walk, tirx
 from tvm_ext._tvm import Var as Variable
-from tvm_ext.analysis.stages import substitute
+from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.bulk_ir import BULK_BYTES
 

@@ -26,7 +26,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.stages import dtype_of, mentions, substitute
+from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.errors import IllegalRewrite
 
 from .loops import (

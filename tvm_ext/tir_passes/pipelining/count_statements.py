@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import BufferStore, Call, For, ForKind, TensorLoad, structural_walk, tirx
-from tvm_ext.analysis.stages import mentions
+from tvm_ext.analysis.computations import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.choice import CHOICE, KernelChoice

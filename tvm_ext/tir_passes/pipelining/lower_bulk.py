@@ -192,7 +192,7 @@ def with_bulk_copies(
     """
     result, bulk, reasons = [], {}, []
     for pipeline in pipelines:
-        if all(is_shared(stage.load_use.buffer) for stage in pipeline.stages):
+        if all(is_shared(loaded.load_use.buffer) for loaded in pipeline.buffers):
             try:
                 pipeline, bulk[pipeline.number] = _as_bulk(pipeline, function, device)
             except IllegalRewrite as refusal:
@@ -206,25 +206,25 @@ def _as_bulk(pipeline: Pipeline, function: Function, device: DeviceSpec) -> tupl
         raise IllegalRewrite(f"{device.name} has none (they came with sm_90)")
     begun_anew = _is_begun_anew(pipeline.loop, function)
     threads = threads_around(function, pipeline.loop)
-    scope = str(pipeline.stages[0].versions.new.ty.storage_scope)
-    counts = [stage.versions.count for stage in pipeline.stages]
+    scope = str(pipeline.buffers[0].versions.new.ty.storage_scope)
+    counts = [loaded.versions.count for loaded in pipeline.buffers]
     barriers = {
         count: (mbarrier_buffer(count, f"landed_{pipeline.number}_{count}", scope), counts.count(count))
         for count in sorted(set(counts))
     }
-    stages = []
-    for stage in pipeline.stages:
-        use = stage.load_use
+    buffers = []
+    for loaded in pipeline.buffers:
+        use = loaded.load_use
         if len(use.parts) != 1:
             raise IllegalRewrite(f"{use.name} is loaded by several statements")
         rows = [bulk_rows(copy, threads.extents, function.ranges) for copy in use.copies]
-        count = stage.versions.count
+        count = loaded.versions.count
         loader = BulkLoader(load_use=use, rows=rows, barriers=barriers[count][0], versions=count, threads=threads)
-        stages.append(replace(stage, loader=loader))
+        buffers.append(replace(loaded, loader=loader))
     _check_room(pipeline, function, device, sum(barriers))
-    own = [stage.load_use.buffer for stage in pipeline.stages]
+    own = [loaded.load_use.buffer for loaded in pipeline.buffers]
     beside = [s.buffer for s in function.allocations_beside(pipeline.loop) if is_shared(s.buffer)]
-    return replace(pipeline, stages=tuple(stages)), BulkPipeline(
+    return replace(pipeline, buffers=tuple(buffers)), BulkPipeline(
         number=pipeline.number, loop=pipeline.loop, scope=scope, barriers=barriers, threads=threads,
         runs_on=pipeline.inner is not None,
         has_others=any(not any(buffer.same_as(mine) for mine in own) for buffer in beside), begun_anew=begun_anew,
@@ -233,7 +233,7 @@ def _as_bulk(pipeline: Pipeline, function: Function, device: DeviceSpec) -> tupl
 
 def _check_room(pipeline: Pipeline, function: Function, device: DeviceSpec, mbarriers: int) -> None:
     """The versions were chosen to fit; the mbarriers, and the gap before what is aligned behind them, must as well."""
-    more = sum(buffer_bytes(stage.versions.new) - buffer_bytes(stage.load_use.buffer) for stage in pipeline.stages)
+    more = sum(buffer_bytes(loaded.versions.new) - buffer_bytes(loaded.load_use.buffer) for loaded in pipeline.buffers)
     taken = shared_bytes_around(function, pipeline.loop) + more + mbarriers * MBARRIER_BYTES + SHARED_GRANULE_BYTES
     if taken > shared_capacity_bytes(device):
         raise IllegalRewrite(f"{mbarriers} mbarriers do not fit beside the tiles into shared memory")

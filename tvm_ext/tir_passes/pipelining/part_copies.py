@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
-from tvm_ext.analysis.stages import substitute
+from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import cast_to
 from tvm_ext.ir.bulk_ir import shared_pointer

@@ -26,7 +26,7 @@ from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
 from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions, shared_capacity_bytes
 from .private_registers import group_loads, ungroup_loads
 from .stock_pipelines import already_pipelined, without_stock_pipelines
-from .transform import Pipeline, Stage, Transformer, new_stage
+from .transform import LoadedBuffer, Pipeline, Transformer, loaded_buffer
 from .versions import version_elements
 
 PIPELINED = "tvm_ext.pipelined"
@@ -204,10 +204,10 @@ def with_primitives(func: Any, plan: PipelinePlan, device: DeviceSpec, loops: An
         pipelines, bulk, _ = with_bulk_copies(pipelines, function, device)
     body = Transformer(pipelines, unroll_hint=device.kind != "rocm").rewrite(function.body)
     staged = function.func.with_body(body).without_attr(PIPELINE_PLAN)
-    shared = [p for p in pipelines if p.stages[0].loader is not None]
+    shared = [p for p in pipelines if p.buffers[0].loader is not None]
     lowering = Lowering(
-        asynchronous={p.number: not any(s.loader is not None and s.loader.is_late for s in p.stages) for p in shared},
-        scopes={p.number: str(p.stages[0].versions.new.ty.storage_scope) for p in shared},
+        asynchronous={p.number: not any(s.loader is not None and s.loader.is_late for s in p.buffers) for p in shared},
+        scopes={p.number: str(p.buffers[0].versions.new.ty.storage_scope) for p in shared},
         bulk=bulk,
     )
     return staged, lowering
@@ -277,25 +277,27 @@ def _shared_pipeline(
     return Pipeline(
         number=number,
         loop=loop,
-        stages=tuple(_stage(item, use, function, device, scope) for item, use in members),
+        buffers=tuple(_loaded(item, use, function, device, scope) for item, use in members),
         inner=inner,
         entry_barrier=function.may_follow_shared(loop),
     )
 
 
-def _stage(item: PipelinedBuffer, use: LoadUse, function: Function, device: DeviceSpec, scope: str | None) -> Stage:
+def _loaded(
+    item: PipelinedBuffer, use: LoadUse, function: Function, device: DeviceSpec, scope: str | None
+) -> LoadedBuffer:
     try:
         loader = make_loader(function, use, device)
     except IllegalRewrite as refusal:
         raise InputError(
             f"the plan pipelines {item.name}, but {refusal.problem}", "plan it for this device"
         ) from refusal
-    return new_stage(use, item.stages, loader, scope)
+    return loaded_buffer(use, item.stages, loader, scope)
 
 
 def _register_pipeline(number: int, members: Members) -> Pipeline:
     return Pipeline(
-        number=number, loop=members[0][1].loop, stages=tuple(new_stage(use, item.stages) for item, use in members)
+        number=number, loop=members[0][1].loop, buffers=tuple(loaded_buffer(use, item.stages) for item, use in members)
     )
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, tirx
-from tvm_ext.analysis.stages import substitute
+from tvm_ext.analysis.computations import substitute
 from tvm_ext.ir.build_ir import as_index
 
 from .analyse import LoadUse
@@ -52,7 +52,7 @@ LONGEST_UNROLLED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Stage:
+class LoadedBuffer:
     """A buffer of a pipeline: what loads it, its versions, and how its loads are written."""
 
     load_use: LoadUse
@@ -73,13 +73,13 @@ class Pipeline:
 
     number: int
     loop: Stmt
-    stages: tuple[Stage, ...]
+    buffers: tuple[LoadedBuffer, ...]
     inner: Pipeline | None = None
     entry_barrier: bool = False
 
     @property
     def longest(self) -> int:
-        return max(stage.lookahead for stage in self.stages)
+        return max(loaded.lookahead for loaded in self.buffers)
 
     @property
     def in_flight(self) -> int:
@@ -87,14 +87,16 @@ class Pipeline:
 
         Worked example: 3 versions; tiles 0 and 1 are committed by the prologue; tile 0 has landed once one is left.
         """
-        return min(stage.lookahead for stage in self.stages) - 1
+        return min(loaded.lookahead for loaded in self.buffers) - 1
 
-    def owner_of(self, statement: Stmt) -> Stage | None:
-        return next((s for s in self.stages if any(statement.same_as(p) for p in s.load_use.parts)), None)
+    def owner_of(self, statement: Stmt) -> LoadedBuffer | None:
+        return next((s for s in self.buffers if any(statement.same_as(p) for p in s.load_use.parts)), None)
 
 
-def new_stage(load_use: LoadUse, count: int, loader: Loader | None = None, scope: str | None = None) -> Stage:
-    return Stage(load_use=load_use, versions=with_versions(load_use.buffer, count, scope), loader=loader)
+def loaded_buffer(
+    load_use: LoadUse, count: int, loader: Loader | None = None, scope: str | None = None
+) -> LoadedBuffer:
+    return LoadedBuffer(load_use=load_use, versions=with_versions(load_use.buffer, count, scope), loader=loader)
 
 
 class Transformer:
@@ -104,7 +106,7 @@ class Transformer:
         self._pipelines = pipelines
         self._unroll_hint = unroll_hint
         every = [p for pipeline in pipelines for p in (pipeline, pipeline.inner) if p is not None]
-        self._versions = [stage.versions for pipeline in every for stage in pipeline.stages]
+        self._versions = [loaded.versions for pipeline in every for loaded in pipeline.buffers]
 
     def rewrite(self, statement: Stmt) -> Stmt:
         """``statement`` with all pipelined loops in it transformed, buffers outside of them allocated anew."""
@@ -133,19 +135,19 @@ class Transformer:
 
     # --- one loop -------------------------------------------------------------------------------------------------
     def _pipelined(self, pipeline: Pipeline) -> Stmt:
-        is_shared_level = is_shared(pipeline.stages[0].load_use.buffer)
+        is_shared_level = is_shared(pipeline.buffers[0].load_use.buffer)
         build = _SharedLoop(self, pipeline) if is_shared_level else _RegisterLoop(self, pipeline)
         return _sequence([*self._hoisted(pipeline), *build.statements()])
 
     def _hoisted(self, pipeline: Pipeline) -> list[Stmt]:
         """Allocations inside the loop, made before it: versions outlive an iteration."""
-        every = [*pipeline.stages, *(pipeline.inner.stages if pipeline.inner else ())]
+        every = [*pipeline.buffers, *(pipeline.inner.buffers if pipeline.inner else ())]
         inside = [
             statement
             for statement in allocations_of(pipeline.loop.body)
-            if any(statement.buffer.same_as(stage.versions.old) for stage in every)
+            if any(statement.buffer.same_as(loaded.versions.old) for loaded in every)
         ]
-        registers = [AllocBuffer(r, {}) for stage in every if stage.loader for r in stage.loader.registers]
+        registers = [AllocBuffer(r, {}) for loaded in every if loaded.loader for r in loaded.loader.registers]
         return [*(self._allocation(statement) for statement in inside), *registers]
 
     def loop_over(self, variable: Any, extent: int, turns: int, body: Callable[[Expr], Stmt]) -> Stmt:
@@ -188,9 +190,9 @@ class _Loop:
         self.wrap, body = open_wrappers(self.loop.body)
         self.children = children_of(body)
 
-    def loads(self) -> list[tuple[Stage, Stmt]]:
+    def loads(self) -> list[tuple[LoadedBuffer, Stmt]]:
         owners = [(self.pipeline.owner_of(child), child) for child in self.children]
-        return [(stage, child) for stage, child in owners if stage is not None]
+        return [(loaded, child) for loaded, child in owners if loaded is not None]
 
     def uses(self) -> list[Stmt]:
         """The other children, nested pipelines in them transformed, without the allocations that were hoisted."""
@@ -228,28 +230,28 @@ class _SharedLoop(_Loop):
         )  # fmt: skip
         return [*prologue, main]
 
-    def slot(self, stage: Stage, tile: Expr) -> tuple[Versioned, Expr]:
-        return stage.versions, tirx.floormod(tile, constant(stage.versions.count, self.variable))
+    def slot(self, loaded: LoadedBuffer, tile: Expr) -> tuple[Versioned, Expr]:
+        return loaded.versions, tirx.floormod(tile, constant(loaded.versions.count, self.variable))
 
     def slots(self, tile: Expr) -> list[tuple[Versioned, Expr]]:
-        return [self.slot(stage, tile) for stage in self.pipeline.stages]
+        return [self.slot(loaded, tile) for loaded in self.pipeline.buffers]
 
     def _place(
-        self, form: str, tile_of: Callable[[Stage], Expr], condition_of: Callable[[Stage], Expr | None]
+        self, form: str, tile_of: Callable[[LoadedBuffer], Expr], condition_of: Callable[[LoadedBuffer], Expr | None]
     ) -> list[Stmt]:
         """All load parts in one of their loader's forms, those that look equally far ahead under one condition."""
-        placed: list[tuple[Stage, list[Stmt]]] = []
-        for stage, part in self.loads():
-            assert stage.loader is not None
-            tile = tile_of(stage)
+        placed: list[tuple[LoadedBuffer, list[Stmt]]] = []
+        for loaded, part in self.loads():
+            assert loaded.loader is not None
+            tile = tile_of(loaded)
             moved = use_versions(
-                substitute(getattr(stage.loader, form)(part), [(self.variable, tile)]), [self.slot(stage, tile)]
+                substitute(getattr(loaded.loader, form)(part), [(self.variable, tile)]), [self.slot(loaded, tile)]
             )
-            if placed and placed[-1][0].lookahead == stage.lookahead:
+            if placed and placed[-1][0].lookahead == loaded.lookahead:
                 placed[-1][1].append(moved)
             else:
-                placed.append((stage, [moved]))
-        return [_when(condition_of(stage), _sequence(statements)) for stage, statements in placed]
+                placed.append((loaded, [moved]))
+        return [_when(condition_of(loaded), _sequence(statements)) for loaded, statements in placed]
 
     def _prologue(self) -> list[Stmt]:
         """The first tiles: as many commits as the deepest buffer has versions to fill; a shallower one begins later."""
@@ -257,15 +259,15 @@ class _SharedLoop(_Loop):
         dtype = str(self.variable.ty.dtype)
         variable = Var(f"{self.variable.name}_prologue", dtype) if deepest > 1 else tirx.IntImm(dtype, 0)
 
-        def tile_of(stage: Stage) -> Expr:
-            late = deepest - stage.lookahead
+        def tile_of(loaded: LoadedBuffer) -> Expr:
+            late = deepest - loaded.lookahead
             return variable - constant(late, variable) if late else variable
 
-        def condition_of(stage: Stage) -> Expr | None:
-            exists = self.within(tile_of(stage), known=stage.lookahead)
-            if stage.lookahead == deepest:
+        def condition_of(loaded: LoadedBuffer) -> Expr | None:
+            exists = self.within(tile_of(loaded), known=loaded.lookahead)
+            if loaded.lookahead == deepest:
                 return exists
-            begun = tile_of(stage) >= zero(variable)
+            begun = tile_of(loaded) >= zero(variable)
             return begun if exists is None else tirx.all(begun, exists)
 
         loads = self._place("whole", tile_of, condition_of)
@@ -291,13 +293,13 @@ class _SharedLoop(_Loop):
         return [primitive("producer_acquire", number), *stores, primitive("producer_commit", number)]
 
     def _is_late(self) -> bool:
-        return any(stage.loader is not None and stage.loader.is_late for stage in self.pipeline.stages)
+        return any(loaded.loader is not None and loaded.loader.is_late for loaded in self.pipeline.buffers)
 
     def _ahead(self, form: str) -> list[Stmt]:
-        def tile_of(stage: Stage) -> Expr:
-            return self.variable + constant(stage.lookahead, self.variable)
+        def tile_of(loaded: LoadedBuffer) -> Expr:
+            return self.variable + constant(loaded.lookahead, self.variable)
 
-        return self._place(form, tile_of, lambda stage: self.within(tile_of(stage)))
+        return self._place(form, tile_of, lambda loaded: self.within(tile_of(loaded)))
 
     def wait(self) -> Stmt:
         return primitive("consumer_wait", self.pipeline.number, self.pipeline.in_flight)
@@ -320,17 +322,17 @@ class _FusedLoop(_Loop):
         self.outer = outer
         extent = integer(self.extent)
         assert extent is not None
-        self.count = min(stage.versions.count for stage in pipeline.stages)
+        self.count = min(loaded.versions.count for loaded in pipeline.buffers)
         self.trips, self.ahead = extent, self.count - 1
 
     def is_in(self, child: Stmt) -> bool:
         return bool(open_wrappers(child)[1].same_as(self.loop))
 
-    def _load(self, stage: Stage, part: Stmt, step: Expr, tile: Expr, turn: Expr) -> Stmt:
+    def _load(self, loaded: LoadedBuffer, part: Stmt, step: Expr, tile: Expr, turn: Expr) -> Stmt:
         """One fragment: ``step`` of ``tile``, into the version of ``turn``. Beyond the last tile any data will do."""
         beyond = tirx.floormod(tile, self.outer.extent) if integer(tile) is None else tile
         moved = substitute(part, [(self.variable, step), (self.outer.variable, beyond)])
-        return use_versions(moved, [*self.outer.slots(tile), (stage.versions, self._version(turn))])
+        return use_versions(moved, [*self.outer.slots(tile), (loaded.versions, self._version(turn))])
 
     def _version(self, turn: Expr) -> Expr:
         return tirx.floormod(turn, constant(self.count, turn))
@@ -339,9 +341,9 @@ class _FusedLoop(_Loop):
         first = zero(self.outer.variable)
         if self.ahead == 1:
             step = zero(self.variable)
-            return [self._load(stage, part, step, first, step) for stage, part in self.loads()]
+            return [self._load(loaded, part, step, first, step) for loaded, part in self.loads()]
         variable = Var(f"{self.variable.name}_prologue", str(self.variable.ty.dtype))
-        loads = [self._load(stage, part, variable, first, variable) for stage, part in self.loads()]
+        loads = [self._load(loaded, part, variable, first, variable) for loaded, part in self.loads()]
         return [self.transformer._unrolled(variable, self.ahead, _sequence(loads))]
 
     def main(self, child: Stmt) -> Stmt:
@@ -356,11 +358,11 @@ class _FusedLoop(_Loop):
         whole_turns = self.trips % self.count == 0
         begin = zero(step) if whole_turns else as_index(self.outer.variable, step) * trips
         loads = [
-            self._load(stage, part, wrapped, next_tile, begin + later if not whole_turns else later)
-            for stage, part in self.loads()
+            self._load(loaded, part, wrapped, next_tile, begin + later if not whole_turns else later)
+            for loaded, part in self.loads()
         ]
         turn = step if whole_turns else begin + step
-        versions = [(stage.versions, self._version(turn)) for stage in self.pipeline.stages]
+        versions = [(loaded.versions, self._version(turn)) for loaded in self.pipeline.buffers]
         renamed = [] if step.same_as(self.variable) else [(self.variable, step)]
         used = [use_versions(substitute(self.transformer.rewrite(u), renamed), versions) for u in self.uses()]
         next_is_new = tirx.EQ(wrapped, zero(wrapped))
@@ -372,21 +374,21 @@ class _RegisterLoop(_Loop):
     """A register pipeline of its own, begun anew whenever its loop is (Figure 3c)."""
 
     def statements(self) -> list[Stmt]:
-        count = min(stage.versions.count for stage in self.pipeline.stages)
+        count = min(loaded.versions.count for loaded in self.pipeline.buffers)
         self.count, self.ahead = count, count - 1
         return [*self._prologue(), self._main()]
 
-    def _load(self, stage: Stage, part: Stmt, step: Expr, condition: Expr | None) -> Stmt:
+    def _load(self, loaded: LoadedBuffer, part: Stmt, step: Expr, condition: Expr | None) -> Stmt:
         slot = tirx.floormod(step, constant(self.count, step))
-        return _when(condition, use_versions(substitute(part, [(self.variable, step)]), [(stage.versions, slot)]))
+        return _when(condition, use_versions(substitute(part, [(self.variable, step)]), [(loaded.versions, slot)]))
 
     def _prologue(self) -> list[Stmt]:
         dtype = str(self.variable.ty.dtype)
         steps = [tirx.IntImm(dtype, place) for place in range(self.ahead)]
         return [
-            self._load(stage, part, step, self.within(step, known=self.ahead))
+            self._load(loaded, part, step, self.within(step, known=self.ahead))
             for step in steps
-            for stage, part in self.loads()
+            for loaded, part in self.loads()
         ]
 
     def _main(self) -> Stmt:
@@ -398,9 +400,9 @@ class _RegisterLoop(_Loop):
 
     def _iteration(self, step: Expr) -> Stmt:
         later = step + constant(self.ahead, self.variable)
-        loads = [self._load(stage, part, later, self.within(later)) for stage, part in self.loads()]
+        loads = [self._load(loaded, part, later, self.within(later)) for loaded, part in self.loads()]
         slot = tirx.floormod(step, constant(self.count, step))
-        versions = [(stage.versions, slot) for stage in self.pipeline.stages]
+        versions = [(loaded.versions, slot) for loaded in self.pipeline.buffers]
         renamed = [] if step.same_as(self.variable) else [(self.variable, step)]
         used = [use_versions(substitute(self.transformer.rewrite(u), renamed), versions) for u in self.uses()]
         return self.wrap(_sequence([*loads, *used]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm_ext.analysis.stages import OperatorBody, dtype_of, static_shape
+from tvm_ext.analysis.computations import OperatorBody, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import TargetError
 
@@ -17,7 +17,7 @@ NARROW_TYPES = ("float16",)
 
 def index_limit_passed(operator: OperatorBody) -> str | None:
     """Why a tensor of ``operator`` is too large for 32-bit indices, or None where none is."""
-    for buffer in (*operator.params, *(stage.target for stage in operator.stages)):
+    for buffer in (*operator.params, *(computation.target for computation in operator.computations)):
         shape = static_shape(buffer)
         if prod(shape) > INDEX_LIMIT:
             return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext.analysis.stages import OperatorBody, Stage, reads
+from tvm_ext.analysis.computations import Computation, OperatorBody, reads
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import Stmt, outer_kind
@@ -24,7 +24,7 @@ class WindowGroup:
     """A window operator with its fused epilogue."""
 
     window: Window
-    epilogue: tuple[Stage, ...]
+    epilogue: tuple[Computation, ...]
 
 
 Group = TileGroup | RowGroup | WindowGroup
@@ -33,7 +33,7 @@ Group = TileGroup | RowGroup | WindowGroup
 def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody) -> tuple[list[Group], list[str]]:
     """``groups`` with window kernels for the anchors that have one, and why others that slide a window have none."""
     taken: list[Group] = []
-    pads: list[Stage] = []
+    pads: list[Computation] = []
     refusals: list[str] = []
     for group in groups:
         window = None
@@ -51,24 +51,24 @@ def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody)
     return [left for group in taken if (left := _without(group, pads)) is not None], refusals
 
 
-def _paddings_of(anchor: Stage, operator: OperatorBody) -> list[Stage]:
-    """The stages that pad what ``anchor`` alone reads."""
+def _paddings_of(anchor: Computation, operator: OperatorBody) -> list[Computation]:
+    """The computations that pad what ``anchor`` alone reads."""
     return [
-        stage
-        for stage in operator.stages
-        if reads(anchor.value, stage.target)
-        and not operator.is_output(stage.target)
-        and is_padding(stage)
-        and len(operator.consumers(stage.target)) == 1
+        computation
+        for computation in operator.computations
+        if reads(anchor.value, computation.target)
+        and not operator.is_output(computation.target)
+        and is_padding(computation)
+        and len(operator.consumers(computation.target)) == 1
     ]
 
 
-def _without(group: Group, pads: Sequence[Stage]) -> Group | None:
-    """``group`` without the stages of ``pads``; None where nothing is left."""
+def _without(group: Group, pads: Sequence[Computation]) -> Group | None:
+    """``group`` without the computations of ``pads``; None where nothing is left."""
     if not isinstance(group, RowGroup):
         return group
-    left = tuple(stage for stage in group.stages if not any(stage is pad for pad in pads))
-    return RowGroup(stages=left) if left else None
+    left = tuple(computation for computation in group.computations if not any(computation is pad for pad in pads))
+    return RowGroup(computations=left) if left else None
 
 
 def window_kernel(group: WindowGroup, device: DeviceSpec) -> tuple[list[Stmt], RProgram, str]:

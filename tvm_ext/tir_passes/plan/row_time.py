@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import Call, structural_walk
-from tvm_ext.analysis.stage_exprs import count_flops, is_gather, itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape
+from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 
 from ..emit.cpu_rows.emit import is_in
@@ -21,40 +21,40 @@ CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_m
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
 
 
-def row_time_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
-    """Seconds of ``stages`` on all units together: the longer of moving each tensor once and of the arithmetic.
+def row_time_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
+    """Seconds of ``computations`` on all units together: the longer of moving each tensor once and of the arithmetic.
 
     Worked example, mean over 2048 rows of 49 on a unit of 210 GB/s from L2 and 126 G operations/s: 409,600 bytes take
     1.95 us, 200,704 operations 0.1 us (they fill lanes); on two units half of 1.95 us.
     """
-    busy_s = max(_transfer_s(stages, device), _arithmetic_s(stages, device))
+    busy_s = max(_transfer_s(computations, device), _arithmetic_s(computations, device))
     return busy_s / device.unit_count
 
 
-def _transfer_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
+def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
     buffers: list[Any] = []
     gathered_s = 0.0
-    inner = [stage.target for stage in stages[:-1]]
-    for stage in stages:
-        tables = [item.source for item in stage.loads() if is_gather(item.indices)]
-        for buffer in (*(item.source for item in stage.loads()), stage.target):
+    inner = [computation.target for computation in computations[:-1]]
+    for computation in computations:
+        tables = [item.source for item in computation.loads() if is_gather(item.indices)]
+        for buffer in (*(item.source for item in computation.loads()), computation.target):
             if is_in(buffer, buffers) or is_in(buffer, inner):
                 continue
             if is_in(buffer, tables):
-                gathered_s += _gathered_s(buffer, stage, device)
+                gathered_s += _gathered_s(buffer, computation, device)
             else:
                 buffers.append(buffer)
     total = sum(_bytes(buffer) for buffer in buffers)
     return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
 
 
-def _gathered_s(table: Any, stage: Stage, device: DeviceSpec) -> float:
+def _gathered_s(table: Any, computation: Computation, device: DeviceSpec) -> float:
     """Seconds of reading a part of ``table`` from the layer that holds all of it.
 
     Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
     """
     whole = _bytes(table)
-    read = min(whole, stage.point_count * itemsize_bytes(dtype_of(table)))
+    read = min(whole, computation.point_count * itemsize_bytes(dtype_of(table)))
     return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
 
 
@@ -73,14 +73,14 @@ def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:
     return chosen.bandwidth_gb_per_s / device.unit_count
 
 
-def _arithmetic_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
-    operations = sum(stage.point_count * _operations(stage) for stage in stages)
+def _arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
+    operations = sum(computation.point_count * _operations(computation) for computation in computations)
     # A peak counts a multiply-add as two operations.
-    peak = device.peak_gflops_of(dtype_of(stages[-1].target)) or ASSUMED_GFLOPS * device.unit_count
+    peak = device.peak_gflops_of(dtype_of(computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
     return operations / (peak / 2 / device.unit_count * 1e9)
 
 
-def _operations(stage: Stage) -> float:
+def _operations(computation: Computation) -> float:
     calls: list[bool] = []
-    structural_walk(stage.value, (Call, lambda _: calls.append(True)))
-    return count_flops(stage.value) + stage.is_reduction + CALL_OPERATIONS * len(calls)
+    structural_walk(computation.value, (Call, lambda _: calls.append(True)))
+    return count_flops(computation.value) + computation.is_reduction + CALL_OPERATIONS * len(calls)

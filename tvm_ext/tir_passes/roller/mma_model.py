@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction
@@ -48,7 +48,7 @@ class GemmShape:
 def shape_of(product: TensorExpr) -> GemmShape:
     """The shape of a `gemm_form.gemm_expr`."""
     *batch, rows, columns, depth = (axis.extent for axis in product.axes)
-    fused = sum(stage.extra_bytes_per_element for stage in (*product.prologue, *product.epilogue))
+    fused = sum(computation.extra_bytes_per_element for computation in (*product.prologue, *product.epilogue))
     return GemmShape(
         batch=prod(batch),
         rows=rows,

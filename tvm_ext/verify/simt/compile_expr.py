@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import Analyzer, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import InputError
 
 from .local_memory import View

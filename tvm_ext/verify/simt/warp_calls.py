@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import InputError
 
 from .async_copy import check_copy_size

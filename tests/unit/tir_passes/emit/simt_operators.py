@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx, topi
 
-from tvm_ext.analysis.stages import Stage, read_operator, reads
+from tvm_ext.analysis.computations import Computation, read_operator, reads
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram, RTile
-from tvm_ext.tir_passes.construct_kernels import canonical_stage
+from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.tir_passes.roller.align import ALL_RULES, TENSOR_CORE
@@ -40,23 +40,27 @@ class Operator:
 class Anchor:
     """What `emit_simt_tile` is given, but for the program."""
 
-    stage: Stage
+    computation: Computation
     expr: TensorExpr
-    prologue: tuple[Stage, ...]
-    epilogue: tuple[Stage, ...]
+    prologue: tuple[Computation, ...]
+    epilogue: tuple[Computation, ...]
     params: tuple[Any, ...]
 
 
 def anchor_of(func: Any) -> Anchor:
     operator = simplify(read_operator(func, "operator"))
     group = next(g for g in plan(operator) if isinstance(g, TileGroup))
-    stage, expr = canonical_stage(group.anchor, "operator", epilogue=group.epilogue, params=operator.params)
-    prologue = tuple(s for s in operator.stages if not s.is_reduction and reads(group.anchor.value, s.target))
-    return Anchor(stage=stage, expr=expr, prologue=prologue, epilogue=group.epilogue, params=operator.params)
+    computation, expr = canonical_computation(group.anchor, "operator", epilogue=group.epilogue, params=operator.params)
+    prologue = tuple(s for s in operator.computations if not s.is_reduction and reads(group.anchor.value, s.target))
+    return Anchor(
+        computation=computation, expr=expr, prologue=prologue, epilogue=group.epilogue, params=operator.params
+    )
 
 
 def emit(anchor: Anchor, program: RProgram, device: DeviceSpec = V100) -> SimtKernel:
-    return emit_simt_tile(anchor.stage, anchor.expr, anchor.prologue, anchor.epilogue, program, device, anchor.params)
+    return emit_simt_tile(
+        anchor.computation, anchor.expr, anchor.prologue, anchor.epilogue, program, device, anchor.params
+    )
 
 
 def best_program(anchor: Anchor, device: DeviceSpec = V100) -> RProgram:

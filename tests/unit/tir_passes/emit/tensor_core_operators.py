@@ -12,13 +12,13 @@ import numpy as np
 import tvm
 from tvm import te, tirx, topi
 
-from tvm_ext.analysis.stages import Stage, read_operator
+from tvm_ext.analysis.computations import Computation, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.tir_passes.construct_kernels import canonical_stage
+from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.mma_tiles.emit import emit_mma_tile, supports_mma
 from tvm_ext.tir_passes.roller.construct_mma import construct_mma
 from tvm_ext.verify import simt
@@ -32,10 +32,10 @@ class Parts:
     """An operator as its emitter is given it."""
 
     params: tuple[Any, ...]
-    prologue: tuple[Stage, ...]
-    anchor: Stage
+    prologue: tuple[Computation, ...]
+    anchor: Computation
     expr: TensorExpr
-    epilogue: tuple[Stage, ...]
+    epilogue: tuple[Computation, ...]
 
 
 def matmul(
@@ -143,7 +143,7 @@ def _to(wanted: str, given: str, array: Array) -> Array:
 
 
 def conv2d(shape: Conv, dtype: str = "float16") -> tuple[Any, Reference]:
-    """The convolution with its padding stage, and its reference."""
+    """The convolution with its padding computation, and its reference."""
     data, weights = shape.layout.split()
     sizes = {"N": shape.n, "H": shape.h, "W": shape.w, "C": shape.c}
     taps = {"O": shape.f, "H": shape.r, "W": shape.s, "I": shape.c}
@@ -174,10 +174,10 @@ def conv2d(shape: Conv, dtype: str = "float16") -> tuple[Any, Reference]:
 
 def parts_of(func: Any) -> Parts:
     operator = read_operator(func, "operator")
-    at = next(i for i, stage in enumerate(operator.stages) if stage.is_reduction)
-    prologue, epilogue = operator.stages[:at], operator.stages[at + 1 :]
-    anchor, expr = canonical_stage(
-        operator.stages[at], "operator", params=operator.params, prologue=prologue, epilogue=epilogue
+    at = next(i for i, computation in enumerate(operator.computations) if computation.is_reduction)
+    prologue, epilogue = operator.computations[:at], operator.computations[at + 1 :]
+    anchor, expr = canonical_computation(
+        operator.computations[at], "operator", params=operator.params, prologue=prologue, epilogue=epilogue
     )
     return Parts(params=operator.params, prologue=prologue, anchor=anchor, expr=expr, epilogue=epilogue)
 

@@ -11,7 +11,7 @@ from tvm import relax, te
 
 from tests.unit.kernels import constructed, cpu, from_te, legalised, relative_error, run
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import STACK_BYTES, new_buffer
@@ -179,8 +179,8 @@ def test_row_time_reads_from_the_cache_that_holds_the_tensors():
     device = two_units()
     times = {}
     for rows in (512, 1024, 1 << 20):
-        stages = read_operator(legalised(lambda v: op.nn.relu(v), (rows, 64)), "relu").stages
-        times[rows] = row_time_s(stages, device) / (2 * rows * 64 * 4)
+        computations = read_operator(legalised(lambda v: op.nn.relu(v), (rows, 64)), "relu").computations
+        times[rows] = row_time_s(computations, device) / (2 * rows * 64 * 4)
     rate = {layer.name: layer.bandwidth_gb_per_s * 1e9 for layer in device.layers[1:]}
     lowest = device.lowest_layer.name
     assert times[512] == pytest.approx(1 / rate["L2"])

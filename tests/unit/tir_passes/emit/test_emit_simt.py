@@ -173,7 +173,7 @@ def test_epilogues_are_computed_on_the_accumulators():
 
 def test_the_padding_is_computed_on_the_way_to_shared_memory():
     anchor = anchor_of(OPERATORS["3x3"].func)
-    assert [stage.target.name for stage in anchor.prologue] == ["pad_temp"]
+    assert [computation.target.name for computation in anchor.prologue] == ["pad_temp"]
     func = function(anchor, emit(anchor, best_program(anchor)))
     assert "pad_temp[" not in func.script()
 

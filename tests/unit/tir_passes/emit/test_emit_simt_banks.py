@@ -56,7 +56,7 @@ def test_turns_agree_with_counting_word_by_word(row, seed):
 
 def _tiling(program: RProgram, operator: object) -> SimtTiling:
     anchor = anchor_of(operator)
-    tiling = tile_threads(anchor.stage, anchor.expr, program, V100)
+    tiling = tile_threads(anchor.computation, anchor.expr, program, V100)
     assert reduction_split(tiling, V100) == (1, None)
     return deepened(tiling, anchor.expr, V100)
 

@@ -9,15 +9,15 @@ from tvm import te
 
 from tests.unit.kernels import from_te
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stage_exprs import axis_names, tensor_expr_of
-from tvm_ext.analysis.stages import Stage, read_operator, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import axis_names, tensor_expr_of
+from tvm_ext.analysis.computations import Computation, read_operator, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import phase_split
 from tvm_ext.ir.build_ir import SERIAL, as_index, load, nest, new_buffer, sequence, store
 from tvm_ext.tir_passes.emit.cpu_tiles.phase_pack import phase_pack
 
 
-def _window(size: int, taps: int, stride: int, dilation: int = 1) -> tuple[Stage, TensorExpr]:
+def _window(size: int, taps: int, stride: int, dilation: int = 1) -> tuple[Computation, TensorExpr]:
     """out[f, y, x] = sum over c, r, q of in[c, 2*y + r, stride*x + dilation*q] * w[f, c, r, q]."""
     x = te.placeholder((3, 9, size), name="x")
     w = te.placeholder((8, 3, 3, taps), name="w")
@@ -29,11 +29,11 @@ def _window(size: int, taps: int, stride: int, dilation: int = 1) -> tuple[Stage
         lambda f, y, j: te.sum(x[c, 2 * y + r, stride * j + dilation * q] * w[f, c, r, q], axis=[c, r, q]),
         name="out",
     )
-    (stage,) = read_operator(from_te(x, w, out), "window").stages
-    return stage, tensor_expr_of(stage, name="window")
+    (computation,) = read_operator(from_te(x, w, out), "window").computations
+    return computation, tensor_expr_of(computation, name="window")
 
 
-def _split(stage: Stage, expr: TensorExpr) -> object:
+def _split(computation: Computation, expr: TensorExpr) -> object:
     return phase_split(expr.inputs[0], expr.axes[2].name, expr.extents)
 
 
@@ -41,14 +41,14 @@ def _split(stage: Stage, expr: TensorExpr) -> object:
     ("size", "taps", "stride"), [(20, 3, 2), (21, 3, 2), (23, 7, 2), (17, 1, 2), (31, 11, 4), (16, 2, 3)]
 )
 def test_every_element_of_every_window(size: int, taps: int, stride: int) -> None:
-    stage, expr = _window(size, taps, stride)
-    names = axis_names(stage)
-    source = stage.loads()[0]
-    packed = phase_pack(source, expr.inputs[0], stage, names, 2)
+    computation, expr = _window(size, taps, stride)
+    names = axis_names(computation)
+    source = computation.loads()[0]
+    packed = phase_pack(source, expr.inputs[0], computation, names, 2)
     assert packed is not None
-    width = stage.extents[2]
+    width = computation.extents[2]
     seen = new_buffer((3, 4, width, 3, taps), "float32", "seen")
-    f, y, x, c, r, q = stage.variables
+    f, y, x, c, r, q = computation.variables
 
     def read(values: tuple[object, ...]) -> object:
         table = [(v, as_index(value, v)) for v, value in zip((c, y, x, r, q), values, strict=True)]
@@ -56,7 +56,7 @@ def test_every_element_of_every_window(size: int, taps: int, stride: int) -> Non
         return store(seen, load(packed.buffer, place), list(values))
 
     reads = nest([3, 4, width, 3, taps], SERIAL, ["c", "y", "x", "r", "q"], read)
-    func = tirx.PrimFunc([source.source, seen], sequence(packed.copy(stage, SERIAL), reads))
+    func = tirx.PrimFunc([source.source, seen], sequence(packed.copy(computation, SERIAL), reads))
     func = func.with_attrs({"global_symbol": "main", "s_tir": True})
     data = np.random.default_rng(0).standard_normal((3, 9, size)).astype("float32")
     result = tvm.runtime.tensor(np.full((3, 4, width, 3, taps), np.nan, "float32"))
@@ -66,9 +66,9 @@ def test_every_element_of_every_window(size: int, taps: int, stride: int) -> Non
 
 
 def test_holds_each_element_once() -> None:
-    stage, expr = _window(21, 3, 2)
-    assert _split(stage, expr) == (3, 9, 2, 11)
-    packed = phase_pack(stage.loads()[0], expr.inputs[0], stage, axis_names(stage), 2)
+    computation, expr = _window(21, 3, 2)
+    assert _split(computation, expr) == (3, 9, 2, 11)
+    packed = phase_pack(computation.loads()[0], expr.inputs[0], computation, axis_names(computation), 2)
     assert packed is not None
     assert static_shape(packed.buffer) == (3, 9, 2, 11)
 

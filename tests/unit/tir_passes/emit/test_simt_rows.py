@@ -366,7 +366,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_opencl_gives_what_the_interpreter_gives(name, rng):
-    """The same stages without shuffles: what CUDA does with them, OpenCL does with a tree in shared memory."""
+    """The same computations without shuffles: what CUDA does with them, OpenCL does with a tree in shared memory."""
     if reason := opencl_cpu.why_not():
         pytest.skip(reason)
     build, shapes = CASES[name]

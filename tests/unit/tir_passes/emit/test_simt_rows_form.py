@@ -1,4 +1,4 @@
-"""What the row kernels see in a group of stages, and how they divide it among threads."""
+"""What the row kernels see in a group of computations, and how they divide it among threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A100 = device_db.lookup("nvidia-a100")
 
 def form_of(build, *shapes, dtype="float32"):
     operator = operator_of(legalised(build, *shapes, dtype=dtype))
-    return read_form(operator.stages, operator.outputs, operator.params)
+    return read_form(operator.computations, operator.outputs, operator.params)
 
 
 def extents(axes):
@@ -60,7 +60,7 @@ def test_reshaped_indices_are_seen_through():
     assert launch_count(row_kernel(func)[1]) <= 3
 
 
-def test_a_stage_that_reads_other_elements_has_no_common_form():
+def test_a_computation_that_reads_other_elements_has_no_common_form():
     x = te.placeholder((8, 16), "float32", "x")
     y = te.compute((8, 16), lambda i, j: te.exp(x[i, j]), "y")
     k = te.reduce_axis((0, 16), "k")
@@ -68,7 +68,7 @@ def test_a_stage_that_reads_other_elements_has_no_common_form():
     z = te.compute((8, 16), lambda i, j: y[i, 15 - j] / total[i], "z")
     operator = operator_of(from_te(x, z))
     with pytest.raises(IllegalRewrite, match="other elements of y"):
-        read_form(operator.stages, operator.outputs, operator.params)
+        read_form(operator.computations, operator.outputs, operator.params)
 
 
 # --- vectors --------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_the_widest_type_decides_the_vectors():
 def test_a_window_of_odd_offsets_is_read_element_by_element():
     x = te.placeholder((8, 65), "float32", "x")
     operator = operator_of(from_te(x, te.compute((8, 64), lambda i, j: x[i, j + 1] * 2.0, "y")))
-    form = read_form(operator.stages, operator.outputs, operator.params)
+    form = read_form(operator.computations, operator.outputs, operator.params)
     assert find_lanes(form, form.grid[-1].variable, form.grid[-1].extent).width == 1
 
 
@@ -105,13 +105,13 @@ def test_a_condition_that_changes_between_vectors_leaves_them_whole(boundary, wi
     a, b = te.placeholder((8, boundary), "float32", "a"), te.placeholder((8, 64 - boundary), "float32", "b")
     y = te.compute((8, 64), lambda i, j: tirx.if_then_else(j < boundary, a[i, j], b[i, j - boundary]), "y")
     operator = operator_of(from_te(a, b, y))
-    form = read_form(operator.stages, operator.outputs, operator.params)
+    form = read_form(operator.computations, operator.outputs, operator.params)
     assert find_lanes(form, form.grid[-1].variable, form.grid[-1].extent).width == width
 
 
 def test_half_precision_is_widened_once_per_input():
     form = form_of(op.nn.gelu, (4, 64), dtype="float16")
-    value = widened(form.stages[0].value)
+    value = widened(form.computations[0].value)
     assert str(value.ty.dtype) == "float32"
     found = []
     structural_walk(value, (tirx.Cast, lambda cast: found.append(str(cast.ty.dtype))))

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tests.unit.kernels import constructed, cpu, legalised, relative_error, run
 from tvm_ext._tvm import ForKind, structural_walk, tirx
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.records.choice import CHOICE
 from tvm_ext.tir_passes.emit.cpu_windows.emit import may_overrun

@@ -11,7 +11,7 @@ from tvm import te, tirx
 
 from tests.unit.kernels import constructed, from_te, run
 from tvm_ext._tvm import Analyzer, Var, structural_equal
-from tvm_ext.analysis.stages import substitute
+from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices import device_db
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions

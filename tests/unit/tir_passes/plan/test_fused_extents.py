@@ -12,7 +12,7 @@ from tvm import te, topi
 
 from tests.unit.kernels import constructed, from_te, relative_error, run
 from tests.unit.tir_passes.emit.simt_operators import convolved
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
@@ -125,7 +125,7 @@ def test_what_runs_behind_one_product_is_not_computed_before_the_next_one() -> N
     first = topi.nn.matmul(a, b)
     func = from_te(a, b, c, topi.nn.matmul(topi.nn.relu(first), c))
     one, two = plan_for_gpu(simplify_for_gpu(read_operator(func, "operator")))
-    assert [stage.name for stage in one.epilogue] == ["compute"]
+    assert [computation.name for computation in one.epilogue] == ["compute"]
     assert two.prologue == ()
     verification = verify(gpu_kernel(func), "nvidia-a100")
     assert verification.ok, str(verification)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tvm_ext._tvm import te, topi
-from tvm_ext.analysis.stage_exprs import tensor_expr_of
-from tvm_ext.analysis.stages import OperatorBody, read_operator
+from tvm_ext.analysis.computation_exprs import tensor_expr_of
+from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.rprogram import Prediction
 from tvm_ext.tir_passes.construct_kernels import row_program
@@ -35,13 +35,13 @@ def _read(tensors: list[Any]) -> OperatorBody:
 
 
 def predicted(operator: OperatorBody, device: str) -> Prediction:
-    program = row_program(RowGroup(stages=tuple(operator.stages)), operator, lookup(device, measure=False))
+    program = row_program(RowGroup(computations=tuple(operator.computations)), operator, lookup(device, measure=False))
     assert program is not None
     return program.prediction
 
 
 def test_a_gather_says_which_axes_choose_its_rows() -> None:
-    expr = tensor_expr_of(gather().stages[-1], name="take")
+    expr = tensor_expr_of(gather().computations[-1], name="take")
     access = next(item for item in expr.inputs if item.tensor == "T")
     (row, column) = (axis.name for axis in expr.axes)
     assert access.gathers == ((row,), ())
@@ -51,7 +51,7 @@ def test_a_gather_says_which_axes_choose_its_rows() -> None:
 
 
 def test_a_table_that_is_not_gathered_from_has_no_such_axes() -> None:
-    expr = tensor_expr_of(transposition(64, 48).stages[-1], name="transpose")
+    expr = tensor_expr_of(transposition(64, 48).computations[-1], name="transpose")
     assert all(access.gathers == () for access in expr.accesses)
 
 
@@ -71,7 +71,7 @@ def test_a_gather_moves_the_rows_that_it_reads(device: str) -> None:
 def test_rows_of_a_table_come_from_where_the_table_is() -> None:
     """94 MB lie in DRAM, of which 393 KB are read; 256 KB lie in a cache."""
     spec = lookup(CPU, measure=False)
-    large, small = (row_time_s(gather(entries, WIDTH, ROWS).stages, spec) for entries in (ENTRIES, 85))
+    large, small = (row_time_s(gather(entries, WIDTH, ROWS).computations, spec) for entries in (ENTRIES, 85))
     assert spec.lowest_layer.bandwidth_gb_per_s is not None
     from_memory = ROWS * WIDTH * 4 / (spec.lowest_layer.bandwidth_gb_per_s * 1e9)
     assert from_memory < large < 2 * from_memory

@@ -248,13 +248,13 @@ def _present(pen: Pen, heads: _Heads) -> None:
             pen.add("Identity", name, out=result(pen.node, index))
 
 
-def _inspected(pen: Pen, stages: Mapping[int, str]) -> None:
-    """The fourth output: the scores at the stage that the model asks for."""
+def _inspected(pen: Pen, forms: Mapping[int, str]) -> None:
+    """The fourth output: the scores in the form that the model asks for."""
     mode = int(attribute(pen.node, "qk_matmul_output_mode", 0))
-    if mode not in stages:
+    if mode not in forms:
         raise refusal(pen.node, f"has the qk_matmul_output_mode {mode}", "use 0, 1, 2 or 3")
     if result(pen.node, 3):
-        pen.add("Identity", stages[mode], out=result(pen.node, 3))
+        pen.add("Identity", forms[mode], out=result(pen.node, 3))
 
 
 RULES: Mapping[str, Rule] = {"Attention": _attention}

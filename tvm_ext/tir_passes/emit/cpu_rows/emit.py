@@ -1,7 +1,8 @@
-"""Emits stages that share their leading axes as one parallel loop over rows; a row stays in cache between stages.
+"""Emits computations that share their leading axes as one parallel loop over rows; a row stays in cache between
+computations.
 
 Softmax, layer and RMS normalisation, means and variances, and every injective operator have this form: the first p axes
-of all stages run together, so that what one stage leaves in a row-sized buffer, the next one finds in L1.
+of all computations run together, so that what one computation leaves in a row-sized buffer, the next one finds in L1.
 
     parallel for row in fused first p axes:
       m = max over k of x[row, k]                 # a reduction over the contiguous axis: SIMD partial results
@@ -19,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_walk, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -50,73 +51,86 @@ LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread'
 TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 
 
-def shared_axes(stages: Sequence[Stage]) -> int:
-    """How many leading axes all stages have in common (see the module's example); a lone reduction has all its own."""
-    limit = min(len(stage.spatial) for stage in stages)
-    if len(stages) == 1:
+def shared_axes(computations: Sequence[Computation]) -> int:
+    """How many leading axes all computations have in common (see the module's example); a lone reduction has all its
+    own.
+    """
+    limit = min(len(computation.spatial) for computation in computations)
+    if len(computations) == 1:
         return limit
     count = 0
-    while count < limit and _agree(stages, count):
+    while count < limit and _agree(computations, count):
         count += 1
     return count
 
 
-def _task_axes(stage: Stage, device: DeviceSpec) -> int:
-    """Leading axes of a lone injective stage that are divided into tasks; the others stay plain loops inside.
+def _task_axes(computation: Computation, device: DeviceSpec) -> int:
+    """Leading axes of a lone injective computation that are divided into tasks; the others stay plain loops inside.
 
     As few as give every unit enough tasks: each task divides its number into coordinates, which a loop gets for free.
     Worked example, padding (64, 58, 58) on two units: 64 tasks of 58 x 58, not 3712 tasks of 58.
     """
     tasks, count = 1, 0
-    while count < len(stage.spatial) - 1 and tasks < TASKS_PER_UNIT * device.unit_count:
-        tasks *= stage.extent(stage.spatial[count])
+    while count < len(computation.spatial) - 1 and tasks < TASKS_PER_UNIT * device.unit_count:
+        tasks *= computation.extent(computation.spatial[count])
         count += 1
     return count
 
 
-def _agree(stages: Sequence[Stage], position: int) -> bool:
-    extents = {stage.extent(stage.spatial[position]) for stage in stages}
-    written = [stage.target for stage in stages if any(reads(other.value, stage.target) for other in stages)]
+def _agree(computations: Sequence[Computation], position: int) -> bool:
+    extents = {computation.extent(computation.spatial[position]) for computation in computations}
+    written = [
+        computation.target
+        for computation in computations
+        if any(reads(other.value, computation.target) for other in computations)
+    ]
     if len(extents) != 1:
         return False
-    for stage in stages:
-        variable = stage.spatial[position]
-        if len(stage.indices) <= position or not stage.indices[position].same_as(variable):
+    for computation in computations:
+        variable = computation.spatial[position]
+        if len(computation.indices) <= position or not computation.indices[position].same_as(variable):
             return False
-        for item in stage.loads():
+        for item in computation.loads():
             internal = any(item.source.same_as(buffer) for buffer in written)
             if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
                 return False
     return True
 
 
-def emit_rows(stages: Sequence[Stage], device: DeviceSpec, keep: Sequence[Any], kind: Any) -> list[Stmt]:
-    """Statements that run ``stages`` in an outer loop of ``kind``, PARALLEL or SERIAL.
+def emit_rows(computations: Sequence[Computation], device: DeviceSpec, keep: Sequence[Any], kind: Any) -> list[Stmt]:
+    """Statements that run ``computations`` in an outer loop of ``kind``, PARALLEL or SERIAL.
 
     Buffers in ``keep`` are read by others and written whole, the rest row by row.
     """
-    stages = in_place(with_reciprocals(stages), keep)
-    count = shared_axes(stages) if len(stages) > 1 or stages[0].is_reduction else _task_axes(stages[0], device)
-    extents = [stages[0].extent(v) for v in stages[0].spatial[:count]]
-    # Scalar stages agree on an extent of 1 as well: any stage's extents serve.
+    computations = in_place(with_reciprocals(computations), keep)
+    count = (
+        shared_axes(computations)
+        if len(computations) > 1 or computations[0].is_reduction
+        else _task_axes(computations[0], device)
+    )
+    extents = [computations[0].extent(v) for v in computations[0].spatial[:count]]
+    # Scalar computations agree on an extent of 1 as well: any computation's extents serve.
     rows = 1
     for extent in extents:
         rows *= extent
     shrunk = [
-        _shrink(buffer, count) for buffer in _distinct(stage.target for stage in stages) if not is_in(buffer, keep)
+        _shrink(buffer, count)
+        for buffer in _distinct(computation.target for computation in computations)
+        if not is_in(buffer, keep)
     ]
 
     def row(task: Expr) -> Stmt:
         at = split_index(task, extents) if count else ()
-        moved = [_relocate(stage, shrunk, count) for stage in stages]
+        moved = [_relocate(computation, shrunk, count) for computation in computations]
         body = [
-            _stage_statement(stage, producer, at, count, device) for stage, producer in _paired(moved, count, device)
+            _computation_statement(computation, producer, at, count, device)
+            for computation, producer in _paired(moved, count, device)
         ]
         return sequence(*(allocate(small) for _, small in shrunk), *body)
 
-    chunks = _single_loop(stages, count)
+    chunks = _single_loop(computations, count)
     if chunks is not None:
-        return [_chunked(stages[0], chunks, device, kind)]
+        return [_chunked(computations[0], chunks, device, kind)]
     return [loop(rows, kind, "row", row)]
 
 
@@ -133,15 +147,19 @@ def _distinct(buffers: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _paired(stages: Sequence[Stage], count: int, device: DeviceSpec) -> list[tuple[Stage, Stage | None]]:
-    """The stages in order, each reduction of a row together with the stage before it where that can run inside it."""
-    pairs: list[tuple[Stage, Stage | None]] = []
-    for stage in stages:
+def _paired(
+    computations: Sequence[Computation], count: int, device: DeviceSpec
+) -> list[tuple[Computation, Computation | None]]:
+    """The computations in order, each reduction of a row together with the computation before it where that can run
+    inside it.
+    """
+    pairs: list[tuple[Computation, Computation | None]] = []
+    for computation in computations:
         before = pairs[-1][0] if pairs and pairs[-1][1] is None else None
-        if before is not None and runs_inside(before, stage, count, device):
-            pairs[-1] = (stage, before)
+        if before is not None and runs_inside(before, computation, count, device):
+            pairs[-1] = (computation, before)
         else:
-            pairs.append((stage, None))
+            pairs.append((computation, None))
     return pairs
 
 
@@ -154,8 +172,8 @@ def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
     return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
 
 
-def _relocate(stage: Stage, shrunk: Sequence[tuple[Any, Any]], count: int) -> Stage:
-    """``stage`` reading and writing the row buffers, whose first ``count`` dimensions are gone."""
+def _relocate(computation: Computation, shrunk: Sequence[tuple[Any, Any]], count: int) -> Computation:
+    """``computation`` reading and writing the row buffers, whose first ``count`` dimensions are gone."""
 
     def swap(item: Any) -> Any:
         for old, new in shrunk:
@@ -163,39 +181,43 @@ def _relocate(stage: Stage, shrunk: Sequence[tuple[Any, Any]], count: int) -> St
                 return load(new, list(item.indices[count:]) or [index(0)])
         return item
 
-    moved = dataclasses.replace(stage, value=replace_loads(stage.value, swap))
+    moved = dataclasses.replace(computation, value=replace_loads(computation.value, swap))
     for old, new in shrunk:
-        if stage.target.same_as(old):
-            moved = dataclasses.replace(moved, target=new, indices=tuple(stage.indices[count:]) or (index(0),))
+        if computation.target.same_as(old):
+            moved = dataclasses.replace(moved, target=new, indices=tuple(computation.indices[count:]) or (index(0),))
     return moved
 
 
-def _stage_statement(stage: Stage, producer: Stage | None, at: Sequence[Expr], count: int, device: DeviceSpec) -> Stmt:
-    table = _row_table(stage, at, count)
-    inner = [(v, stage.extent(v)) for v in stage.spatial[count:]]
+def _computation_statement(
+    computation: Computation, producer: Computation | None, at: Sequence[Expr], count: int, device: DeviceSpec
+) -> Stmt:
+    table = _row_table(computation, at, count)
+    inner = [(v, computation.extent(v)) for v in computation.spatial[count:]]
     if producer is not None:
-        return reduce_row(stage, table, device, (producer, _row_table(producer, at, count)))
-    if stage.is_reduction:
-        return _reduction(stage, table, inner, device)
-    return _spatial(stage, table, inner)
+        return reduce_row(computation, table, device, (producer, _row_table(producer, at, count)))
+    if computation.is_reduction:
+        return _reduction(computation, table, inner, device)
+    return _spatial(computation, table, inner)
 
 
-def _row_table(stage: Stage, at: Sequence[Expr], count: int) -> list[tuple[Any, Expr]]:
-    return [(v, as_index(a, v)) for v, a in zip(stage.spatial[:count], at, strict=True)]
+def _row_table(computation: Computation, at: Sequence[Expr], count: int) -> list[tuple[Any, Expr]]:
+    return [(v, as_index(a, v)) for v, a in zip(computation.spatial[:count], at, strict=True)]
 
 
-def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+def _spatial(computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
     """Plain nested loops with the last axis innermost, which LLVM vectorises."""
 
     def body(values: tuple[Expr, ...]) -> Stmt:
         full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return store(stage.target, substitute(stage.value, full), [substitute(i, full) for i in stage.indices])
+        return store(
+            computation.target, substitute(computation.value, full), [substitute(i, full) for i in computation.indices]
+        )
 
     extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
-    if not extents or extents[-1] not in SHORT_AXES or not contiguous_in(stage, inner[-1][0]):
+    if not extents or extents[-1] not in SHORT_AXES or not contiguous_in(computation, inner[-1][0]):
         return nest(extents, SERIAL, names, body)
     # LLVM unrolls a loop of so few steps before it thinks of vectors, and then writes scalar code.
-    kind = vector_kind(stage.value)
+    kind = vector_kind(computation.value)
     return nest(
         extents[:-1],
         SERIAL,
@@ -204,46 +226,48 @@ def _spatial(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any,
     )
 
 
-def _reduction(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec) -> Stmt:
-    if inner and not contiguous_in(stage, stage.reduction[-1]):
-        return _accumulate_in_place(stage, table, inner)
+def _reduction(
+    computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec
+) -> Stmt:
+    if inner and not contiguous_in(computation, computation.reduction[-1]):
+        return _accumulate_in_place(computation, table, inner)
 
     def body(values: tuple[Expr, ...]) -> Stmt:
         full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return reduce_row(stage, full, device)
+        return reduce_row(computation, full, device)
 
     return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
 
 
-def _accumulate_in_place(stage: Stage, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+def _accumulate_in_place(computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
     """Reduction axes outside, the row's own axes inside: ``for k: for j: y[j] += x[k, j]`` runs along contiguous j."""
-    dtype = accumulator_dtype(dtype_of(stage.target))
+    dtype = accumulator_dtype(dtype_of(computation.target))
     extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
-    wide = dtype != dtype_of(stage.target)
-    sums = new_buffer(extents, dtype, "sums") if wide else stage.target
+    wide = dtype != dtype_of(computation.target)
+    sums = new_buffer(extents, dtype, "sums") if wide else computation.target
 
     def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Any, Expr]]:
         own = [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return table + own + [(v, as_index(k, v)) for v, k in zip(stage.reduction, ks, strict=False)]
+        return table + own + [(v, as_index(k, v)) for v, k in zip(computation.reduction, ks, strict=False)]
 
     def at(values: Sequence[Expr]) -> list[Expr]:
-        return list(values) if wide else [substitute(i, full(values)) for i in stage.indices]
+        return list(values) if wide else [substitute(i, full(values)) for i in computation.indices]
 
     def start(values: tuple[Expr, ...]) -> Stmt:
-        return store(sums, in_dtype(stage.init, dtype), at(values))
+        return store(sums, in_dtype(computation.init, dtype), at(values))
 
     def step(values: tuple[Expr, ...], ks: tuple[Expr, ...]) -> Stmt:
-        value = in_dtype(substitute(stage.value, full(values, ks)), dtype)
-        return store(sums, combine(stage.combiner, load(sums, at(values)), value), at(values))
+        value = in_dtype(substitute(computation.value, full(values, ks)), dtype)
+        return store(sums, combine(computation.combiner, load(sums, at(values)), value), at(values))
 
     def finish(values: tuple[Expr, ...]) -> Stmt:
-        narrow = tirx.Cast(dtype_of(stage.target), load(sums, list(values)))
-        return store(stage.target, narrow, [substitute(i, full(values)) for i in stage.indices])
+        narrow = tirx.Cast(dtype_of(computation.target), load(sums, list(values)))
+        return store(computation.target, narrow, [substitute(i, full(values)) for i in computation.indices])
 
     reduction = nest(
-        [stage.extent(v) for v in stage.reduction],
+        [computation.extent(v) for v in computation.reduction],
         SERIAL,
-        [v.name for v in stage.reduction],
+        [v.name for v in computation.reduction],
         lambda ks: nest(extents, SERIAL, names, lambda values: step(values, ks)),
     )
     statements = [nest(extents, SERIAL, names, start), reduction]
@@ -252,21 +276,26 @@ def _accumulate_in_place(stage: Stage, table: list[tuple[Any, Expr]], inner: lis
     return sequence(*statements)
 
 
-# --- one contiguous injective stage --------------------------------------------------------------------------------
-def _single_loop(stages: Sequence[Stage], count: int) -> int | None:
-    """The length of the only axis of a lone injective stage (all its axes have been fused into one), or None."""
-    if len(stages) != 1 or stages[0].is_reduction or len(stages[0].variables) != 1 or count != 0:
+# --- one contiguous injective computation
+# --------------------------------------------------------------------------------
+def _single_loop(computations: Sequence[Computation], count: int) -> int | None:
+    """The length of the only axis of a lone injective computation (all its axes have been fused into one), or None."""
+    if len(computations) != 1 or computations[0].is_reduction or len(computations[0].variables) != 1 or count != 0:
         return None
-    return stages[0].extents[0]
+    return computations[0].extents[0]
 
 
-def _chunked(stage: Stage, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
+def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
     """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
-    variable = stage.variables[0]
+    variable = computation.variables[0]
 
     def body(k: Expr) -> Stmt:
         table = [(variable, as_index(k, variable))]
-        return store(stage.target, substitute(stage.value, table), [substitute(i, table) for i in stage.indices])
+        return store(
+            computation.target,
+            substitute(computation.value, table),
+            [substitute(i, table) for i in computation.indices],
+        )
 
     if kind == SERIAL:
         return loop(extent, SERIAL, "i", body)
@@ -282,8 +311,8 @@ def _chunked(stage: Stage, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
     return loop(chunks, kind, "chunk", run)
 
 
-def has_call(stage: Stage, *, besides_if_then_else: bool = False) -> bool:
-    """Whether the stage's value calls a function, so that computing it twice costs more than storing it."""
+def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
+    """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
     found: list[Any] = []
-    structural_walk(stage.value, (Call, found.append))
+    structural_walk(computation.value, (Call, found.append))
     return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)

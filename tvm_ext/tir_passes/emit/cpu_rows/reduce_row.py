@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stage_exprs import flat_stride
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, substitute
+from tvm_ext.analysis.computation_exprs import flat_stride
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -42,32 +42,32 @@ from ..cpu_tiles.register_tile import vectors
 PARTIAL_REGISTERS = 4  # independent partial results: the latency of an addition over its throughput
 
 
-def contiguous_in(stage: Stage, variable: Any) -> bool:
+def contiguous_in(computation: Computation, variable: Any) -> bool:
     """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
-    strides = [flat_stride(item, variable, stage) for item in stage.loads()]
+    strides = [flat_stride(item, variable, computation) for item in computation.loads()]
     return 1 in strides and all(stride in (0, 1) for stride in strides)
 
 
-def is_vectorised(stage: Stage, device: DeviceSpec) -> bool:
+def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:
     """Whether `reduce_row` runs along the last reduction axis in SIMD registers."""
-    last = stage.reduction[-1]
-    lanes = lanes_of(accumulator_dtype(dtype_of(stage.target)), device.register_bytes)
-    wide = stage.extent(last) >= lanes > 1
-    return wide and contiguous_in(stage, last) and vector_kind(stage.value) == VECTORIZED
+    last = computation.reduction[-1]
+    lanes = lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
+    wide = computation.extent(last) >= lanes > 1
+    return wide and contiguous_in(computation, last) and vector_kind(computation.value) == VECTORIZED
 
 
-def runs_inside(producer: Stage, stage: Stage, count: int, device: DeviceSpec) -> bool:
-    """Whether the row that ``producer`` writes can be written while the reduction ``stage`` runs along it.
+def runs_inside(producer: Computation, computation: Computation, count: int, device: DeviceSpec) -> bool:
+    """Whether the row that ``producer`` writes can be written while the reduction ``computation`` runs along it.
 
     Worked example: ``e[k] = exp(x[k] - m)`` and ``s = sum over k of e[k]`` are one loop. ``count`` axes are the row's.
     """
-    if producer.is_reduction or not stage.is_reduction or not is_vectorised(stage, device):
+    if producer.is_reduction or not computation.is_reduction or not is_vectorised(computation, device):
         return False
-    if len(stage.spatial) != count or len(stage.reduction) != 1 or len(producer.spatial) != count + 1:
+    if len(computation.spatial) != count or len(computation.reduction) != 1 or len(producer.spatial) != count + 1:
         return False
-    own, written = stage.reduction[0], producer.spatial[-1]
-    items = [item for item in stage.loads() if item.source.same_as(producer.target)]
-    if not items or producer.extent(written) != stage.extent(own) or vector_kind(producer.value) != VECTORIZED:
+    own, written = computation.reduction[0], producer.spatial[-1]
+    items = [item for item in computation.loads() if item.source.same_as(producer.target)]
+    if not items or producer.extent(written) != computation.extent(own) or vector_kind(producer.value) != VECTORIZED:
         return False
     if len(producer.indices) == 0 or not producer.indices[-1].same_as(written) or not contiguous_in(producer, written):
         return False
@@ -75,21 +75,21 @@ def runs_inside(producer: Stage, stage: Stage, count: int, device: DeviceSpec) -
 
 
 def reduce_row(
-    stage: Stage,
+    computation: Computation,
     table: list[tuple[Any, Expr]],
     device: DeviceSpec,
-    producer: tuple[Stage, list[tuple[Any, Expr]]] | None = None,
+    producer: tuple[Computation, list[tuple[Any, Expr]]] | None = None,
 ) -> Stmt:
-    """Statements that store one element of the reduction ``stage``, its spatial variables given by ``table``.
+    """Statements that store one element of the reduction ``computation``, its spatial variables given by ``table``.
 
-    ``producer`` is a stage that `runs_inside` it, with its own table: its row is written on the way.
+    ``producer`` is a computation that `runs_inside` it, with its own table: its row is written on the way.
     """
-    dtype = accumulator_dtype(dtype_of(stage.target))
-    last = stage.reduction[-1]
-    extent, lanes = stage.extent(last), lanes_of(dtype, device.register_bytes)
-    vectorised = is_vectorised(stage, device)
+    dtype = accumulator_dtype(dtype_of(computation.target))
+    last = computation.reduction[-1]
+    extent, lanes = computation.extent(last), lanes_of(dtype, device.register_bytes)
+    vectorised = is_vectorised(computation, device)
     row = _Row(
-        stage=stage,
+        computation=computation,
         producer=producer,
         table=tuple(table),
         dtype=dtype,
@@ -104,8 +104,8 @@ def reduce_row(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Row:
-    stage: Stage
-    producer: tuple[Stage, list[tuple[Any, Expr]]] | None  # runs inside
+    computation: Computation
+    producer: tuple[Computation, list[tuple[Any, Expr]]] | None  # runs inside
     table: tuple[tuple[Any, Expr], ...]
     dtype: str
     extent: int  # of the last reduction axis
@@ -117,7 +117,7 @@ class _Row:
     @property
     def outer(self) -> tuple[Any, ...]:
         """Reduction axes around the last one."""
-        return self.stage.reduction[:-1]
+        return self.computation.reduction[:-1]
 
     def scalar(self) -> Stmt:
         return sequence(self._start(), self._lines(lambda ks: self._elements(ks, 0)), self._finish())
@@ -138,7 +138,7 @@ class _Row:
         neutral = loop(
             self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, self._neutral(), [v])
         )
-        together = combine(self.stage.combiner, load(self.total, [index(0)]), load(self.partial, [index(0)]))
+        together = combine(self.computation.combiner, load(self.total, [index(0)]), load(self.partial, [index(0)]))
         return sequence(
             self._start(),
             allocate(self.partial),
@@ -152,27 +152,33 @@ class _Row:
 
     # --- pieces ----------------------------------------------------------------------------------------------------
     def _start(self) -> Stmt:
-        return sequence(allocate(self.total), store(self.total, in_dtype(self.stage.init, self.dtype), [index(0)]))
+        return sequence(
+            allocate(self.total), store(self.total, in_dtype(self.computation.init, self.dtype), [index(0)])
+        )
 
     def _finish(self) -> Stmt:
-        at = [substitute(i, list(self.table)) for i in self.stage.indices]
-        own = dtype_of(self.stage.target)
-        return store(self.stage.target, in_dtype(load(self.total, [index(0)]), own), at)
+        at = [substitute(i, list(self.table)) for i in self.computation.indices]
+        own = dtype_of(self.computation.target)
+        return store(self.computation.target, in_dtype(load(self.total, [index(0)]), own), at)
 
     def _lines(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-        extents = [self.stage.extent(v) for v in self.outer]
+        extents = [self.computation.extent(v) for v in self.outer]
         return nest(extents, SERIAL, [v.name for v in self.outer], body)
 
     def _value(self, ks: Sequence[Expr], k: Expr) -> Expr:
-        variables = (*self.outer, self.stage.reduction[-1])
+        variables = (*self.outer, self.computation.reduction[-1])
         at = [(v, as_index(x, v)) for v, x in zip(variables, (*ks, k), strict=True)]
-        return in_dtype(substitute(self.stage.value, [*self.table, *at]), self.dtype)
+        return in_dtype(substitute(self.computation.value, [*self.table, *at]), self.dtype)
 
     def _neutral(self) -> Expr:
         """The value that leaves a partial result unchanged; max and min start each from the initial value."""
-        if self.stage.combiner == "sum":
+        if self.computation.combiner == "sum":
             return tirx.const(0, self.dtype)
-        return tirx.const(1, self.dtype) if self.stage.combiner == "prod" else in_dtype(self.stage.init, self.dtype)
+        return (
+            tirx.const(1, self.dtype)
+            if self.computation.combiner == "prod"
+            else in_dtype(self.computation.init, self.dtype)
+        )
 
     def _produced(self, k: Expr) -> list[Stmt]:
         """The producer's element ``k``, which the element of the reduction then reads."""
@@ -183,7 +189,7 @@ class _Row:
         return [store(made.target, substitute(made.value, full), [substitute(i, full) for i in made.indices])]
 
     def _into(self, buffer: Any, at: Expr, value: Expr) -> Stmt:
-        return store(buffer, combine(self.stage.combiner, load(buffer, [at]), value), [at])
+        return store(buffer, combine(self.computation.combiner, load(buffer, [at]), value), [at])
 
     def _elements(self, ks: Sequence[Expr], start: int) -> Stmt:
         """The elements of a line from ``start`` on, one by one."""

@@ -1,7 +1,8 @@
-"""Rewrites of stages that will run row by row together: cheaper divisions, and fewer row buffers.
+"""Rewrites of computations that will run row by row together: cheaper divisions, and fewer row buffers.
 
 Both change how a row is computed, not what: a quotient by a number of the row becomes a product with its reciprocal
-(within a unit in the last place), and a row buffer that the last stage reads element by element becomes its output.
+(within a unit in the last place), and a row buffer that the last computation reads element by element becomes its
+output.
 """
 
 from __future__ import annotations
@@ -11,67 +12,70 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import Call, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stages import Expr, Stage, dtype_of, mentions, reads, replace_loads, static_shape
+from tvm_ext.analysis.computations import Computation, Expr, dtype_of, mentions, reads, replace_loads, static_shape
 from tvm_ext.ir.build_ir import load
 
 SMALLEST_ADDEND = 1e-30  # sqrt(x + 1e-30) is 1e-15 at least, whose reciprocal float32 holds with room to spare
 
 
-def with_reciprocals(stages: Sequence[Stage]) -> list[Stage]:
+def with_reciprocals(computations: Sequence[Computation]) -> list[Computation]:
     """``a / b`` as ``a * (1 / b)`` where ``b`` is the same for the whole row and cannot be so small that 1 / b is inf.
 
     A vector division takes as long as eight products; LLVM takes ``1 / b`` out of the loop. Two divisors qualify: a
     softmax's sum, which holds e^0, and the square root of something plus a constant, as all normalisations have it.
     """
     return [
-        stage if stage.is_reduction else dataclasses.replace(stage, value=_multiply(stage, stages)) for stage in stages
+        computation
+        if computation.is_reduction
+        else dataclasses.replace(computation, value=_multiply(computation, computations))
+        for computation in computations
     ]
 
 
-def _multiply(stage: Stage, stages: Sequence[Stage]) -> Expr:
+def _multiply(computation: Computation, computations: Sequence[Computation]) -> Expr:
     def rewrite(quotient: Any) -> Any:
-        if dtype_of(quotient) != "float32" or mentions(quotient.b, *stage.spatial[-1:]):
+        if dtype_of(quotient) != "float32" or mentions(quotient.b, *computation.spatial[-1:]):
             return quotient
-        if not mentions(quotient.a, *stage.spatial[-1:]) or not _is_bounded_below(quotient.b, stages):
+        if not mentions(quotient.a, *computation.spatial[-1:]) or not _is_bounded_below(quotient.b, computations):
             return quotient
         return quotient.a * (tirx.const(1.0, "float32") / quotient.b)
 
-    return structural_map(stage.value, (tirx.Div, rewrite))
+    return structural_map(computation.value, (tirx.Div, rewrite))
 
 
-def _is_bounded_below(value: Expr, stages: Sequence[Stage]) -> bool:
+def _is_bounded_below(value: Expr, computations: Sequence[Computation]) -> bool:
     if isinstance(value, TensorLoad):
-        total = _writer(value, stages)
-        return total is not None and total.combiner == "sum" and _is_exp_below_maximum(total.value, stages)
+        total = _writer(value, computations)
+        return total is not None and total.combiner == "sum" and _is_exp_below_maximum(total.value, computations)
     if _is_call(value, "tirx.sqrt"):
         addend = getattr(getattr(value.args[0], "b", None), "value", None)
         return isinstance(value.args[0], tirx.Add) and isinstance(addend, float) and addend >= SMALLEST_ADDEND
     return False
 
 
-def _is_exp_below_maximum(value: Expr, stages: Sequence[Stage]) -> bool:
+def _is_exp_below_maximum(value: Expr, computations: Sequence[Computation]) -> bool:
     """Whether ``value`` reads ``exp(x - m)`` with m a maximum of this row: one of the exponentials is then 1."""
-    writer = _writer(value, stages) if isinstance(value, TensorLoad) else None
+    writer = _writer(value, computations) if isinstance(value, TensorLoad) else None
     exponential = value if writer is None else writer.value
     if not _is_call(exponential, "tirx.exp") or not isinstance(exponential.args[0], tirx.Sub):
         return False
     number, highest = exponential.args[0].a, exponential.args[0].b
-    maximum = _writer(highest, stages) if isinstance(highest, TensorLoad) else None
+    maximum = _writer(highest, computations) if isinstance(highest, TensorLoad) else None
     if maximum is None or maximum.combiner != "max":
         return False
     return type(number) is type(maximum.value) and _same_tensors(number, maximum.value)
 
 
 def _same_tensors(a: Expr, b: Expr) -> bool:
-    """Whether two values read the same tensors; their index variables differ, as those of two stages do."""
+    """Whether two values read the same tensors; their index variables differ, as those of two computations do."""
     found: tuple[list[Any], list[Any]] = ([], [])
     for value, sources in zip((a, b), found, strict=True):
         structural_walk(value, (TensorLoad, lambda item, sources=sources: sources.append(item.source)))
     return len(found[0]) == len(found[1]) and all(x.same_as(y) for x, y in zip(*found, strict=True))
 
 
-def _writer(item: Any, stages: Sequence[Stage]) -> Stage | None:
-    return next((stage for stage in stages if stage.target.same_as(item.source)), None)
+def _writer(item: Any, computations: Sequence[Computation]) -> Computation | None:
+    return next((computation for computation in computations if computation.target.same_as(item.source)), None)
 
 
 def _is_call(value: Expr, name: str) -> bool:
@@ -79,26 +83,28 @@ def _is_call(value: Expr, name: str) -> bool:
 
 
 # --- fewer buffers -------------------------------------------------------------------------------------------------
-def in_place(stages: Sequence[Stage], keep: Sequence[Any]) -> list[Stage]:
-    """The stages with a buffer that the last one reads at its own element only replaced by the last one's target.
+def in_place(computations: Sequence[Computation], keep: Sequence[Any]) -> list[Computation]:
+    """The computations with a buffer that the last one reads at its own element only replaced by the last one's target.
 
     Worked example, softmax: ``e[n, k]`` is written, summed, and read for ``y[n, k] = e[n, k] / s[n]``: the exponentials
     go to ``y`` at once. A row of 30522 is then one stream through the cache less.
     """
-    *before, last = stages
-    for stage in before:
-        if _may_replace(stage, last, before, keep):
-            return [_redirect(other, stage.target, last.target) for other in stages]
-    return list(stages)
+    *before, last = computations
+    for computation in before:
+        if _may_replace(computation, last, before, keep):
+            return [_redirect(other, computation.target, last.target) for other in computations]
+    return list(computations)
 
 
-def _may_replace(stage: Stage, last: Stage, before: Sequence[Stage], keep: Sequence[Any]) -> bool:
-    own, final = stage.target, last.target
-    if stage.is_reduction or last.is_reduction or any(own.same_as(kept) for kept in keep):
+def _may_replace(
+    computation: Computation, last: Computation, before: Sequence[Computation], keep: Sequence[Any]
+) -> bool:
+    own, final = computation.target, last.target
+    if computation.is_reduction or last.is_reduction or any(own.same_as(kept) for kept in keep):
         return False
     if dtype_of(own) != dtype_of(final) or static_shape(own) != static_shape(final):
         return False
-    if not (stage.writes_at_its_own_axes() and last.writes_at_its_own_axes()):
+    if not (computation.writes_at_its_own_axes() and last.writes_at_its_own_axes()):
         return False
     if not reads(last.value, own) or any(reads(other.value, final) for other in before):
         return False
@@ -109,9 +115,9 @@ def _may_replace(stage: Stage, last: Stage, before: Sequence[Stage], keep: Seque
     )
 
 
-def _redirect(stage: Stage, old: Any, new: Any) -> Stage:
+def _redirect(computation: Computation, old: Any, new: Any) -> Computation:
     def swap(item: Any) -> Any:
         return load(new, list(item.indices)) if item.source.same_as(old) else item
 
-    target = new if stage.target.same_as(old) else stage.target
-    return dataclasses.replace(stage, value=replace_loads(stage.value, swap), target=target)
+    target = new if computation.target.same_as(old) else computation.target
+    return dataclasses.replace(computation, value=replace_loads(computation.value, swap), target=target)

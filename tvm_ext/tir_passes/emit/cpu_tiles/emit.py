@@ -23,7 +23,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stages import Stage, replace_loads, substitute
+from tvm_ext.analysis.computations import Computation, replace_loads, substitute
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
@@ -62,23 +62,23 @@ class TileKernel:
 
 
 def emit_tile_kernel(
-    stage: Stage,
+    computation: Computation,
     expr: TensorExpr,
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Any],
 ) -> TileKernel:
-    """The kernel of ``program`` for ``stage`` with its fused ``epilogue``.
+    """The kernel of ``program`` for ``computation`` with its fused ``epilogue``.
 
-    ``stage`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. Inputs that ``expr``
-    marks constant are read by nothing else and may be replaced by a packed copy. ``params`` are the function's
+    ``computation`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. Inputs that
+    ``expr`` marks constant are read by nothing else and may be replaced by a packed copy. ``params`` are the function's
     parameters. Raises IllegalRewrite where the program has no spatial axis to vectorise.
     """
-    layout = lay_out(stage, expr, program, device)
+    layout = lay_out(computation, expr, program, device)
     kind = outer_kind(program.prediction.busy_s, device)
     entry = [
-        pack_on_entry(item, stage, layout.vector, layout.tile[layout.vector], kind)
+        pack_on_entry(item, computation, layout.vector, layout.tile[layout.vector], kind)
         for item in layout.packed
         if not item.is_constant
     ]
@@ -91,7 +91,7 @@ def emit_tile_kernel(
 
 
 # --- loops ---------------------------------------------------------------------------------------------------------
-def _grid(layout: TileLayout, epilogue: Sequence[Stage], kind: Any) -> Stmt:
+def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: Any) -> Stmt:
     """One task per L2 tile."""
     update = update_template(layout)
     extents = [-(-layout.counts[p] // layout.blocks[p][0]) for p in layout.order]
@@ -116,7 +116,7 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
         p, base = layout.order[len(done)], bases[len(done)]
         outer, inner = layout.blocks[p]
         step, size = (inner, outer) if level == 0 else (1, inner)
-        name = f"{layout.stage.variables[p].name}_{'block' if level == 0 else 'tile'}"
+        name = f"{layout.computation.variables[p].name}_{'block' if level == 0 else 'tile'}"
         steps = _steps(layout.counts[p], base, size, step)
         return loop(steps, SERIAL, name, lambda v: within(level, bases, (*done, base + v * index(step))))
 
@@ -131,7 +131,7 @@ def _steps(count: int, start: Expr, size: int, step: int) -> int | Expr:
     return left if step == 1 else tirx.floordiv(left + index(step - 1), index(step))
 
 
-def _choose_tile(layout: TileLayout, epilogue: Sequence[Stage], update: Expr, tiles: tuple[Expr, ...]) -> Stmt:
+def _choose_tile(layout: TileLayout, epilogue: Sequence[Computation], update: Expr, tiles: tuple[Expr, ...]) -> Stmt:
     """One L0 tile; where an axis has a smaller last tile, both sizes are emitted and chosen between."""
     at = dict(zip(layout.order, tiles, strict=True))
 
@@ -153,9 +153,9 @@ def _choose_tile(layout: TileLayout, epilogue: Sequence[Stage], update: Expr, ti
 
 # --- one register tile ---------------------------------------------------------------------------------------------
 def _register_tile(
-    layout: TileLayout, epilogue: Sequence[Stage], update: Expr, at: dict[int, Expr], sizes: dict[int, int]
+    layout: TileLayout, epilogue: Sequence[Computation], update: Expr, at: dict[int, Expr], sizes: dict[int, int]
 ) -> Stmt:
-    stage = layout.stage
+    computation = layout.computation
     rows = [sizes[p] for p in layout.rows]
     pieces = layout.pieces(sizes[layout.vector])
     count = 1
@@ -176,15 +176,17 @@ def _register_tile(
     def step(ks: tuple[Expr, ...]) -> Stmt:
         def one(offsets: tuple[Expr, ...], row: Expr, lane: Expr) -> Stmt:
             value = substitute(update, layout.element(at, offsets, lane, ks))
-            return store(accumulators, combine(stage.combiner, load(accumulators, [row, lane]), value), [row, lane])
+            return store(
+                accumulators, combine(computation.combiner, load(accumulators, [row, lane]), value), [row, lane]
+            )
 
         return each(one)
 
-    initial = in_dtype(stage.init, layout.accumulator_dtype)
+    initial = in_dtype(computation.init, layout.accumulator_dtype)
     reduction = nest(
-        [stage.extents[p] for p in layout.reduction],
+        [computation.extents[p] for p in layout.reduction],
         SERIAL,
-        [stage.variables[p].name for p in layout.reduction],
+        [computation.variables[p].name for p in layout.reduction],
         step,
     )
     return sequence(
@@ -224,7 +226,7 @@ def _over_registers(
         i = order[position]
         if i == len(rows):
             return sequence(*(inner(position + 1, offsets, each) for each in pieces))
-        name = f"{layout.stage.variables[layout.rows[i]].name}_r"
+        name = f"{layout.computation.variables[layout.rows[i]].name}_r"
         return loop(rows[i], UNROLLED, name, lambda v: inner(position + 1, {**offsets, i: v}, piece))
 
     return inner(0, {}, None)
@@ -236,7 +238,7 @@ def update_template(layout: TileLayout) -> Expr:
     def swap(item: Any) -> Any:
         for packed in layout.packed:
             if structural_equal(item, packed.original):
-                return load(packed.buffer, packed.indices(layout.stage.variables, layout.panel, layout.lane))
+                return load(packed.buffer, packed.indices(layout.computation.variables, layout.panel, layout.lane))
         return item
 
-    return in_dtype(replace_loads(layout.stage.value, swap), layout.accumulator_dtype)
+    return in_dtype(replace_loads(layout.computation.value, swap), layout.accumulator_dtype)

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, reads, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -31,8 +31,9 @@ from .register_tile import TileLayout, flat, vectors
 from .transpose_registers import transpose_registers
 
 
-def reads_only_its_own_element(consumer: Stage, anchor: Stage) -> bool:
-    """Whether an epilogue stage reads the anchor's result exactly at the element that it writes itself, everywhere.
+def reads_only_its_own_element(consumer: Computation, anchor: Computation) -> bool:
+    """Whether an epilogue computation reads the anchor's result exactly at the element that it writes itself,
+    everywhere.
 
     The tile stores over the anchor's extents: a consumer of others reads its own element too, but not over the same
     elements. Worked example: ``y[i, j]`` for j < 3 of ``x`` with 8 columns (a slice from 0) would be written past its
@@ -51,7 +52,7 @@ def reads_only_its_own_element(consumer: Stage, anchor: Stage) -> bool:
 
 def store_tile(
     layout: TileLayout,
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     accumulators: Any,
     at: dict[int, Expr],
     sizes: dict[int, int],
@@ -63,18 +64,22 @@ def store_tile(
 
 
 def store_element(
-    stage: Stage, accumulator_dtype: str, epilogue: Sequence[Stage], element: Expr, table: Sequence[tuple[Any, Expr]]
+    computation: Computation,
+    accumulator_dtype: str,
+    epilogue: Sequence[Computation],
+    element: Expr,
+    table: Sequence[tuple[Any, Expr]],
 ) -> Stmt:
-    """Store one accumulated element, or what each epilogue stage makes of it; ``table`` gives the axis variables."""
-    own = dtype_of(stage.target)
+    """Store one accumulated element, or what each epilogue computation makes of it; ``table`` has the axes."""
+    own = dtype_of(computation.target)
     if accumulator_dtype != own:
         element = tirx.Cast(own, element)
-    position = [substitute(i, table) for i in stage.indices]
+    position = [substitute(i, table) for i in computation.indices]
     if not epilogue:
-        return store(stage.target, element, position)
+        return store(computation.target, element, position)
     writes = []
     for consumer in epilogue:
-        value = replace_loads(consumer.value, lambda item: element if item.source.same_as(stage.target) else item)
+        value = replace_loads(consumer.value, lambda item: element if item.source.same_as(computation.target) else item)
         moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
         indices = [substitute(i, moved) for i in consumer.indices]
         writes.append(store(consumer.target, substitute(value, moved), indices))
@@ -82,7 +87,7 @@ def store_element(
 
 
 def _store_along_vector(
-    layout: TileLayout, epilogue: Sequence[Stage], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+    layout: TileLayout, epilogue: Sequence[Computation], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
 ) -> Stmt:
     """The output is contiguous along the vector axis: one vector store per accumulator register."""
     rows = [sizes[p] for p in layout.rows]
@@ -91,7 +96,7 @@ def _store_along_vector(
     def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
         element = load(accumulators, [flat(offsets, rows), lane])
         return store_element(
-            layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, offsets, lane)
+            layout.computation, layout.accumulator_dtype, epilogue, element, layout.element(at, offsets, lane)
         )
 
     def row(offsets: tuple[Expr, ...]) -> Stmt:
@@ -131,7 +136,7 @@ class _Spill:
 
 
 def _store_transposed(
-    layout: TileLayout, epilogue: Sequence[Stage], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+    layout: TileLayout, epilogue: Sequence[Computation], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
 ) -> list[Stmt]:
     """The output is contiguous along another axis: transpose the tile in registers, then write it along that axis."""
     rows = tuple(sizes[p] for p in layout.rows)
@@ -177,7 +182,7 @@ def _transpose(spill: _Spill, accumulators: Any, first: int, width: int) -> list
 
 def _write_lanes(
     layout: TileLayout,
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     spill: _Spill,
     at: dict[int, Expr],
     first: int,
@@ -194,7 +199,11 @@ def _write_lanes(
             element = load(spill.buffer, [begin + lane * index(registers) + v])
             row = spill.row(offsets, index(start) + v)
             return store_element(
-                layout.stage, layout.accumulator_dtype, epilogue, element, layout.element(at, row, index(first) + lane)
+                layout.computation,
+                layout.accumulator_dtype,
+                epilogue,
+                element,
+                layout.element(at, row, index(first) + lane),
             )
 
         return _vector_loops(kind, vectors(length, layout.lanes), one)
@@ -209,7 +218,7 @@ def _write_lanes(
 
 
 def _row_names(layout: TileLayout) -> list[str]:
-    return [f"{layout.stage.variables[p].name}_r" for p in layout.rows]
+    return [f"{layout.computation.variables[p].name}_r" for p in layout.rows]
 
 
 def _vector_loops(kind: Any, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:

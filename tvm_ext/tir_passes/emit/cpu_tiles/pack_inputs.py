@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_thrash
 from tvm_ext.devices.hal import DeviceSpec
@@ -54,7 +54,7 @@ class PackedInput:
 def pack_input(
     load: Any,
     access: Access,
-    stage: Stage,
+    computation: Computation,
     names: Sequence[str],
     vector: int,
     width: int,
@@ -66,25 +66,25 @@ def pack_input(
     if stride is None or stride == 0:
         return None
     if not access.is_constant and stride > 1:
-        phases = phase_pack(load, access, stage, names, vector)
+        phases = phase_pack(load, access, computation, names, vector)
         if phases is not None:
-            enough = stage.point_count >= MIN_REUSE_TO_PACK * prod(static_shape(phases.buffer))
+            enough = computation.point_count >= MIN_REUSE_TO_PACK * prod(static_shape(phases.buffer))
             return phases if enough else None
     used = [p for p, name in enumerate(names) if access.stride(name)]
-    panels = -(-stage.extents[vector] // width)
-    copied = prod(stage.extents[p] for p in used)
+    panels = -(-computation.extents[vector] // width)
+    copied = prod(computation.extents[p] for p in used)
     if not access.is_constant:
-        extents_by_name = {name: stage.extents[p] for p, name in enumerate(names)}
-        reduction = [name for name, kind in zip(names, stage.kinds, strict=True) if kind == "reduce"]
+        extents_by_name = {name: computation.extents[p] for p, name in enumerate(names)}
+        reduction = [name for name, kind in zip(names, computation.kinds, strict=True) if kind == "reduce"]
         if stride == 1 and not rows_thrash(access, extents_by_name, reduction, device):
             return None
         reuse = reuse_to_panel(copied * access.itemsize_bytes, device) if stride == 1 else MIN_REUSE_TO_PACK
-        if stage.point_count < reuse * copied:
+        if computation.point_count < reuse * copied:
             return None
-    rows = [p for p in used if stage.kinds[p] == "spatial" and p != vector]
-    axes = (*rows, vector, *(p for p in used if stage.kinds[p] == "reduce"), vector)
+    rows = [p for p in used if computation.kinds[p] == "spatial" and p != vector]
+    axes = (*rows, vector, *(p for p in used if computation.kinds[p] == "reduce"), vector)
     strides = [access.stride(names[p]) or 0 for p in axes]
-    extents = [stage.extents[p] for p in axes]
+    extents = [computation.extents[p] for p in axes]
     panel_dim = len(rows)
     strides[panel_dim] *= width
     extents[panel_dim] = panels
@@ -111,13 +111,15 @@ def _offset(access: Access) -> int:
     return offset
 
 
-def pack_on_entry(packed: PackedInput | PhasePack, stage: Stage, vector: int, width: int, kind: Any) -> Stmt:
+def pack_on_entry(
+    packed: PackedInput | PhasePack, computation: Computation, vector: int, width: int, kind: Any
+) -> Stmt:
     """Copy a strided input into panels; lanes beyond the axis' end stay unwritten, for no tile reads them."""
     if isinstance(packed, PhasePack):
-        return packed.copy(stage, kind)
+        return packed.copy(computation, kind)
     outer = packed.extents[:-1]
-    variable = stage.variables[vector]
-    extent = stage.extents[vector]
+    variable = computation.variables[vector]
+    extent = computation.extents[vector]
 
     def body(task: Expr) -> Stmt:
         coordinates = split_index(task, outer)
@@ -126,7 +128,7 @@ def pack_on_entry(packed: PackedInput | PhasePack, stage: Stage, vector: int, wi
 
         def copy(lane: Expr) -> Stmt:
             table = [
-                (stage.variables[p], value)
+                (computation.variables[p], value)
                 for p, value in zip(packed.axes[:-1], coordinates, strict=True)
                 if p != vector
             ]

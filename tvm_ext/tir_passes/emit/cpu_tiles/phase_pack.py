@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access, LinearIndex
 from tvm_ext.cost.access_table import phase_split
 from tvm_ext.ir.build_ir import (
@@ -62,10 +62,10 @@ class PhasePack:
         phase, shift = tirx.floormod(tap, index(self.stride)), tirx.floordiv(tap, index(self.stride))
         return [*at, phase, cast_to(named[self.vector_axis], INDEX_DTYPE) + shift]
 
-    def copy(self, stage: Stage, kind: Any) -> Stmt:
+    def copy(self, computation: Computation, kind: Any) -> Stmt:
         """Statements that allocate and fill the copy, its rows in an outer loop of ``kind``."""
         *outer, phases, width = static_shape(self.buffer)
-        named = dict(zip(self.names, stage.variables, strict=True))
+        named = dict(zip(self.names, computation.variables, strict=True))
         last = self.dims[-1]
         tap = next((name for name, _ in last.terms if name != self.vector_axis), None)
 
@@ -98,9 +98,11 @@ class PhasePack:
         return sequence(allocate(self.buffer), loop(total, kind, "row", row))
 
 
-def phase_pack(load: Any, access: Access, stage: Stage, names: Sequence[str], vector: int) -> PhasePack | None:
+def phase_pack(
+    load: Any, access: Access, computation: Computation, names: Sequence[str], vector: int
+) -> PhasePack | None:
     """How ``load`` is de-interleaved along axis ``vector``; None where it is not a strided window over its last dim."""
-    extents = phase_split(access, names[vector], {name: stage.extents[p] for p, name in enumerate(names)})
+    extents = phase_split(access, names[vector], {name: computation.extents[p] for p, name in enumerate(names)})
     if extents is None:
         return None
     return PhasePack(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import Var, structural_equal
-from tvm_ext.analysis.stages import Stage, dtype_of
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -20,13 +20,13 @@ from .phase_pack import PhasePack
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileLayout:
-    """The register tiling of one anchor. Axes are positions in ``stage.variables`` and ``expr.axes`` alike.
+    """The register tiling of one anchor. Axes are positions in ``computation.variables`` and ``expr.axes`` alike.
 
     ``tile`` is the L0 size of each spatial axis, ``counts`` its number of tiles (the last may be smaller), ``full``
     the number of whole ones, ``blocks`` its (L2, L1) blocks in tiles.
     """
 
-    stage: Stage
+    computation: Computation
     expr: TensorExpr
     vector: int
     rows: tuple[int, ...]  # spatial axes other than the vector axis
@@ -44,7 +44,7 @@ class TileLayout:
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        return tuple(p for p, kind in enumerate(self.stage.kinds) if kind == "spatial")
+        return tuple(p for p, kind in enumerate(self.computation.kinds) if kind == "spatial")
 
     @property
     def names(self) -> list[str]:
@@ -66,13 +66,13 @@ class TileLayout:
                 size = access.itemsize_bytes
                 for p, name in enumerate(self.names):
                     if access.stride(name):
-                        size *= self.stage.extents[p] if p in self.reduction else self.tile[p]
+                        size *= self.computation.extents[p] if p in self.reduction else self.tile[p]
                 total += size
         return total
 
     def tail(self, axis: int) -> int:
         """Size of the smaller last tile; 0 where the tile divides the axis."""
-        return self.stage.extents[axis] - self.full[axis] * self.tile[axis]
+        return self.computation.extents[axis] - self.full[axis] * self.tile[axis]
 
     def pieces(self, size: int) -> list[tuple[int, int]]:
         """(first lane, lanes) of each SIMD register over ``size`` lanes of the vector axis."""
@@ -82,7 +82,7 @@ class TileLayout:
         self, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr, ks: Sequence[Expr] = ()
     ) -> list[tuple[Any, Expr]]:
         """What each axis variable of the anchor is, for one element of the tile at tile coordinates ``at``."""
-        variables = self.stage.variables
+        variables = self.computation.variables
         table = [
             (variables[p], at[p] * index(self.tile[p]) + offset) for p, offset in zip(self.rows, offsets, strict=True)
         ]
@@ -92,48 +92,48 @@ class TileLayout:
         return [(variable, as_index(value, variable)) for variable, value in table]
 
 
-def lay_out(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> TileLayout:
+def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> TileLayout:
     """The layout of ``program``; raises IllegalRewrite where it has no spatial axis to vectorise."""
     names = [axis.name for axis in expr.axes]
-    spatial = [p for p, kind in enumerate(stage.kinds) if kind == "spatial"]
+    spatial = [p for p, kind in enumerate(computation.kinds) if kind == "spatial"]
     if program.vector_axis not in [names[p] for p in spatial]:
-        raise IllegalRewrite(f"{stage.name}: its rProgram has no spatial vector axis")
+        raise IllegalRewrite(f"{computation.name}: its rProgram has no spatial vector axis")
     vector = names.index(program.vector_axis)
     register = program.tile("L0").sizes
-    tile = {p: min(register.get(names[p], 1), stage.extents[p]) for p in spatial}
-    counts = {p: -(-stage.extents[p] // tile[p]) for p in spatial}
-    dtype = accumulator_dtype(dtype_of(stage.target))
+    tile = {p: min(register.get(names[p], 1), computation.extents[p]) for p in spatial}
+    counts = {p: -(-computation.extents[p] // tile[p]) for p in spatial}
+    dtype = accumulator_dtype(dtype_of(computation.target))
     lanes = lanes_of(dtype, device.register_bytes)
-    reduction = tuple(p for p, kind in enumerate(stage.kinds) if kind == "reduce")
+    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")
     packed = tuple(
         made
-        for load, access in zip(stage.loads(), expr.inputs, strict=True)
-        if (made := pack_input(load, access, stage, names, vector, tile[vector], lanes, device)) is not None
+        for load, access in zip(computation.loads(), expr.inputs, strict=True)
+        if (made := pack_input(load, access, computation, names, vector, tile[vector], lanes, device)) is not None
     )
     return TileLayout(
-        stage=stage,
+        computation=computation,
         expr=expr,
         vector=vector,
         rows=tuple(p for p in spatial if p != vector),
         reduction=reduction,
         tile=tile,
         counts=counts,
-        full={p: stage.extents[p] // tile[p] for p in spatial},
+        full={p: computation.extents[p] // tile[p] for p in spatial},
         blocks=_blocks(program, names, tile, counts),
         lanes=lanes,
         accumulator_dtype=dtype,
         packed=packed,
-        round_lanes=_only_padded_panels(stage, expr, names[vector], packed),
+        round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
         panel=Var("panel", INDEX_DTYPE),
         lane=Var("lane", INDEX_DTYPE),
     )
 
 
 def _only_padded_panels(
-    stage: Stage, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
+    computation: Computation, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
 ) -> bool:
     """Whether every load along the vector axis is from a panel padded with zeros, so that extra lanes are harmless."""
-    for load, access in zip(stage.loads(), expr.inputs, strict=True):
+    for load, access in zip(computation.loads(), expr.inputs, strict=True):
         if access.stride(vector_axis) == 0:
             continue
         if not any(item.is_constant and structural_equal(load, item.original) for item in packed):

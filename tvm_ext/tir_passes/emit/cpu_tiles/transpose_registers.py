@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import Var, tirx
-from tvm_ext.analysis.stages import dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import Expr, Stmt, index, load, store
 
 

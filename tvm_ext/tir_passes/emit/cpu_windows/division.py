@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import TensorLoad, Var, structural_map, structural_walk, tirx
-from tvm_ext.analysis.stages import Stage, dtype_of
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, load, loop, new_buffer, store
 
 from .window import Window
@@ -34,20 +34,20 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 class Divided:
     """An epilogue without divisions by window sizes, and the statements that fill the tables which it reads."""
 
-    epilogue: tuple[Stage, ...]
+    epilogue: tuple[Computation, ...]
     tables: tuple[Stmt, ...]
 
 
-def multiply_by_reciprocals(window: Window, epilogue: Sequence[Stage]) -> Divided:
+def multiply_by_reciprocals(window: Window, epilogue: Sequence[Computation]) -> Divided:
     """``epilogue`` with the division of the window's sum replaced wherever its divisor is understood."""
     tables: list[Stmt] = []
-    stages = []
-    for stage in epilogue:
+    computations = []
+    for computation in epilogue:
 
-        def divide(node: Any, stage: Stage = stage) -> Any:
+        def divide(node: Any, computation: Computation = computation) -> Any:
             if not isinstance(node.a, TensorLoad) or not node.a.source.same_as(window.anchor.target):
                 return node
-            factors = _reciprocal(window, stage, node.b, tables)
+            factors = _reciprocal(window, computation, node.b, tables)
             if factors is None:
                 return node
             product = node.a
@@ -55,11 +55,13 @@ def multiply_by_reciprocals(window: Window, epilogue: Sequence[Stage]) -> Divide
                 product = product * factor
             return product
 
-        stages.append(dataclasses.replace(stage, value=structural_map(stage.value, (tirx.Div, divide))))
-    return Divided(epilogue=tuple(stages), tables=tuple(tables))
+        computations.append(
+            dataclasses.replace(computation, value=structural_map(computation.value, (tirx.Div, divide)))
+        )
+    return Divided(epilogue=tuple(computations), tables=tuple(tables))
 
 
-def _reciprocal(window: Window, stage: Stage, divisor: Expr, tables: list[Stmt]) -> list[Expr] | None:
+def _reciprocal(window: Window, computation: Computation, divisor: Expr, tables: list[Stmt]) -> list[Expr] | None:
     """The factors whose product is 1 / ``divisor``; None where it is no product of one function per axis."""
     dtype = window.dtype
     if type(divisor).__name__ == "FloatImm":
@@ -68,7 +70,7 @@ def _reciprocal(window: Window, stage: Stage, divisor: Expr, tables: list[Stmt])
         return None
     constant, factors = 1.0, []
     for factor in _factors(divisor.value):
-        values = _values(stage, factor)
+        values = _values(computation, factor)
         if values is None or min(values[1]) < 1:
             return None
         variable, numbers = values
@@ -91,8 +93,10 @@ def _factors(divisor: Expr) -> list[Expr]:
     return [divisor]
 
 
-def _values(stage: Stage, factor: Expr) -> tuple[Any, list[int]] | None:
-    """The one axis variable of ``stage`` in ``factor`` and the values over its points; None where there are others."""
+def _values(computation: Computation, factor: Expr) -> tuple[Any, list[int]] | None:
+    """The one axis variable of ``computation`` in ``factor`` and the values over its points; None where there are
+    others.
+    """
     used: list[Any] = []
 
     def visit(variable: Any) -> None:
@@ -100,10 +104,10 @@ def _values(stage: Stage, factor: Expr) -> tuple[Any, list[int]] | None:
             used.append(variable)
 
     structural_walk(factor, (Var, visit))
-    if len(used) > 1 or not all(any(v.same_as(own) for own in stage.spatial) for v in used):
+    if len(used) > 1 or not all(any(v.same_as(own) for own in computation.spatial) for v in used):
         return None
-    variable = used[0] if used else stage.spatial[-1]
-    points = range(stage.extent(variable) if used else 1)
+    variable = used[0] if used else computation.spatial[-1]
+    points = range(computation.extent(variable) if used else 1)
     values = [_evaluate(factor, variable, point) for point in points]
     known = [value for value in values if value is not None]
     return (variable, known) if len(known) == len(values) else None

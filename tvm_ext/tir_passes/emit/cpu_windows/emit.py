@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stages import Stage, mentions, replace_loads, substitute
+from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -51,7 +51,7 @@ STACK_BYTES = 64 * 1024
 """Scratch memory up to this size lives on the thread's stack, a larger one in its workspace."""
 
 
-def emit_window(layout: WindowLayout, epilogue: Sequence[Stage], kind: Any) -> Stmt:
+def emit_window(layout: WindowLayout, epilogue: Sequence[Computation], kind: Any) -> Stmt:
     """The loops of ``layout``'s kernel with its fused ``epilogue``, in an outer loop of ``kind``."""
     window = layout.window
     extents = [*(window.anchor.extent(v) for v in window.outer), layout.bands]
@@ -83,7 +83,7 @@ def _scratch(size: int, dtype: str, name: str) -> Any:
 
 # --- register tiles ------------------------------------------------------------------------------------------------
 def _by_rows(
-    layout: WindowLayout, epilogue: Sequence[Stage], data: Any, outer: Table, start: Expr, count: int | Expr
+    layout: WindowLayout, epilogue: Sequence[Computation], data: Any, outer: Table, start: Expr, count: int | Expr
 ) -> Stmt:
     """Tiles of ``rows`` x ``vectors`` that end with the band and with the row, stored through the epilogue."""
     x = layout.window.x
@@ -114,7 +114,7 @@ def _by_rows(
 
 
 def _flat(
-    layout: WindowLayout, epilogue: Sequence[Stage], data: Any, outer: Table, start: Expr, count: int | Expr
+    layout: WindowLayout, epilogue: Sequence[Computation], data: Any, outer: Table, start: Expr, count: int | Expr
 ) -> Stmt:
     """Tiles along all places of the band, then the rows out of them through the epilogue."""
     x = layout.window.x
@@ -144,7 +144,9 @@ def _copy(width: int, source: Any, at: Expr, target: Any, to: Expr) -> Stmt:
     return loop(width, VECTORIZED, "lane", lambda lane: store(target, load(source, [at + lane]), [to + lane]))
 
 
-def _store_row(layout: WindowLayout, epilogue: Sequence[Stage], result: Any, at: Expr, outer: Table, row: Expr) -> Stmt:
+def _store_row(
+    layout: WindowLayout, epilogue: Sequence[Computation], result: Any, at: Expr, outer: Table, row: Expr
+) -> Stmt:
     """One output row, whose results lie in ``result`` from ``at`` on."""
     x = layout.window.x
 
@@ -260,29 +262,29 @@ def _value(window: Window, element: Expr, outer: Table, tap_y: int, tap_x: Expr)
 # --- stores --------------------------------------------------------------------------------------------------------
 def _write(
     layout: WindowLayout,
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     element: Callable[[Expr], Expr],
     outer: Table,
     place: tuple[Expr, Expr],
     width: int,
 ) -> Stmt:
-    """``width`` results at ``place``, row and column of the plane, or what each epilogue stage makes of them."""
+    """``width`` results at ``place``, row and column of the plane, or what each epilogue computation makes of them."""
     row, column = place
     window = layout.window
-    stage = window.anchor
+    computation = window.anchor
     kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def one(lane: Expr) -> Stmt:
         table = [*outer, (window.x.variable, as_index(column + lane, window.x.variable))]
         if window.y.variable is not None:
             table.append((window.y.variable, as_index(row, window.y.variable)))
-        position = [substitute(i, table) for i in stage.indices]
+        position = [substitute(i, table) for i in computation.indices]
         if not epilogue:
-            return store(stage.target, element(lane), position)
+            return store(computation.target, element(lane), position)
         writes = []
         for consumer in epilogue:
             value = replace_loads(
-                consumer.value, lambda item: element(lane) if item.source.same_as(stage.target) else item
+                consumer.value, lambda item: element(lane) if item.source.same_as(computation.target) else item
             )
             moved = [(v, as_index(p, v)) for v, p in zip(consumer.spatial, position, strict=True)]
             writes.append(
@@ -293,7 +295,7 @@ def _write(
     return loop(width, kind, "lane", one)
 
 
-def may_overrun(window: Window, epilogue: Sequence[Stage]) -> bool:
+def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
     """Whether vectors may go on into the next row: what they read and write there must be elements of that row.
 
     Worked example: bias[c] and residual[n, c, y, x] allow it, scale[x] does not, for it ends with the row. A table of
@@ -301,9 +303,9 @@ def may_overrun(window: Window, epilogue: Sequence[Stage]) -> bool:
     """
     if window.y.variable is None or not window.anchor.indices[-2].same_as(window.y.variable):
         return False
-    for stage in epilogue:
-        own = stage.spatial
-        for item in stage.loads():
+    for computation in epilogue:
+        own = computation.spatial
+        for item in computation.loads():
             is_own = len(item.indices) == len(own) and all(i.same_as(v) for i, v in zip(item.indices, own, strict=True))
             is_along_x = len(item.indices) == 1 and item.indices[0].same_as(own[-1])
             has_room = is_along_x and int(item.source.ty.shape[0]) >= 2 * window.x.extent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_ext.analysis.stage_exprs import axis_names, tensor_expr_of
-from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.computation_exprs import axis_names, tensor_expr_of
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
@@ -15,7 +15,7 @@ from .layout import WindowLayout
 GIGA = 1e9
 
 
-def window_program(layout: WindowLayout, epilogue: Sequence[Stage], device: DeviceSpec) -> RProgram:
+def window_program(layout: WindowLayout, epilogue: Sequence[Computation], device: DeviceSpec) -> RProgram:
     """The rProgram of ``layout``: its register tile in L0, one band of one plane in each cache."""
     expr = tensor_expr_of(layout.window.anchor, name=layout.window.anchor.name, epilogue=epilogue)
     caches = [layer.name for layer in device.layers[1:-1]]
@@ -40,24 +40,24 @@ def window_program(layout: WindowLayout, epilogue: Sequence[Stage], device: Devi
 
 def _names(layout: WindowLayout) -> tuple[str, ...]:
     """The anchor's axis names, the one along x last."""
-    stage = layout.window.anchor
-    names = dict(zip([v.name for v in stage.variables], axis_names(stage), strict=True))
+    computation = layout.window.anchor
+    names = dict(zip([v.name for v in computation.variables], axis_names(computation), strict=True))
     x = names[layout.window.x.variable.name]
-    return (*(name for name in axis_names(stage) if name != x), x)
+    return (*(name for name in axis_names(computation) if name != x), x)
 
 
 def _tile(layout: WindowLayout, *, rows: int, columns: int) -> RTile:
     """One plane's tile: all taps, ``rows`` along y and ``columns`` along x."""
-    window, stage = layout.window, layout.window.anchor
+    window, computation = layout.window, layout.window.anchor
     shape = []
-    for variable, extent, kind in zip(stage.variables, stage.extents, stage.kinds, strict=True):
+    for variable, extent, kind in zip(computation.variables, computation.extents, computation.kinds, strict=True):
         if variable.same_as(window.x.variable):
             shape.append(columns)
         elif window.y.variable is not None and variable.same_as(window.y.variable):
             shape.append(rows)
         else:
             shape.append(extent if kind == "reduce" else 1)
-    return RTile(axes=axis_names(stage), shape=tuple(shape))
+    return RTile(axes=axis_names(computation), shape=tuple(shape))
 
 
 def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Prediction:
@@ -65,7 +65,7 @@ def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Pred
     waves = -(-layout.task_count // device.unit_count)
     balance = layout.task_count / (waves * device.unit_count)
     compute_s = layout.cycles / ((device.clock_ghz or 1.0) * GIGA) / device.unit_count / balance
-    extra = sum(stage.extra_bytes_per_element for stage in expr.epilogue)
+    extra = sum(computation.extra_bytes_per_element for computation in expr.epilogue)
     moved = sum(_bytes(access.shape, access.itemsize_bytes) for access in expr.accesses)
     moved += _bytes(expr.output.shape, extra)
     costs = []

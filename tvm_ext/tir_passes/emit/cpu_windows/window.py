@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_equal, tirx
-from tvm_ext.analysis.stage_exprs import linear_index
-from tvm_ext.analysis.stage_rewrites import split_divided_axes
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import linear_index
+from tvm_ext.analysis.computation_rewrites import split_divided_axes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import Expr, as_index
@@ -65,12 +65,12 @@ class WindowAxis:
 class Window:
     """A window operator. ``read`` is the anchor's load of the tensor that the window slides over.
 
-    ``pad`` is the stage that fills that tensor, taken into the kernel, and ``pad_value`` its value outside; without
-    one the windows stay inside the tensor.
+    ``pad`` is the computation that fills that tensor, taken into the kernel, and ``pad_value`` its value outside;
+    without one the windows stay inside the tensor.
     """
 
-    anchor: Stage
-    pad: Stage | None
+    anchor: Computation
+    pad: Computation | None
     read: Any
     y: WindowAxis
     x: WindowAxis
@@ -95,8 +95,9 @@ class Window:
         return substitute(inside[0], table)
 
 
-def find_window(anchor: Stage, pads: Sequence[Stage]) -> Window | None:
-    """The window operator that ``anchor`` is, fed by one of the padding stages ``pads`` or none; None where it is none.
+def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | None:
+    """The window operator that ``anchor`` is, fed by one of the padding computations ``pads`` or none; None where it is
+    none.
 
     Raises IllegalRewrite, with the reason, for a window of a form that has no kernel here.
     """
@@ -115,7 +116,9 @@ def find_window(anchor: Stage, pads: Sequence[Stage]) -> Window | None:
     if any(not v.same_as(y.tap) and not v.same_as(x.tap) for v in anchor.reduction):
         return None
     pad_value = anchor.init
-    pad = next((stage for stage in pads if stage.target.same_as(read.source)), None)  # others pad the weights
+    pad = next(
+        (computation for computation in pads if computation.target.same_as(read.source)), None
+    )  # others pad the weights
     if pad is not None:
         inside = _inside(pad)
         if inside is None:
@@ -131,7 +134,7 @@ def find_window(anchor: Stage, pads: Sequence[Stage]) -> Window | None:
     return Window(anchor=anchor, pad=pad, read=read, y=y, x=x, outer=outer, pad_value=pad_value)
 
 
-def _check(anchor: Stage, read: Any, y: WindowAxis, x: WindowAxis) -> None:
+def _check(anchor: Computation, read: Any, y: WindowAxis, x: WindowAxis) -> None:
     for dtype in (dtype_of(anchor.target), dtype_of(read)):
         if dtype != "float32":
             raise IllegalRewrite(f"{anchor.name}: window kernels are made for float32, not {dtype}")
@@ -143,16 +146,16 @@ def _check(anchor: Stage, read: Any, y: WindowAxis, x: WindowAxis) -> None:
         raise IllegalRewrite(f"{anchor.name}: planes of {y.size} x {x.size} are shorter than the window's step")
 
 
-def _drop_unit_reductions(stage: Stage) -> Stage:
-    gone = [p for p, kind in enumerate(stage.kinds) if kind == "reduce" and stage.extents[p] == 1]
-    keep = [p for p in range(len(stage.kinds)) if p not in gone]
-    table = [(stage.variables[p], tirx.IntImm(dtype_of(stage.variables[p]), 0)) for p in gone]
+def _drop_unit_reductions(computation: Computation) -> Computation:
+    gone = [p for p, kind in enumerate(computation.kinds) if kind == "reduce" and computation.extents[p] == 1]
+    keep = [p for p in range(len(computation.kinds)) if p not in gone]
+    table = [(computation.variables[p], tirx.IntImm(dtype_of(computation.variables[p]), 0)) for p in gone]
     return dataclasses.replace(
-        stage,
-        variables=tuple(stage.variables[p] for p in keep),
-        extents=tuple(stage.extents[p] for p in keep),
-        kinds=tuple(stage.kinds[p] for p in keep),
-        value=substitute(stage.value, table),
+        computation,
+        variables=tuple(computation.variables[p] for p in keep),
+        extents=tuple(computation.extents[p] for p in keep),
+        kinds=tuple(computation.kinds[p] for p in keep),
+        value=substitute(computation.value, table),
     )
 
 
@@ -161,7 +164,7 @@ def _uses(expression: Any, *axes: WindowAxis) -> bool:
     return any(axis.variable is not None and mentions(expression, axis.variable) for axis in axes)
 
 
-def _axes_of(load: Any, anchor: Stage) -> tuple[WindowAxis, WindowAxis] | None:
+def _axes_of(load: Any, anchor: Computation) -> tuple[WindowAxis, WindowAxis] | None:
     """The window's axes, if ``load`` is of planes with contiguous rows: one spatial axis per dimension."""
     names = [str(p) for p in range(len(anchor.variables))]
     forms = [linear_index(i, anchor.variables, names) for i in load.indices]
@@ -192,7 +195,7 @@ def _no_axis() -> WindowAxis:
     return WindowAxis(variable=None, tap=None, extent=1, taps=1, stride=1, dilation=1, before=0, first=0, size=1)
 
 
-def _axis(form: LinearIndex | None, size: int, anchor: Stage) -> WindowAxis | None:
+def _axis(form: LinearIndex | None, size: int, anchor: Computation) -> WindowAxis | None:
     """``form`` as the index of one dimension: at most one spatial axis and one tap, both ascending."""
     assert form is not None
     terms = [(int(name), c) for name, c in form.terms]
@@ -218,7 +221,7 @@ def _axis(form: LinearIndex | None, size: int, anchor: Stage) -> WindowAxis | No
 
 
 def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Bounds | None]) -> tuple[WindowAxis, WindowAxis] | None:
-    """The axes over what the padding stage reads; None where it pads a dimension that no window slides along."""
+    """The axes over what the padding computation reads; None where it pads a dimension that no window slides along."""
     has_y = y.variable is not None
     lead = bounds[: -2 if has_y else -1]
     if any(item is not None for item in lead):
@@ -236,12 +239,12 @@ def _within(axis: WindowAxis, bounds: Bounds | None) -> WindowAxis:
     return dataclasses.replace(axis, before=first - axis.first, first=first, size=high - first)
 
 
-def is_padding(stage: Stage) -> bool:
-    """Whether ``stage`` places a tensor inside a larger one that is constant elsewhere."""
-    return not stage.is_reduction and stage.writes_at_its_own_axes() and _inside(stage) is not None
+def is_padding(computation: Computation) -> bool:
+    """Whether ``computation`` places a tensor inside a larger one that is constant elsewhere."""
+    return not computation.is_reduction and computation.writes_at_its_own_axes() and _inside(computation) is not None
 
 
-def _inside(pad: Stage) -> tuple[Expr, Expr, list[Bounds | None]] | None:
+def _inside(pad: Computation) -> tuple[Expr, Expr, list[Bounds | None]] | None:
     """(value inside, value outside, per dimension the half-open range that is inside or None for all of it)."""
     value = pad.value
     if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE):
@@ -270,7 +273,7 @@ def _conjunction(condition: Expr) -> list[Expr]:
     return [condition]
 
 
-def _bound(term: Expr, pad: Stage, low: list[int | None], high: list[int | None]) -> bool:
+def _bound(term: Expr, pad: Computation, low: list[int | None], high: list[int | None]) -> bool:
     """Note ``term``, one of ``c <= v``, ``v < c`` and their like, as a bound of a dimension; False where it is none."""
     kind = type(term).__name__
     if kind not in ("LE", "LT", "GE", "GT"):

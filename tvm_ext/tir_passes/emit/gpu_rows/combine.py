@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_ext._tvm import ALLREDUCE, Call, Var, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -34,18 +34,18 @@ from .plan import RowPlan
 STOCK_ALIGNMENT_BYTES = 64  # of the buffers that LowerThreadAllreduce makes
 
 
-def neutral(stage: Stage, dtype: str) -> Expr:
+def neutral(computation: Computation, dtype: str) -> Expr:
     """The value that leaves a partial result unchanged; max and min start each from the initial value."""
-    if stage.combiner == "sum":
+    if computation.combiner == "sum":
         return tirx.const(0, dtype)
-    return tirx.const(1, dtype) if stage.combiner == "prod" else in_dtype(stage.init, dtype)
+    return tirx.const(1, dtype) if computation.combiner == "prod" else in_dtype(computation.init, dtype)
 
 
-def starts_neutral(stage: Stage) -> bool:
+def starts_neutral(computation: Computation) -> bool:
     """Whether the reduction's initial value is `neutral`."""
-    if stage.combiner in ("max", "min"):
+    if computation.combiner in ("max", "min"):
         return True
-    return getattr(stage.init, "value", None) == (0 if stage.combiner == "sum" else 1)
+    return getattr(computation.init, "value", None) == (0 if computation.combiner == "sum" else 1)
 
 
 def shared_bytes(form: RowForm, plan: RowPlan, device: DeviceSpec) -> int:
@@ -56,7 +56,9 @@ def shared_bytes(form: RowForm, plan: RowPlan, device: DeviceSpec) -> int:
     """
     if plan.row_threads == 1:
         return 0
-    sizes = [max(4, int(itemsize_bytes(accumulator_dtype(dtype_of(s.target))))) for s in form.stages if s.is_reduction]
+    sizes = [
+        max(4, int(itemsize_bytes(accumulator_dtype(dtype_of(s.target))))) for s in form.computations if s.is_reduction
+    ]
     if not plan.along_row:
         return sum(plan.threads * plan.grid_lanes * size for size in sizes)
     return sum(_allreduce_bytes(plan, size, device) for size in sizes)
@@ -74,18 +76,18 @@ def _aligned_bytes(size: int) -> int:
     return -(-size // STOCK_ALIGNMENT_BYTES) * STOCK_ALIGNMENT_BYTES
 
 
-def add_initial(stage: Stage, total: Any, width: int) -> Stmt:
+def add_initial(computation: Computation, total: Any, width: int) -> Stmt:
     """Combine the reduction's initial value into each of ``width`` totals."""
-    first = in_dtype(stage.init, dtype_of(total))
+    first = in_dtype(computation.init, dtype_of(total))
     return loop(
         width,
         UNROLLED,
         "lane",
-        lambda lane: store(total, combine(stage.combiner, first, load(total, [lane])), [lane]),
+        lambda lane: store(total, combine(computation.combiner, first, load(total, [lane])), [lane]),
     )
 
 
-def allreduce(stage: Stage, part: Any, total: Any, thread: Expr) -> tuple[Stmt, Stmt]:
+def allreduce(computation: Computation, part: Any, total: Any, thread: Expr) -> tuple[Stmt, Stmt]:
     """``total[0]`` = ``part[0]`` of all threads along ``thread`` (threadIdx.x) combined; and a statement for the end.
 
     Stock LowerThreadAllreduce makes shuffles of it within warps and shared memory between them; without shuffles
@@ -95,7 +97,7 @@ def allreduce(stage: Stage, part: Any, total: Any, thread: Expr) -> tuple[Stmt, 
     """
     dtype = dtype_of(part)
     a, b = Var("a", dtype), Var("b", dtype)
-    reducer = tirx.CommReducer([a], [b], [combine(stage.combiner, a, b)], [neutral(stage, dtype)])
+    reducer = tirx.CommReducer([a], [b], [combine(computation.combiner, a, b)], [neutral(computation, dtype)])
     zero = index(0)
     arguments = [tirx.const(1, "uint32"), load(part, [zero]), tirx.const(True, "bool"), load(total, [zero]), thread]
     call = Call(ALLREDUCE, arguments, ret_ty=tirx.const(0, dtype).ty)
@@ -103,7 +105,7 @@ def allreduce(stage: Stage, part: Any, total: Any, thread: Expr) -> tuple[Stmt, 
 
 
 def meet(
-    stage: Stage, part: Any, total: Any, *, at: tuple[Expr, Expr], counts: tuple[int, int]
+    computation: Computation, part: Any, total: Any, *, at: tuple[Expr, Expr], counts: tuple[int, int]
 ) -> tuple[list[Stmt], list[Stmt]]:
     """Combine ``part`` of the threads that differ in ``at[0]`` alone: (allocations, statements).
 
@@ -115,7 +117,7 @@ def meet(
     dtype, width = dtype_of(part), int(part.ty.shape[0])
     piece = access_lanes(dtype, width)
     shape = (counts[0], width // piece, counts[1] * piece)
-    shared = gpu_buffer(shape, dtype, f"{stage.target.name}_shared", "shared")
+    shared = gpu_buffer(shape, dtype, f"{computation.target.name}_shared", "shared")
     other = gpu_buffer((width,), dtype, "other", "local")
     column = at[1] * index(piece)
 
@@ -134,12 +136,12 @@ def meet(
     def add(number: Expr) -> Stmt:
         read = pieces(lambda p, first, v: store(other, load(shared, [number, p, column + v]), [first + v]))
         return sequence(
-            read, each(lambda v: store(total, combine(stage.combiner, load(total, [v]), load(other, [v])), [v]))
+            read, each(lambda v: store(total, combine(computation.combiner, load(total, [v]), load(other, [v])), [v]))
         )
 
     statements = [
         pieces(lambda p, first, v: store(shared, load(part, [first + v]), [at[0], p, column + v])),
-        each(lambda v: store(total, neutral(stage, dtype), [v])),
+        each(lambda v: store(total, neutral(computation, dtype), [v])),
         loop(counts[0], SERIAL, "part", add),
     ]
     return [allocate_shared(shared), allocate(other)], statements

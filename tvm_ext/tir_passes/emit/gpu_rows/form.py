@@ -1,9 +1,9 @@
-"""The common form of stages that share a GPU kernel: grid axes that all have, row axes that are reduced or swept.
+"""The common form of computations that share a GPU kernel: grid axes that all have, row axes that are reduced or swept.
 
 Each point of the grid axes is a *row* that no other row touches. Unlike on the CPU (`cpu_rows.emit.shared_axes`) the
-grid axes need not lead: softmax over the channels of (n, c, h, w) has the grid (n, h, w) and the row (c). All stages of
-a form use the same variables, so that two of them read the same element exactly where their loads are structurally
-equal.
+grid axes need not lead: softmax over the channels of (n, c, h, w) has the grid (n, h, w) and the row (c). All
+computations of a form use the same variables, so that two of them read the same element exactly where their loads are
+structurally equal.
 
 Worked example, layer normalisation of (4, 7, 64): ``sum[a, b] += x[a, b, k]`` and ``y[a, b, c] = f(x[a, b, c], sum[a,
 b])`` share the axes a and b, fused to a grid of 28; k and c become the one row axis, of 64.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import Analyzer, ir, structural_walk, tirx
-from tvm_ext.analysis.stage_exprs import linear_form
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, static_shape
+from tvm_ext.analysis.computation_exprs import linear_form
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
 
 from ..cpu_rows.emit import is_in
 
@@ -26,7 +26,7 @@ Expr = Any
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoopAxis:
-    """A variable that all stages of a form share, and its extent."""
+    """A variable that all computations of a form share, and its extent."""
 
     variable: Any
     extent: int
@@ -34,15 +34,16 @@ class LoopAxis:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowForm:
-    """Stages over shared variables. Buffers in ``kept`` are stored to memory; the others live in one thread or block.
+    """Computations over shared variables. Buffers in ``kept`` are stored to memory; the others live in one thread or
+    block.
 
-    A stage's spatial axes are the grid, or the grid and then the row; a reduction's are the grid and it reduces the
-    row.
+    A computation's spatial axes are the grid, or the grid and then the row; a reduction's are the grid and it reduces
+    the row.
     """
 
     grid: tuple[LoopAxis, ...]
     row: tuple[LoopAxis, ...]
-    stages: tuple[Stage, ...]
+    computations: tuple[Computation, ...]
     kept: tuple[Any, ...]
 
     @property
@@ -54,11 +55,11 @@ class RowForm:
         return _product(self.row)
 
     def is_internal(self, buffer: Any) -> bool:
-        return any(buffer.same_as(stage.target) for stage in self.stages)
+        return any(buffer.same_as(computation.target) for computation in self.computations)
 
-    def along_row(self, stage: Stage) -> bool:
-        """Whether the stage has a value for each element of the row, not one for the row."""
-        return not stage.is_reduction and len(stage.spatial) > len(self.grid)
+    def along_row(self, computation: Computation) -> bool:
+        """Whether the computation has a value for each element of the row, not one for the row."""
+        return not computation.is_reduction and len(computation.spatial) > len(self.grid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,19 +120,23 @@ def divides(node: Any) -> bool:
     return bool(found)
 
 
-def position_of(stage: Stage, item: Any) -> int | None:
-    return next((p for p, variable in enumerate(stage.variables) if variable.same_as(item)), None)
+def position_of(computation: Computation, item: Any) -> int | None:
+    return next((p for p, variable in enumerate(computation.variables) if variable.same_as(item)), None)
 
 
-def accesses(form: RowForm) -> list[tuple[Stage, Any, tuple[Expr, ...]]]:
-    """(stage, buffer, indices) of every access to memory: loads from outside the form and stores of kept buffers."""
+def accesses(form: RowForm) -> list[tuple[Computation, Any, tuple[Expr, ...]]]:
+    """(computation, buffer, indices) of every access to memory: loads from outside and stores of kept buffers."""
     found = [
-        (stage, item.source, tuple(item.indices))
-        for stage in form.stages
-        for item in stage.loads()
+        (computation, item.source, tuple(item.indices))
+        for computation in form.computations
+        for item in computation.loads()
         if not form.is_internal(item.source)
     ]
-    found += [(stage, stage.target, stage.indices) for stage in form.stages if is_in(stage.target, form.kept)]
+    found += [
+        (computation, computation.target, computation.indices)
+        for computation in form.computations
+        if is_in(computation.target, form.kept)
+    ]
     return found
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import Var, tirx
-from tvm_ext.analysis.stage_rewrites import fuse_axes
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.analysis.computation_rewrites import fuse_axes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
 
 from ..cpu_rows.emit import is_in
 from .form import Address, Expr, LoopAxis, RowForm, accesses, address_of, divides, position_of
@@ -31,16 +31,16 @@ def fuse_form(form: RowForm) -> RowForm:
 
 def _may_fuse(form: RowForm, outer: LoopAxis, inner: LoopAxis) -> bool:
     pair = [outer.variable, inner.variable]
-    for stage in form.stages:
-        if mentions(_without_loads(stage.value), *pair):
+    for computation in form.computations:
+        if mentions(_without_loads(computation.value), *pair):
             return False
-    for stage, buffer, indices in accesses(form):
+    for computation, buffer, indices in accesses(form):
         if not mentions(list(indices), *pair):
             continue
-        form_of = address_of(buffer, indices, list(zip(stage.variables, stage.extents, strict=True)))
+        form_of = address_of(buffer, indices, list(zip(computation.variables, computation.extents, strict=True)))
         if form_of is None:
             return False
-        a, b = (_coefficient(form_of, stage, variable) for variable in pair)
+        a, b = (_coefficient(form_of, computation, variable) for variable in pair)
         if a != b * inner.extent:
             return False
     return True
@@ -50,13 +50,13 @@ def _without_loads(value: Expr) -> Expr:
     return replace_loads(value, lambda item: tirx.const(1, dtype_of(item.source)))
 
 
-def _coefficient(address: Address, stage: Stage, variable: Any) -> int:
-    position = position_of(stage, variable)
+def _coefficient(address: Address, computation: Computation, variable: Any) -> int:
+    position = position_of(computation, variable)
     return 0 if position is None else address.coefficients[position]
 
 
 def _fused(form: RowForm, position: int) -> RowForm:
-    """``form`` with the axes at ``position`` and after it as one, of the same variable in every stage."""
+    """``form`` with the axes at ``position`` and after it as one, of the same variable in every computation."""
     axes = [*form.grid, *form.row]
     outer, inner = axes[position : position + 2]
     fused = LoopAxis(
@@ -64,38 +64,42 @@ def _fused(form: RowForm, position: int) -> RowForm:
         extent=outer.extent * inner.extent,
     )
 
-    def apply(stage: Stage) -> Stage:
-        if position + 1 >= len(stage.variables):
-            return stage
-        groups = [[p] for p in range(len(stage.variables)) if p != position + 1]
+    def apply(computation: Computation) -> Computation:
+        if position + 1 >= len(computation.variables):
+            return computation
+        groups = [[p] for p in range(len(computation.variables)) if p != position + 1]
         groups[position] = [position, position + 1]
-        stage = fuse_axes(stage, groups)
-        own = stage.variables[position]
-        return _rename_one(stage, own, fused.variable)
+        computation = fuse_axes(computation, groups)
+        own = computation.variables[position]
+        return _rename_one(computation, own, fused.variable)
 
     new = [*axes[:position], fused, *axes[position + 2 :]]
     cut = len(form.grid) - (1 if position + 1 < len(form.grid) else 0)
     return dataclasses.replace(
-        form, grid=tuple(new[:cut]), row=tuple(new[cut:]), stages=tuple(apply(stage) for stage in form.stages)
+        form,
+        grid=tuple(new[:cut]),
+        row=tuple(new[cut:]),
+        computations=tuple(apply(computation) for computation in form.computations),
     )
 
 
-def _rename_one(stage: Stage, old: Any, new: Any) -> Stage:
+def _rename_one(computation: Computation, old: Any, new: Any) -> Computation:
     table = [(old, new)]
     return dataclasses.replace(
-        stage,
-        variables=tuple(new if v.same_as(old) else v for v in stage.variables),
-        value=substitute(stage.value, table),
-        indices=tuple(substitute(item, table) for item in stage.indices),
+        computation,
+        variables=tuple(new if v.same_as(old) else v for v in computation.variables),
+        value=substitute(computation.value, table),
+        indices=tuple(substitute(item, table) for item in computation.indices),
     )
 
 
-def address_runs(stage: Stage, form: RowForm, params: Sequence[Any]) -> Stage:
-    """``stage`` addressing the function's parameters by one number: ``[0, 84*n + f]``, not ``[n, f // 21, f % 21]``.
+def address_runs(computation: Computation, form: RowForm, params: Sequence[Any]) -> Computation:
+    """``computation`` addressing the function's parameters by one number: ``[0, 84*n + f]``, not ``[n, f // 21, f %
+    21]``.
 
     Only parameters: stock TVM shrinks buffers that the function allocates to the indices that it sees.
     """
-    axes = list(zip(stage.variables, stage.extents, strict=True))
+    axes = list(zip(computation.variables, computation.extents, strict=True))
 
     def flat(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
         if not is_in(buffer, params) or not indices or not any(divides(item) for item in indices):
@@ -107,7 +111,9 @@ def address_runs(stage: Stage, form: RowForm, params: Sequence[Any]) -> Stage:
         return item if form.is_internal(item.source) else tirx.BufferLoad(item.source, flat(item.source, item.indices))
 
     return dataclasses.replace(
-        stage, value=replace_loads(stage.value, move), indices=tuple(flat(stage.target, stage.indices))
+        computation,
+        value=replace_loads(computation.value, move),
+        indices=tuple(flat(computation.target, computation.indices)),
     )
 
 

@@ -1,4 +1,5 @@
-"""Emits stages in row form as one GPU launch: threads sweep their rows, and meet where a reduction needs all of a row.
+"""Emits computations in row form as one GPU launch: threads sweep their rows, and meet where a reduction needs all of a
+row.
 
     softmax, 32 threads to a row of 256:           # lanes of 4 along the row, 2 items a thread
       for i: x[i] = 16-byte load;  m = max(m, x[i])           # pass 1; x stays in registers
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, reads, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, reads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -52,7 +53,7 @@ UNROLLED_ITEMS = 32  # items whose loop is written out although nothing is held:
 def emit_row_kernel(form: RowForm, plan: RowPlan, *, partial: Any = None) -> Stmt:
     """One launch of ``form`` divided as in ``plan``.
 
-    With ``partial``, of shape (splits, rows), the form's only stage leaves its partial results there.
+    With ``partial``, of shape (splits, rows), the form's only computation leaves its partial results there.
     """
 
     def block(number: Expr) -> Stmt:
@@ -83,21 +84,23 @@ class _RowKernel:
     split: Expr
     partial: Any
     allocations: list[Stmt] = field(default_factory=list)
-    values: list[tuple[Any, Any]] = field(default_factory=list)  # (a stage's target, registers of a row's value)
-    rows: list[tuple[Any, Any]] = field(default_factory=list)  # (a stage's target, registers of the elements)
+    values: list[tuple[Any, Any]] = field(default_factory=list)  # (a computation's target, registers of a row's value)
+    rows: list[tuple[Any, Any]] = field(default_factory=list)  # (a computation's target, registers of the elements)
     held: list[tuple[Any, Any]] = field(default_factory=list)  # (a unit, registers of its elements)
     last: list[Stmt] = field(default_factory=list)
 
     def statement(self) -> Stmt:
         parts = passes(self.form)
-        body = [stmt for number, stages in enumerate(parts) for stmt in self._pass(stages, parts[number + 1 :])]
+        body = [
+            stmt for number, computations in enumerate(parts) for stmt in self._pass(computations, parts[number + 1 :])
+        ]
         return sequence(*self.allocations, *body, *self.last)
 
-    def _pass(self, stages: Sequence[Stage], later: Sequence[Sequence[Stage]]) -> list[Stmt]:
-        first = stages[0]
+    def _pass(self, computations: Sequence[Computation], later: Sequence[Sequence[Computation]]) -> list[Stmt]:
+        first = computations[0]
         if not first.is_reduction and not self.form.along_row(first):
             return self._row_value(first)
-        return self._sweep(stages, [stage for part in later for stage in part])
+        return self._sweep(computations, [computation for part in later for computation in part])
 
     # --- coordinates ------------------------------------------------------------------------------------------------
     @property
@@ -162,31 +165,31 @@ class _RowKernel:
         return find
 
     # --- one value for the row --------------------------------------------------------------------------------------
-    def _row_value(self, stage: Stage) -> list[Stmt]:
-        """A stage with one value for each row, computed by every thread that shares it."""
+    def _row_value(self, computation: Computation) -> list[Stmt]:
+        """A computation with one value for each row, computed by every thread that shares it."""
         width = self.plan.grid_lanes
-        dtype = accumulator_dtype(dtype_of(stage.target))
-        value = self._registers(width, dtype, f"{stage.target.name}_value")
-        fetched, statements = self._fetch_for_rows(stage)
+        dtype = accumulator_dtype(dtype_of(computation.target))
+        value = self._registers(width, dtype, f"{computation.target.name}_value")
+        fetched, statements = self._fetch_for_rows(computation)
 
         def element(lane: Expr) -> Stmt:
             registers = [(unit, load(buffer, [lane])) for unit, buffer in fetched]
-            result = evaluate(stage.value, registers, self._internal(index(0), lane), self._grid_table(lane))
+            result = evaluate(computation.value, registers, self._internal(index(0), lane), self._grid_table(lane))
             return store(value, in_dtype(result, dtype), [lane])
 
         compute = [*statements, loop(width, UNROLLED, "lane", element)]
-        self.values.append((stage.target, value))
-        return [self._if_in_grid(*compute), *self._store_row_value(stage, value)]
+        self.values.append((computation.target, value))
+        return [self._if_in_grid(*compute), *self._store_row_value(computation, value)]
 
-    def _fetch_for_rows(self, stage: Stage) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
-        """The stage's inputs that differ between a thread's rows, in registers."""
+    def _fetch_for_rows(self, computation: Computation) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
+        """The computation's inputs that differ between a thread's rows, in registers."""
         if self.plan.along_row:
             return [], []
-        units = distinct(vector_units(stage, self.form, self.plan.lanes))
-        return self._fetch(units, [stage] * len(units), index(0), self._grid_table)
+        units = distinct(vector_units(computation, self.form, self.plan.lanes))
+        return self._fetch(units, [computation] * len(units), index(0), self._grid_table)
 
     def _fetch(
-        self, units: Sequence[Any], owners: Sequence[Stage], offset: Expr, at: Table, count: int = 0
+        self, units: Sequence[Any], owners: Sequence[Computation], offset: Expr, at: Table, count: int = 0
     ) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
         lanes = self.plan.lanes
         pairs, statements = [], []
@@ -197,20 +200,24 @@ class _RowKernel:
             pairs.append((unit, buffer))
         return pairs, statements
 
-    def _store_row_value(self, stage: Stage, value: Any) -> list[Stmt]:
+    def _store_row_value(self, computation: Computation, value: Any) -> list[Stmt]:
         if self.partial is not None:
             return [self._once_a_row(self._store_partial(value))]
-        if not is_in(stage.target, self.form.kept):
+        if not is_in(computation.target, self.form.kept):
             return []
         lanes = self.plan.lanes
         if self.plan.along_row:
-            at = [substitute(item, self._grid_table(index(0))) for item in stage.indices]
+            at = [substitute(item, self._grid_table(index(0))) for item in computation.indices]
             return [
-                self._once_a_row(store(stage.target, in_dtype(load(value, [index(0)]), dtype_of(stage.target)), at))
+                self._once_a_row(
+                    store(computation.target, in_dtype(load(value, [index(0)]), dtype_of(computation.target)), at)
+                )
             ]
-        result = self._registers(lanes.width, dtype_of(stage.target), "y")
+        result = self._registers(lanes.width, dtype_of(computation.target), "y")
         return [
-            self._once_a_row(*store_values(stage, lanes, lambda lane: load(value, [lane]), self._grid_table, result))
+            self._once_a_row(
+                *store_values(computation, lanes, lambda lane: load(value, [lane]), self._grid_table, result)
+            )
         ]
 
     def _store_partial(self, value: Any) -> Stmt:
@@ -224,67 +231,71 @@ class _RowKernel:
         )
 
     # --- a pass over the row ----------------------------------------------------------------------------------------
-    def _sweep(self, stages: Sequence[Stage], later: Sequence[Stage]) -> list[Stmt]:
-        reductions = [stage for stage in stages if stage.is_reduction]
+    def _sweep(self, computations: Sequence[Computation], later: Sequence[Computation]) -> list[Stmt]:
+        reductions = [computation for computation in computations if computation.is_reduction]
         partials = [
             self._registers(self.plan.grid_lanes, accumulator_dtype(dtype_of(s.target)), f"{s.target.name}_part")
             for s in reductions
         ]
-        start = [self._start(stage, part) for stage, part in zip(reductions, partials, strict=True)]
-        units, owners = self._units(stages)
+        start = [self._start(computation, part) for computation, part in zip(reductions, partials, strict=True)]
+        units, owners = self._units(computations)
         again = [self.plan.held and self._is_read_again(unit, later) for unit in units]
         plain = [u for u, held in zip(units, again, strict=True) if not held]
         plain_owners = [o for o, held in zip(owners, again, strict=True) if not held]
         kept = [(u, o) for u, o, held in zip(units, owners, again, strict=True) if held]
-        self._allocate_rows(stages, later)
+        self._allocate_rows(computations, later)
         body = self._sweep_loop(
             lambda item: self._item(
-                stages, list(zip(reductions, partials, strict=True)), plain, plain_owners, kept, item
+                computations, list(zip(reductions, partials, strict=True)), plain, plain_owners, kept, item
             )
         )
-        finish = [stmt for stage, part in zip(reductions, partials, strict=True) for stmt in self._finish(stage, part)]
+        finish = [
+            stmt
+            for computation, part in zip(reductions, partials, strict=True)
+            for stmt in self._finish(computation, part)
+        ]
         return [*start, body, *finish]
 
     def _sweep_loop(self, body: Callable[[Expr], Stmt]) -> Stmt:
         kind = UNROLLED if self.plan.held or self.plan.items <= UNROLLED_ITEMS // self.plan.lanes.width else SERIAL
         return loop(self.plan.items, kind, "item", lambda item: self._if_in_row(item, body(item)))
 
-    def _units(self, stages: Sequence[Stage]) -> tuple[list[Any], list[Stage]]:
-        """Inputs that these stages read first, and a stage that reads each."""
+    def _units(self, computations: Sequence[Computation]) -> tuple[list[Any], list[Computation]]:
+        """Inputs that these computations read first, and a computation that reads each."""
         units: list[Any] = []
-        owners: list[Stage] = []
-        for stage in stages:
-            for unit in distinct(vector_units(stage, self.form, self.plan.lanes)):
+        owners: list[Computation] = []
+        for computation in computations:
+            for unit in distinct(vector_units(computation, self.form, self.plan.lanes)):
                 known = any(structural_equal(unit, other) for other in (*units, *(u for u, _ in self.held)))
                 if not known:
                     units.append(unit)
-                    owners.append(stage)
+                    owners.append(computation)
         return units, owners
 
-    def _is_read_again(self, unit: Any, later: Sequence[Stage]) -> bool:
+    def _is_read_again(self, unit: Any, later: Sequence[Computation]) -> bool:
         return any(
             structural_equal(unit, other)
-            for stage in later
-            for other in vector_units(stage, self.form, self.plan.lanes)
+            for computation in later
+            for other in vector_units(computation, self.form, self.plan.lanes)
         )
 
-    def _allocate_rows(self, stages: Sequence[Stage], later: Sequence[Stage]) -> None:
-        """Registers for the elements of stages that another stage reads."""
-        for stage in stages:
-            if stage.is_reduction:
+    def _allocate_rows(self, computations: Sequence[Computation], later: Sequence[Computation]) -> None:
+        """Registers for the elements of computations that another computation reads."""
+        for computation in computations:
+            if computation.is_reduction:
                 continue
-            if any(reads(other.value, stage.target) for other in (*stages, *later)):
-                dtype = accumulator_dtype(dtype_of(stage.target))
+            if any(reads(other.value, computation.target) for other in (*computations, *later)):
+                dtype = accumulator_dtype(dtype_of(computation.target))
                 count = self.plan.lanes.width * self.plan.items
-                self.rows.append((stage.target, self._registers(count, dtype, f"{stage.target.name}_row")))
+                self.rows.append((computation.target, self._registers(count, dtype, f"{computation.target.name}_row")))
 
     def _item(
         self,
-        stages: Sequence[Stage],
-        reductions: Sequence[tuple[Stage, Any]],
+        computations: Sequence[Computation],
+        reductions: Sequence[tuple[Computation, Any]],
         plain: Sequence[Any],
-        plain_owners: Sequence[Stage],
-        kept: Sequence[tuple[Any, Stage]],
+        plain_owners: Sequence[Computation],
+        kept: Sequence[tuple[Any, Computation]],
         item: Expr,
     ) -> Stmt:
         width = self.plan.lanes.width
@@ -302,68 +313,80 @@ class _RowKernel:
         def registers(lane: Expr) -> list[tuple[Any, Expr]]:
             return [(u, load(b, [lane])) for u, b in fetched] + [(u, load(b, [offset + lane])) for u, b in self.held]
 
-        def value(stage: Stage, lane: Expr) -> Expr:
-            return evaluate(stage.value, registers(lane), self._internal(offset, lane), at(lane))
+        def value(computation: Computation, lane: Expr) -> Expr:
+            return evaluate(computation.value, registers(lane), self._internal(offset, lane), at(lane))
 
         done = [*fetch_held, *statements]
-        for stage in stages:
-            part = next((buffer for own, buffer in reductions if own is stage), None)
-            done += self._elements(stage, value, offset, at) if part is None else [self._accumulate(stage, part, value)]
+        for computation in computations:
+            part = next((buffer for own, buffer in reductions if own is computation), None)
+            done += (
+                self._elements(computation, value, offset, at)
+                if part is None
+                else [self._accumulate(computation, part, value)]
+            )
         return sequence(*done)
 
-    def _elements(self, stage: Stage, value: Callable[[Stage, Expr], Expr], offset: Expr, at: Table) -> list[Stmt]:
+    def _elements(
+        self, computation: Computation, value: Callable[[Computation, Expr], Expr], offset: Expr, at: Table
+    ) -> list[Stmt]:
         lanes = self.plan.lanes
-        row = next((buffer for target, buffer in self.rows if target.same_as(stage.target)), None)
+        row = next((buffer for target, buffer in self.rows if target.same_as(computation.target)), None)
         statements: list[Stmt] = []
         if row is not None:
             dtype = dtype_of(row)
             statements.append(
                 loop(
-                    lanes.width, UNROLLED, "lane", lambda v: store(row, in_dtype(value(stage, v), dtype), [offset + v])
+                    lanes.width,
+                    UNROLLED,
+                    "lane",
+                    lambda v: store(row, in_dtype(value(computation, v), dtype), [offset + v]),
                 )
             )
-        if is_in(stage.target, self.form.kept):
-            result = self._registers(lanes.width, dtype_of(stage.target), "y")
+        if is_in(computation.target, self.form.kept):
+            result = self._registers(lanes.width, dtype_of(computation.target), "y")
 
             def element(lane: Expr) -> Expr:
-                return value(stage, lane) if row is None else load(row, [offset + lane])
+                return value(computation, lane) if row is None else load(row, [offset + lane])
 
-            statements += store_values(stage, lanes, element, at, result)
+            statements += store_values(computation, lanes, element, at, result)
         return statements
 
-    def _accumulate(self, stage: Stage, part: Any, value: Callable[[Stage, Expr], Expr]) -> Stmt:
+    def _accumulate(self, computation: Computation, part: Any, value: Callable[[Computation, Expr], Expr]) -> Stmt:
         def element(lane: Expr) -> Stmt:
             own = index(0) if self.plan.along_row else lane
-            new = in_dtype(value(stage, lane), dtype_of(part))
-            return store(part, combine(stage.combiner, load(part, [own]), new), [own])
+            new = in_dtype(value(computation, lane), dtype_of(part))
+            return store(part, combine(computation.combiner, load(part, [own]), new), [own])
 
         return loop(self.plan.lanes.width, UNROLLED, "lane", element)
 
     # --- a reduction's start and end --------------------------------------------------------------------------------
-    def _start(self, stage: Stage, part: Any) -> Stmt:
+    def _start(self, computation: Computation, part: Any) -> Stmt:
         return loop(
-            self.plan.grid_lanes, UNROLLED, "lane", lambda lane: store(part, neutral(stage, dtype_of(part)), [lane])
+            self.plan.grid_lanes,
+            UNROLLED,
+            "lane",
+            lambda lane: store(part, neutral(computation, dtype_of(part)), [lane]),
         )
 
-    def _finish(self, stage: Stage, part: Any) -> list[Stmt]:
+    def _finish(self, computation: Computation, part: Any) -> list[Stmt]:
         """Combine the partial results of the threads that share a row; each of them has the total then."""
         total = part
         statements: list[Stmt] = []
         if self.plan.row_threads > 1:
-            total = self._registers(self.plan.grid_lanes, dtype_of(part), f"{stage.target.name}_total")
-            statements = self._combine(stage, part, total)
-        if self.partial is None and not starts_neutral(stage):
-            statements.append(add_initial(stage, total, self.plan.grid_lanes))
-        self.values.append((stage.target, total))
-        return [*statements, *self._store_row_value(stage, total)]
+            total = self._registers(self.plan.grid_lanes, dtype_of(part), f"{computation.target.name}_total")
+            statements = self._combine(computation, part, total)
+        if self.partial is None and not starts_neutral(computation):
+            statements.append(add_initial(computation, total, self.plan.grid_lanes))
+        self.values.append((computation.target, total))
+        return [*statements, *self._store_row_value(computation, total)]
 
-    def _combine(self, stage: Stage, part: Any, total: Any) -> list[Stmt]:
+    def _combine(self, computation: Computation, part: Any, total: Any) -> list[Stmt]:
         if self.plan.along_row:
-            statement, last_use = allreduce(stage, part, total, self.row_thread)
+            statement, last_use = allreduce(computation, part, total, self.row_thread)
             self.last.append(last_use)
             return [statement]
         at = (self.row_thread, self.grid_thread)
         counts = (self.plan.row_threads, self.plan.grid_threads)
-        allocations, statements = meet(stage, part, total, at=at, counts=counts)
+        allocations, statements = meet(computation, part, total, at=at, counts=counts)
         self.allocations.extend(allocations)
         return statements

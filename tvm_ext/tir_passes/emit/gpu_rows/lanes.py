@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, Call, TensorLoad, structural_equal, structural_map, structural_mutate, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes, linear_form
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_form
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, Expr, Stmt, cast_to, index, load, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
@@ -57,18 +57,18 @@ def find_lanes(form: RowForm, variable: Any, extent: int) -> Lanes:
 
 def _all_vectors(form: RowForm, lanes: Lanes) -> bool:
     some = False
-    for stage in form.stages:
-        for item in outer_loads(stage.value, lambda item: not form.is_internal(item.source)):
+    for computation in form.computations:
+        for item in outer_loads(computation.value, lambda item: not form.is_internal(item.source)):
             if mentions(item, lanes.variable):
                 some = True
-                if not _is_vector(item, stage, lanes):
+                if not _is_vector(item, computation, lanes):
                     return False
-        stores = any(stage.target.same_as(buffer) for buffer in form.kept) and mentions(
-            list(stage.indices), lanes.variable
+        stores = any(computation.target.same_as(buffer) for buffer in form.kept) and mentions(
+            list(computation.indices), lanes.variable
         )
         if stores:
             some = True
-            if not _aligned(stage.target, stage.indices, stage, lanes):
+            if not _aligned(computation.target, computation.indices, computation, lanes):
                 return False
     return some
 
@@ -98,15 +98,17 @@ def map_units(value: Expr, visit: Callable[[Any], Any]) -> Expr:
     return structural_mutate(value, [(Call, on_call), (TensorLoad, on_load)])
 
 
-def _is_vector(unit: Any, stage: Stage, lanes: Lanes) -> bool:
+def _is_vector(unit: Any, computation: Computation, lanes: Lanes) -> bool:
     """Whether one vector access, the same condition for all its lanes, fetches the unit."""
     if isinstance(unit, TensorLoad):
-        return _aligned(unit.source, unit.indices, stage, lanes)
+        return _aligned(unit.source, unit.indices, computation, lanes)
     if isinstance(unit, Call) and unit.op.same_as(IF_THEN_ELSE):
         # Stock BF16ComputeLegalize makes it a condition on float32, of which CUDA has no vectors of 8.
         if dtype_of(unit) == "bfloat16" and lanes.width > WIDEST_FLOAT:
             return False
-        return _is_uniform(unit.args[0], lanes) and all(_is_vector(branch, stage, lanes) for branch in unit.args[1:])
+        return _is_uniform(unit.args[0], lanes) and all(
+            _is_vector(branch, computation, lanes) for branch in unit.args[1:]
+        )
     return isinstance(unit, (tirx.FloatImm, tirx.IntImm)) or (
         isinstance(unit, tirx.Cast) and isinstance(unit.value, (tirx.FloatImm, tirx.IntImm))
     )
@@ -134,24 +136,24 @@ def _is_uniform(condition: Expr, lanes: Lanes) -> bool:
     return changes_at % lanes.width == 0
 
 
-def _aligned(buffer: Any, indices: Sequence[Expr], stage: Stage, lanes: Lanes) -> bool:
+def _aligned(buffer: Any, indices: Sequence[Expr], computation: Computation, lanes: Lanes) -> bool:
     """Whether ``width`` lanes are neighbours in memory, and start at multiples of their vector."""
-    axes = list(zip(stage.variables, stage.extents, strict=True))
+    axes = list(zip(computation.variables, computation.extents, strict=True))
     address = address_of(buffer, indices, axes, uniform_in=lanes.variable)
-    if address is None or not _steps_by_one(address, stage, lanes):
+    if address is None or not _steps_by_one(address, computation, lanes):
         return False
     width = access_lanes(dtype_of(buffer), lanes.width)
-    own = _position(stage, lanes.variable)
+    own = _position(computation, lanes.variable)
     others = [c for p, c in enumerate(address.coefficients) if p != own]
     return all(step % width == 0 for step in (*others, *address.opaque, address.constant))
 
 
-def _steps_by_one(address: Address, stage: Stage, lanes: Lanes) -> bool:
-    return address.coefficients[_position(stage, lanes.variable)] == 1
+def _steps_by_one(address: Address, computation: Computation, lanes: Lanes) -> bool:
+    return address.coefficients[_position(computation, lanes.variable)] == 1
 
 
-def _position(stage: Stage, variable: Any) -> int:
-    return next(p for p, own in enumerate(stage.variables) if own.same_as(variable))
+def _position(computation: Computation, variable: Any) -> int:
+    return next(p for p, own in enumerate(computation.variables) if own.same_as(variable))
 
 
 def access_lanes(dtype: str, width: int) -> int:
@@ -172,17 +174,19 @@ def vector_loop(dtype: str, width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     )
 
 
-def vector_units(stage: Stage, form: RowForm, lanes: Lanes) -> list[Any]:
-    """The units of ``stage`` that move along the lanes and come from memory: what is fetched before the arithmetic."""
+def vector_units(computation: Computation, form: RowForm, lanes: Lanes) -> list[Any]:
+    """The units of ``computation`` that move along the lanes and come from memory: what is fetched before the
+    arithmetic.
+    """
     return [
         unit
-        for unit in outer_loads(stage.value, lambda item: not form.is_internal(item.source))
-        if mentions(unit, lanes.variable) and (isinstance(unit, TensorLoad) or _fetched_whole(unit, stage, lanes))
+        for unit in outer_loads(computation.value, lambda item: not form.is_internal(item.source))
+        if mentions(unit, lanes.variable) and (isinstance(unit, TensorLoad) or _fetched_whole(unit, computation, lanes))
     ]
 
 
-def _fetched_whole(unit: Any, stage: Stage, lanes: Lanes) -> bool:
-    return lanes.width > 1 and _is_vector(unit, stage, lanes)
+def _fetched_whole(unit: Any, computation: Computation, lanes: Lanes) -> bool:
+    return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
 def place(unit: Any, first: Sequence[tuple[Any, Expr]], own: Sequence[tuple[Any, Expr]]) -> Expr:
@@ -215,9 +219,9 @@ def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, 
     return vector_loop(dtype_of(unit), width, element) if is_vector else loop(width, UNROLLED, "lane", element)
 
 
-def is_vector(unit: Any, stage: Stage, lanes: Lanes) -> bool:
-    """Whether ``unit``, of ``stage``, is one aligned vector access for all lanes."""
-    return lanes.width > 1 and _is_vector(unit, stage, lanes)
+def is_vector(unit: Any, computation: Computation, lanes: Lanes) -> bool:
+    """Whether ``unit``, of ``computation``, is one aligned vector access for all lanes."""
+    return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
 def evaluate(
@@ -253,29 +257,33 @@ def _without_round_trips(value: Expr) -> Expr:
     return structural_map(value, (tirx.Cast, peel))
 
 
-def store_values(stage: Stage, lanes: Lanes, values: Callable[[Expr], Expr], at: Table, result: Any) -> list[Stmt]:
-    """Store ``values(lane)`` to the stage's target, through the registers ``result`` where it is a vector."""
-    dtype = dtype_of(stage.target)
+def store_values(
+    computation: Computation, lanes: Lanes, values: Callable[[Expr], Expr], at: Table, result: Any
+) -> list[Stmt]:
+    """Store ``values(lane)`` to the computation's target, through the registers ``result`` where it is a vector."""
+    dtype = dtype_of(computation.target)
 
     def target(lane: Expr) -> list[Expr]:
-        return [substitute(item, at(lane)) for item in stage.indices]
+        return [substitute(item, at(lane)) for item in computation.indices]
 
-    if lanes.width == 1 or not _stores_vector(stage, lanes):
+    if lanes.width == 1 or not _stores_vector(computation, lanes):
         return [
             loop(
                 lanes.width,
                 UNROLLED,
                 "lane",
-                lambda lane: store(stage.target, cast_to(values(lane), dtype), target(lane)),
+                lambda lane: store(computation.target, cast_to(values(lane), dtype), target(lane)),
             )
         ]
     compute = loop(lanes.width, UNROLLED, "lane", lambda lane: store(result, cast_to(values(lane), dtype), [lane]))
-    write = vector_loop(dtype, lanes.width, lambda lane: store(stage.target, load(result, [lane]), target(lane)))
+    write = vector_loop(dtype, lanes.width, lambda lane: store(computation.target, load(result, [lane]), target(lane)))
     return [compute, write]
 
 
-def _stores_vector(stage: Stage, lanes: Lanes) -> bool:
-    return mentions(list(stage.indices), lanes.variable) and _aligned(stage.target, stage.indices, stage, lanes)
+def _stores_vector(computation: Computation, lanes: Lanes) -> bool:
+    return mentions(list(computation.indices), lanes.variable) and _aligned(
+        computation.target, computation.indices, computation, lanes
+    )
 
 
 # --- half precision -------------------------------------------------------------------------------------------------

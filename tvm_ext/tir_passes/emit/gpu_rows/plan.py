@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, reads, static_shape
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 
 from .form import RowForm, accesses, address_of
@@ -123,8 +123,8 @@ def runs_along_row(form: RowForm) -> bool:
     if not form.row:
         return False
     along = across = 0.0
-    for stage, buffer, indices in accesses(form):
-        axes = list(zip(stage.variables, stage.extents, strict=True))
+    for computation, buffer, indices in accesses(form):
+        axes = list(zip(computation.variables, computation.extents, strict=True))
         size = itemsize_bytes(dtype_of(buffer)) * _elements(buffer)
         address = address_of(buffer, indices, axes, uniform_in=form.row[-1].variable)
         if address is None or len(axes) != len(form.grid) + len(form.row):
@@ -238,7 +238,7 @@ def _splits(form: RowForm, device: DeviceSpec, blocks: int, most: int) -> int:
     busy_s = row_bytes(form) * form.row_count / bandwidth
     idle = max(1.0, device.unit_count / blocks)
     saved_s = busy_s * (idle - 1)
-    launches = 2 * sum(stage.is_reduction for stage in form.stages) - 1 + (len(form.stages) > 1)
+    launches = 2 * sum(computation.is_reduction for computation in form.computations) - 1 + (len(form.computations) > 1)
     if blocks >= device.unit_count or saved_s < launches * (device.launch_overhead_us or ASSUMED_LAUNCH_US) * 1e-6:
         return 1
     return max(1, min(most, -(-BLOCKS_PER_UNIT * device.unit_count // blocks)))
@@ -253,18 +253,18 @@ def row_bytes(form: RowForm) -> float:
     return total
 
 
-def passes(form: RowForm) -> list[list[Stage]]:
-    """The stages in order, in passes over the row; a stage with one value for the row is a pass of its own."""
-    found: list[list[Stage]] = []
-    for stage in form.stages:
-        sweeps = stage.is_reduction or form.along_row(stage)
+def passes(form: RowForm) -> list[list[Computation]]:
+    """The computations in order, in passes over the row; one with one value for the row is a pass of its own."""
+    found: list[list[Computation]] = []
+    for computation in form.computations:
+        sweeps = computation.is_reduction or form.along_row(computation)
         last = found[-1] if found else []
         sweeping = bool(last) and (last[0].is_reduction or form.along_row(last[0]))
-        waits = any(reads(stage.value, earlier.target) for earlier in last if earlier.is_reduction)
+        waits = any(reads(computation.value, earlier.target) for earlier in last if earlier.is_reduction)
         if sweeps and sweeping and not waits:
-            last.append(stage)
+            last.append(computation)
         else:
-            found.append([stage])
+            found.append([computation])
     return found
 
 
@@ -287,12 +287,12 @@ def held_count(form: RowForm, lanes: Lanes) -> int:
     """
     sweeps = passes(form)
     uses: dict[str, list[int]] = {}
-    for number, stages in enumerate(sweeps):
-        for stage in stages:
-            made = [str(stage.target.name)] if form.along_row(stage) else []
-            read = [str(item.source.name) for item in stage.loads() if form.is_internal(item.source)]
-            fetched = [str(unit) for unit in vector_units(stage, form, lanes)]
-            rows = {str(s.target.name) for s in form.stages if form.along_row(s)}
+    for number, computations in enumerate(sweeps):
+        for computation in computations:
+            made = [str(computation.target.name)] if form.along_row(computation) else []
+            read = [str(item.source.name) for item in computation.loads() if form.is_internal(item.source)]
+            fetched = [str(unit) for unit in vector_units(computation, form, lanes)]
+            rows = {str(s.target.name) for s in form.computations if form.along_row(s)}
             for name in (*made, *(name for name in read if name in rows), *fetched):
                 uses.setdefault(name, []).append(number)
     between = range(len(sweeps) - 1)
@@ -307,9 +307,9 @@ def _register_budget(threads: int, device: DeviceSpec) -> int:
 
 def register_estimate(form: RowForm, plan: RowPlan) -> int:
     """32-bit registers of a thread: held rows, a vector of each input, partial results, addresses."""
-    units = sum(len(vector_units(stage, form, plan.lanes)) for stage in form.stages)
+    units = sum(len(vector_units(computation, form, plan.lanes)) for computation in form.computations)
     held = plan.items * plan.lanes.width * held_count(form, plan.lanes) if plan.held else 0
     in_flight = min(plan.items, ROW_ITEMS) if plan.along_row else 1  # nvcc moves the loads of later items up
-    reductions = sum(stage.is_reduction for stage in form.stages)
+    reductions = sum(computation.is_reduction for computation in form.computations)
     streamed = plan.lanes.width * (units + in_flight) if not plan.held else plan.lanes.width * (units + 1)
     return OTHER_REGISTERS + held + streamed + 2 * reductions * plan.grid_lanes

@@ -1,4 +1,4 @@
-"""Emits a stage without reduction on a flat grid: a thread takes a vector of neighbours, or a few scalars."""
+"""Emits a computation without reduction on a flat grid: a thread takes a vector of neighbours, or a few scalars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -35,7 +35,7 @@ THREAD_ELEMENTS = 4
 
 
 def emit_points(form: RowForm, device: DeviceSpec) -> SimtKernel:
-    """The launch of a form of one stage without row axes."""
+    """The launch of a form of one computation without row axes."""
     return emit_turned(form, device) or _emit_vectors(form, device)
 
 
@@ -51,8 +51,8 @@ class _Points:
     tail: int
 
     @property
-    def stage(self) -> Stage:
-        return self.form.stages[0]
+    def computation(self) -> Computation:
+        return self.form.computations[0]
 
     @property
     def blocks(self) -> int:
@@ -77,7 +77,7 @@ class _Points:
 def _emit_vectors(form: RowForm, device: DeviceSpec) -> SimtKernel:
     points = _plan_points(form, device)
     fetched = _registers(points)
-    result = gpu_buffer((points.lanes.width,), dtype_of(points.stage.target), "y", "local")
+    result = gpu_buffer((points.lanes.width,), dtype_of(points.computation.target), "y", "local")
 
     def thread(block: Expr, number: Expr) -> Stmt:
         first = block * index(points.threads * points.items) + number
@@ -129,7 +129,7 @@ def _registers(points: _Points) -> list[tuple[Any, Any]]:
     """The inputs that differ between a thread's elements, and registers for all its vectors of them."""
     if points.lanes.width == 1 and points.items == 1:
         return []  # one element: nothing to collect
-    units = distinct(vector_units(points.stage, points.form, points.lanes))
+    units = distinct(vector_units(points.computation, points.form, points.lanes))
     count = points.lanes.width * points.items
     return [(unit, gpu_buffer((count,), dtype_of(unit), "x", "local")) for unit in units]
 
@@ -146,7 +146,7 @@ def _load_item(points: _Points, fetched: Sequence[tuple[Any, Any]], first: Expr,
             buffer,
             item * index(width),
             width,
-            is_vector=is_vector(unit, points.stage, points.lanes),
+            is_vector=is_vector(unit, points.computation, points.lanes),
             at=lambda lane: points.table(chunk, lane),
         )
         for unit, buffer in fetched
@@ -155,13 +155,13 @@ def _load_item(points: _Points, fetched: Sequence[tuple[Any, Any]], first: Expr,
 
 
 def _store_item(points: _Points, fetched: Sequence[tuple[Any, Any]], result: Any, first: Expr, item: Expr) -> Stmt:
-    chunk, width, stage = _chunk(points, first, item), points.lanes.width, points.stage
+    chunk, width, computation = _chunk(points, first, item), points.lanes.width, points.computation
 
     def value(lane: Expr) -> Expr:
         registers = [(unit, load(buffer, [item * index(width) + lane])) for unit, buffer in fetched]
-        return evaluate(stage.value, registers, lambda _: None, points.table(chunk, lane))
+        return evaluate(computation.value, registers, lambda _: None, points.table(chunk, lane))
 
-    body = sequence(*store_values(stage, points.lanes, value, lambda lane: points.table(chunk, lane), result))
+    body = sequence(*store_values(computation, points.lanes, value, lambda lane: points.table(chunk, lane), result))
     return _guarded(points, chunk, body, _tail(points) if points.tail else None)
 
 
@@ -173,11 +173,11 @@ def _guarded(points: _Points, chunk: Expr, body: Stmt, tail: Stmt | None = None)
 
 def _tail(points: _Points) -> Stmt:
     """The elements of the single axis after the last whole vector, by the thread after the last one."""
-    stage, axis = points.stage, points.form.grid[0]
+    computation, axis = points.computation, points.form.grid[0]
 
     def element(k: Expr) -> Stmt:
         at = [(axis.variable, as_index(index(points.chunks * points.lanes.width) + k, axis.variable))]
-        value = tirx.Cast(dtype_of(stage.target), substitute(stage.value, at))
-        return store(stage.target, value, [substitute(item, at) for item in stage.indices])
+        value = tirx.Cast(dtype_of(computation.target), substitute(computation.value, at))
+        return store(computation.target, value, [substitute(item, at) for item in computation.indices])
 
     return loop(points.tail, SERIAL, "k", element)

@@ -1,7 +1,8 @@
-"""Reads stages into row form: which axes all of them share, and whether each reads only what its own row has made.
+"""Reads computations into row form: which axes all of them share, and whether each reads only what its own row has
+made.
 
 Two axes are one where a load inside the group says so: ``y[a, b] = x[a, b] - m[a]`` identifies y's a with m's. A
-class of axes with one spatial axis of every stage is a grid axis; what is left of each stage is its row.
+class of axes with one spatial axis of every computation is a grid axis; what is left of each computation is its row.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_ext._tvm import Analyzer, Var, ir, structural_equal, tirx
-from tvm_ext.analysis.stage_rewrites import split_divided_axes
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, substitute
+from tvm_ext.analysis.computation_rewrites import split_divided_axes
+from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import combine
 
@@ -20,43 +21,57 @@ from .form import LoopAxis, RowForm, divides, position_of
 from .fuse import address_runs, fuse_form
 
 
-def read_form(stages: Sequence[Stage], kept: Sequence[Any], params: Sequence[Any]) -> RowForm:
-    """The stages in common form, ``params`` addressed as runs of memory; raises IllegalRewrite where they have none."""
-    plain = [plain_stage(stage) for stage in stages]
+def read_form(computations: Sequence[Computation], kept: Sequence[Any], params: Sequence[Any]) -> RowForm:
+    """The computations in common form, ``params`` addressed as runs of memory; raises IllegalRewrite where they have
+    none.
+    """
+    plain = [plain_computation(computation) for computation in computations]
     grid_classes = _grid_classes(plain)
     form = _with_shared_variables(plain, grid_classes, tuple(kept))
     _check_own_elements(form)
     form = fuse_form(form)
-    return dataclasses.replace(form, stages=tuple(address_runs(stage, form, params) for stage in form.stages))
-
-
-# --- reading --------------------------------------------------------------------------------------------------------
-def plain_stage(stage: Stage) -> Stage:
-    """``stage`` without axes of extent 1, with simple indices, its divided axes split; one of one element injective."""
-    stage = _simplify_indices(split_divided_axes(_simplify_indices(_without_unit_axes(stage))))
-    if stage.is_reduction and not stage.reduction:
-        value = combine(stage.combiner, stage.init, stage.value)
-        return dataclasses.replace(stage, value=value, combiner=None, init=None)
-    return stage
-
-
-def _without_unit_axes(stage: Stage) -> Stage:
-    gone = [(v, tirx.IntImm(dtype_of(v), 0)) for v, e in zip(stage.variables, stage.extents, strict=True) if e == 1]
-    axes = [(v, e, k) for v, e, k in zip(stage.variables, stage.extents, stage.kinds, strict=True) if e != 1]
     return dataclasses.replace(
-        stage,
-        variables=tuple(v for v, _, _ in axes),
-        extents=tuple(e for _, e, _ in axes),
-        kinds=tuple(k for _, _, k in axes),
-        value=substitute(stage.value, gone),
-        indices=tuple(substitute(item, gone) for item in stage.indices),
+        form, computations=tuple(address_runs(computation, form, params) for computation in form.computations)
     )
 
 
-def _simplify_indices(stage: Stage) -> Stage:
+# --- reading --------------------------------------------------------------------------------------------------------
+def plain_computation(computation: Computation) -> Computation:
+    """``computation`` without axes of extent 1, with simple indices, its divided axes split; one of one element
+    injective.
+    """
+    computation = _simplify_indices(split_divided_axes(_simplify_indices(_without_unit_axes(computation))))
+    if computation.is_reduction and not computation.reduction:
+        value = combine(computation.combiner, computation.init, computation.value)
+        return dataclasses.replace(computation, value=value, combiner=None, init=None)
+    return computation
+
+
+def _without_unit_axes(computation: Computation) -> Computation:
+    gone = [
+        (v, tirx.IntImm(dtype_of(v), 0))
+        for v, e in zip(computation.variables, computation.extents, strict=True)
+        if e == 1
+    ]
+    axes = [
+        (v, e, k)
+        for v, e, k in zip(computation.variables, computation.extents, computation.kinds, strict=True)
+        if e != 1
+    ]
+    return dataclasses.replace(
+        computation,
+        variables=tuple(v for v, _, _ in axes),
+        extents=tuple(e for _, e, _ in axes),
+        kinds=tuple(k for _, _, k in axes),
+        value=substitute(computation.value, gone),
+        indices=tuple(substitute(item, gone) for item in computation.indices),
+    )
+
+
+def _simplify_indices(computation: Computation) -> Computation:
     """A reshape's ``((h // 8 + c) // 16 + n) % 2`` with h < 8, c < 16, n < 2 is ``n``."""
     analyzer = Analyzer()
-    for variable, extent in zip(stage.variables, stage.extents, strict=True):
+    for variable, extent in zip(computation.variables, computation.extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))
 
     def simple(item: Any) -> Any:
@@ -64,15 +79,18 @@ def _simplify_indices(stage: Stage) -> Stage:
             return item
         return tirx.BufferLoad(item.source, [analyzer.simplify(index) for index in item.indices])
 
-    return dataclasses.replace(stage, value=replace_loads(stage.value, simple))
+    return dataclasses.replace(computation, value=replace_loads(computation.value, simple))
 
 
-# --- which axes all stages share -----------------------------------------------------------------------------------
+# --- which axes all computations share
+# -----------------------------------------------------------------------------------
 class _Classes:
-    """Union-find over the axes of all stages; an axis is (stage, position)."""
+    """Union-find over the axes of all computations; an axis is (computation, position)."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self.parent = {(s, p): (s, p) for s, stage in enumerate(stages) for p in range(len(stage.variables))}
+    def __init__(self, computations: Sequence[Computation]) -> None:
+        self.parent = {
+            (s, p): (s, p) for s, computation in enumerate(computations) for p in range(len(computation.variables))
+        }
 
     def find(self, axis: tuple[int, int]) -> tuple[int, int]:
         while self.parent[axis] != axis:
@@ -89,87 +107,95 @@ class _Classes:
         return list(found.values())
 
 
-def _grid_classes(stages: Sequence[Stage]) -> list[list[tuple[int, int]]]:
-    """Groups of one spatial axis of every stage that internal loads and stores identify."""
-    classes = _Classes(stages)
-    for s, stage in enumerate(stages):
-        for item in stage.loads():
-            for p, producer in enumerate(stages):
+def _grid_classes(computations: Sequence[Computation]) -> list[list[tuple[int, int]]]:
+    """Groups of one spatial axis of every computation that internal loads and stores identify."""
+    classes = _Classes(computations)
+    for s, computation in enumerate(computations):
+        for item in computation.loads():
+            for p, producer in enumerate(computations):
                 if item.source.same_as(producer.target):
                     for read, written in zip(item.indices, producer.indices, strict=True):
-                        a, b = position_of(stage, read), position_of(producer, written)
+                        a, b = position_of(computation, read), position_of(producer, written)
                         if a is not None and b is not None:
                             classes.union((s, a), (p, b))
-        for earlier in range(s):  # the stages of one block share their variables
-            for a, variable in enumerate(stage.variables):
-                b = position_of(stages[earlier], variable)
+        for earlier in range(s):  # the computations of one block share their variables
+            for a, variable in enumerate(computation.variables):
+                b = position_of(computations[earlier], variable)
                 if b is not None:
                     classes.union((s, a), (earlier, b))
-    found = [group for group in classes.groups() if _is_grid(group, stages)]
-    last = len(stages) - 1
+    found = [group for group in classes.groups() if _is_grid(group, computations)]
+    last = len(computations) - 1
     return sorted(found, key=lambda group: next(p for s, p in group if s == last))
 
 
-def _is_grid(group: Sequence[tuple[int, int]], stages: Sequence[Stage]) -> bool:
-    if sorted(s for s, _ in group) != list(range(len(stages))):
+def _is_grid(group: Sequence[tuple[int, int]], computations: Sequence[Computation]) -> bool:
+    if sorted(s for s, _ in group) != list(range(len(computations))):
         return False
-    axes = [(stages[s].kinds[p], stages[s].extents[p]) for s, p in group]
+    axes = [(computations[s].kinds[p], computations[s].extents[p]) for s, p in group]
     return all(kind == "spatial" and extent == axes[0][1] for kind, extent in axes)
 
 
 def _with_shared_variables(
-    stages: Sequence[Stage], classes: Sequence[Sequence[tuple[int, int]]], kept: tuple[Any, ...]
+    computations: Sequence[Computation], classes: Sequence[Sequence[tuple[int, int]]], kept: tuple[Any, ...]
 ) -> RowForm:
-    grid = [_new_axis(stages, group[0]) for group in classes]
-    has_reduction = any(stage.is_reduction for stage in stages)
+    grid = [_new_axis(computations, group[0]) for group in classes]
+    has_reduction = any(computation.is_reduction for computation in computations)
     row: list[LoopAxis] | None = None
-    shared: list[Stage] = []
-    for s, stage in enumerate(stages):
+    shared: list[Computation] = []
+    for s, computation in enumerate(computations):
         positions = [next(p for owner, p in group if owner == s) for group in classes]
-        rest = [p for p in range(len(stage.variables)) if p not in positions]
-        if stage.is_reduction and any(stage.kinds[p] == "spatial" for p in rest):
-            raise IllegalRewrite(f"stage {stage.name} keeps an axis that the other stages of its row reduce")
+        rest = [p for p in range(len(computation.variables)) if p not in positions]
+        if computation.is_reduction and any(computation.kinds[p] == "spatial" for p in rest):
+            raise IllegalRewrite(
+                f"computation {computation.name} keeps an axis that the other computations of its row reduce"
+            )
         if rest and row is None:
-            row = [_new_axis(stages, (s, p)) for p in rest]
-        if rest and [stage.extents[p] for p in rest] != [axis.extent for axis in row or ()]:
-            raise IllegalRewrite(f"stage {stage.name} sweeps another row than the stages before it")
+            row = [_new_axis(computations, (s, p)) for p in rest]
+        if rest and [computation.extents[p] for p in rest] != [axis.extent for axis in row or ()]:
+            raise IllegalRewrite(f"computation {computation.name} sweeps another row than the computations before it")
         axes = [*grid, *((row or []) if rest else [])]
-        shared.append(_rename(stage, [*positions, *rest], axes))
+        shared.append(_rename(computation, [*positions, *rest], axes))
     if not has_reduction and row:
-        raise IllegalRewrite("stages without a reduction have no row in common")
-    return RowForm(grid=tuple(grid), row=tuple(row or ()), stages=tuple(shared), kept=kept)
+        raise IllegalRewrite("computations without a reduction have no row in common")
+    return RowForm(grid=tuple(grid), row=tuple(row or ()), computations=tuple(shared), kept=kept)
 
 
-def _new_axis(stages: Sequence[Stage], axis: tuple[int, int]) -> LoopAxis:
-    stage = stages[axis[0]]
-    old = stage.variables[axis[1]]
-    return LoopAxis(variable=Var(old.name, old.ty), extent=stage.extents[axis[1]])
+def _new_axis(computations: Sequence[Computation], axis: tuple[int, int]) -> LoopAxis:
+    computation = computations[axis[0]]
+    old = computation.variables[axis[1]]
+    return LoopAxis(variable=Var(old.name, old.ty), extent=computation.extents[axis[1]])
 
 
-def _rename(stage: Stage, positions: Sequence[int], axes: Sequence[LoopAxis]) -> Stage:
-    """``stage`` with the axes at ``positions`` in this order and under new names."""
-    if any(dtype_of(stage.variables[p]) != dtype_of(a.variable) for p, a in zip(positions, axes, strict=True)):
-        raise IllegalRewrite(f"stage {stage.name} counts in another integer type than the stages before it")
-    table = [(stage.variables[p], axis.variable) for p, axis in zip(positions, axes, strict=True)]
+def _rename(computation: Computation, positions: Sequence[int], axes: Sequence[LoopAxis]) -> Computation:
+    """``computation`` with the axes at ``positions`` in this order and under new names."""
+    if any(dtype_of(computation.variables[p]) != dtype_of(a.variable) for p, a in zip(positions, axes, strict=True)):
+        raise IllegalRewrite(
+            f"computation {computation.name} counts in another integer type than the computations before it"
+        )
+    table = [(computation.variables[p], axis.variable) for p, axis in zip(positions, axes, strict=True)]
     return dataclasses.replace(
-        stage,
+        computation,
         variables=tuple(axis.variable for axis in axes),
         extents=tuple(axis.extent for axis in axes),
-        kinds=tuple(stage.kinds[p] for p in positions),
-        value=substitute(stage.value, table),
-        indices=tuple(substitute(item, table) for item in stage.indices),
+        kinds=tuple(computation.kinds[p] for p in positions),
+        value=substitute(computation.value, table),
+        indices=tuple(substitute(item, table) for item in computation.indices),
     )
 
 
 def _check_own_elements(form: RowForm) -> None:
-    """Every internal load must read the element of its own grid point and row position, written by an earlier stage."""
-    for position, stage in enumerate(form.stages):
-        for item in stage.loads():
-            writer = next((p for p, s in enumerate(form.stages) if s.target.same_as(item.source)), None)
+    """Every internal load must read the element of its own grid point and row position, written by an earlier
+    computation.
+    """
+    for position, computation in enumerate(form.computations):
+        for item in computation.loads():
+            writer = next((p for p, s in enumerate(form.computations) if s.target.same_as(item.source)), None)
             if writer is None:
                 continue
-            written = form.stages[writer].indices
+            written = form.computations[writer].indices
             if writer >= position or not all(
                 structural_equal(a, b) for a, b in zip(item.indices, written, strict=True)
             ):
-                raise IllegalRewrite(f"stage {stage.name} reads other elements of {item.source.name} than its own")
+                raise IllegalRewrite(
+                    f"computation {computation.name} reads other elements of {item.source.name} than its own"
+                )

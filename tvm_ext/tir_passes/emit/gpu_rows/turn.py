@@ -1,4 +1,5 @@
-"""Emits a stage that reads across what it writes: through tiles in shared memory, whose rows are padded by one bank.
+"""Emits a computation that reads across what it writes: through tiles in shared memory, whose rows are padded by one
+bank.
 
 Written along one axis and read along the other, both sides of global memory are coalesced. Worked example, 32 x 32
 floats in rows of 33: lane i reads element (i, c) in bank (33*i + c) % 32, all different; in rows of 32 all lanes
@@ -13,8 +14,8 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import TensorLoad, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, substitute
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, cast_to, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
@@ -46,8 +47,8 @@ class _Tiles:
     rows: int
 
     @property
-    def stage(self) -> Stage:
-        return self.form.stages[0]
+    def computation(self) -> Computation:
+        return self.form.computations[0]
 
     @property
     def written(self) -> int:
@@ -84,7 +85,7 @@ class _Element:
 
 
 def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
-    """The launch of a form of one stage that reads across what it writes; None where it does not.
+    """The launch of a form of one computation that reads across what it writes; None where it does not.
 
     Nor where an axis is so short that tiles would be less than half full.
     """
@@ -109,20 +110,20 @@ def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
         shared_bytes=sum(_tile_bytes(tile) for _, tile in tiles.units),
         register_count=OTHER_REGISTERS + tiles.side // tiles.rows * (len(tiles.units) + 1),
         notes=(
-            f"{form.stages[0].name}: {blocks} tiles of {tiles.side} x {tiles.side} turned in shared memory by "
+            f"{form.computations[0].name}: {blocks} tiles of {tiles.side} x {tiles.side} turned in shared memory by "
             f"{threads} threads",
         ),
     )
 
 
 def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
-    stage, last = form.stages[0], len(form.grid) - 1
-    if last < 1 or not _runs(stage, stage.target, stage.indices, last):
+    computation, last = form.computations[0], len(form.grid) - 1
+    if last < 1 or not _runs(computation, computation.target, computation.indices, last):
         return None
     found = [
         (axis, unit)
-        for unit in distinct(outer_loads(stage.value, lambda _: True))
-        if isinstance(unit, TensorLoad) and (axis := _run_across(form, stage, unit)) is not None
+        for unit in distinct(outer_loads(computation.value, lambda _: True))
+        if isinstance(unit, TensorLoad) and (axis := _run_across(form, computation, unit)) is not None
     ]
     if not found:
         return None
@@ -141,17 +142,17 @@ def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
     )
 
 
-def _run_across(form: RowForm, stage: Stage, unit: Any) -> int | None:
+def _run_across(form: RowForm, computation: Computation, unit: Any) -> int | None:
     """The position of the axis along which ``unit`` runs, where it moves along the written axis in steps."""
     last = len(form.grid) - 1
-    if not mentions(unit, form.grid[last].variable) or _runs(stage, unit.source, unit.indices, last):
+    if not mentions(unit, form.grid[last].variable) or _runs(computation, unit.source, unit.indices, last):
         return None
-    return next((p for p in range(last) if _runs(stage, unit.source, unit.indices, p)), None)
+    return next((p for p in range(last) if _runs(computation, unit.source, unit.indices, p)), None)
 
 
-def _runs(stage: Stage, buffer: Any, indices: Sequence[Expr], position: int) -> bool:
+def _runs(computation: Computation, buffer: Any, indices: Sequence[Expr], position: int) -> bool:
     """Whether neighbours along the axis at ``position`` are neighbours in memory."""
-    address = address_of(buffer, indices, list(zip(stage.variables, stage.extents, strict=True)))
+    address = address_of(buffer, indices, list(zip(computation.variables, computation.extents, strict=True)))
     return address is not None and address.coefficients[position] == 1
 
 
@@ -169,10 +170,12 @@ def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
         row = step * index(tiles.rows) + y
         element = tiles.element(at, row, x)
         registers = [(unit, load(tile, [x, row])) for unit, tile in tiles.units]
-        value = evaluate(tiles.stage.value, registers, lambda _: None, element.table)
-        value = cast_to(value, dtype_of(tiles.stage.target))
+        value = evaluate(tiles.computation.value, registers, lambda _: None, element.table)
+        value = cast_to(value, dtype_of(tiles.computation.target))
         return element.guarded(
-            store(tiles.stage.target, value, [substitute(item, element.table) for item in tiles.stage.indices])
+            store(
+                tiles.computation.target, value, [substitute(item, element.table) for item in tiles.computation.indices]
+            )
         )
 
     return sequence(

@@ -14,8 +14,8 @@ from math import ceil, gcd
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -72,7 +72,7 @@ SPARE_REGISTERS = 8
 class _Product:
     """All that the kernel's parts need to know of the operator and of its program."""
 
-    stage: Stage
+    computation: Computation
     form: GemmForm
     operands: tuple[Operand, Operand]
     extents: tuple[int, int, int, int]  # batch, rows, columns, reduction
@@ -97,19 +97,19 @@ class _Product:
 
 
 def emit_mma_tile(
-    stage: Stage,
+    computation: Computation,
     expr: TensorExpr,
-    prologue: Sequence[Stage],
-    epilogue: Sequence[Stage],
+    prologue: Sequence[Computation],
+    epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Any],
 ) -> SimtKernel:
     """The kernel of ``program``, one of `construct_mma`'s.
 
-    ``stage`` and ``expr`` are the product in canonical form, ``prologue`` the injective stages whose values its loads
-    are, ``epilogue`` the stages that consume its result element by element, ``params`` the function's parameters.
-    With split-K the first statement allocates the workspace and two launches follow.
+    ``computation`` and ``expr`` are the product in canonical form, ``prologue`` the injective computations whose values
+    its loads are, ``epilogue`` the computations that consume its result element by element, ``params`` the function's
+    parameters. With split-K the first statement allocates the workspace and two launches follow.
 
     Raises
     ------
@@ -118,13 +118,13 @@ def emit_mma_tile(
     """
     reason = supports_mma(expr, device)
     if reason is not None:
-        raise IllegalRewrite(f"{stage.name}: {reason}")
+        raise IllegalRewrite(f"{computation.name}: {reason}")
     form = gemm_form(expr)
     assert isinstance(form, GemmForm)
-    product = _product(stage, expr, form, prologue, program, device, params)
+    product = _product(computation, expr, form, prologue, program, device, params)
     shared_bytes = _shared_bytes(product)
     rows, columns, _ = product.bounds
-    final = output_destination(stage, form, epilogue, (rows, columns))
+    final = output_destination(computation, form, epilogue, (rows, columns))
     statements: list[Stmt] = []
     if product.grid.splits == 1:
         statements.append(_multiply(product, final))
@@ -134,7 +134,7 @@ def emit_mma_tile(
         workspace = gpu_buffer(shape, product.accumulator, "partial_sums", "global")
         statements.append(allocate(workspace))
         statements.append(_multiply(product, workspace_destination(workspace, (rows, columns))))
-        statements.append(_add_up(product, workspace, output_destination(stage, form, epilogue, (None, None))))
+        statements.append(_add_up(product, workspace, output_destination(computation, form, epilogue, (None, None))))
     return SimtKernel(
         statements=tuple(statements),
         threads=product.split.warps * WARP,
@@ -146,17 +146,17 @@ def emit_mma_tile(
 
 
 def _product(
-    stage: Stage,
+    computation: Computation,
     expr: TensorExpr,
     form: GemmForm,
-    prologue: Sequence[Stage],
+    prologue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Any],
 ) -> _Product:
-    operands = read_operands(stage, form, prologue, params)
+    operands = read_operands(computation, form, prologue, params)
     split = split_of(program)
-    _check_split(split, operands[0].dtype, device, stage.name)
+    _check_split(split, operands[0].dtype, device, computation.name)
     extents = (operands[0].batch.size, operands[0].lines.size, operands[1].lines.size, operands[0].depth.size)
     tile_rows, tile_columns = -(-extents[1] // split.rows), -(-extents[2] // split.columns)
     splits = max(1, program.partition_count // (extents[0] * tile_rows * tile_columns))
@@ -176,7 +176,7 @@ def _product(
     tile_bytes = (split.rows + split.columns) * split.depth * int(itemsize_bytes(operands[0].dtype))
     scope = "shared" if tile_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
     return _Product(
-        stage=stage,
+        computation=computation,
         form=form,
         operands=operands,
         extents=extents,
@@ -211,7 +211,9 @@ def _shared_bytes(product: _Product) -> int:
     layer = product.device.layer("L1")
     limit = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
     if size > limit:
-        raise IllegalRewrite(f"{product.stage.name}: tiles of {size} bytes exceed {product.device.name}'s {limit}")
+        raise IllegalRewrite(
+            f"{product.computation.name}: tiles of {size} bytes exceed {product.device.name}'s {limit}"
+        )
     return size
 
 

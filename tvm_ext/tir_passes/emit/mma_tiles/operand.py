@@ -9,9 +9,9 @@ from math import gcd, prod
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
-from tvm_ext.analysis.stage_exprs import access_of, axis_names, itemsize_bytes
-from tvm_ext.analysis.stage_rewrites import inline
-from tvm_ext.analysis.stages import Stage, dtype_of, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
+from tvm_ext.analysis.computation_rewrites import inline
+from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, as_index, cast_to, index, split_index
@@ -22,7 +22,7 @@ from ...roller.gemm_form import GemmForm
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Digits:
-    """A fused axis as the stage's own variables: a flat position is a number whose digits are their values.
+    """A fused axis as the computation's own variables: a flat position is a number whose digits are their values.
 
     Worked example: (n, h, w) of extents (2, 7, 7): position 60 is n = 1, h = 1, w = 4.
     """
@@ -44,9 +44,10 @@ class Digits:
         return [(v, as_index(value, v)) for v, value in zip(self.variables, values, strict=True)]
 
 
-def digits_of(stage: Stage, positions: Sequence[int]) -> Digits:
+def digits_of(computation: Computation, positions: Sequence[int]) -> Digits:
     return Digits(
-        variables=tuple(stage.variables[i] for i in positions), extents=tuple(stage.extents[i] for i in positions)
+        variables=tuple(computation.variables[i] for i in positions),
+        extents=tuple(computation.extents[i] for i in positions),
     )
 
 
@@ -82,32 +83,32 @@ class Operand:
 
 
 def read_operands(
-    stage: Stage, form: GemmForm, prologue: Sequence[Stage], params: Sequence[Any]
+    computation: Computation, form: GemmForm, prologue: Sequence[Computation], params: Sequence[Any]
 ) -> tuple[Operand, Operand]:
     """The factors along rows and along columns; raises IllegalRewrite where the value is not their product.
 
-    ``prologue`` stages are computed while their consumer's tile is copied; ``params`` are laid out row-major, so that a
-    run of their memory may be addressed as one.
+    ``prologue`` computations are computed while their consumer's tile is copied; ``params`` are laid out row-major, so
+    that a run of their memory may be addressed as one.
     """
-    loads = stage.loads()
-    factors = [_strip_cast(side, loads) for side in _sides(stage)]
+    loads = computation.loads()
+    factors = [_strip_cast(side, loads) for side in _sides(computation)]
     order = [next((f for f in factors if f[1] == i), None) for i in (form.row_input, form.column_input)]
     if order[0] is None or order[1] is None:
-        raise IllegalRewrite(f"{stage.name} multiplies something else than its two tensors")
+        raise IllegalRewrite(f"{computation.name} multiplies something else than its two tensors")
     lines = (form.rows, form.columns)
     return tuple(  # type: ignore[return-value]
-        _operand(name, factor[0], stage, form, positions, prologue, params)
+        _operand(name, factor[0], computation, form, positions, prologue, params)
         for name, factor, positions in zip("AB", order, lines, strict=True)
         if factor is not None
     )
 
 
-def _sides(stage: Stage) -> tuple[Expr, Expr]:
-    value = stage.value
+def _sides(computation: Computation) -> tuple[Expr, Expr]:
+    value = computation.value
     if type(value).__name__ == "Cast":
         value = value.value
     if type(value).__name__ != "Mul":
-        raise IllegalRewrite(f"{stage.name} does not add up products: its value is {type(value).__name__}")
+        raise IllegalRewrite(f"{computation.name} does not add up products: its value is {type(value).__name__}")
     return value.a, value.b
 
 
@@ -123,18 +124,18 @@ def _strip_cast(side: Expr, loads: Sequence[Any]) -> tuple[Expr, int | None]:
 def _operand(
     name: str,
     value: Expr,
-    stage: Stage,
+    computation: Computation,
     form: GemmForm,
     line_positions: Sequence[int],
-    prologue: Sequence[Stage],
+    prologue: Sequence[Computation],
     params: Sequence[Any],
 ) -> Operand:
     dtype = dtype_of(value)
-    whole = dataclasses.replace(stage, value=value, combiner=None, init=None)
+    whole = dataclasses.replace(computation, value=value, combiner=None, init=None)
     for producer in reversed(prologue):
         whole = inline(producer, whole)
-    batch = digits_of(stage, form.batch)
-    lines, depth = digits_of(stage, line_positions), digits_of(stage, form.reduction)
+    batch = digits_of(computation, form.batch)
+    lines, depth = digits_of(computation, line_positions), digits_of(computation, form.reduction)
     flat = _flat(whole, params)
     if flat is not None:
         lines, depth, whole = _merge_runs(lines, depth, *flat)
@@ -159,7 +160,7 @@ def _operand(
     )
 
 
-def _flat(whole: Stage, params: Sequence[Any]) -> tuple[Stage, Access] | None:
+def _flat(whole: Computation, params: Sequence[Any]) -> tuple[Computation, Access] | None:
     """A factor that is one load from a parameter, addressed along the last dimension alone; None for any other.
 
     The row-major address is the same, and may be affine where the indices are not: ``X[f // 28, f % 28, c]`` of a fused
@@ -182,7 +183,7 @@ def _flat(whole: Stage, params: Sequence[Any]) -> tuple[Stage, Access] | None:
     return None if any(item is None for item in access.indices) else (flat, access)
 
 
-def _merge_runs(lines: Digits, depth: Digits, whole: Stage, run: Access) -> tuple[Digits, Digits, Stage]:
+def _merge_runs(lines: Digits, depth: Digits, whole: Computation, run: Access) -> tuple[Digits, Digits, Computation]:
     """Digits that memory runs through as one, the last variable standing for it and the others 0.
 
     Worked example: W[f, c, r, s] along (c, r, s) is W[f, 0, 0, k], the same row-major address.
@@ -192,7 +193,7 @@ def _merge_runs(lines: Digits, depth: Digits, whole: Stage, run: Access) -> tupl
     return lines, depth, dataclasses.replace(whole, value=substitute(whole.value, zeros))
 
 
-def _merged(group: Digits, whole: Stage, run: Access) -> tuple[Digits, list[Any]]:
+def _merged(group: Digits, whole: Computation, run: Access) -> tuple[Digits, list[Any]]:
     """``group`` with its last digits as one where each is as far from the next as that one is long, and those gone."""
     named = list(zip(whole.variables, axis_names(whole), strict=True))
     names = [next(name for v, name in named if v.same_as(own)) for own in group.variables]
@@ -211,7 +212,7 @@ def _ends_a_row(run: Access, axis: str) -> bool:
     return last is not None and last.coefficient(axis) == 1
 
 
-def _vector(whole: Stage, access: Access | None, group: Digits, dtype: str) -> int | None:
+def _vector(whole: Computation, access: Access | None, group: Digits, dtype: str) -> int | None:
     """Elements that one thread copies at a time along the group's last digit; None where it is not contiguous.
 
     Worked example: X[n, h, w, c] of 64 channels in halves, along c: every other stride is a multiple of 64 and so of 8,

@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 

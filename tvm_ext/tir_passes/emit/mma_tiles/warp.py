@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tvm_ext._tvm import For, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, Expr, Stmt, allocate, index, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 

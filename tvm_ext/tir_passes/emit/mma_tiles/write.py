@@ -13,8 +13,8 @@ from math import gcd
 from typing import Any
 
 from tvm_ext._tvm import tirx
-from tvm_ext.analysis.stage_exprs import access_of, axis_names, itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import (
     UNROLLED,
     VECTORIZED,
@@ -89,58 +89,58 @@ class Destination:
 
 
 def output_destination(
-    stage: Stage, form: GemmForm, epilogue: Sequence[Stage], bounds: tuple[int | None, int | None]
+    computation: Computation, form: GemmForm, epilogue: Sequence[Computation], bounds: tuple[int | None, int | None]
 ) -> Destination:
-    """The stage's own result, or what each of its ``epilogue`` stages makes of it."""
-    groups = [digits_of(stage, positions) for positions in (form.batch, form.rows, form.columns)]
-    own = dtype_of(stage.target)
+    """The computation's own result, or what each of its ``epilogue`` computations makes of it."""
+    groups = [digits_of(computation, positions) for positions in (form.batch, form.rows, form.columns)]
+    own = dtype_of(computation.target)
 
     def write(batch: Expr, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Stmt:
         table = [*groups[0].at(batch), *groups[1].at(row), *groups[2].at(column, lane)]
-        position = [substitute(i, table) for i in stage.indices]
+        position = [substitute(i, table) for i in computation.indices]
         result = cast_to(element, own)
         if not epilogue:
-            return store(stage.target, result, position)
-        return sequence(*(_consume(consumer, stage, result, position) for consumer in epilogue))
+            return store(computation.target, result, position)
+        return sequence(*(_consume(consumer, computation, result, position) for consumer in epilogue))
 
     return Destination(
         write=write,
-        vector=_store_vector(stage, groups[2], epilogue),
+        vector=_store_vector(computation, groups[2], epilogue),
         lane_by_lane=is_lane_by_lane(*(consumer.value for consumer in epilogue)),
-        itemsize_bytes=min(itemsize_bytes(dtype_of(buffer)) for buffer in _written(stage, epilogue)),
+        itemsize_bytes=min(itemsize_bytes(dtype_of(buffer)) for buffer in _written(computation, epilogue)),
         row_bound=bounds[0],
         column_bound=bounds[1],
     )
 
 
-def _consume(consumer: Stage, anchor: Stage, result: Expr, position: Sequence[Expr]) -> Stmt:
+def _consume(consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]) -> Stmt:
     value = replace_loads(consumer.value, lambda item: result if item.source.same_as(anchor.target) else item)
     moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
     return store(consumer.target, substitute(value, moved), [substitute(i, moved) for i in consumer.indices])
 
 
-def _store_vector(stage: Stage, columns: Digits, epilogue: Sequence[Stage]) -> int:
+def _store_vector(computation: Computation, columns: Digits, epilogue: Sequence[Computation]) -> int:
     """Columns that may be stored, and their epilogue's other tensors loaded, as one aligned vector; 1 where none."""
     variable, extent = columns.variables[-1], columns.extents[-1]
-    width = _aligned(stage, stage.target, stage.indices, variable, extent)
+    width = _aligned(computation, computation.target, computation.indices, variable, extent)
     for consumer in epilogue:
         last = consumer.spatial[-1]
         for item in consumer.loads():
-            if not item.source.same_as(stage.target):
+            if not item.source.same_as(computation.target):
                 width = gcd(width, _aligned(consumer, item.source, item.indices, last, extent))
     # nvcc keeps stock TVM's struct of four bfloat16 in local memory, a pair of them in registers
-    pairs = any(dtype_of(buffer) == "bfloat16" for buffer in _written(stage, epilogue))
+    pairs = any(dtype_of(buffer) == "bfloat16" for buffer in _written(computation, epilogue))
     return gcd(width, 2 if pairs else PIECE)
 
 
-def _written(stage: Stage, epilogue: Sequence[Stage]) -> list[Any]:
-    return [consumer.target for consumer in epilogue] or [stage.target]
+def _written(computation: Computation, epilogue: Sequence[Computation]) -> list[Any]:
+    return [consumer.target for consumer in epilogue] or [computation.target]
 
 
-def _aligned(stage: Stage, buffer: Any, indices: Sequence[Expr], variable: Any, extent: int) -> int:
+def _aligned(computation: Computation, buffer: Any, indices: Sequence[Expr], variable: Any, extent: int) -> int:
     """The widest aligned vector along ``variable``; ``extent`` where the access does not move along it."""
-    access = access_of(buffer, indices, stage)
-    name = next(n for n, v in zip(axis_names(stage), stage.variables, strict=True) if v.same_as(variable))
+    access = access_of(buffer, indices, computation)
+    name = next(n for n, v in zip(axis_names(computation), computation.variables, strict=True) if v.same_as(variable))
     stride = access.stride(name)
     if stride == 0:
         return extent

@@ -1,7 +1,7 @@
 """Data tiles of a GPU kernel: which box of a tensor a step of a threadblock touches (paper Figure 4).
 
 The positions of a box follow from the affine access; its elements may be computed while they are copied (padding, casts
-and other stages fused before the anchor).
+and other computations fused before the anchor).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tvm_ext.analysis.stage_exprs import linear_index
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computation_exprs import linear_index
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import Expr, as_index, load
 
 from .tiling import Number, SimtTiling
@@ -65,11 +65,11 @@ class BoxDim:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Box:
-    """The data tile of one load of the anchor; ``producers`` are the stages whose values it stands for."""
+    """The data tile of one load of the anchor; ``producers`` are the computations whose values it stands for."""
 
     load: Any
     dims: tuple[BoxDim, ...]
-    producers: tuple[Stage, ...]
+    producers: tuple[Computation, ...]
 
     @property
     def dtype(self) -> str:
@@ -94,29 +94,29 @@ class Box:
         return produce(load(self.load.source, indices), self.producers)
 
 
-def produce(value: Expr, producers: Sequence[Stage]) -> Expr:
+def produce(value: Expr, producers: Sequence[Computation]) -> Expr:
     """``value`` with every load of a producer's tensor replaced by what the producer computes there."""
 
     def swap(item: Any) -> Any:
-        for stage in producers:
-            if item.source.same_as(stage.target):
-                moved = [(v, as_index(i, v)) for v, i in zip(stage.spatial, item.indices, strict=True)]
-                return produce(substitute(stage.value, moved), producers)
+        for computation in producers:
+            if item.source.same_as(computation.target):
+                moved = [(v, as_index(i, v)) for v, i in zip(computation.spatial, item.indices, strict=True)]
+                return produce(substitute(computation.value, moved), producers)
         return item
 
     return replace_loads(value, swap) if producers else value
 
 
-def box_of(item: Any, stage: Stage, producers: Sequence[Stage]) -> Box | None:
+def box_of(item: Any, computation: Computation, producers: Sequence[Computation]) -> Box | None:
     """The box of the load ``item``; None where it is no box (a gather, two fused axes in one index)."""
-    names = [str(p) for p in range(len(stage.variables))]
-    extents = dict(enumerate(stage.extents))
+    names = [str(p) for p in range(len(computation.variables))]
+    extents = dict(enumerate(computation.extents))
     dims: list[BoxDim] = []
     fused: dict[int, list[int]] = {}
     for place, (index, size) in enumerate(zip(item.indices, static_shape(item.source), strict=True)):
-        form = linear_index(index, stage.variables, names)
+        form = linear_index(index, computation.variables, names)
         if form is None:
-            mentioned = [p for p, own in enumerate(stage.variables) if mentions(index, own)]
+            mentioned = [p for p, own in enumerate(computation.variables) if mentions(index, own)]
             if len(mentioned) != 1:
                 return None
             fused.setdefault(mentioned[0], []).append(place)
@@ -129,7 +129,7 @@ def box_of(item: Any, stage: Stage, producers: Sequence[Stage]) -> Box | None:
             constant=0,
             length=extents[axis],
             places=tuple(places),
-            variable=stage.variables[axis],
+            variable=computation.variables[axis],
         )
         dims.append(digits)
     dims.sort(key=lambda dim: dim.places)

@@ -13,8 +13,8 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import Analyzer, TensorLoad, ir, structural_walk, tirx
-from tvm_ext.analysis.stage_exprs import itemsize_bytes, linear_index
-from tvm_ext.analysis.stages import dtype_of, mentions, replace_loads, static_shape
+from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
+from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer, unrolled
 
@@ -261,7 +261,7 @@ def _element(
 def _ends(tiling: SimtTiling) -> dict[int, int]:
     """How far the tiles of each axis reach: spatial ones beyond their end, reduction steps never."""
     ends = {p: count * tiling.tile[p] for p, count in zip(tiling.spatial, tiling.grid, strict=True)}
-    return {**ends, **{p: tiling.stage.extents[p] for p in tiling.reduction}}
+    return {**ends, **{p: tiling.computation.extents[p] for p in tiling.reduction}}
 
 
 def _overhangs(box: Box, tiling: SimtTiling, d: int) -> bool:

@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
@@ -71,26 +71,26 @@ class _Body:
 
 
 def emit_simt_tile(
-    stage: Stage,
+    computation: Computation,
     expr: TensorExpr,
-    prologue: Sequence[Stage],
-    epilogue: Sequence[Stage],
+    prologue: Sequence[Computation],
+    epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Any],
     *,
     literal: bool = False,
 ) -> SimtKernel:
-    """The kernel of ``program`` for the reduction ``stage`` on a GPU.
+    """The kernel of ``program`` for the reduction ``computation`` on a GPU.
 
-    ``stage`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. ``prologue`` are
-    injective stages that only the anchor reads, computed while their data tile is copied; ``epilogue`` stages read the
-    anchor's result at their own element. ``params`` are the function's parameters. Half precision is accumulated in
-    float32. ``literal`` follows the program to the letter, for the ablations: its own reduction steps and storage
-    padding, nothing divided, deepened, transposed or searched. Raises IllegalRewrite, with the numbers, where the
-    program exceeds the device's threads, shared memory or registers.
+    ``computation`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. ``prologue`` are
+    injective computations that only the anchor reads, computed while their data tile is copied; ``epilogue``
+    computations read the anchor's result at their own element. ``params`` are the function's parameters. Half precision
+    is accumulated in float32. ``literal`` follows the program to the letter, for the ablations: its own reduction steps
+    and storage padding, nothing divided, deepened, transposed or searched. Raises IllegalRewrite, with the numbers,
+    where the program exceeds the device's threads, shared memory or registers.
     """
-    tiling = tile_threads(stage, expr, program, device)
+    tiling = tile_threads(computation, expr, program, device)
     row_padding = None
     if literal:
         padding = dict(program.tile("L1").storage_padding)
@@ -132,7 +132,7 @@ def _notes(tiling: SimtTiling, operands: Sequence[Operand], program: RProgram) -
 def _thread_body(
     tiling: SimtTiling,
     operands: tuple[Operand, ...],
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     partial: Any,
     block: Expr,
     thread: Expr,
@@ -150,7 +150,7 @@ def _thread_body(
         at=at,
         block={p: b * index(tile[p]) for p, b in zip(tiling.spatial, blocks, strict=True)},
     )
-    initial = in_dtype(tiling.stage.init, tiling.accumulator_dtype)
+    initial = in_dtype(tiling.computation.init, tiling.accumulator_dtype)
     finish = store_tile(tiling, epilogue, accumulators, body.block, at)
     joined: list[Stmt] = []
     if partial is not None:
@@ -195,10 +195,10 @@ def _steps(body: _Body) -> Stmt:
         if not axes:
             return step_of(starts, tile)
         p, rest = axes[0], axes[1:]
-        whole, left = divmod(tiling.stage.extents[p], tiling.step[p])
+        whole, left = divmod(tiling.computation.extents[p], tiling.step[p])
         step = tiling.step[p]
         parts = []
-        name = f"{tiling.stage.variables[p].name}_step"
+        name = f"{tiling.computation.variables[p].name}_step"
         parts.append(loop(whole, SERIAL, name, lambda v: along(rest, {**starts, p: v * index(step)}, tile)))
         if left:
             parts.append(along(rest, {**starts, p: index(whole * step)}, {**tile, p: left}))
@@ -246,7 +246,7 @@ def _points(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int]) ->
             inner = along(position + 1, {**local, p: at})
             return inner if tile[p] % shared == 0 else tirx.IfThenElse(at < index(tile[p]), inner, None)
 
-        name = tiling.stage.variables[p].name
+        name = tiling.computation.variables[p].name
         return unrolled(count, name, one) if p in unroll else loop(count, SERIAL, name, one)
 
     return along(0, {})
@@ -254,10 +254,10 @@ def _points(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int]) ->
 
 def _point(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int], local: Mapping[int, Expr]) -> Stmt:
     """Loads the operands of one point of the reduction and accumulates."""
-    tiling, stage = body.tiling, body.tiling.stage
+    tiling, computation = body.tiling, body.tiling.computation
     fragments = [_load_fragment(body, operand, starts, tile, local) for operand in body.operands]
     axes = [p for p in tiling.order if tiling.register[p] > 1]
-    depends = _depends_on_axes(stage)
+    depends = _depends_on_axes(computation)
 
     def accumulate(numbers: Mapping[int, Expr]) -> Stmt:
         table: list[tuple[Any, Expr]] = []
@@ -265,18 +265,20 @@ def _point(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int], loc
             own = {p: tiling.register_element(p, body.at[p], numbers.get(p, 0)) for p in tiling.spatial}
             place = {p: body.block[p] + x for p, x in own.items()}
             place |= {p: starts[p] + local[p] for p in tiling.reduction}
-            table = [(stage.variables[p], as_index(x, stage.variables[p])) for p, x in place.items()]
-        value = in_dtype(_with_fragments(stage.value, body, numbers), tiling.accumulator_dtype)
+            table = [(computation.variables[p], as_index(x, computation.variables[p])) for p, x in place.items()]
+        value = in_dtype(_with_fragments(computation.value, body, numbers), tiling.accumulator_dtype)
         at = [flat([numbers[p] for p in axes], [tiling.register[p] for p in axes])]
         old = load(body.accumulators, at)
-        return store(body.accumulators, combine(stage.combiner, old, substitute(value, table)), at)
+        return store(body.accumulators, combine(computation.combiner, old, substitute(value, table)), at)
 
     return sequence(*fragments, over_registers(tiling, axes, accumulate))
 
 
-def _depends_on_axes(stage: Stage) -> bool:
+def _depends_on_axes(computation: Computation) -> bool:
     """Whether the update mentions its axes outside of the loads."""
-    return mentions(replace_loads(stage.value, lambda item: tirx.const(0, dtype_of(item))), *stage.variables)
+    return mentions(
+        replace_loads(computation.value, lambda item: tirx.const(0, dtype_of(item))), *computation.variables
+    )
 
 
 def _with_fragments(value: Expr, body: _Body, numbers: Mapping[int, Expr]) -> Expr:
@@ -356,12 +358,12 @@ def _direct(
     local: Mapping[int, Expr],
 ) -> Expr:
     """The operand's element at spatial coordinates ``place``, from global memory; zero beyond the output's end."""
-    stage = tiling.stage
+    computation = tiling.computation
     everywhere = {**place, **{p: starts[p] + local[p] for p in tiling.reduction}}
-    table = [(stage.variables[p], as_index(x, stage.variables[p])) for p, x in everywhere.items()]
+    table = [(computation.variables[p], as_index(x, computation.variables[p])) for p, x in everywhere.items()]
     value = produce(substitute(operand.load, table), operand.producers)
     for p in tiling.spatial:
         if tiling.overhangs(p):
-            inside = place[p] < index(stage.extents[p])
+            inside = place[p] < index(computation.extents[p])
             value = tirx.if_then_else(inside, value, tirx.const(0, dtype_of(value)))
     return value

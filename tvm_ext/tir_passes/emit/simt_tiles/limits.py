@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
@@ -31,7 +31,8 @@ def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: D
     limit = min(device.register_limit + ADDRESS_REGISTERS, registers_left(tiling, device))
     if needed > limit:
         raise IllegalRewrite(
-            f"{tiling.stage.name}: {accumulators} accumulators, {fragments} operands and {ADDRESS_REGISTERS} others "
+            f"{tiling.computation.name}: "
+            f"{accumulators} accumulators, {fragments} operands and {ADDRESS_REGISTERS} others "
             f"are {needed} registers; {device.name} leaves {limit} to each of {tiling.thread_count} threads"
         )
     return needed
@@ -62,7 +63,7 @@ def _partial_bytes(tiling: SimtTiling) -> int:
 
 
 def in_shared_memory(
-    tiling: SimtTiling, operands: tuple[Operand, ...], prologue: Sequence[Stage], device: DeviceSpec
+    tiling: SimtTiling, operands: tuple[Operand, ...], prologue: Sequence[Computation], device: DeviceSpec
 ) -> tuple[SimtTiling, tuple[Operand, ...], str, int]:
     """The operands with their buffers, and the scope; fewer thread groups where their sums do not fit."""
     layer = device.layer("L1")
@@ -75,7 +76,7 @@ def in_shared_memory(
     opt_in = layer.opt_in_capacity_bytes if device.kind == "cuda" else None
     if total > max(capacity, opt_in or 0):
         raise IllegalRewrite(
-            f"{tiling.stage.name}: its data tiles take {total} bytes of shared memory, {device.name} has "
+            f"{tiling.computation.name}: its data tiles take {total} bytes of shared memory, {device.name} has "
             f"{max(capacity, opt_in or 0)} for a block"
         )
     scope = "shared" if total <= capacity else "shared.dyn"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm_ext.analysis.stage_exprs import itemsize_bytes
-from tvm_ext.analysis.stages import Stage, dtype_of, mentions, static_shape
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 
@@ -28,7 +28,7 @@ class Operand:
     """
 
     load: Any
-    producers: tuple[Stage, ...]
+    producers: tuple[Computation, ...]
     box: StoredBox | None
     shape: CopyShape | None
     fragment: Any
@@ -42,23 +42,23 @@ class Operand:
 
     def stepped(self, tiling: SimtTiling) -> bool:
         """Whether its box moves with the steps of the reduction."""
-        stage = tiling.stage
+        computation = tiling.computation
         return self.box is not None and any(
-            self.box.box.uses(p) and tiling.step[p] < stage.extents[p] for p in tiling.reduction
+            self.box.box.uses(p) and tiling.step[p] < computation.extents[p] for p in tiling.reduction
         )
 
 
 def plan_operands(
-    tiling: SimtTiling, producers: Sequence[Stage], device: DeviceSpec, row_padding: Sequence[int] | None = None
+    tiling: SimtTiling, producers: Sequence[Computation], device: DeviceSpec, row_padding: Sequence[int] | None = None
 ) -> tuple[SimtTiling, tuple[Operand, ...]]:
     """The operands of the anchor, and the tiling with the pieces that their vectors ask for.
 
     ``row_padding`` fixes the storage: each load's data tile as rows of memory, so many elements longer. Without it
     the storage with the fewest bank conflicts is searched.
     """
-    stage = tiling.stage
-    loads = stage.loads()
-    boxes = [box_of(item, stage, _behind(item, producers)) for item in loads]
+    computation = tiling.computation
+    loads = computation.loads()
+    boxes = [box_of(item, computation, _behind(item, producers)) for item in loads]
     staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
     vectors = [None if box is None else _vector_axis(box, tiling) for box in staged]
     if row_padding is not None:
@@ -71,7 +71,7 @@ def plan_operands(
     )
 
 
-def _behind(item: Any, producers: Sequence[Stage]) -> tuple[Stage, ...]:
+def _behind(item: Any, producers: Sequence[Computation]) -> tuple[Computation, ...]:
     """The producers, if the load reads one of them."""
     return tuple(producers) if any(item.source.same_as(p.target) for p in producers) else ()
 
@@ -139,9 +139,11 @@ def _piece(
             return 1
     elif not any(_single(box, axis) for box in read):
         return 1
-    widest = max([itemsize_bytes(box.dtype) for box in read], default=itemsize_bytes(dtype_of(tiling.stage.target)))
+    widest = max(
+        [itemsize_bytes(box.dtype) for box in read], default=itemsize_bytes(dtype_of(tiling.computation.target))
+    )
     if axis == tiling.lane:
-        widest = max(widest, itemsize_bytes(dtype_of(tiling.stage.target)))
+        widest = max(widest, itemsize_bytes(dtype_of(tiling.computation.target)))
     return int(min(_power_of_two(tiling.register[axis]), max(1, VECTOR_BYTES // widest)))
 
 
@@ -150,7 +152,7 @@ def _operand(
     box: Box | None,
     vector: int | None,
     tiling: SimtTiling,
-    producers: tuple[Stage, ...],
+    producers: tuple[Computation, ...],
     device: DeviceSpec,
     number: int,
     row_padding: Sequence[int] | None,
@@ -173,7 +175,7 @@ def _operand(
 
 
 def _moves(item: Any, axis: int, tiling: SimtTiling) -> bool:
-    return any(mentions(index, tiling.stage.variables[axis]) for index in item.indices)
+    return any(mentions(index, tiling.computation.variables[axis]) for index in item.indices)
 
 
 def tail_shape(operand: Operand, tiling: SimtTiling, tile: Mapping[int, int]) -> CopyShape:

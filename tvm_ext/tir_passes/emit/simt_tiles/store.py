@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, structural_walk, tirx
-from tvm_ext.analysis.stages import Stage
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, Expr, Stmt, as_index, combine, index, load, loop, store
 from tvm_ext.ir.simt_ir import unrolled
 
@@ -18,12 +18,16 @@ from .vectors import is_lane_by_lane, store_lanes
 
 
 def store_tile(
-    tiling: SimtTiling, epilogue: Sequence[Stage], accumulators: Any, starts: Mapping[int, Expr], at: Mapping[int, Expr]
+    tiling: SimtTiling,
+    epilogue: Sequence[Computation],
+    accumulators: Any,
+    starts: Mapping[int, Expr],
+    at: Mapping[int, Expr],
 ) -> Stmt:
     """Store the elements of the thread at position ``at`` of the tile that begins at ``starts``."""
     lane = tiling.lane
     width = tiling.piece[lane]
-    vectors = width > 1 and tiling.stage.extents[lane] % width == 0 and _stores_vectors(tiling, epilogue)
+    vectors = width > 1 and tiling.computation.extents[lane] % width == 0 and _stores_vectors(tiling, epilogue)
     lane_by_lane = is_lane_by_lane(*(consumer.value for consumer in epilogue))
 
     def write(numbers: Mapping[int, Expr], piece: Expr, e: Expr) -> Stmt:
@@ -53,7 +57,7 @@ def store_tile(
 
 def _write(
     tiling: SimtTiling,
-    epilogue: Sequence[Stage],
+    epilogue: Sequence[Computation],
     value: Expr,
     starts: Mapping[int, Expr],
     at: Mapping[int, Expr],
@@ -62,14 +66,14 @@ def _write(
     e: Expr,
 ) -> Stmt:
     """Store ``value``, the element ``e`` of a piece along the lane axis and ``numbers`` along the others."""
-    lane, variables = tiling.lane, tiling.stage.variables
+    lane, variables = tiling.lane, tiling.computation.variables
     place = {p: starts[p] + tiling.register_element(p, at[p], numbers[p]) for p in tiling.spatial if p != lane}
     place[lane] = starts[lane] + tiling.within(lane, at[lane], piece, e)
     table = [(variables[p], as_index(x, variables[p])) for p, x in place.items()]
-    return store_element(tiling.stage, tiling.accumulator_dtype, epilogue, value, table)
+    return store_element(tiling.computation, tiling.accumulator_dtype, epilogue, value, table)
 
 
-def _stores_vectors(tiling: SimtTiling, epilogue: Sequence[Stage]) -> bool:
+def _stores_vectors(tiling: SimtTiling, epilogue: Sequence[Computation]) -> bool:
     """Whether the pieces of the lane axis are vectors of the output, and of all that the epilogue reads."""
     element = tiling.variable("e")
     numbers = {p: tiling.variable(f"r{p}") for p in tiling.spatial}
@@ -89,7 +93,7 @@ def over_registers(
         if position == len(axes):
             return body(numbers)
         p = axes[position]
-        name = f"{tiling.stage.variables[p].name}_r{suffix}"
+        name = f"{tiling.computation.variables[p].name}_r{suffix}"
         return unrolled(tiling.register[p], name, lambda v: inner(position + 1, {**numbers, p: v}))
 
     return inner(0, {})
@@ -112,7 +116,7 @@ def _guarded(
             within = tiling.within(p, at[p], *number)
         else:
             within = tiling.register_element(p, at[p], number)
-        inside = starts[p] + within < index(tiling.stage.extents[p])
+        inside = starts[p] + within < index(tiling.computation.extents[p])
         condition = inside if condition is None else tirx.And(condition, inside)
     return body if condition is None else tirx.IfThenElse(condition, body, None)
 
@@ -133,7 +137,7 @@ def join_groups(tiling: SimtTiling, accumulators: Any, partial: Any, group: Expr
     Worked example, 8 groups: 4..7 leave their sums in shared memory, 0..3 add them; then 2..3, then 1. ``partial``
     holds half of the groups' sums, element by element, so that lanes read and write neighbours.
     """
-    stage, statements = tiling.stage, []
+    computation, statements = tiling.computation, []
     own = tiling.group_threads
 
     def slot(first: Expr, number: Expr) -> list[Expr]:
@@ -149,7 +153,7 @@ def join_groups(tiling: SimtTiling, accumulators: Any, partial: Any, group: Expr
 
         def add(i: Expr) -> Stmt:
             return store(
-                accumulators, combine(stage.combiner, load(accumulators, [i]), load(partial, slot(group, i))), [i]
+                accumulators, combine(computation.combiner, load(accumulators, [i]), load(partial, slot(group, i))), [i]
             )
 
         statements.append(tirx.IfThenElse(upper, unrolled(tiling.accumulators, "i", leave), None))

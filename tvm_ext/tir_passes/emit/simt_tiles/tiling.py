@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import Var, tirx
-from tvm_ext.analysis.stages import Stage, dtype_of
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -70,7 +70,7 @@ def digits(value: Number, extents: Sequence[int]) -> list[Number]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SimtTiling:
-    """The tiling of one anchor; axes are positions in ``stage.variables`` and ``expr.axes`` alike.
+    """The tiling of one anchor; axes are positions in ``computation.variables`` and ``expr.axes`` alike.
 
     A threadblock computes a tile of ``register[p] * threads[p]`` along each spatial axis p, in steps of ``step[p]``
     along each reduction axis. A thread's elements along p come in pieces of ``piece[p]`` neighbours, ``threads[p]``
@@ -83,7 +83,7 @@ class SimtTiling:
     ``split`` groups of threads share the points of ``split_axis`` in a step and add up their sums at the end.
     """
 
-    stage: Stage
+    computation: Computation
     names: tuple[str, ...]
     spatial: tuple[int, ...]
     reduction: tuple[int, ...]
@@ -129,7 +129,7 @@ class SimtTiling:
     @property
     def grid(self) -> tuple[int, ...]:
         """Tiles along each spatial axis."""
-        return tuple(-(-self.stage.extents[p] // self.tile[p]) for p in self.spatial)
+        return tuple(-(-self.computation.extents[p] // self.tile[p]) for p in self.spatial)
 
     @property
     def accumulators(self) -> int:
@@ -137,7 +137,7 @@ class SimtTiling:
 
     def overhangs(self, axis: int) -> bool:
         """Whether the last tile of a spatial axis reaches beyond its end."""
-        return self.stage.extents[axis] % self.tile[axis] != 0
+        return self.computation.extents[axis] % self.tile[axis] != 0
 
     def coordinates(self, thread: Number) -> tuple[Number, dict[int, Number]]:
         """(group, position along each spatial axis) of a thread number."""
@@ -152,8 +152,8 @@ class SimtTiling:
         return piece * (self.threads[axis] * size) + thread * size + element
 
     def variable(self, name: str) -> Any:
-        """A fresh variable of the type that the stage counts in, for proofs about its accesses."""
-        return Var(name, dtype_of(self.stage.variables[0]))
+        """A fresh variable of the type that the computation counts in, for proofs about its accesses."""
+        return Var(name, dtype_of(self.computation.variables[0]))
 
     def any_starts(self) -> dict[int, Any]:
         """Where any tile starts along each axis: a fresh variable times the tile's size."""
@@ -170,36 +170,39 @@ class SimtTiling:
         return self.within(axis, thread, quotient(number, size), remainder(number, size))
 
 
-def tile_threads(stage: Stage, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> SimtTiling:
+def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> SimtTiling:
     """The tiling of ``program``, without pieces yet; raises IllegalRewrite where a limit of the device is passed."""
     names = tuple(axis.name for axis in expr.axes)
     tiles = dict(program.tiles)
     if "L0" not in tiles or "L1" not in tiles:
-        raise IllegalRewrite(f"{stage.name}: its rProgram has no tiles for registers and shared memory")
+        raise IllegalRewrite(f"{computation.name}: its rProgram has no tiles for registers and shared memory")
     upper, lower = tiles["L0"].sizes, tiles["L1"].sizes
-    spatial = tuple(p for p, kind in enumerate(stage.kinds) if kind == "spatial")
-    reduction = tuple(p for p, kind in enumerate(stage.kinds) if kind == "reduce")
-    register = {p: min(upper.get(names[p], 1), stage.extents[p]) for p in spatial}
-    block = {p: min(max(lower.get(names[p], 1), register[p]), _whole(stage.extents[p], register[p])) for p in spatial}
+    spatial = tuple(p for p, kind in enumerate(computation.kinds) if kind == "spatial")
+    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")
+    register = {p: min(upper.get(names[p], 1), computation.extents[p]) for p in spatial}
+    block = {
+        p: min(max(lower.get(names[p], 1), register[p]), _whole(computation.extents[p], register[p])) for p in spatial
+    }
     tiling = SimtTiling(
-        stage=stage,
+        computation=computation,
         names=names,
         spatial=spatial,
         reduction=reduction,
         register=register,
         threads={p: -(-block[p] // register[p]) for p in spatial},
-        step={p: min(lower.get(names[p], 1), stage.extents[p]) for p in reduction},
+        step={p: min(lower.get(names[p], 1), computation.extents[p]) for p in reduction},
         piece=dict.fromkeys(spatial, 1),
         lane=(lane := _lane_axis(expr, spatial, names)),
         outer=tuple(p for p in spatial if p != lane),
         split=1,
         split_axis=None,
-        accumulator_dtype=accumulator_dtype(dtype_of(stage.target)),
+        accumulator_dtype=accumulator_dtype(dtype_of(computation.target)),
     )
     limit = device.max_threads_per_block
     if limit is not None and tiling.thread_count > limit:
         raise IllegalRewrite(
-            f"{stage.name}: tile {program.tile('L1')} over {program.tile('L0')} takes {tiling.thread_count} threads, "
+            f"{computation.name}: "
+            f"tile {program.tile('L1')} over {program.tile('L0')} takes {tiling.thread_count} threads, "
             f"{device.name} has {limit} in a block"
         )
     return tiling
@@ -221,13 +224,13 @@ def reduction_split(tiling: SimtTiling, device: DeviceSpec) -> tuple[int, int | 
     Worked example, 128 x 1000 x 2048 on 80 units of 4 schedulers: 72 blocks of one warp, wanted are 640 warps; the
     groups are doubled to 8, as far as steps of 8 points go.
     """
-    stage = tiling.stage
-    if not tiling.reduction or prod(stage.extents[p] for p in tiling.reduction) < MIN_SPLIT_REDUCTION:
+    computation = tiling.computation
+    if not tiling.reduction or prod(computation.extents[p] for p in tiling.reduction) < MIN_SPLIT_REDUCTION:
         return 1, None
     wanted = device.unit_count * device.teus_per_unit * WARPS_PER_TEU * device.teu_lanes
     present = prod(tiling.grid) * tiling.thread_count
     axis = max(tiling.reduction, key=lambda p: tiling.step[p])
-    divisible = gcd(tiling.step[axis], stage.extents[axis] % tiling.step[axis])
+    divisible = gcd(tiling.step[axis], computation.extents[axis] % tiling.step[axis])
     limit = min(MAX_SPLIT, (device.max_threads_per_block or MAX_SPLIT * tiling.thread_count) // tiling.thread_count)
     groups = 1
     while groups * 2 <= limit and present * groups < wanted and divisible % (groups * 2) == 0:
@@ -243,11 +246,13 @@ def deepened(tiling: SimtTiling, expr: TensorExpr, device: DeviceSpec) -> SimtTi
     """
     capacity = (device.layer("L1").capacity_bytes or 0) // 2
     while prod(tiling.step.values()) < STEP_POINTS * tiling.split:
-        open_axes = [p for p in tiling.reduction if tiling.step[p] < tiling.stage.extents[p]]
+        open_axes = [p for p in tiling.reduction if tiling.step[p] < tiling.computation.extents[p]]
         if not open_axes:
             return tiling
         axis = tiling.split_axis if tiling.split_axis in open_axes else open_axes[-1]
-        deeper = replace(tiling, step={**tiling.step, axis: _next_step(tiling.stage.extents[axis], tiling.step[axis])})
+        deeper = replace(
+            tiling, step={**tiling.step, axis: _next_step(tiling.computation.extents[axis], tiling.step[axis])}
+        )
         sizes = {name: deeper.tile[p] for p, name in enumerate(tiling.names)}
         if sum(prod(item.tile_shape(sizes)) * item.itemsize_bytes for item in expr.inputs) > capacity:
             return tiling

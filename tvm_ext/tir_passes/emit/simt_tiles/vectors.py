@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_ext._tvm import BufferStore, Call, Var, structural_equal, structural_walk
-from tvm_ext.analysis.stages import dtype_of, mentions, replace_loads
+from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     UNROLLED,

@@ -1,7 +1,7 @@
-"""Reads a TensorIR function as a list of stages: the form in which kernels are analysed, constructed and emitted.
+"""Reads a TensorIR function as a list of computations: the form in which kernels are analysed, constructed and emitted.
 
-A `Stage` is one block of an unscheduled function as TE, `LegalizeOps` and `FuseTIR` make them: it fills one buffer,
-by a value for each point of its spatial axes, or by a reduction.
+A `Computation` is one block of an unscheduled function as TE, `LegalizeOps` and `FuseTIR` make them: it fills one
+buffer, by a value for each point of its spatial axes, or by a reduction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMBINERS = {"Add": "sum", "Max": "max", "Min": "min", "Mul": "prod"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Stage:
+class Computation:
     """One block: ``target[indices] = value`` or, with a ``combiner``, ``combine(target[indices], value)``."""
 
     name: str
@@ -105,18 +105,18 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OperatorBody:
-    """A whole function: its parameters (inputs then outputs) and its stages in order of execution."""
+    """A whole function: its parameters (inputs then outputs) and its computations in order of execution."""
 
     name: str
     params: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
-    stages: tuple[Stage, ...]
+    computations: tuple[Computation, ...]
 
     def is_output(self, buffer: Buffer) -> bool:
         return any(buffer.same_as(output) for output in self.outputs)
 
-    def consumers(self, buffer: Buffer) -> list[Stage]:
-        return [stage for stage in self.stages if reads(stage.value, buffer)]
+    def consumers(self, buffer: Buffer) -> list[Computation]:
+        return [computation for computation in self.computations if reads(computation.value, buffer)]
 
 
 def static_shape(buffer: Buffer) -> tuple[int, ...]:
@@ -165,26 +165,26 @@ def replace_loads(node: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def read_operator(func: Any, name: str) -> OperatorBody:
-    """The stages of an unscheduled PrimFunc; raises IllegalRewrite with the reason where it has another form."""
+    """The computations of an unscheduled PrimFunc; raises IllegalRewrite with the reason where it has another form."""
     body = func.body
     if not isinstance(body, SBlockRealize):
         raise IllegalRewrite("its body is not a block of TensorIR (an external or already lowered function)")
     root = body.block
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    stages = tuple(stage for statement in statements for stage in _read_block(statement))
+    computations = tuple(computation for statement in statements for computation in _read_block(statement))
     params = tuple(func.params)
     for param in params:
         if not hasattr(param.ty, "shape"):
             raise IllegalRewrite(f"parameter {param.name} is a scalar, not a tensor")
         static_shape(param)
-    outputs = tuple(p for p in params if any(stage.target.same_as(p) for stage in stages))
-    for position, stage in enumerate(stages):
-        if any(other.target.same_as(stage.target) for other in stages[:position]):
-            raise IllegalRewrite(f"tensor {stage.target.name} is written by two stages")
-    return OperatorBody(name=name, params=params, outputs=outputs, stages=stages)
+    outputs = tuple(p for p in params if any(computation.target.same_as(p) for computation in computations))
+    for position, computation in enumerate(computations):
+        if any(other.target.same_as(computation.target) for other in computations[:position]):
+            raise IllegalRewrite(f"tensor {computation.target.name} is written by two computations")
+    return OperatorBody(name=name, params=params, outputs=outputs, computations=computations)
 
 
-def _read_block(statement: Any) -> list[Stage]:
+def _read_block(statement: Any) -> list[Computation]:
     loops = []
     while isinstance(statement, For):
         if statement.kind != ForKind.SERIAL:
@@ -192,7 +192,7 @@ def _read_block(statement: Any) -> list[Stage]:
         loops.append(statement)
         statement = statement.body
     if not isinstance(statement, SBlockRealize):
-        raise IllegalRewrite(f"a stage is a {type(statement).__name__}, not a block (an external call)")
+        raise IllegalRewrite(f"a computation is a {type(statement).__name__}, not a block (an external call)")
     block = statement.block
     if len(block.match_buffers) or len(block.alloc_buffers):
         raise IllegalRewrite(f"block {block.name_hint} has buffers of its own")
@@ -218,7 +218,7 @@ def _read_block(statement: Any) -> list[Stage]:
     if len(starts) != len(stores):
         raise IllegalRewrite(f"block {block.name_hint} initialises {len(starts)} tensors and updates {len(stores)}")
     return [
-        _stage_of(store, start, block.name_hint, (tuple(variables), tuple(extents), tuple(kinds)), stores)
+        _computation_of(store, start, block.name_hint, (tuple(variables), tuple(extents), tuple(kinds)), stores)
         for store, start in zip(stores, starts, strict=True)
     ]
 
@@ -241,13 +241,15 @@ def _stores(body: Any, name: str) -> list[Any]:
     return stores
 
 
-def _stage_of(store: Any, start: Any, name: str, axes: Any, together: Sequence[Any]) -> Stage:
-    """The stage of one store among those that its block runs ``together``; they must not read each other's tensors."""
+def _computation_of(store: Any, start: Any, name: str, axes: Any, together: Sequence[Any]) -> Computation:
+    """The computation of one store among those that its block runs ``together``; they must not read each other's
+    tensors.
+    """
     variables, extents, kinds = axes
     for other in together:
         if other is not store and reads(store.value, other.buffer):
             raise IllegalRewrite(f"block {name} combines several tensors at once (such as a value and its position)")
-    stage = Stage(
+    computation = Computation(
         name=name if len(together) == 1 else f"{name}_{together.index(store)}",
         variables=variables,
         extents=extents,
@@ -256,32 +258,32 @@ def _stage_of(store: Any, start: Any, name: str, axes: Any, together: Sequence[A
         indices=tuple(store.indices),
         value=store.value,
     )
-    return _check_spatial(stage) if start is None else _read_reduction(stage, start)
+    return _check_spatial(computation) if start is None else _read_reduction(computation, start)
 
 
-def _check_spatial(stage: Stage) -> Stage:
-    if reads(stage.value, stage.target):
-        raise IllegalRewrite(f"block {stage.name} updates {stage.target.name} in place")
-    if "reduce" in stage.kinds:
-        raise IllegalRewrite(f"block {stage.name} reduces without an initial value")
-    return stage
+def _check_spatial(computation: Computation) -> Computation:
+    if reads(computation.value, computation.target):
+        raise IllegalRewrite(f"block {computation.name} updates {computation.target.name} in place")
+    if "reduce" in computation.kinds:
+        raise IllegalRewrite(f"block {computation.name} reduces without an initial value")
+    return computation
 
 
-def _read_reduction(stage: Stage, start: Any) -> Stage:
+def _read_reduction(computation: Computation, start: Any) -> Computation:
     """Split ``C[i] = C[i] + update`` into combiner and update."""
-    combiner = COMBINERS.get(type(stage.value).__name__)
+    combiner = COMBINERS.get(type(computation.value).__name__)
     if combiner is None:
-        raise IllegalRewrite(f"block {stage.name} combines by {type(stage.value).__name__}")
-    own = [side for side in (stage.value.a, stage.value.b) if _is_own_load(side, stage)]
-    rest = [side for side in (stage.value.a, stage.value.b) if not _is_own_load(side, stage)]
-    if len(own) != 1 or reads(rest[0], stage.target):
-        raise IllegalRewrite(f"block {stage.name} does not accumulate into its own element")
-    return dataclasses.replace(stage, value=rest[0], combiner=combiner, init=start.value)
+        raise IllegalRewrite(f"block {computation.name} combines by {type(computation.value).__name__}")
+    own = [side for side in (computation.value.a, computation.value.b) if _is_own_load(side, computation)]
+    rest = [side for side in (computation.value.a, computation.value.b) if not _is_own_load(side, computation)]
+    if len(own) != 1 or reads(rest[0], computation.target):
+        raise IllegalRewrite(f"block {computation.name} does not accumulate into its own element")
+    return dataclasses.replace(computation, value=rest[0], combiner=combiner, init=start.value)
 
 
-def _is_own_load(side: Expr, stage: Stage) -> bool:
+def _is_own_load(side: Expr, computation: Computation) -> bool:
     return (
         isinstance(side, TensorLoad)
-        and side.source.same_as(stage.target)
-        and all(structural_equal(a, b) for a, b in zip(side.indices, stage.indices, strict=True))
+        and side.source.same_as(computation.target)
+        and all(structural_equal(a, b) for a, b in zip(side.indices, computation.indices, strict=True))
     )

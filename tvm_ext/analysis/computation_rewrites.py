@@ -1,4 +1,4 @@
-"""Pure rewrites of stages: inlining, and the axis changes that bring an operator to canonical form (paper §3.2)."""
+"""Pure rewrites of computations: inlining, and changes of axes to canonical form (paper §3.2)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from tvm_ext._tvm import Var, structural_equal, structural_map, structural_walk, tirx
 
-from .stages import Expr, Stage, dtype_of, mentions, replace_loads, static_shape, substitute
+from .computations import Computation, Expr, dtype_of, mentions, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
 
 
-def inline(producer: Stage, consumer: Stage) -> Stage:
+def inline(producer: Computation, consumer: Computation) -> Computation:
     """``consumer`` with each load of ``producer``'s buffer replaced by the producer's value at that point."""
     assert not producer.is_reduction
     assert producer.writes_at_its_own_axes()
@@ -25,32 +25,34 @@ def inline(producer: Stage, consumer: Stage) -> Stage:
     return dataclasses.replace(consumer, value=replace_loads(consumer.value, replace))
 
 
-def drop_unit_axes(stage: Stage) -> Stage:
-    """``stage`` without its axes of extent 1, whose variables become 0. At least one spatial axis stays."""
-    keep = [position for position, extent in enumerate(stage.extents) if extent != 1]
-    if not any(stage.kinds[position] == "spatial" for position in keep):
-        first = next((p for p, kind in enumerate(stage.kinds) if kind == "spatial"), None)
+def drop_unit_axes(computation: Computation) -> Computation:
+    """``computation`` without its axes of extent 1, whose variables become 0. At least one spatial axis stays."""
+    keep = [position for position, extent in enumerate(computation.extents) if extent != 1]
+    if not any(computation.kinds[position] == "spatial" for position in keep):
+        first = next((p for p, kind in enumerate(computation.kinds) if kind == "spatial"), None)
         keep = sorted({*keep, first}) if first is not None else keep
-    gone = [p for p in range(len(stage.extents)) if p not in keep]
-    table = [(stage.variables[p], tirx.IntImm(dtype_of(stage.variables[p]), 0)) for p in gone]
-    return _with_axes(stage, [(stage.variables[p], stage.extents[p], stage.kinds[p]) for p in keep], table)
+    gone = [p for p in range(len(computation.extents)) if p not in keep]
+    table = [(computation.variables[p], tirx.IntImm(dtype_of(computation.variables[p]), 0)) for p in gone]
+    return _with_axes(
+        computation, [(computation.variables[p], computation.extents[p], computation.kinds[p]) for p in keep], table
+    )
 
 
-def split_divided_axes(stage: Stage) -> Stage:
+def split_divided_axes(computation: Computation) -> Computation:
     """Split every axis that is only ever addressed through ``axis // c`` and ``axis % c``, or through it and itself.
 
     Worked example, grouped convolution: ``x[(f // 4) * 2 + c] * w[f, c]`` with f of extent 16 becomes
     ``x[g * 2 + c] * w[g * 4 + i, c]`` with g of extent 4 and i of extent 4: every index is affine again.
     """
-    for variable, extent in zip(stage.variables, stage.extents, strict=True):
-        divisor = _divisor(stage.value, variable)
+    for variable, extent in zip(computation.variables, computation.extents, strict=True):
+        divisor = _divisor(computation.value, variable)
         if divisor is None or divisor <= 1 or extent % divisor or extent == divisor:
             continue
-        return split_divided_axes(_split(stage, variable, divisor))
-    return stage
+        return split_divided_axes(_split(computation, variable, divisor))
+    return computation
 
 
-def _split(stage: Stage, variable: Any, divisor: int) -> Stage:
+def _split(computation: Computation, variable: Any, divisor: int) -> Computation:
     outer = Var(variable.name + "_outer", variable.ty)
     inner = Var(variable.name + "_inner", variable.ty)
 
@@ -65,16 +67,16 @@ def _split(stage: Stage, variable: Any, divisor: int) -> Stage:
         return substitute(node, [(variable, outer * tirx.IntImm(dtype_of(variable), divisor) + inner)])
 
     axes: list[tuple[Any, int, AxisKind]] = []
-    for v, extent, kind in zip(stage.variables, stage.extents, stage.kinds, strict=True):
+    for v, extent, kind in zip(computation.variables, computation.extents, computation.kinds, strict=True):
         pieces = [(outer, extent // divisor, kind), (inner, divisor, kind)]
         axes += pieces if v.same_as(variable) else [(v, extent, kind)]
     return dataclasses.replace(
-        stage,
+        computation,
         variables=tuple(v for v, _, _ in axes),
         extents=tuple(e for _, e, _ in axes),
         kinds=tuple(k for _, _, k in axes),
-        indices=tuple(rewrite(index) for index in stage.indices),
-        value=rewrite(stage.value),
+        indices=tuple(rewrite(index) for index in computation.indices),
+        value=rewrite(computation.value),
     )
 
 
@@ -93,7 +95,7 @@ def _divisor(node: Any, variable: Any) -> int | None:
     return found[0] if found else None
 
 
-def fuse_axes(stage: Stage, groups: Sequence[Sequence[int]]) -> Stage:
+def fuse_axes(computation: Computation, groups: Sequence[Sequence[int]]) -> Computation:
     """Fuse each group of axis positions into one axis (paper §3.2): ``a = f // Eb`` and ``b = f % Eb``.
 
     The result's axes are in the order of ``groups``; the positions of a group are of one kind, the outermost first.
@@ -103,27 +105,33 @@ def fuse_axes(stage: Stage, groups: Sequence[Sequence[int]]) -> Stage:
     for group in groups:
         if len(group) == 1:
             p = group[0]
-            axes.append((stage.variables[p], stage.extents[p], stage.kinds[p]))
+            axes.append((computation.variables[p], computation.extents[p], computation.kinds[p]))
             continue
-        first = stage.variables[group[0]]
-        fused = Var(".".join(stage.variables[p].name for p in group), first.ty)
+        first = computation.variables[group[0]]
+        fused = Var(".".join(computation.variables[p].name for p in group), first.ty)
         remaining: Expr = fused
         for p in reversed(group[1:]):
-            extent = tirx.IntImm(dtype_of(first), stage.extents[p])
-            table.append((stage.variables[p], tirx.floormod(remaining, extent)))
+            extent = tirx.IntImm(dtype_of(first), computation.extents[p])
+            table.append((computation.variables[p], tirx.floormod(remaining, extent)))
             remaining = tirx.floordiv(remaining, extent)
-        table.append((stage.variables[group[0]], remaining))
+        table.append((computation.variables[group[0]], remaining))
         size = 1
         for p in group:
-            size *= stage.extents[p]
-        axes.append((fused, size, stage.kinds[group[0]]))
-    return _with_axes(stage, axes, table)
+            size *= computation.extents[p]
+        axes.append((fused, size, computation.kinds[group[0]]))
+    return _with_axes(computation, axes, table)
 
 
 def address_runs(
-    stage: Stage, fused: Sequence[Any], extents: Sequence[Sequence[int]], *, buffers: Sequence[Any], stores: bool
-) -> Stage:
-    """``stage`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0, f]``.
+    computation: Computation,
+    fused: Sequence[Any],
+    extents: Sequence[Sequence[int]],
+    *,
+    buffers: Sequence[Any],
+    stores: bool,
+) -> Computation:
+    """``computation`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0,
+    f]``.
 
     The row-major address is the same, but neighbours along f are neighbours in memory without division: a vector that
     crosses from one row of W = 21 into the next is one load, not 16. ``fused`` holds the fused axes' variables,
@@ -148,9 +156,9 @@ def address_runs(
         unchanged = all(a is b for a, b in zip(indices, item.indices, strict=True))
         return item if unchanged else tirx.BufferLoad(item.source, indices)
 
-    value = replace_loads(stage.value, load)
-    indices = tuple(joined(stage.indices, static_shape(stage.target))) if stores else stage.indices
-    return dataclasses.replace(stage, value=value, indices=indices)
+    value = replace_loads(computation.value, load)
+    indices = tuple(joined(computation.indices, static_shape(computation.target))) if stores else computation.indices
+    return dataclasses.replace(computation, value=value, indices=indices)
 
 
 def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, sizes: tuple[int, ...]) -> int | None:
@@ -170,12 +178,12 @@ def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, size
     return None
 
 
-def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether ``stage`` uses its spatial axes ``dims``, of extents ``sizes``, only as one whole run of memory.
+def reads_whole_runs(computation: Computation, dims: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether ``computation`` uses its spatial axes ``dims``, of extents ``sizes``, only as one whole run of memory.
 
     The outermost dimension of the run counts as well: a buffer of fewer rows ends before the run does.
     """
-    variables = [stage.spatial[d] for d in dims]
+    variables = [computation.spatial[d] for d in dims]
 
     def whole(indices: Sequence[Any], shape: Sequence[int]) -> bool:
         if not any(mentions(index, *variables) for index in indices):
@@ -189,18 +197,20 @@ def reads_whole_runs(stage: Stage, dims: Sequence[int], sizes: Sequence[int]) ->
             and not any(mentions(index, *variables) for index in indices[first + len(variables) :])
         )
 
-    accesses = [(load.indices, static_shape(load.source)) for load in stage.loads()]
-    accesses.append((stage.indices, static_shape(stage.target)))
-    rest = replace_loads(stage.value, lambda load: tirx.const(0, dtype_of(load)))
+    accesses = [(load.indices, static_shape(load.source)) for load in computation.loads()]
+    accesses.append((computation.indices, static_shape(computation.target)))
+    rest = replace_loads(computation.value, lambda load: tirx.const(0, dtype_of(load)))
     return not mentions(rest, *variables) and all(whole(indices, shape) for indices, shape in accesses)
 
 
-def _with_axes(stage: Stage, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]) -> Stage:
+def _with_axes(
+    computation: Computation, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]
+) -> Computation:
     return dataclasses.replace(
-        stage,
+        computation,
         variables=tuple(v for v, _, _ in axes),
         extents=tuple(e for _, e, _ in axes),
         kinds=tuple(k for _, _, k in axes),
-        indices=tuple(substitute(index, table) for index in stage.indices),
-        value=substitute(stage.value, table),
+        indices=tuple(substitute(index, table) for index in computation.indices),
+        value=substitute(computation.value, table),
     )

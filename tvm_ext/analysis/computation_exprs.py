@@ -1,4 +1,4 @@
-"""From a stage of TensorIR to a `TensorExpr`, plain data: axes, affine access maps, arithmetic (paper §3.1)."""
+"""From a computation of TensorIR to a `TensorExpr`, plain data: axes, affine access maps, arithmetic (paper §3.1)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm_ext._tvm import Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
 
-from .stages import Buffer, Expr, Stage, dtype_of, replace_loads, static_shape
-from .tensor_expr import Access, Axis, FusedStage, LinearIndex, TensorExpr
+from .computations import Buffer, Computation, Expr, dtype_of, replace_loads, static_shape
+from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
 
 SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
 
@@ -47,7 +47,7 @@ def linear_form(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] |
     return [a + sign * b for a, b in zip(left[0], right[0], strict=True)], left[1] + sign * right[1]
 
 
-def flat_stride(load: Any, variable: Any, stage: Stage) -> int | None:
+def flat_stride(load: Any, variable: Any, computation: Computation) -> int | None:
     """Elements between neighbours along ``variable`` in row-major memory; None where that is not one number.
 
     Unlike `Access.stride` it sees through fused axes: ``x[k // 32, k % 32]`` of shape (n, 32) has the stride 1.
@@ -58,40 +58,42 @@ def flat_stride(load: Any, variable: Any, stage: Stage) -> int | None:
         flat = flat + index * step
         step *= size
     analyzer = Analyzer()
-    for own, extent in zip(stage.variables, stage.extents, strict=True):
+    for own, extent in zip(computation.variables, computation.extents, strict=True):
         analyzer.bind(own, ir.Range(0, extent))
-    form = linear_form(analyzer.simplify(flat), stage.variables)
+    form = linear_form(analyzer.simplify(flat), computation.variables)
     if form is None:
         return None
-    return form[0][next(p for p, own in enumerate(stage.variables) if own.same_as(variable))]
+    return form[0][next(p for p, own in enumerate(computation.variables) if own.same_as(variable))]
 
 
-def axis_names(stage: Stage) -> tuple[str, ...]:
+def axis_names(computation: Computation) -> tuple[str, ...]:
     """One unique name for each axis, after its variable: ``v_i0`` is called ``i0``."""
     names: list[str] = []
-    for variable in stage.variables:
+    for variable in computation.variables:
         name = variable.name.removeprefix("v_")
         names.append(name if name not in names else f"{name}_{len(names)}")
     return tuple(names)
 
 
-def access_of(buffer: Buffer, indices: Sequence[Expr], stage: Stage, *, is_constant: bool = False) -> Access:
-    names = axis_names(stage)
+def access_of(
+    buffer: Buffer, indices: Sequence[Expr], computation: Computation, *, is_constant: bool = False
+) -> Access:
+    names = axis_names(computation)
     dtype = dtype_of(buffer)
     return Access(
         tensor=buffer.name,
         shape=static_shape(buffer),
         dtype=dtype,
         itemsize_bytes=itemsize_bytes(dtype),
-        indices=tuple(linear_index(index, stage.variables, names) for index in indices),
+        indices=tuple(linear_index(index, computation.variables, names) for index in indices),
         is_constant=is_constant,
-        gathers=_gathers(indices, stage, names),
+        gathers=_gathers(indices, computation, names),
     )
 
 
-def _gathers(indices: Sequence[Expr], stage: Stage, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _gathers(indices: Sequence[Expr], computation: Computation, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """For each index that loads where to read: the axes which it depends on; empty where none does."""
-    found = tuple(_axes_in(index, stage, names) if is_gather([index]) else () for index in indices)
+    found = tuple(_axes_in(index, computation, names) if is_gather([index]) else () for index in indices)
     return found if any(found) else ()
 
 
@@ -102,12 +104,12 @@ def is_gather(indices: Sequence[Expr]) -> bool:
     return bool(loads)
 
 
-def _axes_in(node: Expr, stage: Stage, names: Sequence[str]) -> tuple[str, ...]:
+def _axes_in(node: Expr, computation: Computation, names: Sequence[str]) -> tuple[str, ...]:
     used: list[Any] = []
     structural_walk(node, [(Var, used.append)], order="pre")
     return tuple(
         name
-        for name, own in zip(names, stage.variables, strict=True)
+        for name, own in zip(names, computation.variables, strict=True)
         if any(own.same_as(variable) for variable in used)
     )
 
@@ -118,38 +120,38 @@ def itemsize_bytes(dtype: str) -> float:
 
 
 def tensor_expr_of(
-    stage: Stage,
+    computation: Computation,
     *,
     name: str,
     constants: Sequence[Buffer] = (),
-    prologue: Sequence[Stage] = (),
-    epilogue: Sequence[Stage] = (),
+    prologue: Sequence[Computation] = (),
+    epilogue: Sequence[Computation] = (),
 ) -> TensorExpr:
-    """The stage as Roller reads it (paper §3.1); ``constants`` are the buffers known at compile time."""
+    """The computation as Roller reads it (paper §3.1); ``constants`` are the buffers known at compile time."""
     inputs = tuple(
-        access_of(load.source, load.indices, stage, is_constant=any(load.source.same_as(c) for c in constants))
-        for load in stage.loads()
+        access_of(load.source, load.indices, computation, is_constant=any(load.source.same_as(c) for c in constants))
+        for load in computation.loads()
     )
     return TensorExpr(
         name=name,
         axes=tuple(
             Axis(name=n, extent=e, kind=k)
-            for n, e, k in zip(axis_names(stage), stage.extents, stage.kinds, strict=True)
+            for n, e, k in zip(axis_names(computation), computation.extents, computation.kinds, strict=True)
         ),
         inputs=inputs,
-        output=access_of(stage.target, stage.indices, stage),
-        combiner=stage.combiner,
-        flops_per_point=count_flops(stage.value) + (1.0 if stage.is_reduction else 0.0),
-        prologue=tuple(_fused_stage(s) for s in prologue),
-        epilogue=tuple(_fused_stage(s) for s in epilogue),
+        output=access_of(computation.target, computation.indices, computation),
+        combiner=computation.combiner,
+        flops_per_point=count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0),
+        prologue=tuple(_fused_computation(s) for s in prologue),
+        epilogue=tuple(_fused_computation(s) for s in epilogue),
     )
 
 
-def _fused_stage(stage: Stage) -> FusedStage:
-    loads = stage.loads()
-    return FusedStage(
-        name=stage.name,
-        flops_per_element=count_flops(stage.value),
+def _fused_computation(computation: Computation) -> FusedComputation:
+    loads = computation.loads()
+    return FusedComputation(
+        name=computation.name,
+        flops_per_element=count_flops(computation.value),
         extra_inputs=tuple(load.source.name for load in loads),
         extra_bytes_per_element=float(sum(itemsize_bytes(dtype_of(load.source)) for load in loads)),
     )

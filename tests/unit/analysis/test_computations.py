@@ -1,4 +1,4 @@
-"""Reading TensorIR into stages, their rewrites, and the tensor expressions made from them."""
+"""Reading TensorIR into computations, their rewrites, and the tensor expressions made from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tvm import relax, te, topi
 
 from tests.unit.kernels import from_te, legalised
 from tvm_ext._tvm import structural_equal, tirx
-from tvm_ext.analysis.stage_exprs import axis_names, count_flops, itemsize_bytes, linear_index, tensor_expr_of
-from tvm_ext.analysis.stage_rewrites import (
+from tvm_ext.analysis.computation_exprs import axis_names, count_flops, itemsize_bytes, linear_index, tensor_expr_of
+from tvm_ext.analysis.computation_rewrites import (
     address_runs,
     drop_unit_axes,
     fuse_axes,
@@ -17,7 +17,7 @@ from tvm_ext.analysis.stage_rewrites import (
     reads_whole_runs,
     split_divided_axes,
 )
-from tvm_ext.analysis.stages import read_operator
+from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
 
@@ -30,15 +30,15 @@ def conv_function():
 
 def test_a_convolution_is_padding_then_reduction_then_epilogue():
     operator = read_operator(conv_function(), "conv")
-    assert [stage.name for stage in operator.stages] == ["pad_temp", "conv2d_nchw", "compute"]
-    assert [stage.is_reduction for stage in operator.stages] == [False, True, False]
+    assert [computation.name for computation in operator.computations] == ["pad_temp", "conv2d_nchw", "compute"]
+    assert [computation.is_reduction for computation in operator.computations] == [False, True, False]
     assert len(operator.params) == 3
     assert len(operator.outputs) == 1
 
 
 def test_the_expression_has_strided_window_accesses():
-    stage = read_operator(conv_function(), "conv").stages[1]
-    expr = tensor_expr_of(stage, name="conv")
+    computation = read_operator(conv_function(), "conv").computations[1]
+    expr = tensor_expr_of(computation, name="conv")
     assert [axis.extent for axis in expr.spatial] == [1, 6, 5, 5]
     assert [axis.extent for axis in expr.reduction] == [4, 3, 3]
     assert expr.combiner == "sum"
@@ -58,13 +58,13 @@ def test_a_reduction_of_pairs_is_refused():
         read_operator(legalised(lambda x: op.argmax(x, axis=1), (3, 5)), "argmax")
 
 
-def test_independent_reductions_of_one_block_become_two_stages():
+def test_independent_reductions_of_one_block_become_two_computations():
     def build(x, g, b):
         return op.nn.group_norm(x, g, b, num_groups=2, channel_axis=1, axes=[2])
 
     operator = read_operator(legalised(build, (2, 4, 5), (4,), (4,)), "group_norm")
-    reductions = [stage for stage in operator.stages if stage.is_reduction]
-    assert [stage.combiner for stage in reductions] == ["sum", "sum"]
+    reductions = [computation for computation in operator.computations if computation.is_reduction]
+    assert [computation.combiner for computation in reductions] == ["sum", "sum"]
     assert not reductions[0].target.same_as(reductions[1].target)
 
 
@@ -97,27 +97,27 @@ def test_inlining_substitutes_the_producer():
     doubled = te.compute((8, 4), lambda i, j: x[i, j] * 2.0, "doubled")
     flipped = te.compute((4, 8), lambda i, j: doubled[7 - j, i] + 1.0, "flipped")
     operator = read_operator(from_te(x, flipped), "f")
-    result = inline(operator.stages[0], operator.stages[1])
+    result = inline(operator.computations[0], operator.computations[1])
     (only,) = result.loads()
     assert only.source.same_as(operator.params[0])
     assert count_flops(result.value) == 2
 
 
 def test_unit_axes_become_zero():
-    stage = read_operator(conv_function(), "conv").stages[1]
-    dropped = drop_unit_axes(stage)
+    computation = read_operator(conv_function(), "conv").computations[1]
+    dropped = drop_unit_axes(computation)
     assert dropped.extents == (6, 5, 5, 4, 3, 3)
     assert structural_equal(dropped.indices[0], tirx.IntImm("int64", 0))
 
 
 def test_group_convolution_becomes_affine():
     func = legalised(lambda x, w: op.nn.conv2d(x, w, groups=2), (1, 4, 5, 5), (6, 2, 3, 3))
-    stage = read_operator(func, "g").stages[-1]
-    assert any(index is None for access in tensor_expr_of(stage, name="g").inputs for index in access.indices)
-    split = split_divided_axes(stage)
+    computation = read_operator(func, "g").computations[-1]
+    assert any(index is None for access in tensor_expr_of(computation, name="g").inputs for index in access.indices)
+    split = split_divided_axes(computation)
     expr = tensor_expr_of(split, name="g")
     assert all(index is not None for access in expr.inputs for index in access.indices)
-    assert expr.point_count == stage.point_count
+    assert expr.point_count == computation.point_count
 
 
 def _point_wise(x_shape: tuple[int, ...]):
@@ -125,26 +125,26 @@ def _point_wise(x_shape: tuple[int, ...]):
     x, w = te.placeholder(x_shape, name="x"), te.placeholder((4, 3), name="w")
     c = te.reduce_axis((0, 3), "c")
     out = te.compute((4, 5, 7), lambda f, i, j: te.sum(x[c, i, j] * w[f, c], axis=c), name="out")
-    (stage,) = read_operator(from_te(x, w, out), "point_wise").stages
-    return stage, fuse_axes(stage, [[0], [1, 2], [3]])
+    (computation,) = read_operator(from_te(x, w, out), "point_wise").computations
+    return computation, fuse_axes(computation, [[0], [1, 2], [3]])
 
 
 @pytest.mark.parametrize("stores", [True, False])
 def test_a_fused_axis_runs_along_memory(stores: bool):
-    stage, fused = _point_wise((3, 5, 7))
+    computation, fused = _point_wise((3, 5, 7))
     joined = address_runs(
-        fused, [fused.variables[1]], [[5, 7]], buffers=[load.source for load in stage.loads()], stores=stores
+        fused, [fused.variables[1]], [[5, 7]], buffers=[load.source for load in computation.loads()], stores=stores
     )
     f, yx, c = fused.variables
-    (read,) = [load for load in joined.loads() if load.source.same_as(stage.loads()[0].source)]
+    (read,) = [load for load in joined.loads() if load.source.same_as(computation.loads()[0].source)]
     assert structural_equal(list(read.indices), [c, tirx.IntImm("int32", 0), yx])
     assert structural_equal(list(joined.indices), [f, tirx.IntImm("int32", 0), yx]) == stores
 
 
 def test_a_fused_axis_divides_where_rows_have_gaps():
     """Of an input one column wider than the result a run of the result's columns is no run."""
-    stage, fused = _point_wise((3, 5, 8))
-    buffers = [load.source for load in stage.loads()]
+    computation, fused = _point_wise((3, 5, 8))
+    buffers = [load.source for load in computation.loads()]
     joined = address_runs(fused, [fused.variables[1]], [[5, 7]], buffers=buffers, stores=False)
     assert structural_equal(joined.value, fused.value)
 
@@ -162,14 +162,14 @@ def test_a_fused_axis_divides_where_rows_have_gaps():
 def test_an_epilogue_that_tells_rows_apart_is_seen(expression, expected: bool):
     a, b = te.placeholder((4, 6, 6), name="a"), te.placeholder((1, 6, 6), name="b")
     out = te.compute((4, 6, 6), lambda f, y, x: expression(a, b, f, y, x), name="out")
-    (stage,) = read_operator(from_te(a, b, out), "epilogue").stages
-    assert reads_whole_runs(stage, [1, 2], [6, 6]) == expected
+    (computation,) = read_operator(from_te(a, b, out), "epilogue").computations
+    assert reads_whole_runs(computation, [1, 2], [6, 6]) == expected
 
 
 def test_fused_axes_address_the_same_elements():
     func = legalised(lambda x: op.nn.relu(x), (3, 5, 7))
-    stage = read_operator(func, "relu").stages[0]
-    fused = fuse_axes(stage, [[0, 1, 2]])
+    computation = read_operator(func, "relu").computations[0]
+    fused = fuse_axes(computation, [[0, 1, 2]])
     assert fused.extents == (105,)
     seen = set()
     for flat in range(105):

@@ -1,8 +1,8 @@
-"""What an operator computes, by NumPy: the stages of `stages.read_operator` evaluated on arrays.
+"""What an operator computes, by NumPy: the computations of `computations.read_operator` evaluated on arrays.
 
-The axes of a stage are arrays of indices that broadcast against each other, each along its own dimension; a value is
-evaluated node by node in the type that the node has, so that every rounding and every overflow is the kernel's. A node
-that depends on two of five axes is an array over these two.
+The axes of a computation are arrays of indices that broadcast against each other, each along its own dimension; a value
+is evaluated node by node in the type that the node has, so that every rounding and every overflow is the kernel's. A
+node that depends on two of five axes is an array over these two.
 
 Worked example, ``y[i, j] = x[j, i] * 2`` of extents 3 and 4: i is an array of shape (3, 1), j one of (1, 4), the load
 ``x[j, i]`` one of (3, 4) by NumPy's indexing, and the product with 2 is the result.
@@ -20,7 +20,7 @@ from tvm_ext._tvm import IF_THEN_ELSE
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.limits import check_count, limits
 
-from .stages import OperatorBody, Stage, dtype_of, static_shape
+from .computations import Computation, OperatorBody, dtype_of, static_shape
 from .value_functions import BINARY, FUNCTIONS, REDUCTIONS, converted
 
 Array = np.ndarray[Any, Any]
@@ -35,35 +35,37 @@ def operator_values(operator: OperatorBody, inputs: Sequence[Array]) -> list[Arr
     known: dict[Any, Array] = dict(zip(operator.params, inputs, strict=False))
     total = sum(array.size for array in inputs)
     with np.errstate(all="ignore"):
-        for stage in operator.stages:
-            known[stage.target] = _stage_value(stage, known, total)
+        for computation in operator.computations:
+            known[computation.target] = _computation_value(computation, known, total)
     return [known[output] for output in operator.outputs]
 
 
-def _stage_value(stage: Stage, known: Mapping[Any, Array], total: int) -> Array:
-    shape = static_shape(stage.target)
-    if not _fills_its_target(stage, shape):
-        raise IllegalRewrite(f"{stage.name} does not write its whole result element by element")
-    values = _Values(stage, known, total)
-    if not stage.is_reduction:
-        _check_points(stage.point_count, total)
-        result = values.of(stage.value)
+def _computation_value(computation: Computation, known: Mapping[Any, Array], total: int) -> Array:
+    shape = static_shape(computation.target)
+    if not _fills_its_target(computation, shape):
+        raise IllegalRewrite(f"{computation.name} does not write its whole result element by element")
+    values = _Values(computation, known, total)
+    if not computation.is_reduction:
+        _check_points(computation.point_count, total)
+        result = values.of(computation.value)
     else:
-        product = _product(stage, values)
+        product = _product(computation, values)
         if product is None:
-            _check_points(stage.point_count, total)
-        result = _reduced(stage, values) if product is None else product
-        result = BINARY[_COMBINE[str(stage.combiner)]](values.of(stage.init), result)
+            _check_points(computation.point_count, total)
+        result = _reduced(computation, values) if product is None else product
+        result = BINARY[_COMBINE[str(computation.combiner)]](values.of(computation.init), result)
     if result.ndim:  # the axes of a reduction have one element by now
-        result = result.reshape([n for n, kind in zip(result.shape, stage.kinds, strict=True) if kind == "spatial"])
-    full = np.broadcast_to(result, [stage.extent(axis) for axis in stage.spatial])
+        result = result.reshape(
+            [n for n, kind in zip(result.shape, computation.kinds, strict=True) if kind == "spatial"]
+        )
+    full = np.broadcast_to(result, [computation.extent(axis) for axis in computation.spatial])
     return np.ascontiguousarray(full).reshape(shape)
 
 
-def _fills_its_target(stage: Stage, shape: Sequence[int]) -> bool:
+def _fills_its_target(computation: Computation, shape: Sequence[int]) -> bool:
     """Whether it writes each element of its target once, in the order of its axes; a scalar may have one unit axis."""
-    extents = tuple(stage.extent(axis) for axis in stage.spatial)
-    return (stage.writes_at_its_own_axes() and extents == tuple(shape)) or (prod(extents) == 1 == prod(shape))
+    extents = tuple(computation.extent(axis) for axis in computation.spatial)
+    return (computation.writes_at_its_own_axes() and extents == tuple(shape)) or (prod(extents) == 1 == prod(shape))
 
 
 _COMBINE = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
@@ -74,36 +76,36 @@ def _check_points(points: int, total: int) -> None:
         check_count("folded_points", points, "points")
 
 
-def _reduced(stage: Stage, values: _Values) -> Array:
-    axes = tuple(position for position, kind in enumerate(stage.kinds) if kind == "reduce")
-    value = values.of(stage.value)
-    shape = value.shape if value.ndim else (1,) * len(stage.extents)
+def _reduced(computation: Computation, values: _Values) -> Array:
+    axes = tuple(position for position, kind in enumerate(computation.kinds) if kind == "reduce")
+    value = values.of(computation.value)
+    shape = value.shape if value.ndim else (1,) * len(computation.extents)
     # What does not depend on an axis of the reduction counts once for each of its points all the same.
-    full = tuple(stage.extents[p] if p in axes else shape[p] for p in range(len(shape)))
-    return REDUCTIONS[str(stage.combiner)](np.broadcast_to(value, full), axes)
+    full = tuple(computation.extents[p] if p in axes else shape[p] for p in range(len(shape)))
+    return REDUCTIONS[str(computation.combiner)](np.broadcast_to(value, full), axes)
 
 
-def _product(stage: Stage, values: _Values) -> Array | None:
+def _product(computation: Computation, values: _Values) -> Array | None:
     """A sum of products as a product of matrices; None where it is no such sum.
 
     Each axis is one of: in both factors and the result (a batch), in both and summed, in one factor and the result.
     """
-    if stage.combiner != "sum" or type(stage.value).__name__ != "Mul" or stage.point_count < 4096:
+    if computation.combiner != "sum" or type(computation.value).__name__ != "Mul" or computation.point_count < 4096:
         return None
-    a, b = (values.of(factor) for factor in (stage.value.a, stage.value.b))
-    rank = len(stage.extents)
-    if a.ndim != rank or b.ndim != rank or stage.point_count > limits().folded_products:
+    a, b = (values.of(factor) for factor in (computation.value.a, computation.value.b))
+    rank = len(computation.extents)
+    if a.ndim != rank or b.ndim != rank or computation.point_count > limits().folded_products:
         return None
     kinds: dict[str, list[int]] = {"batch": [], "summed": [], "a": [], "b": []}
     for axis in range(rank):
         in_a, in_b = a.shape[axis] > 1, b.shape[axis] > 1
-        if stage.extents[axis] == 1:
+        if computation.extents[axis] == 1:
             continue
-        if not (in_a or in_b) or (stage.kinds[axis] == "reduce" and not (in_a and in_b)):
+        if not (in_a or in_b) or (computation.kinds[axis] == "reduce" and not (in_a and in_b)):
             return None
-        both = "summed" if stage.kinds[axis] == "reduce" else "batch"
+        both = "summed" if computation.kinds[axis] == "reduce" else "batch"
         kinds[both if in_a and in_b else "a" if in_a else "b"].append(axis)
-    return _by_matrices(a, b, kinds, stage.extents, dtype_of(stage.value))
+    return _by_matrices(a, b, kinds, computation.extents, dtype_of(computation.value))
 
 
 def _by_matrices(
@@ -139,21 +141,21 @@ def _exact_type(a: Array, b: Array, terms: int, dtype: str) -> str | None:
 
 
 class _Values:
-    """Evaluates expressions over the axes of one stage."""
+    """Evaluates expressions over the axes of one computation."""
 
-    def __init__(self, stage: Stage, known: Mapping[Any, Array], total: int) -> None:
+    def __init__(self, computation: Computation, known: Mapping[Any, Array], total: int) -> None:
         self.known, self.total = known, total
         self.variables: dict[Any, Array] = {}
-        self.positions = {variable: position for position, variable in enumerate(stage.variables)}
-        rank = len(stage.variables)
-        for position, (variable, extent) in enumerate(zip(stage.variables, stage.extents, strict=True)):
+        self.positions = {variable: position for position, variable in enumerate(computation.variables)}
+        rank = len(computation.variables)
+        for position, (variable, extent) in enumerate(zip(computation.variables, computation.extents, strict=True)):
             shape = [extent if p == position else 1 for p in range(rank)]
             self.variables[variable] = np.arange(extent, dtype=dtype_of(variable)).reshape(shape)
-        self.extents = stage.extents
+        self.extents = computation.extents
         self.guards = 0  # how many conditions keep what is evaluated from being used
 
     def of(self, node: Any) -> Array:
-        """The value of ``node``, in its type: an array over the stage's axes, or of rank 0."""
+        """The value of ``node``, in its type: an array over the computation's axes, or of rank 0."""
         kind = type(node).__name__
         if kind in ("IntImm", "FloatImm"):
             return np.asarray(node.value, dtype=_known_type(node))
