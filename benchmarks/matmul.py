@@ -27,13 +27,14 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from tvm_ext.bench.compare import Array, BenchResult, OtherPeer, bench
+from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
 from tvm_ext.bench.contenders import NUMPY, ONNX_RUNTIME, OURS, Contender, prepare_numpy_matmul
 from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.placement import Placement
 from tvm_ext.devices import microbench_kernels
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "roller_ops.csv"
 FORMS = ("variable", "constant")

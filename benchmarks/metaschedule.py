@@ -30,7 +30,7 @@ from tvm import relax
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext._tvm import import_onnx
-from tvm_ext.bench.compare import Array, BenchResult, bench
+from tvm_ext.bench.compare import BenchResult, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender
 from tvm_ext.bench.environment import Environment
 from tvm_ext.bench.networks.graph import GraphWriter, he_normal
@@ -39,6 +39,7 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.runtime.graph_module import flatten_outputs
+from tvm_ext.support.arrays import Array
 
 METASCHEDULE = "metaschedule"
 RATIOS = ("speedup", "fastest_speedup")

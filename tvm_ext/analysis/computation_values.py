@@ -18,12 +18,11 @@ import numpy as np
 
 from tvm_ext._tvm import IF_THEN_ELSE
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arrays import Array
 from tvm_ext.support.limits import check_count, limits
 
 from .computations import Computation, OperatorBody, dtype_of, static_shape
 from .value_functions import BINARY, FUNCTIONS, REDUCTIONS, converted
-
-Array = np.ndarray[Any, Any]
 
 
 def operator_values(operator: OperatorBody, inputs: Sequence[Array]) -> list[Array]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arrays import Array
 from tvm_ext.support.limits import check_count
-
-Array = np.ndarray[Any, Any]
 
 
 def _truncated_quotient(a: Array, b: Array) -> Array:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from rich.table import Table
 
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.reports.text import format_time
+from tvm_ext.support.arrays import Array
 
 from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
@@ -25,7 +25,6 @@ from .placement import Placement, on_main_core, place_threads
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
 
-Array = npt.NDArray[Any]
 
 OtherPeer = Callable[[Mapping[str, Array], int, Placement | None], Contender]
 """Prepares a contender of a benchmark's own from the inputs, the number of threads and their cores."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from tvm_ext import relay
@@ -18,6 +17,7 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.runtime.graph_module import flatten_outputs
+from tvm_ext.support.arrays import Array
 
 from .placement import AFFINITY_KEY, Placement, place_openblas
 
@@ -27,7 +27,6 @@ PEERS = (ONNX_RUNTIME, STOCK_TVM)
 ONNX_RUNTIME_REMEDY = "pip install onnxruntime"
 THREADPOOLCTL_REMEDY = "pip install threadpoolctl"
 
-Array = npt.NDArray[Any]
 Shapes = Mapping[str, Sequence[int]]
 
 

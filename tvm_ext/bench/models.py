@@ -11,11 +11,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.support.arrays import Array
 
 from .networks import bert, light, small
 from .networks.graph import generator
-
-Array = npt.NDArray[np.generic]
 
 _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     "minilm": lambda batch, sequence, seed: bert.build_minilm(batch=batch, sequence=sequence),

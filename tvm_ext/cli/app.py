@@ -42,7 +42,7 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")]
 Target = Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")]
-Shape = Annotated[
+ShapeOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
@@ -70,7 +70,7 @@ def compile(
         Path | None, typer.Option("--output", "-o", help="The library to write; MODEL.so if left out.")
     ] = None,
     target: Target = "llvm",
-    shape: Shape = None,
+    shape: ShapeOption = None,
     batch: Batch = 1,
     sequence: Sequence_ = 128,
     roller: Roller = True,
@@ -107,7 +107,7 @@ def run(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz file.")] = None,
     target: Target = "llvm",
-    shape: Shape = None,
+    shape: ShapeOption = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -137,7 +137,7 @@ def run(
 def bench(
     model: Model,
     target: Target = "llvm",
-    shape: Shape = None,
+    shape: ShapeOption = None,
     batch: Batch = 1,
     sequence: Sequence_ = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
@@ -183,7 +183,7 @@ def explain(
     model: Model,
     operator: Annotated[str | None, typer.Option(help="The operator's name; all names are listed if left out.")] = None,
     device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
-    shape: Shape = None,
+    shape: ShapeOption = None,
     batch: Batch = 1,
     sequence: Sequence_ = 128,
     alternatives: Annotated[int, typer.Option(min=0, help="How many programs that lost to show.")] = 10,
@@ -282,10 +282,10 @@ def doctor(
     """Check the installation: versions, compiler, threads, caches, processor. Exit code 1 if something is broken."""
     from dataclasses import asdict
 
-    from .doctor import Finding, examine
+    from .doctor import HealthCheck, examine
 
     colours = {"ok": "green", "note": "yellow", "problem": "red"}
-    findings: list[Finding] = []
+    findings: list[HealthCheck] = []
     for finding in examine(libraries or ()):
         findings.append(finding)
         if not as_json:

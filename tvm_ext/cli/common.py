@@ -24,10 +24,10 @@ from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.support.files import remove_temporary
 from tvm_ext.support.limited_process import end_running
 
-Shapes = dict[str, list[int]]
+InputShapes = dict[str, list[int]]
 
 
-def parse_shapes(texts: Sequence[str]) -> Shapes:
+def parse_shapes(texts: Sequence[str]) -> InputShapes:
     """``["input=1,3,224,224"]`` as a dict; raises OptionError for anything else. ``input=`` is a scalar."""
     return dict(_parse_shape(text) for text in texts)
 

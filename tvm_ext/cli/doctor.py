@@ -37,7 +37,7 @@ _OPTIONAL = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class HealthCheck:
     """One checked thing: ``note`` limits something optional, ``problem`` keeps the plugin from working."""
 
     name: str
@@ -46,9 +46,9 @@ class Finding:
     remedy: str = ""
 
 
-def examine(libraries: Sequence[Path] = ()) -> Iterator[Finding]:
+def examine(libraries: Sequence[Path] = ()) -> Iterator[HealthCheck]:
     """Every finding, one after the other: some take a second. Of ``libraries`` the digest is checked."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+    checks: tuple[Callable[[], Iterator[HealthCheck]], ...] = (
         _versions, _native_part, _pipelines, _processor, _measurement, _threads, _cache, _compiler,
         _cuda_compiler, _small_build,
     )  # fmt: skip
@@ -58,53 +58,55 @@ def examine(libraries: Sequence[Path] = ()) -> Iterator[Finding]:
         yield _library(path)
 
 
-def _library(path: Path) -> Finding:
+def _library(path: Path) -> HealthCheck:
     name = f"library {path.name}"
     try:
         check_complete(path)
         digest = check_seal(path)
     except OSError as error:
-        return Finding(name=name, state="problem", detail=f"{path} cannot be read: {error.strerror or error}")
+        return HealthCheck(name=name, state="problem", detail=f"{path} cannot be read: {error.strerror or error}")
     except TvmExtError as error:
-        return Finding(name=name, state="problem", detail=error.problem, remedy=error.remedy)
+        return HealthCheck(name=name, state="problem", detail=error.problem, remedy=error.remedy)
     if not digest:
-        return Finding(name=name, state="note", detail="not exported by tvm_ext: it carries no digest")
-    return Finding(name=name, state="ok", detail=f"as it was exported: SHA-256 {digest}")
+        return HealthCheck(name=name, state="note", detail="not exported by tvm_ext: it carries no digest")
+    return HealthCheck(name=name, state="ok", detail=f"as it was exported: SHA-256 {digest}")
 
 
-def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(check: Callable[[], Iterator[HealthCheck]]) -> Iterator[HealthCheck]:
     """``check``'s findings; what it fails with becomes a finding, so that the other checks still run."""
     try:
         yield from check()
     except (TvmExtError, RuntimeError, OSError, ImportError, ValueError) as error:
         problem, remedy = getattr(error, "problem", str(error)), getattr(error, "remedy", "")
-        yield Finding(name=check.__name__.strip("_").replace("_", " "), state="problem", detail=problem, remedy=remedy)
+        yield HealthCheck(
+            name=check.__name__.strip("_").replace("_", " "), state="problem", detail=problem, remedy=remedy
+        )
 
 
-def _versions() -> Iterator[Finding]:
+def _versions() -> Iterator[HealthCheck]:
     _environment.check_environment()
     for name, supported in _environment.SUPPORTED_VERSIONS.items():
-        yield Finding(name=name, state="ok", detail=f"{supported}, the supported version")
-    yield Finding(
+        yield HealthCheck(name=name, state="ok", detail=f"{supported}, the supported version")
+    yield HealthCheck(
         name="python", state="ok", detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     for name, use in _OPTIONAL.items():
         yield _optional(name, use)
 
 
-def _optional(name: str, use: str) -> Finding:
+def _optional(name: str, use: str) -> HealthCheck:
     version = _environment.installed_version(name)
     if version is None:
-        return Finding(
+        return HealthCheck(
             name=name, state="note", detail=f"not installed; needed for {use} only", remedy=f"pip install {name}"
         )
-    return Finding(name=name, state="ok", detail=version)
+    return HealthCheck(name=name, state="ok", detail=version)
 
 
-def _native_part() -> Iterator[Finding]:
+def _native_part() -> Iterator[HealthCheck]:
     path = _native.library_path(OPTIONS_LIBRARY)
     if path is None:
-        yield Finding(
+        yield HealthCheck(
             name="native part",
             state="note",
             detail="not built: PassContext options tvm_ext.* are not accepted, arguments of relay.build are",
@@ -114,41 +116,41 @@ def _native_part() -> Iterator[Finding]:
     _native.load(OPTIONS_LIBRARY)
     with tvm.transform.PassContext(config={"tvm_ext.candidates": 3}):
         works = BuildOptions.current().candidates == 3
-    yield Finding(
+    yield HealthCheck(
         name="native part", state="ok" if works else "problem", detail=f"{path.name}: typed PassContext options"
     )
 
 
-def _pipelines() -> Iterator[Finding]:
+def _pipelines() -> Iterator[HealthCheck]:
     relax.get_pipeline(PIPELINE_NAME)
     tvm.tirx.get_tir_pipeline(PIPELINE_NAME)
     points = [point.name for point in metadata.entry_points(group="tvm.backends")]
     how = "by `import tvm` alone" if PIPELINE_NAME in points else "by `import tvm_ext` (the package is not installed)"
-    yield Finding(name="pipelines", state="ok", detail=f"{PIPELINE_NAME!r} is registered with TVM {how}")
+    yield HealthCheck(name="pipelines", state="ok", detail=f"{PIPELINE_NAME!r} is registered with TVM {how}")
 
 
-def _processor() -> Iterator[Finding]:
+def _processor() -> Iterator[HealthCheck]:
     device, target = device_db.device_for_target("llvm", measure=False)
     model = target.attrs.get("mcpu", "generic")
     lanes = f"{device.register_limit} registers of {8 * device.register_bytes} bits"
-    yield Finding(
+    yield HealthCheck(
         name="processor",
         state="ok",
         detail=f"{device.description}; {device.unit_count} core(s), {lanes}; LLVM: {model}",
     )
 
 
-def _measurement() -> Iterator[Finding]:
+def _measurement() -> Iterator[HealthCheck]:
     """How old the figures are that shape kernels, and whether the rounds of their measurement agreed."""
     name, anew = "measurement", "take it anew on a quiet machine: tvm-ext devices cpu --measure"
     stand_in = recorded_cpu()
     if stand_in is not None:
-        yield Finding(name=name, state="note", detail=f"not used: TVM_EXT_CPU names {stand_in}")
+        yield HealthCheck(name=name, state="note", detail=f"not used: TVM_EXT_CPU names {stand_in}")
         return
     info = read_cpu_info()
     found = measurement_cache.kept(bench_plan(probe_cpu(measure=False, info=info), info), info.model)
     if found is None:
-        yield Finding(name=name, state="note", detail="none yet: the first build takes it (a few seconds)")
+        yield HealthCheck(name=name, state="note", detail="none yet: the first build takes it (a few seconds)")
         return
     figures = found.measurement
     detail = (
@@ -156,42 +158,42 @@ def _measurement() -> Iterator[Finding]:
         f"medians within {figures.spread:.0%} of the best"
     )
     settled = found.is_settled
-    yield Finding(name=name, state="ok" if settled else "note", detail=detail, remedy="" if settled else anew)
+    yield HealthCheck(name=name, state="ok" if settled else "note", detail=detail, remedy="" if settled else anew)
 
 
-def _threads() -> Iterator[Finding]:
+def _threads() -> Iterator[HealthCheck]:
     used, usable = int(tvm.runtime.num_threads()), usable_core_count()
     state: State = "ok" if used == usable else "note"
     remedy = "" if used == usable else "unset TVM_NUM_THREADS and OMP_NUM_THREADS, or set them to the core count"
-    yield Finding(name="threads", state=state, detail=f"TVM uses {used} of {usable} usable cores", remedy=remedy)
+    yield HealthCheck(name="threads", state=state, detail=f"TVM uses {used} of {usable} usable cores", remedy=remedy)
 
 
-def _cache() -> Iterator[Finding]:
+def _cache() -> Iterator[HealthCheck]:
     folder = cache_directory()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
-        yield Finding(name="cache", state="ok", detail=f"{folder} is writable")
+        yield HealthCheck(name="cache", state="ok", detail=f"{folder} is writable")
     kernels = kernel_cache_directory()
     size = "switched off" if kernels is None else f"{kernels}, {sum(s for _, s, _ in entries(kernels)) / 1e6:.1f} MB"
-    yield Finding(name="kernel cache", state="note" if kernels is None else "ok", detail=size)
+    yield HealthCheck(name="kernel cache", state="note" if kernels is None else "ok", detail=size)
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[HealthCheck]:
     with temporary_folder("doctor") as folder:
         compile_metadata("{}", folder)
-    yield Finding(
+    yield HealthCheck(
         name="C++ compiler",
         state="ok",
         detail=f"{tvm.support.cc.get_cc()} compiles against tvm-ffi (needed to export libraries)",
     )
 
 
-def _cuda_compiler() -> Iterator[Finding]:
+def _cuda_compiler() -> Iterator[HealthCheck]:
     state, detail, remedy = cuda_toolchain.describe()
-    yield Finding(name="CUDA compiler", state="ok" if state == "ok" else "note", detail=detail, remedy=remedy)
+    yield HealthCheck(name="CUDA compiler", state="ok" if state == "ok" else "note", detail=detail, remedy=remedy)
 
 
-def _small_build() -> Iterator[Finding]:
+def _small_build() -> Iterator[HealthCheck]:
     """Build, run and check a 33 x 17 by 17 x 29 product: sizes that no vector length divides."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((33, 17), "float32"))
@@ -208,6 +210,6 @@ def _small_build() -> Iterator[Finding]:
     error = float(np.abs(module.get_output(0).numpy() - left.astype("float64") @ right.astype("float64")).max())
     paths = ", ".join(library.report.path_counts())
     state: State = "ok" if error < 1e-4 else "problem"
-    yield Finding(
+    yield HealthCheck(
         name="small build", state=state, detail=f"a matrix product was built ({paths}); largest error {error:.1e}"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .hal import DeviceKind, DeviceSpec, Fact, MemoryLayer, Scope
+from .hal import DeviceKind, DeviceSpec, Fact, MemoryLayer, MemoryScope
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +14,7 @@ class LayerText:
     """The part of a `MemoryLayer` that is not a number."""
 
     description: str
-    scope: Scope
+    scope: MemoryScope
 
 
 def fact(field: str, value: float | int | str, unit: str, source: str, *, used: bool = True) -> Fact:

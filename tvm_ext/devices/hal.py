@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Scope = Literal["teu", "unit", "device"]
+MemoryScope = Literal["teu", "unit", "device"]
 """Who owns one instance of a memory layer: each TEU, each execution unit (SM, core), or the whole device."""
 
 DeviceKind = Literal["cpu", "cuda", "rocm", "opencl", "ipu"]
@@ -44,7 +44,7 @@ class MemoryLayer:
 
     name: str  # "L0", "L1", ...
     description: str  # "zmm registers", "shared memory", ...
-    scope: Scope
+    scope: MemoryScope
     capacity_bytes: int | None  # of one instance; None: the lowest layer, taken as unbounded
     bandwidth_gb_per_s: float | None
     transaction_bytes: int  # smallest useful unit of movement from this layer (cache line, memory sector)

@@ -53,7 +53,7 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class MeasuredTime:
     """Seconds of one run: the best of the runs, and their median."""
 
     best_s: float
@@ -197,11 +197,11 @@ def _count(number: float) -> int:
     return max(1, int(number))
 
 
-def _time(plan: BenchPlan, kernel: Any, *arrays: Any, number: int = 1) -> Timing:
+def _time(plan: BenchPlan, kernel: Any, *arrays: Any, number: int = 1) -> MeasuredTime:
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.target}
     forks.require_pool()
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes
         built = _tvm.tvm.compile(_tvm.IRModule({"main": kernel}), target=_tvm.Target(config))
     evaluator = built.mod.time_evaluator("main", _tvm.tvm.cpu(), number=number, repeat=REPEATS)
     seconds: Sequence[float] = [float(item) for item in evaluator(*map(_tvm.tensor, arrays)).results]
-    return Timing(best_s=min(seconds), median_s=statistics.median(seconds))
+    return MeasuredTime(best_s=min(seconds), median_s=statistics.median(seconds))

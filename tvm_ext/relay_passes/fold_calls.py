@@ -33,12 +33,12 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computation_values import operator_values
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.errors import IllegalRewrite, LimitPassed
+from tvm_ext.support.arrays import Array
 from tvm_ext.support.limits import check_count, limits, with_notes
 
 from .indexing_values import RULES
 from .legalize_floats import LEGALIZATIONS
 
-Array = np.ndarray[Any, Any]
 Expr = Any
 
 _VIEWS = frozenset(f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten"))

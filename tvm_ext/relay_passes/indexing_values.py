@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import IllegalRewrite
-
-Array = np.ndarray[Any, Any]
+from tvm_ext.support.arrays import Array
 
 
 def _inside(indices: Array, extents: Sequence[int]) -> Array:

@@ -65,7 +65,7 @@ class PassTime:
     seconds: float
 
 
-Record = TypeVar("Record", bound="BuildRecord")
+AnyRecord = TypeVar("AnyRecord", bound="BuildRecord")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ class BuildRecord:
                 return operator
         raise KeyError(name)
 
-    def with_measurements(self: Record, seconds: Mapping[str, float], run_s: float | None) -> Record:
+    def with_measurements(self: AnyRecord, seconds: Mapping[str, float], run_s: float | None) -> AnyRecord:
         """A copy with measured seconds per call by kernel function, and of one run of the whole model."""
         operators = tuple(replace(op, measured_s=seconds.get(op.function, op.measured_s)) for op in self.operators)
         return replace(self, operators=operators, run_s=run_s)
@@ -153,7 +153,7 @@ class BuildRecord:
         return serialise.to_json(self)
 
     @classmethod
-    def from_json(cls: type[Record], text: str) -> Record:
+    def from_json(cls: type[AnyRecord], text: str) -> AnyRecord:
         """Raises ValueError where ``text`` is not a report."""
         return serialise.from_json(cls, text)
 

@@ -12,7 +12,7 @@ import tvm
 
 from tvm_ext.errors import InputError
 
-from .machine import Machine, OneThread, Turns
+from .machine import OneThread, ThreadSafeMachine, Turns
 
 Dimension = int | str
 
@@ -68,14 +68,14 @@ class GraphModule:
         self.device: tvm.runtime.Device = device if device is not None else getattr(source, "device", tvm.cpu())
         self._library = _library_of(source)
         self.inputs: tuple[TensorSpec, ...] = self._library.inputs
-        self._machine: Machine | None = _spare_machine(source, self.device) or self._library.vm(self.device)
+        self._machine: ThreadSafeMachine | None = _spare_machine(source, self.device) or self._library.vm(self.device)
         self._main: Callable[..., Any] | None = None
         self._values: dict[str, Any] = {}
         self._outputs: list[Any] | None = None
         self._one_thread, self._turns = OneThread(), Turns()
 
     @property
-    def vm(self) -> Machine:
+    def vm(self) -> ThreadSafeMachine:
         """The VirtualMachine that runs it, which no other GraphModule uses."""
         if self._machine is None:
             self._machine = self._library.vm(self.device)
@@ -260,7 +260,7 @@ def _library_of(source: Any) -> Any:
     return source if isinstance(source, Library) else Library.from_module(source)
 
 
-def _spare_machine(source: Any, device: tvm.runtime.Device) -> Machine | None:
+def _spare_machine(source: Any, device: tvm.runtime.Device) -> ThreadSafeMachine | None:
     """The machine of a GraphModule on ``device`` that was not used yet; it makes another if it is used after all.
 
     For ``GraphModule(lib["default"](device))``, as old code writes it: on a GPU each machine copies the constants.

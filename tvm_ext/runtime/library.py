@@ -28,7 +28,7 @@ from .cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
 from .export import METADATA_FUNCTION, check_complete, check_seal, export_executable
 from .graph_module import GraphModule, TensorSpec
 from .guarded_memory import guard
-from .machine import Machine
+from .machine import ThreadSafeMachine
 
 GPU_KINDS = ("cuda", "rocm", "opencl")
 """Kinds of targets whose kernels run on a GPU."""
@@ -106,7 +106,7 @@ class Library:
             )
         return lambda device=None: GraphModule(self, device)
 
-    def vm(self, device: tvm.runtime.Device | None = None) -> Machine:
+    def vm(self, device: tvm.runtime.Device | None = None) -> ThreadSafeMachine:
         """A Relax VirtualMachine over the code, ``lib.vm()["main"](*inputs)``, that several threads may call.
 
         Each call gives another one, which shares code and, on CPUs, constants: one for each thread is cheap.
@@ -114,7 +114,7 @@ class Library:
         Raises TargetError where this machine's CPU lacks what the code was built for, or the GPU is missing.
         """
         self._check_cpu()
-        machine = Machine(self.executable, device if device is not None else self._default_device())
+        machine = ThreadSafeMachine(self.executable, device if device is not None else self._default_device())
         if ("guard_memory", "True") in self.report.options:
             guard(machine)
         return machine
@@ -284,7 +284,7 @@ def _has_metadata(module: tvm.runtime.Module) -> bool:
     return bool(module.implements_function(METADATA_FUNCTION, query_imports=True))
 
 
-def _profile_once(vm: Machine, arguments: Sequence[Any]) -> dict[str, float]:
+def _profile_once(vm: ThreadSafeMachine, arguments: Sequence[Any]) -> dict[str, float]:
     """Mean seconds per call of every function that one run of ``main`` calls."""
     seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
     calls: collections.Counter[str] = collections.Counter()

@@ -25,7 +25,7 @@ _STATEFUL = ("_invoke_closure", "_save_function", "_set_input", "_invoke_statefu
 """What TVM's VirtualMachine calls inside; the functions of ``get_outputs`` are called under one lock there."""
 
 
-class Machine(VirtualMachine):  # type: ignore[misc]
+class ThreadSafeMachine(VirtualMachine):  # type: ignore[misc]
     """A VirtualMachine that any number of threads may call: ``machine["main"](*inputs)``; a second call waits.
 
     ``set_input``, ``invoke_stateful`` and ``get_outputs`` are three calls, between which another thread may come. Where

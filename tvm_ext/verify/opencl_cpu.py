@@ -34,17 +34,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 
 from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, PassContext, PrimFunc, Target, structural_walk, tirx
 from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.options import offer_opencl_drivers
+from tvm_ext.support.arrays import Array
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
 
 from .simt.lowering import AfterSplit
-
-Array = npt.NDArray[Any]
 
 _REMEDY = "pip install tvm-ext[opencl]"
 _INTEL_LIBRARIES = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")

@@ -13,15 +13,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 
 from tvm_ext._tvm import CALL_TIR, Call, Constant, PrimFunc, Var, relax
 from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.support.arrays import Array
 
 from .opencl_cpu import OpenClDevice, compile_opencl, poison
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class _Tensor:
     dtype: str
 
 
-Value = Any  # a _Tensor, or a tuple of values
+GraphValue = Any  # a _Tensor, or a tuple of values
 
 
 def run_graph(kernels: Any, inputs: Mapping[str, Array]) -> list[Array]:
@@ -54,7 +52,7 @@ def run_graph(kernels: Any, inputs: Mapping[str, Array]) -> list[Array]:
     return [walk.device.read(t.buffer, t.shape, t.dtype) for t in _flat(walk.value(main.body.body))]
 
 
-def _flat(value: Value) -> list[_Tensor]:
+def _flat(value: GraphValue) -> list[_Tensor]:
     return [value] if isinstance(value, _Tensor) else [item for part in value for item in _flat(part)]
 
 
@@ -63,12 +61,12 @@ class _Walk:
 
     def __init__(self, device: OpenClDevice) -> None:
         self.device = device
-        self.values: dict[Any, Value] = {}
+        self.values: dict[Any, GraphValue] = {}
 
     def tensor(self, array: Array) -> _Tensor:
         return _Tensor(self.device.buffer(array), array.shape, str(array.dtype))
 
-    def value(self, expr: Any) -> Value:
+    def value(self, expr: Any) -> GraphValue:
         if isinstance(expr, Constant):
             if expr not in self.values:
                 self.values[expr] = self.tensor(expr.value.numpy())
@@ -83,7 +81,7 @@ class _Walk:
             return self.values[expr]
         raise IllegalRewrite(f"a graph with a {type(expr).__name__} cannot be run kernel by kernel")
 
-    def _call(self, call: Any) -> Value:
+    def _call(self, call: Any) -> GraphValue:
         if call.op == CALL_TIR:
             return self._launch(call)
         if getattr(call.op, "name", "") == "relax.reshape":
@@ -91,7 +89,7 @@ class _Walk:
             return _Tensor(source.buffer, _shape(call.ty), source.dtype)
         raise IllegalRewrite(f"a graph with a call of {call.op} cannot be run kernel by kernel")
 
-    def _launch(self, call: Any) -> Value:
+    def _launch(self, call: Any) -> GraphValue:
         result = call.ty_args[0]
         types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
         made = tuple(self.tensor(poison(_shape(ty), str(ty.dtype))) for ty in types)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 
 from tvm_ext._tvm import (
@@ -43,11 +42,11 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arrays import Array
 
 from .opencl_cpu import check_inputs, poison
 from .plain_copies import synchronous
 
-Array = npt.NDArray[Any]
 Stmt = Any
 
 _EXCHANGES = ("shfl", "allreduce", "mma", "ldmatrix", "ptx", "cp_async", "matrix_sync", "fill_fragment", "storage_sync")

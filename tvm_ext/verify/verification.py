@@ -17,12 +17,13 @@ from tvm.script import from_source
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.support.arrays import Array
 
 from . import simt
 from .simt.counters import Counters, as_rows, efficiency
 from .simt.findings import Finding
-from .simt.lowering import DeviceKernel, Tensor
-from .simt.number_types import Array, is_float, storage_dtype
+from .simt.lowering import DeviceKernel, GlobalTensor
+from .simt.number_types import is_float, storage_dtype
 from .threads_as_loops import run_threads_as_loops
 
 HALF_TYPES = ("bfloat16", "float16")
@@ -199,7 +200,7 @@ def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed:
     return made
 
 
-def _parameters(kernels: Sequence[DeviceKernel]) -> list[Tensor]:
+def _parameters(kernels: Sequence[DeviceKernel]) -> list[GlobalTensor]:
     return [tensor for tensor in kernels[0].tensors if tensor.name not in kernels[0].workspaces]
 
 

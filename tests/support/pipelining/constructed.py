@@ -11,8 +11,8 @@ import numpy as np
 from tvm_ext._tvm import te, topi
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
+from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
-from tvm_ext.verify.simt.number_types import Array
 
 from .kernels import A100, H200, T4, V100, PipeliningKernel
 from .schedules import half_product

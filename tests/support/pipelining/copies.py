@@ -9,7 +9,7 @@ import numpy as np
 from tvm_ext._tvm import tirx
 from tvm_ext.ir.build_ir import VECTORIZED, Expr, Stmt, allocate, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
-from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
 from .hard import FIRST, STEPS, WIDTH, add_to, neighbour, neighbours_of, row_case, wide_of, write_total, zero_of

@@ -15,7 +15,7 @@ from tvm_ext._tvm import tirx
 from tvm_ext.ir.build_ir import Expr, Stmt, allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.records.pipelines import PipelineRule
-from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
 from .kernels import THREADS, PipeliningKernel, serial_loop

@@ -26,7 +26,8 @@ from tvm_ext._tvm import ForKind, Var, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, split_index, store
 from tvm_ext.records.pipelines import PipelineRule
-from tvm_ext.verify.simt.number_types import Array, storage_dtype
+from tvm_ext.support.arrays import Array
+from tvm_ext.verify.simt.number_types import storage_dtype
 
 A100, H200, V100, T4 = "nvidia-a100", "nvidia-h200", "nvidia-v100", "nvidia-t4"
 OPENCL = "opencl"

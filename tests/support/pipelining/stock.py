@@ -17,7 +17,7 @@ from tvm_ext._tvm import For, PrimFunc, Var, mma_schedule, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import Expr, Stmt, allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
-from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
 from .kernels import A100, PipeliningKernel, product_reference, serial_loop

@@ -9,7 +9,7 @@ import numpy as np
 from tvm_ext._tvm import Schedule, tirx
 from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, allocate, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
-from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
 from .constructed import single_product

@@ -30,7 +30,8 @@ from tvm_ext.ir.build_ir import (
     store,
 )
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
-from tvm_ext.verify.simt.number_types import Array, storage_dtype
+from tvm_ext.support.arrays import Array
+from tvm_ext.verify.simt.number_types import storage_dtype
 
 Reference = Callable[..., Array]
 

@@ -11,7 +11,7 @@ from tvm_ext._tvm import tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, load, loop, nest, sequence, split_index, store
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
-from tvm_ext.verify.simt.number_types import Array
+from tvm_ext.support.arrays import Array
 
 from .good_kernels import GoodKernel, argument, copy_in, primitive_function
 

@@ -19,7 +19,7 @@ from tvm_ext import relay
 from tvm_ext.cli import doctor
 from tvm_ext.cli.app import main
 from tvm_ext.cli.common import parse_shapes
-from tvm_ext.cli.doctor import Finding
+from tvm_ext.cli.doctor import HealthCheck
 from tvm_ext.errors import InputError, OptionError
 from tvm_ext.reports.report import BuildReport
 
@@ -159,7 +159,7 @@ def test_doctor_finds_this_installation_sound(command: Command) -> None:
 
 
 def test_doctor_exit_code_and_remedy(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = Finding(name="compiler", state="problem", detail="there is none", remedy="install one")
+    finding = HealthCheck(name="compiler", state="problem", detail="there is none", remedy="install one")
     monkeypatch.setattr(doctor, "examine", lambda _libraries: iter([finding]))
     code, out, _ = command("doctor")
     assert code == 1

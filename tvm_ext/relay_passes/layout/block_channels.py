@@ -15,7 +15,7 @@ from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
 
 from .blocked import (
-    Window,
+    ConvWindow,
     blocked_shape,
     broadcast_operand,
     convolution,
@@ -139,12 +139,12 @@ class _Rewrite(PyExprMutator):  # type: ignore[misc]
         source = self.blocked[data] if reads_blocks else self.visit_expr(data)
         writes_blocks = operator.variable in self.blocked_variables
         attrs = operator.call.attrs
-        compute = convolution(Window.of(attrs), int(attrs.groups), self.block, blocked_output=writes_blocks)
+        compute = convolution(ConvWindow.of(attrs), int(attrs.groups), self.block, blocked_output=writes_blocks)
         return self.builder_.call_te(compute, source, weight, primfunc_name_hint=f"conv2d_NCHW{self.block}c")
 
     def _depthwise(self, operator: Operator) -> Expr:
         data, weight = operator.call.args
-        compute = depthwise_convolution(Window.of(operator.call.attrs))
+        compute = depthwise_convolution(ConvWindow.of(operator.call.attrs))
         hint = f"depthwise_conv2d_NCHW{self.block}c"
         return self.builder_.call_te(compute, self._blocked(data), weight, primfunc_name_hint=hint)
 

@@ -23,7 +23,7 @@ Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class ConvWindow:
     """How a convolution's window moves: ``pads`` are top, left, bottom, right."""
 
     strides: tuple[int, int]
@@ -31,7 +31,7 @@ class Window:
     pads: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, attrs: Any) -> Window:
+    def of(cls, attrs: Any) -> ConvWindow:
         """From the attributes of ``relax.nn.conv2d``."""
         pads = [int(pad) for pad in attrs.padding]
         stride_y, stride_x = (int(stride) for stride in attrs.strides)
@@ -118,7 +118,9 @@ def _reshaped(builder: Any, value: Expr, shape: tuple[int, ...]) -> Expr:
 
 
 # --- convolutions --------------------------------------------------------------------------------------------------
-def convolution(window: Window, groups: int, block: int, *, blocked_output: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def convolution(
+    window: ConvWindow, groups: int, block: int, *, blocked_output: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
     """A convolution of data, NCHW or NCHW[b]c, with weights OIHW, to NCHW[b]c or NCHW.
 
     The weights are read where they lie: their kernel's constants are packed later whatever their layout. With
@@ -161,7 +163,7 @@ def convolution(window: Window, groups: int, block: int, *, blocked_output: bool
     return compute
 
 
-def depthwise_convolution(window: Window) -> Callable[[Tensor, Tensor], Tensor]:
+def depthwise_convolution(window: ConvWindow) -> Callable[[Tensor, Tensor], Tensor]:
     """One filter per channel, NCHW[b]c to NCHW[b]c, with weights (c, 1, kh, kw)."""
 
     def compute(data: Tensor, weight: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tvm_ext.records.layout import LayoutChain
 
-from .blocked import Window, shape_of
+from .blocked import ConvWindow, shape_of
 from .graph import Operator, elements
 
 FLOPS_PER_ELEMENT = 78
@@ -43,12 +43,12 @@ def gain(operator: Operator) -> float:
     if operator.role == "convolution":
         _, depth, *taps = shape_of(operator.call.args[1])
         flops = 2.0 * points * depth * prod(taps)
-        plain = tuple(taps) == (1, 1) and Window.of(operator.call.attrs).moves_by_one
+        plain = tuple(taps) == (1, 1) and ConvWindow.of(operator.call.attrs).moves_by_one
         return (PRODUCT_GAIN if plain else WINDOW_GAIN) * flops / FLOPS_PER_ELEMENT
     if operator.role == "depthwise":
         if _is_narrow(operator):
             return points * NARROW_DEPTHWISE_GAIN
-        moves_by_one = Window.of(operator.call.attrs).moves_by_one
+        moves_by_one = ConvWindow.of(operator.call.attrs).moves_by_one
         return points * (WIDE_DEPTHWISE_GAIN if moves_by_one else WIDE_STRIDED_DEPTHWISE_GAIN)
     if operator.role == "pool":
         if not any(int(pad) for pad in operator.call.attrs.padding):

@@ -19,7 +19,7 @@ from tvm_ext._tvm import CALL_TIR, Call, Constant, PrimFunc, Var, ir, structural
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
 
-from .blocked import Window, shape_of
+from .blocked import ConvWindow, shape_of
 
 Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce"]
 
@@ -166,7 +166,7 @@ def _skips_through_memory(call: Any, cache_bytes: float) -> bool:
     with one image, 1.7 MB, 1.04 and 1.12 ms.
     """
     data, weight = call.args
-    window = Window.of(call.attrs)
+    window = ConvWindow.of(call.attrs)
     has_window = prod(shape_of(weight)[2:]) > 1
     return has_window and not window.moves_by_one and 4 * prod(shape_of(data)) > 4 * cache_bytes
 

@@ -15,8 +15,9 @@ import onnx
 from onnx import helper
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
-from .graph import Array, OnnxGraph
+from .graph import OnnxGraph
 
 # One declared dimension: its extent, or its name, or None where the model leaves it open without a name.
 Dim: TypeAlias = int | str | None

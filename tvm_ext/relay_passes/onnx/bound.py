@@ -12,8 +12,9 @@ from math import isfinite
 import onnx
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
-from .graph import STANDARD_DOMAINS, Array, describe_node
+from .graph import STANDARD_DOMAINS, describe_node
 from .import_limits import ImportLimits, raise_limit
 from .limit import check_extents
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
 from .graph import (
     STANDARD_DOMAINS,
-    Array,
     OnnxGraph,
     all_nodes,
     describe_node,

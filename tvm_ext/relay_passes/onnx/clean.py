@@ -10,11 +10,11 @@ import onnx
 from onnx import helper, inliner, numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
 from .check import sort_nodes
 from .graph import (
     STANDARD_DOMAINS,
-    Array,
     OnnxGraph,
     attribute,
     count_uses,

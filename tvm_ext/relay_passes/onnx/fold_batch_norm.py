@@ -18,7 +18,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import STANDARD_DOMAINS, Array, OnnxGraph, attribute, count_uses, defined_names, fresh_name, rank_of
+from tvm_ext.support.arrays import Array
+
+from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, fresh_name, rank_of
 from .infer import infer_types
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
 from .bound import check_operands, check_results
 from .graph import (
     STANDARD_DOMAINS,
-    Array,
     OnnxGraph,
     array_from_tensor,
     attribute,

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
 from .import_limits import ImportLimits
-
-Array: TypeAlias = npt.NDArray[Any]
 
 # The ONNX domain of the standard operators has two spellings.
 STANDARD_DOMAINS = ("", "ai.onnx")

@@ -20,8 +20,8 @@ from .copies import Copy, is_register_load, read_copies
 from .function import Function
 from .loops import (
     POINTERS,
-    Access,
     Buffer,
+    BufferAccess,
     Stmt,
     accesses_of,
     allocations_of,
@@ -124,7 +124,7 @@ def _check_known(buffer: Buffer, touched: list[Any], function: Function) -> None
 
 
 # --- step 3 -------------------------------------------------------------------------------------------------------
-def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access, touched: list[Any]) -> Stmt:
+def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[Any]) -> Stmt:
     """From the load outwards, the first sequential loop whose variable does not index inside the buffer (§3.1)."""
     inside = _index_of(access)
     for loop in reversed(around):
@@ -151,7 +151,7 @@ def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: Access, tou
     )
 
 
-def _index_of(access: Access) -> list[Any]:
+def _index_of(access: BufferAccess) -> list[Any]:
     node = access.node
     if isinstance(node, BufferStore):
         return list(node.indices)
@@ -172,7 +172,7 @@ def _uses_what_it_loads(loop: Stmt, touched: list[Any]) -> bool:
 
 
 def _loop_or_refusal(
-    buffer: Buffer, around: tuple[Stmt, ...], access: Access, touched: list[Any]
+    buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[Any]
 ) -> Stmt | RefusedError:
     try:
         return _load_use_loop(buffer, around, access, touched)

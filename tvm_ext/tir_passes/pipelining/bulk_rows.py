@@ -15,19 +15,18 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_ext._tvm import For, structural_walk, tirx
 from tvm_ext._tvm import Var as Variable
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.bulk_ir import BULK_BYTES
+from tvm_ext.support.arrays import Array
 
 from .copies import Copy, analyzer_for, without_casts
 from .index_values import Known, index_values
 from .loops import Expr, bytes_per_element, integer, scope_of, zero
 
-Array = npt.NDArray[Any]
 MOST_ELEMENTS = 1 << 18
 """Larger tiles do not fit into any shared memory."""
 

@@ -24,7 +24,7 @@ from tvm_ext.records.serialise import from_json
 
 from ..roller.mma_model import ADDRESS_REGISTERS
 from .analyse import LoadUse
-from .detect import Group
+from .detect import LoadGroup
 from .function import Function
 from .index_values import Values, index_values
 from .loops import (
@@ -87,7 +87,7 @@ class _Leaf:
 class Counts:
     """The kernel that ``group``'s loop is in. Raises IllegalRewrite where an extent is not known beforehand."""
 
-    def __init__(self, function: Function, group: Group, device: DeviceSpec) -> None:
+    def __init__(self, function: Function, group: LoadGroup, device: DeviceSpec) -> None:
         self.function, self.group, self.device = function, group, device
         self.launch = function.launch_of(group.loop)
         self.tiles: list[LoadUse] = [load_use for load_use, _ in group.shared]

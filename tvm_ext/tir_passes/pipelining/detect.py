@@ -23,7 +23,7 @@ MakeLoader = Callable[[LoadUse], Loader]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Group:
+class LoadGroup:
     """Shared buffers loaded by one loop, and the register buffers whose pipeline runs on across its iterations."""
 
     loop: Stmt
@@ -39,7 +39,7 @@ class Detection:
     """
 
     function: Function
-    groups: list[Group] = field(default_factory=list)
+    groups: list[LoadGroup] = field(default_factory=list)
     alone: list[tuple[LoadUse, str]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     refusals: list[PipelineRefusal] = field(default_factory=list)
@@ -128,11 +128,11 @@ def _accumulates(function: Function, buffer: Buffer) -> bool:
 
 
 # --- rule 3 -------------------------------------------------------------------------------------------------------
-Members = list[tuple[LoadUse, Loader]]
+LoadsOfLoop = list[tuple[LoadUse, Loader]]
 
 
-def _by_loop(shared: Members) -> list[tuple[Stmt, Members]]:
-    groups: list[tuple[Stmt, Members]] = []
+def _by_loop(shared: LoadsOfLoop) -> list[tuple[Stmt, LoadsOfLoop]]:
+    groups: list[tuple[Stmt, LoadsOfLoop]] = []
     for load_use, loader in shared:
         group = next((members for loop, members in groups if loop.same_as(load_use.loop)), None)
         if group is None:
@@ -142,7 +142,7 @@ def _by_loop(shared: Members) -> list[tuple[Stmt, Members]]:
     return groups
 
 
-def _agreeing(found: Detection, groups: list[tuple[Stmt, Members]]) -> list[tuple[Stmt, Members]]:
+def _agreeing(found: Detection, groups: list[tuple[Stmt, LoadsOfLoop]]) -> list[tuple[Stmt, LoadsOfLoop]]:
     """Groups none of which is inside another: a wait is for all copies of a scope, whichever loop they belong to.
 
     Of two nested loops the inner one keeps its pipeline, for it loads more often.
@@ -167,7 +167,7 @@ def _is_inside(inner: Stmt, outer: Stmt) -> bool:
 
 
 # --- registers ----------------------------------------------------------------------------------------------------
-def _with_registers(found: Detection, loop: Stmt, members: Members, registers: Iterable[LoadUse]) -> Group:
+def _with_registers(found: Detection, loop: Stmt, members: LoadsOfLoop, registers: Iterable[LoadUse]) -> LoadGroup:
     """The group with the register loads that can run on across its iterations (§3.1, step 5)."""
     inside = [item for item in registers if _is_inside(item.loop, loop)]
     loops = _distinct([item.loop for item in inside])
@@ -175,8 +175,8 @@ def _with_registers(found: Detection, loop: Stmt, members: Members, registers: I
     for inner_loop in loops:
         candidates = [item for item in inside if item.loop.same_as(inner_loop)]
         if fuses_with(candidates, outer, found.function) is None:
-            return Group(loop=loop, shared=tuple(members), registers=tuple(candidates))
-    return Group(loop=loop, shared=tuple(members))
+            return LoadGroup(loop=loop, shared=tuple(members), registers=tuple(candidates))
+    return LoadGroup(loop=loop, shared=tuple(members))
 
 
 def _distinct(loops: Iterable[Stmt]) -> list[Stmt]:

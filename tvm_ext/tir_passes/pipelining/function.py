@@ -8,8 +8,8 @@ from typing import Any
 from tvm_ext._tvm import For, TensorLoad, Var, structural_walk, tirx
 
 from .loops import (
-    Access,
     Buffer,
+    BufferAccess,
     Stmt,
     accesses_of,
     allocations_of,
@@ -33,7 +33,7 @@ class Function:
         return list(enclosing_loops(self.body))
 
     @cached_property
-    def accesses(self) -> list[tuple[tuple[Stmt, ...], Stmt, Access]]:
+    def accesses(self) -> list[tuple[tuple[Stmt, ...], Stmt, BufferAccess]]:
         """(loops and conditions around, statement, access), conditions' and extents' own reads left out."""
         return [
             (around, statement, access) for around, statement in self.leaves for access in accesses_of(statement)

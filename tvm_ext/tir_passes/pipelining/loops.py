@@ -120,7 +120,7 @@ def op_name(call: Any) -> str:
 
 # --- accesses -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pointer:
+class PointerArgument:
     """How a call passes a buffer: at ``position`` its address, at ``offset`` elements (or fragments) beyond it."""
 
     position: int
@@ -130,21 +130,21 @@ class Pointer:
     counts_fragments: bool = False
 
 
-def _wmma(position: int, offset: int, *, reads: bool = False, writes: bool = False) -> Pointer:
-    return Pointer(position=position, offset=offset, reads=reads, writes=writes, counts_fragments=True)
+def _wmma(position: int, offset: int, *, reads: bool = False, writes: bool = False) -> PointerArgument:
+    return PointerArgument(position=position, offset=offset, reads=reads, writes=writes, counts_fragments=True)
 
 
-POINTERS: dict[str, tuple[Pointer, ...]] = {
-    "tirx.ptx_legacy.ldmatrix": (Pointer(position=3, offset=4, writes=True),),
+POINTERS: dict[str, tuple[PointerArgument, ...]] = {
+    "tirx.ptx_legacy.ldmatrix": (PointerArgument(position=3, offset=4, writes=True),),
     "tirx.ptx_legacy.mma": (
-        Pointer(position=6, offset=7, reads=True),
-        Pointer(position=8, offset=9, reads=True),
-        Pointer(position=10, offset=11, reads=True, writes=True),
+        PointerArgument(position=6, offset=7, reads=True),
+        PointerArgument(position=8, offset=9, reads=True),
+        PointerArgument(position=10, offset=11, reads=True, writes=True),
     ),
-    "tirx.mma_fill": (Pointer(position=1, offset=2, writes=True),),
-    "tirx.mma_fill_legacy": (Pointer(position=1, offset=2, writes=True),),
-    "tirx.mma_store": (Pointer(position=3, offset=4, reads=True),),
-    "tirx.mma_store_legacy": (Pointer(position=3, offset=4, reads=True),),
+    "tirx.mma_fill": (PointerArgument(position=1, offset=2, writes=True),),
+    "tirx.mma_fill_legacy": (PointerArgument(position=1, offset=2, writes=True),),
+    "tirx.mma_store": (PointerArgument(position=3, offset=4, reads=True),),
+    "tirx.mma_store_legacy": (PointerArgument(position=3, offset=4, reads=True),),
     "tirx.tvm_load_matrix_sync": (_wmma(0, 4, writes=True),),
     "tirx.tvm_store_matrix_sync": (_wmma(0, 4, reads=True),),
     "tirx.tvm_fill_fragment": (_wmma(0, 4, writes=True),),
@@ -155,8 +155,8 @@ POINTERS: dict[str, tuple[Pointer, ...]] = {
         _wmma(6, 7, reads=True),
     ),
     "tirx.s_tir.cp_async_raw": (
-        Pointer(position=0, offset=1, writes=True),
-        Pointer(position=2, offset=3, reads=True),
+        PointerArgument(position=0, offset=1, writes=True),
+        PointerArgument(position=2, offset=3, reads=True),
     ),
 }
 """Calls that read or write through the bare address of a buffer; of any other such call nothing is known."""
@@ -166,7 +166,7 @@ ACCESS_PTR = "tirx.tvm_access_ptr"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Access:
+class BufferAccess:
     """One place where ``buffer`` is read or written: a `TensorLoad`, a `BufferStore` or a call."""
 
     buffer: Buffer
@@ -183,30 +183,32 @@ def buffer_behind(expr: Expr) -> Buffer | None:
     return expr if isinstance(expr, Var) else None
 
 
-def accesses_of(node: Any) -> list[Access]:
+def accesses_of(node: Any) -> list[BufferAccess]:
     """Every access in ``node``, in no particular order."""
-    found: list[Access] = []
+    found: list[BufferAccess] = []
     explained: list[Any] = []  # buffer.data expressions of which a call has said what it does with them
 
     def load(n: Any) -> None:
-        found.append(Access(buffer=n.source, node=n, reads=True, writes=False))
+        found.append(BufferAccess(buffer=n.source, node=n, reads=True, writes=False))
 
     def store(n: Any) -> None:
-        found.append(Access(buffer=n.buffer, node=n, reads=False, writes=True))
+        found.append(BufferAccess(buffer=n.buffer, node=n, reads=False, writes=True))
 
     def call(n: Any) -> None:
         name = op_name(n)
         if name == ACCESS_PTR:
             rights = integer(n.args[4]) or 3
-            found.append(Access(buffer=buffer_behind(n.args[1]), node=n, reads=bool(rights & 1), writes=rights > 1))
+            found.append(
+                BufferAccess(buffer=buffer_behind(n.args[1]), node=n, reads=bool(rights & 1), writes=rights > 1)
+            )
             explained.append(n.args[1])
         elif name == "tirx.buffer_data" and not any(n.same_as(other) for other in explained):
-            found.append(Access(buffer=n.args[0], node=n, reads=True, writes=True, is_known=False))
+            found.append(BufferAccess(buffer=n.args[0], node=n, reads=True, writes=True, is_known=False))
         for pointer in POINTERS.get(name, ()):
             target = n.args[pointer.position]
             buffer = buffer_behind(target)
             if buffer is not None:
-                found.append(Access(buffer=buffer, node=n, reads=pointer.reads, writes=pointer.writes))
+                found.append(BufferAccess(buffer=buffer, node=n, reads=pointer.reads, writes=pointer.writes))
                 explained.append(target)
 
     structural_walk(node, [(TensorLoad, load), (BufferStore, store), (Call, call)], order="pre")

@@ -228,7 +228,7 @@ def _pipelines(function: Function, plan: PipelinePlan, device: DeviceSpec) -> li
     registers = _by_loop([(item, use) for item, use in found if item.level == REGISTER_LEVEL])
     scope = _scope_for(function, plan, device)
     pipelines: list[Pipeline] = []
-    fused: list[Members] = []
+    fused: list[PlannedLoads] = []
     for members in shared:
         outer = [use for _, use in members]
         inner = next((g for g in registers if fuses_with([use for _, use in g], outer, function) is None), None)
@@ -242,7 +242,7 @@ def _pipelines(function: Function, plan: PipelinePlan, device: DeviceSpec) -> li
     return pipelines
 
 
-Members = list[tuple[PipelinedBuffer, LoadUse]]
+PlannedLoads = list[tuple[PipelinedBuffer, LoadUse]]
 
 
 def _load_use(function: Function, item: PipelinedBuffer) -> LoadUse:
@@ -254,8 +254,8 @@ def _load_use(function: Function, item: PipelinedBuffer) -> LoadUse:
         raise InputError(f"the plan pipelines {item.name}, but {refusal.problem}", "plan it again") from refusal
 
 
-def _by_loop(members: Members) -> list[Members]:
-    groups: list[Members] = []
+def _by_loop(members: PlannedLoads) -> list[PlannedLoads]:
+    groups: list[PlannedLoads] = []
     for item, use in members:
         group = next((g for g in groups if g[0][1].loop.same_as(use.loop)), None)
         if group is None:
@@ -267,7 +267,7 @@ def _by_loop(members: Members) -> list[Members]:
 
 def _shared_pipeline(
     number: int,
-    members: Members,
+    members: PlannedLoads,
     inner: Pipeline | None,
     function: Function,
     device: DeviceSpec,
@@ -295,7 +295,7 @@ def _loaded(
     return loaded_buffer(use, item.stages, loader, scope)
 
 
-def _register_pipeline(number: int, members: Members) -> Pipeline:
+def _register_pipeline(number: int, members: PlannedLoads) -> Pipeline:
     return Pipeline(
         number=number, loop=members[0][1].loop, buffers=tuple(loaded_buffer(use, item.stages) for item, use in members)
     )

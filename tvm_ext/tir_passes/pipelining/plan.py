@@ -12,7 +12,7 @@ from tvm_ext.records.pipelines import PipelinedBuffer, PipelinePlan, PipelineRef
 
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
 from .choose_stages import choose_stages
-from .detect import Detection, Group, detect
+from .detect import Detection, LoadGroup, detect
 from .function import Function
 from .loops import Stmt, buffer_bytes, integer, is_shared, scope_of
 from .move_functions import move_function
@@ -117,7 +117,7 @@ class _Planner:
         self.buffers: list[PipelinedBuffer] = []
         self.notes: list[str] = []
 
-    def add(self, group: Group) -> None:
+    def add(self, group: LoadGroup) -> None:
         """Choose the versions of one group's buffers."""
         registers = group.registers if self.wishes.mode == "full" else ()
         shared, register = self._choose(group, bool(registers))
@@ -145,7 +145,7 @@ class _Planner:
         if register > 1 and len(taken) == len(group.shared):
             self.buffers += [_planned(item, register, None) for item in registers]
 
-    def _most_in_static_memory(self, group: Group) -> int:
+    def _most_in_static_memory(self, group: LoadGroup) -> int:
         """Versions that fit where static tiles may not move to dynamic memory: beside a dynamic buffer of another type.
 
         Stock StorageRewrite would let that buffer lie where the tiles were, and later refuse its accesses. Worked
@@ -164,10 +164,10 @@ class _Planner:
     def _asked(self, name: str) -> int | None:
         return (self.wishes.by_buffer or {}).get(name)
 
-    def _trips(self, group: Group) -> int | None:
+    def _trips(self, group: LoadGroup) -> int | None:
         return integer(group.loop.extent)
 
-    def _choose(self, group: Group, with_registers: bool) -> tuple[int, int]:
+    def _choose(self, group: LoadGroup, with_registers: bool) -> tuple[int, int]:
         wishes = self.wishes
         late = any(loader.is_late for _, loader in group.shared)
         asked = [count for load_use, _ in group.shared if (count := self._asked(load_use.name))]
@@ -193,7 +193,7 @@ class _Planner:
         self.notes += choice.notes
         return choice.shared_stages, choice.register_stages
 
-    def _default(self, group: Group, fixed: int | None, registers: int | None, late: bool) -> tuple[int, int]:
+    def _default(self, group: LoadGroup, fixed: int | None, registers: int | None, late: bool) -> tuple[int, int]:
         shared = fixed or (2 if late else DEFAULT_SHARED)
         limit = shared_capacity_bytes(self.device)
         tile = sum(version_bytes(load_use.buffer) for load_use, _ in group.shared)

@@ -8,13 +8,13 @@ from tvm_ext.cost.pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_
 from tvm_ext.devices.hal import DeviceSpec
 
 from .count_statements import Counts, extent_of
-from .detect import Group
+from .detect import LoadGroup
 from .function import Function
 from .loops import buffer_bytes, is_shared
 from .versions import version_bytes
 
 
-def workload_of(function: Function, group: Group, device: DeviceSpec) -> PipelineWorkload:
+def workload_of(function: Function, group: LoadGroup, device: DeviceSpec) -> PipelineWorkload:
     """What one threadblock does in the loop of ``group``, in the canonical ``function``, and how many blocks there are.
 
     Worked example, tiles of 128 x 128 x 64 in halves by eight warps of 64 x 32, mma.m16n8k16: 32 KiB are loaded in each

@@ -27,12 +27,12 @@ class WindowGroup:
     epilogue: tuple[Computation, ...]
 
 
-Group = TileGroup | RowGroup | WindowGroup
+CpuGroup = TileGroup | RowGroup | WindowGroup
 
 
-def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody) -> tuple[list[Group], list[str]]:
+def take_windows(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody) -> tuple[list[CpuGroup], list[str]]:
     """``groups`` with window kernels for the anchors that have one, and why others that slide a window have none."""
-    taken: list[Group] = []
+    taken: list[CpuGroup] = []
     pads: list[Computation] = []
     refusals: list[str] = []
     for group in groups:
@@ -63,7 +63,7 @@ def _paddings_of(anchor: Computation, operator: OperatorBody) -> list[Computatio
     ]
 
 
-def _without(group: Group, pads: Sequence[Computation]) -> Group | None:
+def _without(group: CpuGroup, pads: Sequence[Computation]) -> CpuGroup | None:
     """``group`` without the computations of ``pads``; None where nothing is left."""
     if not isinstance(group, RowGroup):
         return group

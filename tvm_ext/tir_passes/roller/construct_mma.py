@@ -35,7 +35,7 @@ MIN_SPLIT_GAIN = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _MmaCandidate:
     split: TileSplit
     splits: int
     prediction: Prediction
@@ -60,7 +60,7 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
     product = gemm_expr(expr, form)
     shape, dtype = shape_of(product), expr.inputs[0].dtype
     candidates = [
-        _Candidate(split, 1, predict_mma(shape, split, 1, dtype, device)) for split in _tiles(shape, dtype, device)
+        _MmaCandidate(split, 1, predict_mma(shape, split, 1, dtype, device)) for split in _tiles(shape, dtype, device)
     ]
     candidates.sort(key=lambda item: item.rank)
     if candidates:
@@ -142,7 +142,9 @@ def _deepest(
     return None
 
 
-def _with_split_k(candidates: list[_Candidate], shape: GemmShape, dtype: str, device: DeviceSpec) -> list[_Candidate]:
+def _with_split_k(
+    candidates: list[_MmaCandidate], shape: GemmShape, dtype: str, device: DeviceSpec
+) -> list[_MmaCandidate]:
     """The candidates and, where even smaller tiles leave units idle, split ones that gain enough to be worth it."""
     best = candidates[0].prediction.time_s
     found = []
@@ -160,11 +162,11 @@ def _with_split_k(candidates: list[_Candidate], shape: GemmShape, dtype: str, de
                 break
             prediction = predict_mma(shape, split, splits, dtype, device)
             if prediction.time_s < MIN_SPLIT_GAIN * best:
-                found.append(_Candidate(split, splits, prediction))
+                found.append(_MmaCandidate(split, splits, prediction))
     return sorted((*candidates, *found), key=lambda item: item.rank)
 
 
-def _program(item: _Candidate, product: TensorExpr, shape: GemmShape, device: DeviceSpec, digest: str) -> RProgram:
+def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device: DeviceSpec, digest: str) -> RProgram:
     split = item.split
     axes = tuple(axis.name for axis in product.axes)
     batch = (1,) * (len(axes) - 3)

@@ -9,15 +9,15 @@
 from .counters import AccessCount, Counters
 from .findings import Finding
 from .interpreter import SimtRun, run, written_tensors
-from .lowering import DeviceKernel, Tensor, lower, own_name
+from .lowering import DeviceKernel, GlobalTensor, lower, own_name
 
 __all__ = [
     "AccessCount",
     "Counters",
     "DeviceKernel",
     "Finding",
+    "GlobalTensor",
     "SimtRun",
-    "Tensor",
     "lower",
     "own_name",
     "run",

@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tvm_ext.errors import InputError
-
-from .number_types import Array
+from tvm_ext.support.arrays import Array
 
 Payload = TypeVar("Payload")
 COPY_BYTES = (4, 8, 16)

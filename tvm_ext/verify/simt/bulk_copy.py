@@ -14,6 +14,7 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.ir.bulk_ir import BULK_BYTES
+from tvm_ext.support.arrays import Array
 
 from .compile_expr import Closure, compile_expression, constant_int, op_name
 from .compile_statement import Run
@@ -22,7 +23,6 @@ from .local_memory import View
 from .machine import Machine, Site
 from .mbarrier import BulkCopy, Mbarriers
 from .memory import AddressableMemory, Request
-from .number_types import Array
 from .ordering import ProxyFences, lane_of
 from .scope import Scope
 from .shadow import NOBODY

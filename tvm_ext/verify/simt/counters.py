@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .number_types import Array
+from tvm_ext.support.arrays import Array
 
 INACTIVE = -1
 """The address of a lane that takes no part in a request."""

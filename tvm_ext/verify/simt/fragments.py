@@ -15,8 +15,9 @@ from functools import cache
 import numpy as np
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
-from .number_types import PTX_DTYPES, Array, to_dtype
+from .number_types import PTX_DTYPES, to_dtype
 
 WARP_LANES = 32
 LANES = np.arange(WARP_LANES)

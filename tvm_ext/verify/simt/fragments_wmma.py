@@ -11,15 +11,15 @@ from typing import Literal
 import numpy as np
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 from .fragments import round_accumulator
-from .number_types import Array
 
-Role = Literal["a", "b", "accumulator"]
+FragmentRole = Literal["a", "b", "accumulator"]
 WMMA_SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
 
 
-def fragment_shape(role: Role, m: int, n: int, k: int) -> tuple[int, int]:
+def fragment_shape(role: FragmentRole, m: int, n: int, k: int) -> tuple[int, int]:
     """(rows, columns) of a fragment of ``wmma.m{m}n{n}k{k}``; raises InputError for a shape that does not exist."""
     if (m, n, k) not in WMMA_SHAPES:
         known = ", ".join(f"m{m}n{n}k{k}" for m, n, k in WMMA_SHAPES)
@@ -27,7 +27,7 @@ def fragment_shape(role: Role, m: int, n: int, k: int) -> tuple[int, int]:
     return {"a": (m, k), "b": (k, n), "accumulator": (m, n)}[role]
 
 
-def wmma_offsets(role: Role, m: int, n: int, k: int, *, layout: str, stride: int) -> Array:
+def wmma_offsets(role: FragmentRole, m: int, n: int, k: int, *, layout: str, stride: int) -> Array:
     """(rows, columns): element offsets of a fragment from its pointer, for loads and stores alike.
 
     ``layout`` is ``"row_major"`` (element (i, j) at ``i * stride + j``) or ``"col_major"`` (at ``j * stride + i``).

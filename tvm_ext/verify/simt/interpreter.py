@@ -14,6 +14,7 @@ from tvm_ext._tvm import BufferStore, Call, TensorLoad, Var, structural_walk, ti
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 from . import bulk_copy, matrix_calls, warp_calls
 from .compile_expr import op_name, split_dtype
@@ -21,10 +22,10 @@ from .compile_statement import Run, compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
 from .lanes import Lanes
-from .lowering import DeviceKernel, Tensor
+from .lowering import DeviceKernel, GlobalTensor
 from .machine import Hardware, Machine, Record
 from .memory import GlobalMemory
-from .number_types import Array, storage_dtype
+from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
 from .values import NEVER_WRITTEN
 
@@ -102,7 +103,7 @@ def _is_opencl(kernel: DeviceKernel) -> bool:
     return target is not None and str(target.kind.name) == "opencl"
 
 
-def _memory(tensor: Tensor, arrays: Mapping[str, Array]) -> GlobalMemory:
+def _memory(tensor: GlobalTensor, arrays: Mapping[str, Array]) -> GlobalMemory:
     dtype = storage_dtype(tensor.dtype)
     given = arrays.get(tensor.name)
     if given is None:

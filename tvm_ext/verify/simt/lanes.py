@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from .number_types import Array
+from tvm_ext.support.arrays import Array
 
 AXES = "xyz"
 

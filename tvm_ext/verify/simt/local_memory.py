@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.support.arrays import Array
+
 from .machine import Machine, Site
-from .number_types import Array
 from .values import NEVER_WRITTEN, Tainted, Value, in_lanes, is_uniform, origin_of, strip
 
 

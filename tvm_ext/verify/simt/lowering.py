@@ -31,7 +31,7 @@ ASYNC_COPY_SINCE = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
+class GlobalTensor:
     """A buffer in global memory: an argument of the function, or a workspace between its kernels."""
 
     name: str
@@ -50,7 +50,7 @@ class DeviceKernel:
     name: str
     function: Any
     arguments: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[GlobalTensor, ...]
     workspaces: tuple[str, ...]
     extents: Mapping[str, int]
 
@@ -143,7 +143,7 @@ class _HostReader:
     """Reads a host function that allocates workspaces and launches kernels, and does nothing else."""
 
     def __init__(self, host: Any) -> None:
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, GlobalTensor] = {}
         self.workspaces: list[str] = []
         self.launches: list[tuple[str, tuple[str, ...]]] = []
         self._names: dict[int, str] = {}
@@ -158,7 +158,7 @@ class _HostReader:
         dtype, lanes = split_dtype(str(buffer.ty.dtype))
         if lanes > 1:  # stock TVM retypes a workspace that is accessed by vectors alone: float32x4[16] is float32[64]
             shape[-1] *= lanes
-        self.tensors[name] = Tensor(name=name, shape=tuple(shape), dtype=dtype)
+        self.tensors[name] = GlobalTensor(name=name, shape=tuple(shape), dtype=dtype)
         self._name(buffer, name)
         return name
 

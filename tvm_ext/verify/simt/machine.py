@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.support.arrays import Array
 
 from .async_copy import AsyncCopyQueue
 from .counters import AccessCount, global_request, shared_request
 from .findings import Finding, Findings, Kind, Loops
 from .lanes import Lanes, Mask
-from .number_types import Array
 from .shadow import Clock, Conflict
 from .values import NEVER_WRITTEN, Tainted, Value, scattered
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 
-Function = Callable[..., Any]
+MathFunction = Callable[..., Any]
 
 
-def _elementwise(function: Callable[[float], float]) -> Function:
+def _elementwise(function: Callable[[float], float]) -> MathFunction:
     each = np.frompyfunc(function, 1, 1)
 
     def run(x: Any) -> Any:
@@ -35,7 +35,7 @@ def _absolute(x: Any) -> Any:
     return np.abs(x)
 
 
-CALLS: dict[str, Function] = {
+CALLS: dict[str, MathFunction] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(np.asarray(10, np.asarray(x).dtype), x),
     "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
     "sqrt": np.sqrt, "rsqrt": lambda x: np.reciprocal(np.sqrt(x)), "pow": np.power, "powi": np.power,
@@ -52,7 +52,7 @@ CALLS: dict[str, Function] = {
 """By the last part of the operator's name; computed in the argument's own dtype."""
 
 
-def EXTERNS(name: str) -> Function:
+def EXTERNS(name: str) -> MathFunction:
     """The function that a device library calls ``name``: ``expf``, ``__expf``, ``hexp``, ``__ocml_exp_f32``.
 
     Raises InputError for a name that is none of them.

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.support.arrays import Array
+
 from .compile_expr import compile_expression, constant_int
 from .compile_statement import Run
 from .fragments import ldmatrix_sources, mma, mma_poison, mma_shape, store_offsets, transposed_byte_offsets
-from .fragments_wmma import Role, fragment_shape, wmma, wmma_offsets, wmma_poison
+from .fragments_wmma import FragmentRole, fragment_shape, wmma, wmma_offsets, wmma_poison
 from .lanes import Mask
 from .local_memory import View
 from .machine import Machine, Site
-from .number_types import PTX_DTYPES, Array, storage_dtype
+from .number_types import PTX_DTYPES, storage_dtype
 from .scope import Scope
 from .values import NEVER_WRITTEN, Tainted, Value, apply, in_lanes, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
@@ -147,7 +149,7 @@ def _mma_store(scope: Scope, call: Any) -> Run:
 
 
 # --- wmma: a fragment is a matrix of a warp -----------------------------------------------------------------------
-ROLES: dict[str, Role] = {"wmma.matrix_a": "a", "wmma.matrix_b": "b", "wmma.accumulator": "accumulator"}
+ROLES: dict[str, FragmentRole] = {"wmma.matrix_a": "a", "wmma.matrix_b": "b", "wmma.accumulator": "accumulator"}
 
 
 class _Fragment:
@@ -157,7 +159,7 @@ class _Fragment:
         self.values, self.origin = values, origin
 
 
-def _fragment_arguments(scope: Scope, call: Any) -> tuple[Pointer, Role, tuple[int, int, int], Any]:
+def _fragment_arguments(scope: Scope, call: Any) -> tuple[Pointer, FragmentRole, tuple[int, int, int], Any]:
     """(fragment, role, (m, n, k), index) of ``(fragment, m, n, k, index, ...)``."""
     fragment = compile_pointer(scope, call.args[0])
     shape = tuple(constant_int(call.args[i], "the shape of a fragment") for i in (1, 2, 3))

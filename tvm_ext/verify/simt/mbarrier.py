@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.ir.bulk_ir import MBARRIER_BYTES
+from tvm_ext.support.arrays import Array
 
 from .local_memory import View
 from .machine import Machine, Site
 from .memory import AddressableMemory, Request
-from .number_types import Array
 from .ordering import Acquired, ProxyFences
 
 MOST_ARRIVALS = MOST_BYTES = (1 << 20) - 1

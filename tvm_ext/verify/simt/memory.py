@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.support.arrays import Array
+
 from .local_memory import View, tell_bounds
 from .machine import Machine
-from .number_types import Array
 from .shadow import NOBODY, Shadow, same_bits
 from .values import NEVER_WRITTEN, Tainted, Value, strip
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_ext.errors import InputError
-
-Array = npt.NDArray[Any]
+from tvm_ext.support.arrays import Array
 
 _EXTENDED: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tvm_ext.support.arrays import Array
+
 from .lanes import Lanes
-from .number_types import Array
 
 
 class Acquired:

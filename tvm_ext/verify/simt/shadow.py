@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tvm_ext.support.arrays import Array
+
 from .lanes import Lanes
-from .number_types import Array
 from .ordering import Acquired
 
 NOBODY = -1

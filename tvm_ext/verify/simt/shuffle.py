@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 from .fragments import LANES, WARP_LANES
-from .number_types import Array
 
 ShuffleKind = Literal["idx", "up", "down", "xor"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .number_types import Array
+from tvm_ext.support.arrays import Array
 
 Value = Any  # int | bool | np.generic | Array | Tainted
 NEVER_WRITTEN = 1

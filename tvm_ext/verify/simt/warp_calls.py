@@ -10,6 +10,7 @@ import numpy as np
 
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 from .async_copy import check_copy_size
 from .compile_expr import Closure, compile_expression, constant_int, op_name, split_dtype
@@ -17,7 +18,7 @@ from .compile_statement import Run, pointer_variable
 from .local_memory import View
 from .machine import Machine
 from .memory import AddressableMemory, Request
-from .number_types import Array, storage_dtype
+from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
 from .shuffle import ShuffleKind, absent, active_mask, shuffle
 from .values import Tainted, Value, apply, in_lanes, origin_of, strip

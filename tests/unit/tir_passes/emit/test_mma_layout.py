@@ -9,7 +9,7 @@ import pytest
 from tests.unit.tir_passes.emit.tensor_core_operators import Conv, conv2d, matmul, parts_of
 from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import index
-from tvm_ext.tir_passes.emit.mma_tiles.operand import Operand, read_operands
+from tvm_ext.tir_passes.emit.mma_tiles.operand import Factor, read_operands
 from tvm_ext.tir_passes.emit.mma_tiles.shared import copy_order, swizzle
 from tvm_ext.tir_passes.roller.gemm_form import (
     EVEN_PITCHES,
@@ -163,7 +163,7 @@ def form_of(func: Any) -> tuple[GemmForm, Any]:
     return form, gemm_expr(expr, form)
 
 
-def operands_of(func: Any) -> tuple[Operand, Operand]:
+def operands_of(func: Any) -> tuple[Factor, Factor]:
     parts = parts_of(func)
     form, _ = form_of(func)
     return read_operands(parts.anchor, form, parts.prologue, parts.params)

@@ -17,9 +17,9 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
-from tvm_ext.verify.simt.number_types import Array
 from tvm_ext.verify.verification import verify
 
 A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"

@@ -12,8 +12,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.support.arrays import Array
 
-from ..graph import Array, attribute, describe_node, fresh_name, rank_of, static_shape
+from ..graph import attribute, describe_node, fresh_name, rank_of, static_shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

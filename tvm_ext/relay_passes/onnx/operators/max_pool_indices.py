@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ..graph import Array, attribute
+from tvm_ext.support.arrays import Array
+
+from ..graph import attribute
 from .context import Context, Pen, Rule, operand, refusal, result, text_attribute
 from .windows import Windows, check_windows, positions
 

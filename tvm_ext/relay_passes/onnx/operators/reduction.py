@@ -9,7 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ..graph import Array, attribute
+from tvm_ext.support.arrays import Array
+
+from ..graph import attribute
 from .context import Check, Context, Pen, Rule, operand, refusal
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")

@@ -14,9 +14,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ..graph import Array, attribute
+from tvm_ext.support.arrays import Array
+
+from ..graph import attribute
 from .context import Context, Pen, Rule, refusal, text_attribute
-from .resize_table import Axis, AxisTable, Sampling, axis_table
+from .resize_table import AxisTable, ResizedAxis, Sampling, axis_table
 
 # With more taps (antialiasing) one matrix product is quicker than as many gathers.
 _GATHERED_TAPS = 4
@@ -95,7 +97,7 @@ def _old_sampling(node: onnx.NodeProto) -> Sampling:
     )
 
 
-def _axes(node: onnx.NodeProto, context: Context) -> list[Axis]:
+def _axes(node: onnx.NodeProto, context: Context) -> list[ResizedAxis]:
     if context.opset < 11:
         scales = context.known_value(node, 1)
         return _axes_by_scales(node, context, range(len(scales)) if scales is not None else (), scales, {})
@@ -140,7 +142,7 @@ def _axes_by_scales(
     indices: range | list[int] | tuple[()],
     scales: Array | None,
     rois: Mapping[int, tuple[float, float]],
-) -> list[Axis]:
+) -> list[ResizedAxis]:
     axes = []
     for index, scale in zip(indices, () if scales is None else scales, strict=True):
         if not (math.isfinite(scale) and scale > 0):
@@ -151,7 +153,7 @@ def _axes_by_scales(
         extent = _extent(node, context, index)
         # In float32, as ONNX's shape inference: 10 * 0.7 is 7, though 0.7 is 0.69999999 as a float32.
         resized = int(np.floor(np.float32(extent) * np.float32(scale)))
-        axes.append(Axis(index=index, extent=extent, resized=resized, scale=float(scale), roi=roi))
+        axes.append(ResizedAxis(index=index, extent=extent, resized=resized, scale=float(scale), roi=roi))
     return axes
 
 
@@ -161,7 +163,7 @@ def _axes_by_sizes(
     indices: list[int],
     sizes: list[int],
     rois: Mapping[int, tuple[float, float]],
-) -> list[Axis]:
+) -> list[ResizedAxis]:
     extents = [_extent(node, context, index) for index in indices]
     if any(size < 0 for size in sizes):
         raise refusal(node, f"has the sizes {sizes}", "sizes must not be negative")
@@ -174,7 +176,7 @@ def _axes_by_sizes(
         scales = [common] * len(scales)
         sizes = [int(common * extent + 0.5) for extent in extents]
     return [
-        Axis(index=index, extent=extent, resized=size, scale=scale, roi=rois.get(index, (0.0, 1.0)))
+        ResizedAxis(index=index, extent=extent, resized=size, scale=scale, roi=rois.get(index, (0.0, 1.0)))
         for index, extent, size, scale in zip(indices, extents, sizes, scales, strict=True)
     ]
 
@@ -188,7 +190,7 @@ def _extent(node: onnx.NodeProto, context: Context, index: int) -> int:
     return extent
 
 
-def _is_right_in_stock(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[Axis]) -> bool:
+def _is_right_in_stock(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[ResizedAxis]) -> bool:
     """Whether stock's kernel samples as our tables would: float32 images whose sizes are exactly scaled."""
     options = ("antialias", "exclude_outside", "axes", "keep_aspect_ratio_policy")
     if context.opset < 11 or any(item.name in options for item in node.attribute):
@@ -207,7 +209,7 @@ def _is_left(sampling: Sampling) -> bool:
     return sampling.coordinates == "asymmetric" and sampling.nearest_mode == "floor"
 
 
-def _divides(axis: Axis, sampling: Sampling) -> bool:
+def _divides(axis: ResizedAxis, sampling: Sampling) -> bool:
     """Whether stock's kernel finds element i at i // factor: by integers, or by floats that are powers of two."""
     factor = axis.resized // axis.extent
     if axis.resized % axis.extent:
@@ -215,7 +217,9 @@ def _divides(axis: Axis, sampling: Sampling) -> bool:
     return factor & (factor - 1) == 0 or axis.resized < 1 / (_DIVISION_EPSILON * (axis.extent + 1))
 
 
-def _sampled(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[Axis]) -> list[onnx.NodeProto]:
+def _sampled(
+    node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[ResizedAxis]
+) -> list[onnx.NodeProto]:
     pen, code = Pen(node=node, context=context), context.known_type(node, node.input[0])
     working = code if sampling.mode == "nearest" else _working_type(node, code)
     y = node.input[0] if working == code else pen.cast(node.input[0], working)
@@ -246,7 +250,7 @@ def _clipped(pen: Pen, name: str, code: int, working: int) -> str:
     return pen.add("Max", upper, pen.constant(limits.min, dtype))
 
 
-def _sampled_axis(pen: Pen, x: str, axis: Axis, sampling: Sampling, code: int) -> str:
+def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code: int) -> str:
     if not sampling.nearest_mode:
         sampling = _with_old_rounding(sampling, axis)
     table = axis_table(axis, sampling)
@@ -264,7 +268,7 @@ def _sampled_axis(pen: Pen, x: str, axis: Axis, sampling: Sampling, code: int) -
     return pen.add("Where", pen.constant(table.outside.reshape(-1, *trailing)), value, y)
 
 
-def _with_old_rounding(sampling: Sampling, axis: Axis) -> Sampling:
+def _with_old_rounding(sampling: Sampling, axis: ResizedAxis) -> Sampling:
     return Sampling(
         mode=sampling.mode,
         coordinates=sampling.coordinates,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Array
+from tvm_ext.support.arrays import Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
+class ResizedAxis:
     """One axis that is resized.
 
     Attributes
@@ -72,7 +72,7 @@ class AxisTable:
         return matrix
 
 
-def axis_table(axis: Axis, sampling: Sampling) -> AxisTable:
+def axis_table(axis: ResizedAxis, sampling: Sampling) -> AxisTable:
     """The table of one axis."""
     x = _coordinates(axis, sampling.coordinates)
     outside = (x < 0) | (x > axis.extent - 1) if sampling.coordinates == "tf_crop_and_resize" else None
@@ -93,7 +93,7 @@ def axis_table(axis: Axis, sampling: Sampling) -> AxisTable:
     )
 
 
-def _coordinates(axis: Axis, mode: str) -> Array:
+def _coordinates(axis: ResizedAxis, mode: str) -> Array:
     """The place of each output element on the input axis."""
     y = np.arange(axis.resized, dtype=np.float64)
     length, last = axis.scale * axis.extent, axis.extent - 1

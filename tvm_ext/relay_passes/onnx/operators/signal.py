@@ -13,7 +13,9 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from ..graph import Array, attribute
+from tvm_ext.support.arrays import Array
+
+from ..graph import attribute
 from .context import Context, Pen, Rule, operand, refusal
 
 # What a transform's matrix may hold at most: 4096 complex points.

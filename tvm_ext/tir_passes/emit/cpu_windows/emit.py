@@ -39,11 +39,10 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
 )
 
-from .fill import stage_band
+from .fill import Table, stage_band
 from .layout import WindowLayout
 from .window import Window
 
-Table = list[tuple[Any, Expr]]
 FEW_PARTS = 4
 """Vectors of a row written out one by one."""
 

@@ -29,7 +29,7 @@ MAX_TAPS = 16
 MAX_STRIDE = 4
 """The longest step along x; a register is filled from as many vectors, mostly for nothing where the step is longer."""
 
-Bounds = tuple[int, int]
+Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -220,7 +220,7 @@ def _axis(form: LinearIndex | None, size: int, anchor: Computation) -> WindowAxi
     )
 
 
-def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Bounds | None]) -> tuple[WindowAxis, WindowAxis] | None:
+def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Interval | None]) -> tuple[WindowAxis, WindowAxis] | None:
     """The axes over what the padding computation reads; None where it pads a dimension that no window slides along."""
     has_y = y.variable is not None
     lead = bounds[: -2 if has_y else -1]
@@ -229,7 +229,7 @@ def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Bounds | None]) -> tu
     return (_within(y, bounds[-2]) if has_y else y), _within(x, bounds[-1])
 
 
-def _within(axis: WindowAxis, bounds: Bounds | None) -> WindowAxis:
+def _within(axis: WindowAxis, bounds: Interval | None) -> WindowAxis:
     """Worked example: a tensor of 23 with the source at 1 ... 21, read from index 0: before = 1, first = 1, size = 21.
 
     Read from index 3 on (a slice), the source's first two elements are never touched: before = 0, first = 3, size = 19.
@@ -244,7 +244,7 @@ def is_padding(computation: Computation) -> bool:
     return not computation.is_reduction and computation.writes_at_its_own_axes() and _inside(computation) is not None
 
 
-def _inside(pad: Computation) -> tuple[Expr, Expr, list[Bounds | None]] | None:
+def _inside(pad: Computation) -> tuple[Expr, Expr, list[Interval | None]] | None:
     """(value inside, value outside, per dimension the half-open range that is inside or None for all of it)."""
     value = pad.value
     if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE):
@@ -260,7 +260,7 @@ def _inside(pad: Computation) -> tuple[Expr, Expr, list[Bounds | None]] | None:
     for term in _conjunction(condition):
         if not _bound(term, pad, low, high):
             return None
-    bounds: list[Bounds | None] = []
+    bounds: list[Interval | None] = []
     for variable, first, end in zip(pad.spatial, low, high, strict=True):
         whole = first is None and end is None
         bounds.append(None if whole else (first or 0, pad.extent(variable) if end is None else end))

@@ -44,7 +44,7 @@ from tvm_ext.ir.simt_ir import bind, gpu_buffer
 from ..cpu_rows.emit import is_in
 from .combine import add_initial, allreduce, meet, neutral, starts_neutral
 from .form import RowForm
-from .lanes import Table, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
+from .lanes import TableAt, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
 from .plan import RowPlan, passes
 
 UNROLLED_ITEMS = 32  # items whose loop is written out although nothing is held: windows
@@ -189,7 +189,7 @@ class _RowKernel:
         return self._fetch(units, [computation] * len(units), index(0), self._grid_table)
 
     def _fetch(
-        self, units: Sequence[Any], owners: Sequence[Computation], offset: Expr, at: Table, count: int = 0
+        self, units: Sequence[Any], owners: Sequence[Computation], offset: Expr, at: TableAt, count: int = 0
     ) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
         lanes = self.plan.lanes
         pairs, statements = [], []
@@ -327,7 +327,7 @@ class _RowKernel:
         return sequence(*done)
 
     def _elements(
-        self, computation: Computation, value: Callable[[Computation, Expr], Expr], offset: Expr, at: Table
+        self, computation: Computation, value: Callable[[Computation, Expr], Expr], offset: Expr, at: TableAt
     ) -> list[Stmt]:
         lanes = self.plan.lanes
         row = next((buffer for target, buffer in self.rows if target.same_as(computation.target)), None)

@@ -29,7 +29,7 @@ WIDEST_FLOAT = 4  # lanes of float32 in one access
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Lanes:
+class VectorLanes:
     """``width`` neighbouring elements along ``variable``, which has ``extent`` elements; None: one element."""
 
     variable: Any
@@ -37,7 +37,7 @@ class Lanes:
     width: int
 
 
-def find_lanes(form: RowForm, variable: Any, extent: int) -> Lanes:
+def find_lanes(form: RowForm, variable: Any, extent: int) -> VectorLanes:
     """The widest vectors along ``variable`` with which every access that moves along it is one aligned vector.
 
     One access that is not would be several transactions for each of its lanes: then all are scalar, neighbouring
@@ -48,14 +48,14 @@ def find_lanes(form: RowForm, variable: Any, extent: int) -> Lanes:
     widest = max((itemsize_bytes(dtype) for dtype in moving), default=4.0)
     width = max(1, min(MAX_LANES, int(VECTOR_BYTES / widest)))
     while width > 1:
-        lanes = Lanes(variable=variable, extent=extent, width=width)
+        lanes = VectorLanes(variable=variable, extent=extent, width=width)
         if extent % width == 0 and _all_vectors(form, lanes):
             return lanes
         width //= 2
-    return Lanes(variable=variable, extent=extent, width=1)
+    return VectorLanes(variable=variable, extent=extent, width=1)
 
 
-def _all_vectors(form: RowForm, lanes: Lanes) -> bool:
+def _all_vectors(form: RowForm, lanes: VectorLanes) -> bool:
     some = False
     for computation in form.computations:
         for item in outer_loads(computation.value, lambda item: not form.is_internal(item.source)):
@@ -98,7 +98,7 @@ def map_units(value: Expr, visit: Callable[[Any], Any]) -> Expr:
     return structural_mutate(value, [(Call, on_call), (TensorLoad, on_load)])
 
 
-def _is_vector(unit: Any, computation: Computation, lanes: Lanes) -> bool:
+def _is_vector(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
     """Whether one vector access, the same condition for all its lanes, fetches the unit."""
     if isinstance(unit, TensorLoad):
         return _aligned(unit.source, unit.indices, computation, lanes)
@@ -114,7 +114,7 @@ def _is_vector(unit: Any, computation: Computation, lanes: Lanes) -> bool:
     )
 
 
-def _is_uniform(condition: Expr, lanes: Lanes) -> bool:
+def _is_uniform(condition: Expr, lanes: VectorLanes) -> bool:
     """Whether all lanes of a vector agree on ``condition``: it changes at a multiple of the width, or not along them.
 
     Worked example, width 4: ``8 <= i`` changes at 8, a multiple; ``i <= 8`` changes at 9, within a vector.
@@ -136,7 +136,7 @@ def _is_uniform(condition: Expr, lanes: Lanes) -> bool:
     return changes_at % lanes.width == 0
 
 
-def _aligned(buffer: Any, indices: Sequence[Expr], computation: Computation, lanes: Lanes) -> bool:
+def _aligned(buffer: Any, indices: Sequence[Expr], computation: Computation, lanes: VectorLanes) -> bool:
     """Whether ``width`` lanes are neighbours in memory, and start at multiples of their vector."""
     axes = list(zip(computation.variables, computation.extents, strict=True))
     address = address_of(buffer, indices, axes, uniform_in=lanes.variable)
@@ -148,7 +148,7 @@ def _aligned(buffer: Any, indices: Sequence[Expr], computation: Computation, lan
     return all(step % width == 0 for step in (*others, *address.opaque, address.constant))
 
 
-def _steps_by_one(address: Address, computation: Computation, lanes: Lanes) -> bool:
+def _steps_by_one(address: Address, computation: Computation, lanes: VectorLanes) -> bool:
     return address.coefficients[_position(computation, lanes.variable)] == 1
 
 
@@ -174,7 +174,7 @@ def vector_loop(dtype: str, width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     )
 
 
-def vector_units(computation: Computation, form: RowForm, lanes: Lanes) -> list[Any]:
+def vector_units(computation: Computation, form: RowForm, lanes: VectorLanes) -> list[Any]:
     """The units of ``computation`` that move along the lanes and come from memory: what is fetched before the
     arithmetic.
     """
@@ -185,7 +185,7 @@ def vector_units(computation: Computation, form: RowForm, lanes: Lanes) -> list[
     ]
 
 
-def _fetched_whole(unit: Any, computation: Computation, lanes: Lanes) -> bool:
+def _fetched_whole(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
     return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
@@ -206,11 +206,11 @@ def distinct(units: Iterable[Any]) -> list[Any]:
 
 
 # --- a thread's registers -------------------------------------------------------------------------------------------
-Table = Callable[[Expr], list[tuple[Any, Expr]]]
+TableAt = Callable[[Expr], list[tuple[Any, Expr]]]
 """What the form's variables are at a lane."""
 
 
-def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, at: Table) -> Stmt:
+def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, at: TableAt) -> Stmt:
     """``buffer[offset + lane]`` = the unit at each of ``width`` lanes."""
 
     def element(lane: Expr) -> Stmt:
@@ -219,7 +219,7 @@ def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, 
     return vector_loop(dtype_of(unit), width, element) if is_vector else loop(width, UNROLLED, "lane", element)
 
 
-def is_vector(unit: Any, computation: Computation, lanes: Lanes) -> bool:
+def is_vector(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
     """Whether ``unit``, of ``computation``, is one aligned vector access for all lanes."""
     return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
@@ -258,7 +258,7 @@ def _without_round_trips(value: Expr) -> Expr:
 
 
 def store_values(
-    computation: Computation, lanes: Lanes, values: Callable[[Expr], Expr], at: Table, result: Any
+    computation: Computation, lanes: VectorLanes, values: Callable[[Expr], Expr], at: TableAt, result: Any
 ) -> list[Stmt]:
     """Store ``values(lane)`` to the computation's target, through the registers ``result`` where it is a vector."""
     dtype = dtype_of(computation.target)
@@ -280,7 +280,7 @@ def store_values(
     return [compute, write]
 
 
-def _stores_vector(computation: Computation, lanes: Lanes) -> bool:
+def _stores_vector(computation: Computation, lanes: VectorLanes) -> bool:
     return mentions(list(computation.indices), lanes.variable) and _aligned(
         computation.target, computation.indices, computation, lanes
     )

@@ -20,7 +20,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads
 from tvm_ext.devices.hal import DeviceSpec
 
 from .form import RowForm, accesses, address_of
-from .lanes import Lanes, find_lanes, vector_units
+from .lanes import VectorLanes, find_lanes, vector_units
 
 BLOCK_THREADS = 256
 """Enough warps of a block to hide each other's latency, few enough that several blocks fit a unit."""
@@ -56,7 +56,7 @@ class RowPlan:
     neighbouring rows) of a block. ``held``: what several passes read stays in registers.
     """
 
-    lanes: Lanes
+    lanes: VectorLanes
     along_row: bool
     row_threads: int
     grid_threads: int
@@ -194,7 +194,7 @@ def _plan_across(form: RowForm, device: DeviceSpec, *, may_split: bool) -> RowPl
     return narrower if narrower.held else plan
 
 
-def _plan_with(form: RowForm, device: DeviceSpec, lanes: Lanes, *, may_split: bool) -> RowPlan:
+def _plan_with(form: RowForm, device: DeviceSpec, lanes: VectorLanes, *, may_split: bool) -> RowPlan:
     """The plan across rows for vectors of ``lanes``; narrower ones may be what lets a row stay in registers."""
     chunks, warp = form.row_count // lanes.width, device.teu_lanes
     wanted = BLOCKS_PER_UNIT * device.unit_count
@@ -272,14 +272,14 @@ def _sweep_count(form: RowForm) -> int:
     return sum(part[0].is_reduction or form.along_row(part[0]) for part in passes(form))
 
 
-def _is_held(form: RowForm, lanes: Lanes, elements: int, threads: int, device: DeviceSpec) -> bool:
+def _is_held(form: RowForm, lanes: VectorLanes, elements: int, threads: int, device: DeviceSpec) -> bool:
     """Whether several passes read a row, and it fits the registers of its threads."""
     if _sweep_count(form) < 2:
         return False
     return elements * held_count(form, lanes) <= min(HELD_REGISTERS, _register_budget(threads, device) // 2)
 
 
-def held_count(form: RowForm, lanes: Lanes) -> int:
+def held_count(form: RowForm, lanes: VectorLanes) -> int:
     """Rows that are kept at once between two passes: what an earlier pass has and a later one reads.
 
     Worked example, softmax: x between the maximum and the exponentials, the exponentials (in x's place) before the last

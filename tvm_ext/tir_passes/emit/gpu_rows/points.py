@@ -26,7 +26,7 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
 
 from .form import RowForm
-from .lanes import MAX_LANES, Lanes, distinct, evaluate, fetch, find_lanes, is_vector, store_values, vector_units
+from .lanes import MAX_LANES, VectorLanes, distinct, evaluate, fetch, find_lanes, is_vector, store_values, vector_units
 from .plan import BLOCK_THREADS, BLOCKS_PER_UNIT, OTHER_REGISTERS
 from .turn import emit_turned
 
@@ -44,7 +44,7 @@ class _Points:
     """``items`` vectors a thread, ``threads`` apart; the last ``tail`` elements of a single axis are scalars."""
 
     form: RowForm
-    lanes: Lanes
+    lanes: VectorLanes
     chunks: int
     threads: int
     items: int
@@ -111,7 +111,7 @@ def _plan_points(form: RowForm, device: DeviceSpec) -> _Points:
     last = form.grid[-1] if form.grid else None
     tail = 0
     if last is None:
-        lanes = Lanes(variable=None, extent=1, width=1)
+        lanes = VectorLanes(variable=None, extent=1, width=1)
     elif len(form.grid) == 1:
         lanes = find_lanes(form, last.variable, max(1, last.extent - last.extent % MAX_LANES))
         tail = last.extent % lanes.width

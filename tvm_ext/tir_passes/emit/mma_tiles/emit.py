@@ -37,7 +37,7 @@ from ...roller.gemm_form import (
 )
 from ...roller.mma_grid import BlockPlace, GemmGrid, grid_group, place_block
 from ...roller.mma_model import ACCUMULATOR_BYTES, resident_blocks, thread_registers
-from .operand import Operand, read_operands
+from .operand import Factor, read_operands
 from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
 from .warp import WARP, MmaSync, Wmma, place_of, rolled
 from .write import (
@@ -74,7 +74,7 @@ class _Product:
 
     computation: Computation
     form: GemmForm
-    operands: tuple[Operand, Operand]
+    operands: tuple[Factor, Factor]
     extents: tuple[int, int, int, int]  # batch, rows, columns, reduction
     split: TileSplit
     grid: GemmGrid
@@ -169,7 +169,7 @@ def _product(
         group=grid_group(tile_rows, tile_columns, resident, (split.rows, split.columns)),
     )
 
-    def shared(operand: Operand, lines: int) -> SharedTile:
+    def shared(operand: Factor, lines: int) -> SharedTile:
         pitches = None if uses_mma_sync(device) else wmma_pitches(device, along_depth=operand.along_depth)
         return shared_tile(operand, lines, split.depth, scope, pitches)
 

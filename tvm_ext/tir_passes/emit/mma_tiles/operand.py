@@ -52,7 +52,7 @@ def digits_of(computation: Computation, positions: Sequence[int]) -> Digits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Operand:
+class Factor:
     """One factor: ``value`` over the digits of batch, lines (rows of A, columns of B) and depth (the reduction).
 
     ``along_depth`` says along which of the two it is contiguous in shared memory, ``lanes_along_depth`` along which
@@ -84,7 +84,7 @@ class Operand:
 
 def read_operands(
     computation: Computation, form: GemmForm, prologue: Sequence[Computation], params: Sequence[Any]
-) -> tuple[Operand, Operand]:
+) -> tuple[Factor, Factor]:
     """The factors along rows and along columns; raises IllegalRewrite where the value is not their product.
 
     ``prologue`` computations are computed while their consumer's tile is copied; ``params`` are laid out row-major, so
@@ -129,7 +129,7 @@ def _operand(
     line_positions: Sequence[int],
     prologue: Sequence[Computation],
     params: Sequence[Any],
-) -> Operand:
+) -> Factor:
     dtype = dtype_of(value)
     whole = dataclasses.replace(computation, value=value, combiner=None, init=None)
     for producer in reversed(prologue):
@@ -146,7 +146,7 @@ def _operand(
     along_depth = (by_depth or 0, depth.extents[-1]) >= (by_line or 0, lines.extents[-1]) or by_line is None
     must_be_deep = dtype == "int8"  # ldmatrix transposes pairs of bytes only
     vector = (by_depth if along_depth else by_line) or 1
-    return Operand(
+    return Factor(
         name=name,
         dtype=dtype,
         value=whole.value,

@@ -17,7 +17,7 @@ from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index,
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 
 from ...roller.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
-from .operand import Operand, guarded, within
+from .operand import Factor, guarded, within
 
 ZEROED_BYTES = 4
 """Bytes that may be zero by a condition as one vector: of 16, stock TVM prints 16 arguments for an int4's four."""
@@ -36,7 +36,7 @@ class SharedTile:
     With ``swizzled``, chunks of a row change places with each other (`swizzle`), so that nothing is padded.
     """
 
-    operand: Operand
+    operand: Factor
     buffer: Any
     line_count: int
     depth_count: int
@@ -68,7 +68,7 @@ class SharedTile:
 
 
 def shared_tile(
-    operand: Operand, line_count: int, depth_count: int, scope: str, pitches: tuple[int, int] | None
+    operand: Factor, line_count: int, depth_count: int, scope: str, pitches: tuple[int, int] | None
 ) -> SharedTile:
     """A tile of ``operand`` in ``scope``: swizzled, or its rows padded to one of ``pitches`` (`wmma_pitches`)."""
     row = depth_count if operand.along_depth else line_count

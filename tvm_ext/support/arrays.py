@@ -1,0 +1,9 @@
+"""NumPy's arrays as types: one name for an array of any element type and shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
