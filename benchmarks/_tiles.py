@@ -31,7 +31,7 @@ from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import graph_passes, operator_passes
+from tvm_ext.pass_pipeline import graph_passes, operator_passes
 from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants

@@ -1,4 +1,4 @@
-"""Registers the plugin with stock TVM: pipelines, typed PassContext options, and `tvm.relay` where TVM has none.
+"""Registers the plugin with stock TVM: pass pipelines, typed PassContext options, and `tvm.relay` where TVM has none.
 
 `autoload` is the entry point (group ``tvm.backends``) that `import tvm` calls at its end; `import tvm_ext` calls
 `register` as well, so that a source checkout which is not installed works the same. Both are cheap, since what is
@@ -98,11 +98,11 @@ def register_module_aliases() -> None:
 
 
 def _relax_pipeline(**options: Any) -> Any:
-    return importlib.import_module("tvm_ext.pipeline").relax_pipeline(**options)
+    return importlib.import_module("tvm_ext.pass_pipeline").relax_pipeline(**options)
 
 
 def _tir_pipeline() -> Any:
-    return importlib.import_module("tvm_ext.pipeline").tir_pipeline()
+    return importlib.import_module("tvm_ext.pass_pipeline").tir_pipeline()
 
 
 def _missing_tvm_attribute(name: str) -> Any:

@@ -16,7 +16,7 @@ from tvm_ext._environment import installed_version
 from tvm_ext._tvm import Constant
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import BuildPlan, PassClock
+from tvm_ext.pass_pipeline import BuildPlan, PassClock
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.records.choice import CHOICE, KernelChoice

@@ -24,7 +24,7 @@ from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
 from tvm_ext.options import BuildOptions, usable_core_count
-from tvm_ext.pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
+from tvm_ext.pass_pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module

@@ -38,7 +38,7 @@ from tvm_ext import relay
 from tvm_ext.bench.models import build_model, names
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import BuildPlan, operator_pipeline, plan_build
+from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel

@@ -19,7 +19,7 @@ from tvm_ext import recorder, relay
 from tvm_ext._tvm import Call, Constant, relax, structural_map, tvm
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
+from tvm_ext.pass_pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.toolchains.code_generation import generate_whole
 

@@ -43,7 +43,7 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
-    printed = run_script(EXAMPLES / "pipeline.py", tmp_path)
+    printed = run_script(EXAMPLES / "own_passes.py", tmp_path)
     assert re.search(r"kernels by path: \{.*'rtile': [1-9]", printed), printed
     difference = re.search(r"largest difference from relay.build: (\S+)", printed)
     assert difference is not None, printed
@@ -51,7 +51,7 @@ def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
 
 
 def test_every_script_has_a_test() -> None:
-    assert [path.name for path in SCRIPTS] == ["pipeline.py", "quickstart.py"]
+    assert [path.name for path in SCRIPTS] == ["own_passes.py", "quickstart.py"]
     assert [path.name for path in NOTEBOOKS] == ["bert.ipynb", "resnet.ipynb"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext import pipeline, recorder, relay
+from tvm_ext import pass_pipeline, recorder, relay
 from tvm_ext.bench import models
 from tvm_ext.bench.compare import relative_error
 from tvm_ext.bench.networks.bert import build_bert_base
@@ -28,7 +28,7 @@ def kernels_for(target: str, model: Any) -> tuple[Any, Any]:
     """The model as Relax module, and as graph of constructed kernels."""
     mod, params = relay.frontend.from_onnx(model)
     mod = relay.prepare(mod, params)
-    plan = pipeline.plan_build(target, BuildOptions())
+    plan = pass_pipeline.plan_build(target, BuildOptions())
     with plan.target:
         return mod, plan.construct(mod)
 

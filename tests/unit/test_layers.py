@@ -33,7 +33,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "toolchains reports",
         "runtime",
         "verify",
-        "frontend pipeline recorder relay",  # the way of a model
+        "frontend pass_pipeline recorder relay",  # the way of a model
         "bench",
         "cli",
         "__init__",  # the door

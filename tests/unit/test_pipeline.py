@@ -10,10 +10,10 @@ import tvm
 from tvm import relax, tirx
 
 from tests.support.small_modules import module_of
-from tvm_ext import pipeline
+from tvm_ext import pass_pipeline
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import PassClock
+from tvm_ext.pass_pipeline import PassClock
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.verify.threads_as_loops import is_thread_bound
@@ -38,11 +38,11 @@ def run(executable: object, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def plan() -> pipeline.BuildPlan:
-    return pipeline.plan_build("llvm", BuildOptions())
+def plan() -> pass_pipeline.BuildPlan:
+    return pass_pipeline.plan_build("llvm", BuildOptions())
 
 
-def test_every_pass_is_pure(plan: pipeline.BuildPlan) -> None:
+def test_every_pass_is_pure(plan: pass_pipeline.BuildPlan) -> None:
     mod = small_module()
     before = mod.clone()
     with tvm.transform.PassContext(config={"testing.immutable_module": True}), plan.target:
@@ -53,12 +53,12 @@ def test_every_pass_is_pure(plan: pipeline.BuildPlan) -> None:
     tvm.ir.assert_structural_equal(kernels, copy)
 
 
-def test_construction_is_deterministic(plan: pipeline.BuildPlan) -> None:
+def test_construction_is_deterministic(plan: pass_pipeline.BuildPlan) -> None:
     with plan.target:
         tvm.ir.assert_structural_equal(plan.construct(small_module()), plan.construct(small_module()))
 
 
-def test_each_kernel_carries_its_choice_and_reshapes_are_views(plan: pipeline.BuildPlan) -> None:
+def test_each_kernel_carries_its_choice_and_reshapes_are_views(plan: pass_pipeline.BuildPlan) -> None:
     with plan.target:
         kernels = plan.construct(small_module())
     functions = {gvar.name_hint: func for gvar, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)}
@@ -68,7 +68,7 @@ def test_each_kernel_carries_its_choice_and_reshapes_are_views(plan: pipeline.Bu
     assert "R.reshape" in kernels["main"].script()
 
 
-def test_the_result_is_right(plan: pipeline.BuildPlan) -> None:
+def test_the_result_is_right(plan: pass_pipeline.BuildPlan) -> None:
     x = np.random.default_rng(0).standard_normal((6, 8)).astype("float32")
     with plan.target:
         executable = relax.build(plan.construct(small_module()), plan.target, relax_pipeline=plan.lower)
@@ -79,7 +79,7 @@ def test_the_result_is_right(plan: pipeline.BuildPlan) -> None:
 def test_registered_pipeline_and_stock_passes_mix(roller: bool | str) -> None:
     x = np.random.default_rng(1).standard_normal((6, 8)).astype("float32")
     mixed = tvm.transform.Sequential(
-        [relax.transform.EliminateCommonSubexpr(), pipeline.relax_pipeline(enable_roller=roller)]
+        [relax.transform.EliminateCommonSubexpr(), pass_pipeline.relax_pipeline(enable_roller=roller)]
     )
     executable = tvm.compile(small_module(), tvm.target.Target("llvm"), relax_pipeline=mixed)
     np.testing.assert_allclose(run(executable, x), expected(x), rtol=1e-5, atol=1e-5)
@@ -93,7 +93,7 @@ def test_options_of_the_registered_pipeline_are_checked() -> None:
 @pytest.mark.parametrize("target", ["nvidia-v100", "cuda", "rocm", "opencl"])
 @pytest.mark.parametrize("roller", [True, "auto", False])
 def test_every_kernel_for_a_gpu_is_bound_to_threads_and_has_a_choice(target: str, roller: Any) -> None:
-    plan = pipeline.plan_build(target, BuildOptions(enable_roller=roller))
+    plan = pass_pipeline.plan_build(target, BuildOptions(enable_roller=roller))
     with plan.target:
         kernels = plan.construct(small_module())
     functions = [func for _, func in kernels.functions_items() if isinstance(func, tirx.PrimFunc)]
@@ -105,14 +105,14 @@ def test_every_kernel_for_a_gpu_is_bound_to_threads_and_has_a_choice(target: str
 
 
 def test_an_option_names_the_device_of_a_bare_target() -> None:
-    plan = pipeline.plan_build("cuda", BuildOptions(device="nvidia-t4"))
+    plan = pass_pipeline.plan_build("cuda", BuildOptions(device="nvidia-t4"))
     assert (plan.device.name, str(plan.target.attrs["arch"])) == ("nvidia-t4", "sm_75")
-    plan = pipeline.plan_build("opencl", BuildOptions(device="amd-mi50"))
+    plan = pass_pipeline.plan_build("opencl", BuildOptions(device="amd-mi50"))
     assert (plan.device.name, plan.device.kind, plan.target.kind.name) == ("amd-mi50", "opencl", "opencl")
 
 
 def test_num_threads_limits_the_units() -> None:
-    assert pipeline.plan_build("llvm", BuildOptions(num_threads=1)).device.unit_count == 1
+    assert pass_pipeline.plan_build("llvm", BuildOptions(num_threads=1)).device.unit_count == 1
 
 
 def test_clock_charges_a_pass_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_clock_charges_a_pass_for_itself_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_timed_context_keeps_the_users_settings() -> None:
     with tvm.transform.PassContext(opt_level=3, disabled_pass=["FuseOps"], config={"tirx.disable_vectorize": True}):
         clock = PassClock()
-        with pipeline.timed_context(clock):
+        with pass_pipeline.timed_context(clock):
             current = tvm.transform.PassContext.current()
             assert current.opt_level == 3
             assert list(current.disabled_pass) == ["FuseOps"]
@@ -143,9 +143,9 @@ def test_timed_context_keeps_the_users_settings() -> None:
 
 
 def test_the_device_option_chooses_the_row_to_construct_for() -> None:
-    assert pipeline.plan_build("llvm", BuildOptions(device="cpu-avx2")).device.name == "cpu-avx2"
+    assert pass_pipeline.plan_build("llvm", BuildOptions(device="cpu-avx2")).device.name == "cpu-avx2"
 
 
 def test_a_device_of_another_kind_is_refused() -> None:
     with pytest.raises(TargetError, match=r"nvidia-v100.*cuda device"):
-        pipeline.plan_build("llvm", BuildOptions(device="nvidia-v100"))
+        pass_pipeline.plan_build("llvm", BuildOptions(device="nvidia-v100"))

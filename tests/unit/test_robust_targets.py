@@ -19,7 +19,7 @@ from tvm_ext.devices.cpu_info import CpuInfo, CpuNeeds, read_cpu_info
 from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import plan_build
+from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.runtime import library
 
 IS_X86 = read_cpu_info().machine == "x86_64"

@@ -144,7 +144,7 @@ def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Pla
 def prepare_stock_tvm(
     model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: Any
 ) -> Contender:
-    """Stock TVM as its documentation says: `from_onnx`, `tvm.compile` with its default pipelines, the Relax VM.
+    """Stock TVM as its documentation says: `from_onnx`, `tvm.compile` with its default passes, the Relax VM.
 
     It gets the target that this plugin resolves ``target`` to, hence the machine's vector instructions too.
     """

@@ -126,7 +126,7 @@ def _pipelines() -> Iterator[HealthCheck]:
     tvm.tirx.get_tir_pipeline(PIPELINE_NAME)
     points = [point.name for point in metadata.entry_points(group="tvm.backends")]
     how = "by `import tvm` alone" if PIPELINE_NAME in points else "by `import tvm_ext` (the package is not installed)"
-    yield HealthCheck(name="pipelines", state="ok", detail=f"{PIPELINE_NAME!r} is registered with TVM {how}")
+    yield HealthCheck(name="pass pipelines", state="ok", detail=f"{PIPELINE_NAME!r} is registered with TVM {how}")
 
 
 def _processor() -> Iterator[HealthCheck]:

@@ -16,7 +16,7 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import graph_passes, layout_passes, operator_passes
+from tvm_ext.pass_pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.recorder import call_counts
 from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants

@@ -1,7 +1,7 @@
 """Small constructors for thread-bound TensorIR, so that GPU emitters read like the kernels that they make.
 
 A GPU kernel here is plain loops, no blocks: an outer ``blockIdx.x`` loop, a ``threadIdx.x`` loop in it, allocations of
-scope ``"shared"`` and ``"local"`` where they are used. Stock TVM's pipeline makes the barriers (ThreadSync), the vector
+scope ``"shared"`` and ``"local"`` where they are used. Stock TVM's passes make the barriers (ThreadSync), the vector
 accesses (VectorizeLoop) and the launch. Several root nests in one function become several launches, in order.
 """
 

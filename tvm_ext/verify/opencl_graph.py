@@ -1,6 +1,6 @@
 """Runs a whole model's GPU kernels through OpenCL on this machine's CPU: a small executor of ``call_tir`` graphs.
 
-It walks the graph as kernel construction leaves it (`pipeline.BuildPlan.construct`) and launches each function's
+It walks the graph as kernel construction leaves it (`pass_pipeline.BuildPlan.construct`) and launches each function's
 kernels on device buffers, in program order. Reshapes are views, as for the Relax VM. It is made for tests: every result
 is kept.
 """

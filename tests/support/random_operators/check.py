@@ -17,7 +17,7 @@ from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs, device_for_target
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import plan_build
+from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.records.choice import OWN_PATHS
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs

@@ -1,4 +1,4 @@
-"""Kernels with bulk copies go through stock TVM's pipeline and the CUDA compiler as they were written."""
+"""Kernels with bulk copies go through stock TVM's passes and the CUDA compiler as they were written."""
 
 from __future__ import annotations
 

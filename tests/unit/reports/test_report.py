@@ -13,7 +13,7 @@ import pytest
 
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.errors import ExportError
-from tvm_ext.pipeline import PassClock
+from tvm_ext.pass_pipeline import PassClock
 from tvm_ext.recorder import phases_of
 from tvm_ext.records import choice as choice_records
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from tests.support.small_modules import module_of
-from tvm_ext import pipeline, relay
+from tvm_ext import pass_pipeline, relay
 from tvm_ext._tvm import BufferStore, PrimFunc, Var, copy_module, module_pass, structural_map, tirx
 from tvm_ext.errors import MemoryGuardError, OptionError
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, index, load, loop, sequence, store
@@ -190,7 +190,7 @@ def planted(where: int) -> Any:
 @pytest.mark.parametrize(("where", "side"), [(-1, "before"), (1, "behind")])
 def test_an_error_of_run_names_the_kernel_of_a_model(monkeypatch: pytest.MonkeyPatch, where: int, side: str) -> None:
     monkeypatch.setattr(
-        pipeline, "GuardWorkspaces", lambda: tvm.transform.Sequential([planted(where), GuardWorkspaces()])
+        pass_pipeline, "GuardWorkspaces", lambda: tvm.transform.Sequential([planted(where), GuardWorkspaces()])
     )
     module = relay.GraphModule(relay.build(small_model(), guard_memory=True))
     with pytest.raises(MemoryGuardError, match=f"kernel fused_conv2d_relu.* writes outside .*{side} its"):

@@ -11,7 +11,7 @@ from tvm.target import Target
 
 from tests.support.small_modules import module_of
 from tests.unit.verify.small_gpu_kernels import shared_matmul, two_launches
-from tvm_ext import pipeline
+from tvm_ext import pass_pipeline
 from tvm_ext.errors import CompileError, IllegalRewrite, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
@@ -74,9 +74,9 @@ def test_the_option_has_every_kernel_for_cuda_checked(
     target: str, checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(pipeline, "refuse_bad_machine_code", lambda func, target: seen.append(func))
+    monkeypatch.setattr(pass_pipeline, "refuse_bad_machine_code", lambda func, target: seen.append(func))
     x, y = (relax.Var(name, relax.TensorType((32, 32), "float32")) for name in "xy")
-    plan = pipeline.plan_build(target, BuildOptions(check_machine_code=True))
+    plan = pass_pipeline.plan_build(target, BuildOptions(check_machine_code=True))
     with plan.target:
         plan.construct(module_of([x, y], relax.op.matmul(x, y)))
     assert len(seen) == int(checked)

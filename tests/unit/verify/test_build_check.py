@@ -14,13 +14,13 @@ import pytest
 from tvm.ir import IRModule
 
 from tests.support.small_modules import module_of
-from tvm_ext import pipeline, relay
+from tvm_ext import pass_pipeline, relay
 from tvm_ext.bench.models import build_model
 from tvm_ext.cli.app import main
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import operator_pipeline, plan_build
+from tvm_ext.pass_pipeline import operator_pipeline, plan_build
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.verify import build_check
 from tvm_ext.verify.build_check import KernelCheck, check_module, refuse_wrong
@@ -122,7 +122,7 @@ def _stores(body: Any) -> list[Any]:
     ],
 )
 def test_a_wrong_build_is_refused(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "ConstructGpuKernels", constructing(change))
+    monkeypatch.setattr(pass_pipeline, "ConstructGpuKernels", constructing(change))
     with pytest.raises(VerificationError, match=message):
         relay.build(model(), A100, verify=True, enable_pipelining=True)
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_interpreted_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """``tvm-ext compile --verify`` is `relay.build(verify=True)`, and writes nothing where that refuses."""
-    monkeypatch.setattr(pipeline, "ConstructGpuKernels", constructing(with_other_values))
+    monkeypatch.setattr(pass_pipeline, "ConstructGpuKernels", constructing(with_other_values))
     path = tmp_path / "model.so"
     with pytest.raises(SystemExit) as stop:
         main(["compile", str(_onnx(tmp_path)), "--target", A100, "--verify", "-o", str(path)])

@@ -2,7 +2,7 @@
 
 Kernels come as schedules with blocks (dlight's, MetaSchedule's, a user's) or as thread-bound loops (Roller's emitters).
 `to_loops` brings both to one form: no blocks, one-dimensional buffers, thread extents as attributes, vectorised loops
-still loops. What it gives may go through stock TVM's pipeline again; its first half then changes nothing.
+still loops. What it gives may go through stock TVM's passes again; their first half then changes nothing.
 """
 
 from __future__ import annotations

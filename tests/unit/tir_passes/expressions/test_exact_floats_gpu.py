@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from tests.unit.float_expressions import EXPRESSIONS, assert_same, function_of, operands
-from tvm_ext import pipeline, relay
+from tvm_ext import pass_pipeline, relay
 from tvm_ext._tvm import tvm
 from tvm_ext.devices import device_db
 from tvm_ext.errors import UnsupportedEnvironmentError
@@ -148,7 +148,7 @@ def test_operators_of_special_values(name: str) -> None:
         wanted = np.asarray(reference(x, OTHER)).astype(np.float32)
     mod, params = relay.frontend.from_onnx(model_of(nodes, wanted.shape))
     mod = relay.prepare(mod, params)
-    plan = pipeline.plan_build("opencl", BuildOptions(device=A100))
+    plan = pass_pipeline.plan_build("opencl", BuildOptions(device=A100))
     with plan.target:
         graph = plan.construct(mod)
     named = {"x": x, "o": OTHER}

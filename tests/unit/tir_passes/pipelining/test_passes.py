@@ -249,7 +249,7 @@ def test_the_registered_pipeline_does_both(tensor_core_kernel: Any) -> None:
     assert "cp_async_wait_group" not in plain
 
 
-# --- what passes through stock TVM's pipeline twice ------------------------------------------------------------------
+# --- what passes through stock TVM's passes twice ------------------------------------------------------------------
 def allocated(func: Any) -> list[tuple[str, str, int]]:
     buffers = [statement.buffer for statement in allocations_of(func.body)]
     return [(str(b.name), str(b.ty.storage_scope), int(b.ty.shape[0])) for b in buffers]

@@ -1,7 +1,7 @@
-"""Our passes between stock TVM's and your own, in a `tvm.transform.Sequential`: `python examples/pipeline.py`.
+"""Our passes between stock TVM's and your own, in a `tvm.transform.Sequential`: `python examples/own_passes.py`.
 
-`relay.build` runs a ready-made sequence (tvm_ext/pipeline.py, to be read from top to bottom). Here the same ground is
-covered by hand, with a pass of our own making that looks at the kernels on their way.
+`relay.build` runs a ready-made sequence (tvm_ext/pass_pipeline.py, to be read from top to bottom). Here the same ground
+is covered by hand, with a pass of our own making that looks at the kernels on their way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm_ext import relay
 from tvm_ext.bench import models
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.options import BuildOptions
-from tvm_ext.pipeline import lowering_pipeline
+from tvm_ext.pass_pipeline import lowering_pipeline
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
