@@ -1,7 +1,7 @@
 """Measures everything that docs/results.md, roller.md, gpu.md and pipelining.md say, from one clean commit.
 
     python benchmarks/everything.py             # hours: the times first, on a machine that does nothing else
-    python benchmarks/everything.py --list      # the commands, of which each can be run by itself
+    python benchmarks/everything.py --list      # the commands; each can be run by itself
     python benchmarks/everything.py timed       # or "counted": what does not depend on the machine
 
 Every command is a process of its own; one that fails is told at the end, and the others run all the same.

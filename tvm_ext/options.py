@@ -67,7 +67,7 @@ class BuildOptions:
     ----------
     enable_roller
         True: construct rPrograms and emit kernels from them (paper §3); an operator that is beyond a GPU's 32-bit
-        indices, or of which no tile fits, is an error. ``"auto"``: the same, but such an operator is left to stock TVM.
+        indices, or has no tile that fits, is an error. ``"auto"``: the same, but such an operator is left to stock TVM.
         False: stock TVM's schedules everywhere.
     candidates
         K: how many rPrograms construction keeps per operator, best first (paper §3.2, Figure 8; the paper uses 10).

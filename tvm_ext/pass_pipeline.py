@@ -267,7 +267,7 @@ def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
 class PassClock:
     """Self time of every pass run under it, as a PassInstrument: a pass is not charged for passes it runs inside.
 
-    Worked example: ``Sequential`` runs for 5 s, of which FuseOps 3 s and FuseTIR 1.5 s; it is charged 0.5 s.
+    Worked example: ``Sequential`` runs for 5 s, FuseOps 3 s and FuseTIR 1.5 s inside it; it is charged 0.5 s.
     """
 
     on_start: Callable[[str], None] | None = None

@@ -31,7 +31,7 @@ OVERHEADS = {
 
 # --- Table 3 ------------------------------------------------------------------------------------------------------
 def complete(results: Outcomes, figure: str = TABLE_3) -> dict[str, dict[str, Any]]:
-    """Operator -> variant -> outcome, of the operators of which every variant has a kernel."""
+    """Operator -> variant -> outcome, for the operators with a kernel in every variant."""
     found: dict[str, dict[str, Any]] = {}
     for item in results:
         if item.figure == figure and item.variant:

@@ -75,7 +75,7 @@ def run_blocks(case: Case, kernel: Any, device: DeviceSpec) -> tuple[Any, dict[s
 
 
 def _rows_of(tensors: Sequence[Any], case: Case, elements: int) -> int:
-    """Rows of the output, and of what has as many, of which the largest tensor holds so many elements."""
+    """Rows of the output, and of what has as many, such that the largest tensor holds so many elements."""
     row = max(prod(tensor.shape[1:]) for tensor in tensors if tensor.shape[0] == case.output.shape[0])
     return max(1, -(-elements // row))
 

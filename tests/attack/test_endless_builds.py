@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 60  # of processor time, of which a busy machine gives less; the idle two cores it was written on take a third
+LIMIT_S = 60  # a busy machine gives it less processor time; the idle two cores it was written on take a third
 HANGS_AFTER_S = 900
 
 # Expressions over v, a vector of 37 elements; `nested(f, v, n)` applies f n times, `c(x)` is a constant.

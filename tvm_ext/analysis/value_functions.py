@@ -95,7 +95,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "extern.erf": _erf,
     "likely": lambda x: x,
 }
-"""By name without "tirx." or "prim.", of which operators change sides between releases."""
+"""By name without "tirx." or "prim.": operators move from one to the other between releases."""
 
 REDUCTIONS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
     "sum": lambda x, axes: np.add.reduce(x, axis=axes, dtype=x.dtype, keepdims=True),

@@ -134,7 +134,7 @@ class Interrupts:
             watcher.join()
 
     def _watch(self, reader: int) -> None:
-        """Wait for signals, of which the system writes the numbers to a pipe while Python itself cannot run."""
+        """Wait for signals: the system writes their numbers to a pipe even while Python itself cannot run."""
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] == signal.SIGINT and not self._raised.wait(_TIME_TO_REACT_S):

@@ -81,7 +81,7 @@ class AccessTable:
     def elements(self, shape: Shape) -> int:
         """Elements of the data tile that are used: registers need not hold the gaps of a stride.
 
-        Two outputs of a 1x1 window with stride 2 span 3 columns, of which 2 are read.
+        Two outputs of a 1x1 window with stride 2 span 3 columns and read 2.
         """
         count = 1
         for d, (size, terms) in enumerate(self.dims):

@@ -19,7 +19,7 @@ CONSTANT_PARAMS = "tvm_ext.constant_params"
 Path = Literal["rtile", "rows", "fallback", "stock", "check"]
 """How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.
 
-"rtile" is an operator of which at least one computation runs in tiles; beside it others may run row by row. In "rows"
+"rtile" is an operator with at least one computation in tiles; beside it others may run row by row. In "rows"
 all do: the loops follow from the tensors' shapes, and an rProgram, where there is one, says no more than what to
 expect. "check" only looks at run-time values, before others use them.
 """

@@ -13,8 +13,8 @@ PIPELINE_PLAN = "tvm_ext.pipeline_plan"
 class PipelinedBuffer:
     """A buffer that is loaded some iterations of ``loop`` before it is used (ALCOP §2.1, §3.1).
 
-    ``level`` is 0 for shared memory, 1 for registers that are loaded from it. ``stages`` is the number of versions,
-    one of which is used while the others are loaded. ``copy_bytes`` is the width of one asynchronous copy (4, 8 or
+    ``level`` is 0 for shared memory, 1 for registers that are loaded from it. ``stages`` is the number of versions:
+    one is used while the others are loaded. ``copy_bytes`` is the width of one asynchronous copy (4, 8 or
     16), None where loads go through registers. ``tile_bytes`` is the size of one version, of a block for shared
     memory and of a thread for registers.
     """

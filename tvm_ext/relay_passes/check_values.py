@@ -100,7 +100,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         return type(call)(call.op, arguments, call.attrs, call.ty_args)
 
     def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
-        """``indices``, of which the last axis counts through ``extents`` if there are several, inside them."""
+        """``indices`` inside ``extents``; with several extents the last axis of ``indices`` has one index into each."""
         sizes = [int(e) if isinstance(e, int | tirx.IntImm) else None for e in extents]
         shape = _static_shape(indices)
         user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"

@@ -8,8 +8,8 @@ o + padding = s * q + r and the kernel's taps k = s * j + r,
 
 is a stride-1 convolution for each of the s * s phases. All of them together are one convolution with s * s times the
 filters, whose channels are then interleaved ("pixel shuffle"). Worked example: 4 x 4 taps of stride 2 on 28 x 28 x 64
-are 16 taps at 56 x 56 places, of which 4 meet a value; by phase they are 4 taps at 29 x 29 places with 4 times as many
-filters.
+are 16 taps at 56 x 56 places, where only 4 meet a value; by phase they are 4 taps at 29 x 29 places with 4 times as
+many filters.
 """
 
 from __future__ import annotations

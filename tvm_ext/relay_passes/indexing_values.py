@@ -17,7 +17,7 @@ from tvm_ext.support.arrays import Array
 
 
 def _inside(indices: Array, extents: Sequence[int]) -> Array:
-    """``indices`` from 0, of which the last axis counts through ``extents`` if there are several."""
+    """``indices`` counted from 0; with several ``extents`` the last axis of ``indices`` has one index into each."""
     limits = np.asarray(extents, "int64") if len(extents) > 1 else np.int64(extents[0])
     values = indices.astype("int64")
     if ((values < -limits) | (values >= limits)).any():

@@ -40,7 +40,7 @@ class Limits:
         A result may have as many elements as this or as its operands together. Weights that are transposed or cast
         pass; a scalar that is expanded to a mask of 100 MB stays what it is until it is used.
     folded_filling
-        The same for a result all of whose operands have one element: storing it whole is a waste from the start.
+        The same for a result whose operands all have one element: storing it whole is a waste from the start.
     folded_points
         Points of a computation that NumPy evaluates one by one, about 10 ns each for each operation: a second or two.
     folded_products
@@ -53,7 +53,7 @@ class Limits:
     computations
         Computations of an operator. Planning looks at every pair of them.
     value_operations
-        Loads, arithmetic and calls of one computation's value as it comes, each of which is looked at some ten times.
+        Loads, arithmetic and calls of one computation's value as it comes; each is looked at some ten times.
     inlined_operations
         The same after something was inlined into it; what is larger keeps a buffer between its computations.
         ``y = x + x; z = y + y; ...`` doubles at each step: 50 of them would be 2^50 loads.

@@ -86,8 +86,8 @@ class ConstructGpuKernels:
     Raises
     ------
     TargetError
-        for an operator that the device cannot run: beyond 32-bit indices, of a type without arithmetic, or of which
-        no tile fits.
+        for an operator that the device cannot run: beyond 32-bit indices, of a type without arithmetic, or too large
+        in its smallest tile.
     """
 
     def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Check | None = None) -> None:

@@ -228,7 +228,7 @@ def _guard_value(dtype: str) -> Expr:
 
 
 def _repeated(byte: int, dtype: str) -> Expr:
-    """The integer of which each byte is ``byte``; True, of bool."""
+    """The integer whose every byte is ``byte``; for bool, True."""
     return tirx.const(dtype == "bool" or int.from_bytes(bytes([byte]) * int(itemsize_bytes(dtype)), "big"), dtype)
 
 

@@ -31,7 +31,7 @@ def with_pipelines(
 ) -> tuple[Any, KernelChoice]:
     """``body``, a thread-bound PrimFunc, with pipelines where ``options`` ask and the rules allow; and its record.
 
-    What stock TVM cannot lower to loops, or no version of which fits, stays as it is; the record says why.
+    What stock TVM cannot lower to loops stays as it is, and what fits in no version; the record says why.
     """
     if options.enable_pipelining is False or not _has_shared_memory(body):
         return body, choice
@@ -89,7 +89,7 @@ def _with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) 
 
 
 def _with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -> Any:
-    """``made``, of whose launches ptxas is told to fit no more blocks into a unit than their versions leave room for.
+    """``made``, telling ptxas for each launch to fit no more blocks into a unit than its versions leave room for.
 
     Worked example, sm_80: 192 threads of 56 registers were told to be 4 blocks; with 104 registers they are 3, for 4
     would leave 80 registers each, and spill the rest.

@@ -2,7 +2,7 @@
 
 NVRTC is a library: it compiles CUDA C++ to PTX without a host compiler. Each run is a process of its own
 (`cuda_nvrtc_worker.py`, which needs nothing but Python), so that it can be stopped when it hangs. The packages put
-their headers into four folders, all of which it is told.
+their headers into four folders; it is told all four.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _version() -> str:
 def prepare(source: str, architecture: str, nvrtc: Nvrtc, folder: Path) -> list[str]:
     """Write what the worker needs into ``folder``; answers the command that leaves `CUBIN` there.
 
-    ``architecture`` is "sm_70": NVRTC makes PTX for compute_70, of which ptxas makes the machine code and its report.
+    ``architecture`` is "sm_70": NVRTC makes PTX for compute_70, from which ptxas makes the machine code and its report.
     """
     suffix = architecture.removeprefix("sm_")
     job = {

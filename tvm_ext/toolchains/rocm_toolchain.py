@@ -2,7 +2,7 @@
 
 The LLVM in TVM's wheel has the AMDGPU back end; stock TVM stops for want of two things that ROCm brings. Its library of
 mathematical functions is needed by kernels that call one: without it these are refused by the linker, which names the
-function. Its linker is LLVM's ld.lld, of which any recent one will do: from the PATH, or from the Python package
+function. Its linker is LLVM's ld.lld; any recent one will do: from the PATH, or from the Python package
 ``ziglang`` (``pip install tvm-ext[rocm]``). The result is checked as far as the linker goes; it was never run.
 """
 

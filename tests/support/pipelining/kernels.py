@@ -1,4 +1,4 @@
-"""Kernels to be pipelined, none of which is yet: what the pipelining passes are tested on (ALCOP, MLSys 2023, §2-3).
+"""Kernels to be pipelined, none so far: what the pipelining passes are tested on (ALCOP, MLSys 2023, §2-3).
 
 Each is a PrimFunc as a user or one of our emitters may write it: loads into shared memory or registers in the loop that
 uses them. Here are the record and what hand-written kernels are built from; the kernels are in

@@ -138,7 +138,7 @@ class Chain:
         known: Mapping[str, Any] = NO_ATTRIBUTES,
         passed: Sequence[str] = (),
     ) -> list[Value]:
-        """As `emit`, for a node of several results, of which type, magnitude or exactness may be ``known``.
+        """As `emit`, for a node of several results; their type, magnitude or exactness may be ``known``.
 
         ``passed`` are types that the node rounds to inside. Raises Unsuitable where the results would be too large.
         """

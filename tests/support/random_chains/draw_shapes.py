@@ -58,7 +58,7 @@ def pad(chain: Chain, x: Value) -> Value:
 
 
 def split(chain: Chain, x: Value) -> Value:
-    """Two or three parts, one of which the chain goes on with; or two that are joined in the other order."""
+    """Two or three parts, and the chain goes on with one; or two that are joined in the other order."""
     rng = chain.rng
     axis = _axis(chain, x, 2)
     n, count = x.shape[axis], rng.choice((2, 2, 3))

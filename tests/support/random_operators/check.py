@@ -144,7 +144,7 @@ def constants(case: OperatorCase) -> dict[str, Array]:
 def check_purity(case: OperatorCase) -> None:
     """Run every pass up to scheduled kernels under ``testing.immutable_module``: TVM raises if one writes to its input.
 
-    The passes after that are stock TVM's, some of which do.
+    The passes after that are stock TVM's, and some do.
     """
     mod = relay.prepare(module_of(case), constants(case))
     plan = plan_build(target_of(case), options_of(case))

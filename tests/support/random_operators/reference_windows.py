@@ -98,7 +98,7 @@ def _pool(case: OperatorCase, x: Array, fill: float) -> tuple[Array, int]:
     """(windows, rank): the windows (N, C, *output, *kernel) over ``x`` padded with ``fill``, further for ceil_mode.
 
     Worked example of ceil_mode: 6 elements, windows of 3 by steps of 2, no padding. Steps that fit: 1.5, rounded up
-    to 2, so 3 windows, the last of which ends at 2 * 2 + 3 = 7: one more element of padding.
+    to 2, so 3 windows; the last one ends at 2 * 2 + 3 = 7: one more element of padding.
     """
     kernel, strides, dilation = case.get("pool_size"), case.get("strides"), case.get("dilation")
     pairs = []

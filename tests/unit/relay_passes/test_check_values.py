@@ -36,7 +36,7 @@ def first(values: np.ndarray[Any, Any]) -> Any:
     return relax.const(values, str(values.dtype))
 
 
-# Operator, its other inputs, indices that ONNX allows, the result for them, indices of which one is outside by one.
+# Operator, its other inputs, indices that ONNX allows, the result for them, indices with one just outside.
 CASES: dict[str, tuple[Callable[..., Any], list[Any], Any, Any, list[Any]]] = {
     "Gather": (
         lambda x, i: op.take(x, i, axis=0), [TABLE], [0, -1, 4, -5], TABLE[[0, -1, 4, -5]],

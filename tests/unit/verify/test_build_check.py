@@ -47,7 +47,7 @@ def test_a_right_build_is_accepted(device: str) -> None:
 
 
 def constructing(change: Callable[[str, Any], Any]) -> Any:
-    """The pass that constructs kernels, each of which is changed."""
+    """The pass that constructs kernels, and changes each."""
 
     class Changed:
         def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Any) -> None:

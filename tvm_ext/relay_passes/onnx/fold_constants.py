@@ -102,7 +102,7 @@ def _empty(kind: onnx.TypeProto) -> Array:
 
 
 def _empty_outputs(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, Array] | None:
-    """The outputs of a node all of which have no elements: there is nothing to compute."""
+    """The outputs of a node if none has an element: there is nothing to compute."""
     names = [name for name in node.output if name]
     if not names or not all(is_empty(types.get(name)) for name in names):
         return None

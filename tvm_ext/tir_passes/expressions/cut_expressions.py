@@ -2,7 +2,7 @@
 
 A function of `vector_math` has its argument many times over, bound by a Let. That costs nothing at run time, but stock
 TVM's code generator replaces bound variables by their values when it reasons about what it binds, and so looks at every
-path: tanh(tanh(tanh(x))), each of which has its argument about a hundred times, at a million. Here what a function is
+path: of tanh(tanh(tanh(x))), where each has its argument about a hundred times, at a million. Here what a function is
 applied to becomes a store of its own, ::
 
     y[i] = tanh(tanh(x[i]))      ->      t[i] = tanh(x[i]);  y[i] = tanh(t[i])

@@ -59,7 +59,7 @@ FRAGMENT_SIDE = 16
 PTX_TYPES = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "uint8": "int8", "tf32": "tfloat32"}
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 WARP_SCOPES = ("warp", "wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
-"""Registers of which a buffer's size is a whole warp's."""
+"""Scopes of registers where a buffer's size is that of a whole warp."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

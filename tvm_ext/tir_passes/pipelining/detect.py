@@ -143,7 +143,7 @@ def _by_loop(shared: LoadsOfLoop) -> list[tuple[Stmt, LoadsOfLoop]]:
 
 
 def _agreeing(found: Detection, groups: list[tuple[Stmt, LoadsOfLoop]]) -> list[tuple[Stmt, LoadsOfLoop]]:
-    """Groups none of which is inside another: a wait is for all copies of a scope, whichever loop they belong to.
+    """Groups, none inside another: a wait is for all copies of a scope, whichever loop they belong to.
 
     Of two nested loops the inner one keeps its pipeline, for it loads more often.
     """

@@ -186,7 +186,7 @@ def buffer_behind(expr: Expr) -> Buffer | None:
 def accesses_of(node: Any) -> list[BufferAccess]:
     """Every access in ``node``, in no particular order."""
     found: list[BufferAccess] = []
-    explained: list[Any] = []  # buffer.data expressions of which a call has said what it does with them
+    explained: list[Any] = []  # buffer.data expressions that a call has accounted for
 
     def load(n: Any) -> None:
         found.append(BufferAccess(buffer=n.source, node=n, reads=True, writes=False))

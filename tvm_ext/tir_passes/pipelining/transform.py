@@ -1,6 +1,6 @@
 """The five rewriting steps of ALCOP §3.2: a load-and-use loop becomes a pipelined one.
 
-With n shared versions and v register versions, of which s = v - 1 are loaded ahead::
+With n shared versions and v register versions, s = v - 1 of these loaded ahead::
 
     for p in 0 .. n-2: [if p < extent] load tile p into version p; commit          prologue, a rolled loop
     wait; for q in 0 .. s-1: load fragment q of tile 0                             the inner prologue, hoisted (Fig. 3d)

@@ -40,7 +40,7 @@ def check_types(operator: OperatorBody, device: DeviceSpec) -> None:
 
 
 def nothing_fits(operator: str, shape: tuple[int, ...], device: DeviceSpec) -> TargetError:
-    """The error for an operator of which not even the smallest tile fits the device."""
+    """The error for an operator whose smallest tile does not fit the device."""
     layers = ", ".join(
         f"{layer.description} {layer.capacity_bytes} bytes" for layer in device.layers if layer.capacity_bytes
     )

@@ -63,7 +63,7 @@ def has_call_of_math(computation: Computation) -> bool:
 
 
 def has_reuse(computation: Computation) -> bool:
-    """Whether a reduction multiplies inputs of which one is used for several outputs: what tiles exploit."""
+    """Whether a reduction multiplies inputs and uses one for several outputs: what tiles exploit."""
     return len(computation.loads()) > 1 and is_tiled(computation)
 
 

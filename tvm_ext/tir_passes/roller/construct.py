@@ -213,7 +213,7 @@ def _conflicts(model: PerfModel, shapes: tuple[Shape, ...]) -> float:
     As `storage_padding` sees them: lanes go down the rows of what it would pad. They lie along the output's contiguous
     axis first, so that of an input without that axis a warp reads as many rows as runs of lanes. Worked example:
     A[i, k] of rows of 32 floats under 16 x 16 threads is read at 2 rows, in 2 turns; B[k, j] 8 floats a lane, 4 lanes
-    a turn, of which rows of 128 floats put all on the same banks: 4 turns. With 8 elements of each the mean is 3.
+    a turn, and rows of 128 floats put all 4 on the same banks: 4 turns. With 8 elements of each the mean is 3.
     """
     layer, lanes = model.device.layers[1], model.device.teu_lanes
     if not layer.bank_count or not layer.bank_bytes:

@@ -1,8 +1,8 @@
 """rPrograms for tensor cores: tiles of whole fragments, ranked by the model (paper §3.1 and §3.2).
 
 Alignment leaves few tiles: warp tiles of whole 16 x 16 fragments that fit the registers, threadblock tiles of one to
-eight of them, reduction steps of whole memory transactions. All are predicted, where ordinary tiles, of which there are
-too many, are grown greedily (`search.py`).
+eight of them, reduction steps of whole memory transactions. All are predicted; ordinary tiles are too many for that
+and are grown greedily (`search.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def resident_share(model: PerfModel, shapes: Sequence[Shape], padding: Sequence[
 
     A unit holds blocks up to its threads, registers and shared memory. (Where there are too few blocks, the emitter
     divides their reduction among more threads.) Worked example,
-    V100: blocks of 32 threads with 40 KiB of shared memory, of which 96 KiB hold 2, are 64 threads; wanted is a warp
+    V100: blocks of 32 threads with 40 KiB of shared memory: 96 KiB hold 2, that is 64 threads; wanted is a warp
     for each of 4 schedulers, 128 threads: 0.5.
     """
     device = model.device
@@ -58,7 +58,7 @@ def scattered_store_s(model: PerfModel, shapes: Sequence[Shape]) -> float:
     """Time lost by storing parts of transactions: too few of a GPU's threads lie along the output's contiguous axis.
 
     Worked example: each of 96 threads holds a whole row of 42 floats. A warp stores 32 floats that are 168 bytes apart,
-    each in a transaction of 32 bytes: 7/8 of what it sends is lost, of which the cache makes good the larger part.
+    each in a transaction of 32 bytes: 7/8 of what it sends is lost, and the cache makes good most of that.
     """
     if model.is_cpu or model.tensor_core or model.vector is None or len(shapes) < 2:
         return 0.0

@@ -43,7 +43,7 @@ class GlobalTensor:
 class DeviceKernel:
     """One launch: ``function`` is what code generation gets, ``arguments`` name the tensors of its parameters.
 
-    ``tensors`` are all tensors of the whole PrimFunc (the same for each of its kernels), of which ``workspaces`` live
+    ``tensors`` are all tensors of the whole PrimFunc (the same for each of its kernels); those in ``workspaces`` live
     between its kernels only. ``extents`` is the launch, thread tag to extent.
     """
 

@@ -141,7 +141,7 @@ class Machine:
         self.clock.warp_marks[active] = len(self.record.events)
 
     def whole_warps(self, site: Site, what: str) -> None:
-        """Report warps of which only some lanes execute an instruction that all must execute."""
+        """Report warps where only some lanes execute an instruction that all must execute."""
         valid = self.lanes.valid.flags.reshape(-1, self.lanes.warp_lanes)
         active = self.mask.flags.reshape(-1, self.lanes.warp_lanes)
         partial = active.any(axis=1) & ((active != valid).any(axis=1) | ~valid.all(axis=1))

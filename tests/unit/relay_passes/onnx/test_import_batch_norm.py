@@ -201,7 +201,7 @@ def test_any_chain_keeps_its_meaning(
     starts_with_convolution: bool,
     tap: int,
 ) -> None:
-    """Chains of scales, shifts, normalizations and activations, one of whose values may be an output too."""
+    """Chains of scales, shifts, normalizations and activations; one value on the way may be an output too."""
     nodes, constants, data = [], _statistics(4), "x"
     if starts_with_convolution:
         constants["w"] = _random(4, 4, 3, 3)

@@ -69,7 +69,7 @@ def fused_matmul(m: int, n: int, k: int, dtype: str = "float16") -> tuple[Any, R
 
 
 def gelu_matmul(m: int, n: int, k: int, out: str = "float16") -> tuple[Any, Reference]:
-    """``gelu(A @ B + bias)`` by the error function, of which stock TVM has no vector form, in float32."""
+    """``gelu(A @ B + bias)`` in float32, by the error function; stock TVM has no vector form of it."""
     a, b = te.placeholder((m, k), "float16", "A"), te.placeholder((k, n), "float16", "B")
     bias = te.placeholder((n,), "float16", "bias")
     depth = te.reduce_axis((0, k), "k")

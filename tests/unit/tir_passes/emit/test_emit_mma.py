@@ -269,7 +269,7 @@ def test_unaligned_rows_are_copied_one_by_one_and_said_so() -> None:
 
 
 def test_weights_are_read_along_their_memory_whatever_their_axes() -> None:
-    """W[f, c, r, s] of 9 taps: (c, r, s) is one run of 288 halves, of which 8 are copied at a time."""
+    """W[f, c, r, s] of 9 taps: (c, r, s) is one run of 288 halves, copied 8 at a time."""
     _, kernel = emitted(conv2d(Conv(layout="NCHW OIHW"))[0], AMPERE)
     assert not any(note.startswith("A") for note in kernel.notes)
 

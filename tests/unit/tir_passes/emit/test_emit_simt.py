@@ -134,7 +134,7 @@ def _with_epilogue() -> Operator:
 
 
 def _with_gelu(m: int, n: int, k: int) -> Operator:
-    """gelu(A @ B + bias) + residual by the error function, of which stock TVM has no vector form."""
+    """gelu(A @ B + bias) + residual by the error function; stock TVM has no vector form of it."""
     a, b = te.placeholder((m, k), "float32", "A"), te.placeholder((k, n), "float32", "B")
     bias, other = te.placeholder((n,), "float32", "bias"), te.placeholder((m, n), "float32", "residual")
     x = topi.add(topi.nn.matmul(a, b), bias)

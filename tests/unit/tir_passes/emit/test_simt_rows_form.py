@@ -88,7 +88,7 @@ def test_vectors_are_16_bytes_where_rows_are_aligned(shape, dtype, width):
 
 
 def test_the_widest_type_decides_the_vectors():
-    """8 halves are 16 bytes, but 8 floats are two accesses of which each uses half of every sector."""
+    """8 halves are 16 bytes, but 8 floats are two accesses, each using half of every sector."""
     form = form_of(lambda v: op.astype(v, "float32"), (4, 64), dtype="float16")
     assert find_lanes(form, form.grid[-1].variable, form.grid[-1].extent).width == 4
 

@@ -93,7 +93,7 @@ def test_more_stages_than_iterations_are_reduced_and_said() -> None:
 
 
 def test_stages_that_do_not_fit_shared_memory_are_reduced_and_said() -> None:
-    """A tile of 256 x 128 x 64 takes 53 KiB, of which an A100's 163 KiB hold three."""
+    """A tile of 256 x 128 x 64 takes 53 KiB; an A100's 163 KiB hold three."""
     make = partial(tensor_core_matmul, 256, 128, 640, tile=(256, 128, 64), warps=(4, 2))
     item = _proved(_kernel(make), wanted=Wanted(shared_stages=8, register_stages=2))
     assert set(_depths(item).values()) == {3}

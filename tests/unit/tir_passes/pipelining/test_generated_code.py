@@ -108,7 +108,7 @@ def test_the_prologue_loads_two_tiles_in_a_loop_and_one_fragment() -> None:
 
 
 def test_fewer_lines_than_stock_pipelining() -> None:
-    """508 lines for stock TVM's three by two stages, of which the loop's prologue and epilogue are copies."""
+    """508 lines for stock TVM's three by two stages, whose prologue and epilogue are copies of the loop."""
     ours, stock = line_count(_source()), line_count(_stock_source())
     assert stock >= 500
     assert ours <= 0.65 * stock, (ours, stock)

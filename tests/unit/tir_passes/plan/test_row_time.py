@@ -69,7 +69,7 @@ def test_a_gather_moves_the_rows_that_it_reads(device: str) -> None:
 
 
 def test_rows_of_a_table_come_from_where_the_table_is() -> None:
-    """94 MB lie in DRAM, of which 393 KB are read; 256 KB lie in a cache."""
+    """94 MB lie in DRAM, and 393 KB of them are read; 256 KB lie in a cache."""
     spec = lookup(CPU, measure=False)
     large, small = (row_time_s(gather(entries, WIDTH, ROWS).computations, spec) for entries in (ENTRIES, 85))
     assert spec.lowest_layer.bandwidth_gb_per_s is not None

@@ -92,7 +92,7 @@ def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:
 
 
 def _of_bools(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
-    """The maximum or minimum of bytes, of which bool is one with the values 0 and 1."""
+    """The maximum or minimum of bytes; a bool is a byte with the values 0 and 1."""
     pen = Pen(node=node, context=context)
     numbers = pen.cast(node.input[0], TensorProto.UINT8)
     reduced = pen.reduce(node.op_type, numbers, axes, keepdims=bool(attribute(node, "keepdims", 1)))

@@ -32,8 +32,8 @@ def _phases(points: int, rows: int, columns: int) -> npt.NDArray[np.float64]:
 def forward_matrix(points: int, rows: int, columns: int, parts: int) -> Array:
     """The transform x -> X of `points` points as a matrix [rows, parts, columns, 2].
 
-    `rows` samples are given (the rest is zero, and samples from `points` on are dropped), of which `parts` = 1 (real)
-    or 2; the first `columns` of X are wanted. X[k] = sum of x[n] (cos - i sin)(2 pi n k / N).
+    `rows` samples are given (the rest is zero, and samples from `points` on are dropped), each of `parts` = 1 (real)
+    or 2 numbers; the first `columns` of X are wanted. X[k] = sum of x[n] (cos - i sin)(2 pi n k / N).
     """
     phases = _phases(points, rows, columns)
     phases[points:] = 0

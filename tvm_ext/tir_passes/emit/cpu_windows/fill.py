@@ -115,7 +115,7 @@ def _gaps(layout: WindowLayout, data: Any, base: Expr, used: int) -> list[Stmt]:
 def _copy_group(
     layout: WindowLayout, data: Any, outer: Table, base: Expr, row: Expr, column: Expr, first: int, width: int
 ) -> Stmt:
-    """``stride * width`` source elements from ``column`` on, of which ``width`` go to each phase.
+    """``stride * width`` source elements from ``column`` on, ``width`` to each phase.
 
     ``first`` is the part of ``column`` that decides which element belongs to which phase. Worked example, stride 2 and
     one column of padding, from element 0 on: elements 0, 2, 4, ... are positions 1, 3, 5, ..., phase 1.

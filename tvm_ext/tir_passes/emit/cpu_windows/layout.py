@@ -214,7 +214,7 @@ def _tile_cycles(window: Window, rows: int, vectors: int, device: DeviceSpec) ->
 
     Worked example, 5x5 with 4 rows and 2 vectors of 64 bytes: 200 multiply-adds on 2 pipes are 100 cycles; 8 source
     rows of 5 * 2 vectors, 1.94 cache lines each, and 25 taps on 2 ports are 90; 25 updates of 4 cycles are 100 of
-    latency, of which about half is hidden behind the neighbouring tiles.
+    latency, about half of it hidden behind the neighbouring tiles.
     """
     y, x = window.y, window.x
     taps = y.taps * x.taps

@@ -103,7 +103,7 @@ def _is_vector(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
     if isinstance(unit, TensorLoad):
         return _aligned(unit.source, unit.indices, computation, lanes)
     if isinstance(unit, Call) and unit.op.same_as(IF_THEN_ELSE):
-        # Stock BF16ComputeLegalize makes it a condition on float32, of which CUDA has no vectors of 8.
+        # Stock BF16ComputeLegalize makes it a condition on float32, and CUDA has no vectors of 8 floats.
         if dtype_of(unit) == "bfloat16" and lanes.width > WIDEST_FLOAT:
             return False
         return _is_uniform(unit.args[0], lanes) and all(

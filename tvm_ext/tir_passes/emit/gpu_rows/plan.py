@@ -223,7 +223,7 @@ def _plan_with(form: RowForm, device: DeviceSpec, lanes: VectorLanes, *, may_spl
 
 
 def _thread_limit(device: DeviceSpec) -> int:
-    """Threads of a block of which ``BLOCKS_PER_UNIT`` fit a unit."""
+    """Threads of a block such that ``BLOCKS_PER_UNIT`` blocks fit a unit."""
     resident = (device.max_threads_per_unit or 2048) // BLOCKS_PER_UNIT
     return min(device.max_threads_per_block or 1024, resident)
 

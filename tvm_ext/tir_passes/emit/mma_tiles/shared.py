@@ -1,6 +1,6 @@
 """Tiles of an implicit GEMM in shared memory: copied by whole threadblocks, laid out so that no bank is used twice.
 
-Memory is thought of in chunks of 16 bytes, eight of which are all 32 banks. ldmatrix reads eight chunks at a time, one
+Memory is thought of in chunks of 16 bytes: eight chunks are all 32 banks. ldmatrix reads eight chunks at a time, one
 of each of eight consecutive rows; a copy writes eight that follow each other. Both must meet all banks (PTX ISA,
 ldmatrix; paper §3.1, memory bank).
 """
@@ -109,7 +109,7 @@ def copy_order(unit: Expr, chunks: int, pitch: int, rows: int, units_per_chunk: 
 
 
 def rows_apart(span: int, pitch: int) -> int | None:
-    """How far apart rows lie of which ``span`` chunks each meet all banks together; None where none do.
+    """How far apart rows lie that meet all banks together, ``span`` chunks of each; None where none do.
 
     Two chunks of four rows, rows 13 chunks apart: every second row. 10 apart: neighbours, at 0, 10, 20, 30.
     """

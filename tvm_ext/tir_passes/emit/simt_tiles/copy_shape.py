@@ -15,7 +15,7 @@ class CopyShape:
 
     ``sizes`` are the box's; its last ``run`` dimensions are one run of memory. Units are numbered so that ``patch``
     neighbours of a run come first, then the rows, then the next patch. A row may be given more units than it has
-    (``row_units``), so that no warp goes on in the next row: 58 columns take 64 units, of which 6 are idle.
+    (``row_units``), so that no warp goes on in the next row: 58 columns take 64 units, 6 of them idle.
 
     With a ``phase`` > 1 the columns of a row are taken in the order in which shared memory keeps them: for 5 columns
     and two phases 0, 2, 4, 1, 3 (and an idle unit).

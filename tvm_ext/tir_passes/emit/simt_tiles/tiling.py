@@ -77,8 +77,8 @@ class SimtTiling:
     pieces apart, so that neighbouring threads read and write neighbouring pieces. Worked example: 8 elements a thread,
     16 threads, pieces of 4: thread 3 has 12..15 and 64 + 12..15.
 
-    Threads are numbered along the ``outer`` axes, the last one fastest, and within them along the lane axis, of which
-    `lane_run` neighbours stay together and the rest comes first.
+    Threads are numbered along the ``outer`` axes, the last one fastest, and within them along the lane axis:
+    `lane_run` neighbours there stay together, and the rest comes first.
 
     ``split`` groups of threads share the points of ``split_axis`` in a step and add up their sums at the end.
     """
