@@ -1,7 +1,9 @@
 """The only home of TVM names that have moved between releases, all as of apache-tvm 0.27.0.post1.
 
-TVM ships no type information, so everything here is `Any`. What stock TVM does not import by itself (the ONNX
-importer, TVMScript's dialects) is behind a function or left to its user, which keeps `import tvm_ext` quick.
+TVM ships no type information: mypy takes every class here for `Any` and checks no use of it. Signatures name them all
+the same (`Expr`, `Buffer`, `IRModule` ...), to say what goes in and comes out; a test counts how many still say `Any`.
+What stock TVM does not import by itself (the ONNX importer, TVMScript's dialects) is behind a function or left to its
+user, which keeps `import tvm_ext` quick.
 
 Where these names were before (0.20 or so, still the majority of what is written about TVM):
 ``tvm.tir`` is `tirx`, its schedules are `s_tir`; ``tvm.arith`` is ``tvm.sym``; ``struct_info`` is ``ty``;
@@ -11,12 +13,28 @@ Where these names were before (0.20 or so, still the majority of what is written
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax, s_tir, sym, te, tirx, topi
-from tvm.relax import dpl
+from tvm import IRModule, ir, relax, s_tir, sym, te, tirx, topi
+from tvm.ir import (
+    Attrs,
+    Call,
+    Expr,  # was tir.PrimExpr and relax.Expr
+    GlobalVar,
+    StringImm,
+    TensorLoad,  # was tir.BufferLoad; fields `source` (was `buffer`) and `indices`
+    Type,  # was relax.StructInfo; an expression's is its field `ty`
+    Var,
+)
+from tvm.ir import GenericConst as Constant  # was relax.Constant; field `value` (was `data`); make one with relax.const
+from tvm.ir.instrument import PassInstrument
+from tvm.ir.transform import Pass, PassContext, PassInfo, Sequential
+from tvm.relax import BlockBuilder, DataflowBlock, DataflowVar, ExecBuilder, VarBinding, VirtualMachine, dpl
+from tvm.relax import Function as RelaxFunction
+from tvm.relax import VMExecutable as Executable
 from tvm.relax import vm_build as _vm_build
 from tvm.relax.backend import cuda as _cuda_backend
 from tvm.relax.backend import gpu_generic as _gpu_backend
@@ -25,108 +43,64 @@ from tvm.relax.backend.cpu_generic import pipeline as _cpu_pipeline
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor
 from tvm.relax.expr_functor import mutator as expr_mutator
 from tvm.relax.expr_functor import visitor as expr_visitor
+from tvm.runtime import (
+    Device,
+    Module,  # compiled code
+    Tensor,  # an array on a device; make one with `tensor`
+)
+from tvm.s_tir import (
+    SBlock,  # was tir.Block
+    SBlockRealize,
+    Schedule,
+    ScheduleError,
+    TensorIntrin,
+)
 from tvm.s_tir import dlight as _dlight
 from tvm.s_tir import pipeline as _s_tir_pipeline
+from tvm.sym import Analyzer
+from tvm.target import Target
 from tvm.target import codegen as _codegen
+from tvm.te import Tensor as TeTensor
+from tvm.tirx import (
+    AllocBuffer,
+    Buffer,  # the same class as Var; its shape, dtype and scope are in `.ty`
+    BufferStore,
+    DeclBuffer,
+    For,
+    ForKind,
+    IndexMap,
+    IterVar,
+    PrimFunc,
+    Stmt,
+)
 from tvm.tirx.build import split_host_device_mods
+from tvm_ffi import Object as Node  # an expression, a statement, a function: whatever the structural functors walk
 
 from tvm_ext import errors
 from tvm_ext import forks as _forks
 
+if TYPE_CHECKING:
+    import onnx
+
 __all__ = [
-    "ALLREDUCE",
-    "ALREADY_SCHEDULED",
-    "CALL_TIR",
-    "EXCLUSIVE",
-    "IF_THEN_ELSE",
-    "IMPORT_ERRORS",
-    "AllocBuffer",
-    "Analyzer",
-    "Buffer",
-    "BufferStore",
-    "Call",
-    "Constant",
-    "DataflowBlock",
-    "DataflowVar",
-    "DeclBuffer",
-    "For",
-    "ForKind",
-    "GlobalVar",
-    "IRModule",
-    "IndexMap",
-    "IterVar",
-    "PassContext",
-    "PrimFunc",
-    "PyExprMutator",
-    "PyExprVisitor",
-    "SBlock",
-    "SBlockRealize",
-    "Schedule",
-    "ScheduleError",
-    "Sequential",
-    "StringImm",
-    "Target",
-    "TensorIntrin",
-    "TensorLoad",
-    "Var",
-    "VirtualMachine",
-    "assert_structural_equal",
-    "call_pure_extern",
-    "convert_onnx_as_stock",
-    "convert_onnx_operator",
-    "copy_module",
-    "cpu_dataflow_lower_passes",
-    "cpu_finalize_passes",
-    "cpu_legalize_passes",
-    "cpu_library_dispatch_passes",
-    "detect_iter_map",
-    "detect_linear_equation",
-    "dpl",
-    "expr_mutator",
-    "expr_visitor",
-    "finalize_device_passes",
-    "gpu_dataflow_lower_passes",
-    "gpu_finalize_passes",
-    "gpu_library_dispatch_passes",
-    "gpu_schedule_rules",
-    "import_onnx",
-    "import_onnx_with",
-    "ir",
-    "llvm_get_intrinsic_name",
-    "llvm_get_system_cpu",
-    "mma_schedule",
-    "module_pass",
-    "onnx_operators",
-    "pack_imports",
-    "pass_instrument",
-    "prim_func_pass",
-    "ptx_call",
-    "register_intrin_lowering",
-    "register_relax_pipeline",
-    "register_tir_pipeline",
-    "relax",
-    "relax_function_pass",
-    "relax_pipelines",
-    "s_tir",
-    "save_json",
-    "split_host_device_mods",
-    "structural_equal",
-    "structural_hash",
-    "structural_map",
-    "structural_mutate",
-    "structural_walk",
-    "sym",
-    "target_has_feature",
-    "te",
-    "tensor",
-    "tir_pipelines",
-    "tirx",
-    "topi",
-    "tvm",
-    "tvm_ffi",
-    "vm_generate",
-    "vm_link",
-]
+    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "EXCLUSIVE", "IF_THEN_ELSE", "IMPORT_ERRORS", "AllocBuffer",
+    "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call", "Constant", "DataflowBlock", "DataflowVar",
+    "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For", "ForKind", "GlobalVar", "IRModule", "IndexMap",
+    "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter", "Pass", "PassContext", "PassInfo", "PassInstrument",
+    "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor", "RelaxFunction", "SBlock", "SBlockRealize",
+    "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
+    "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
+    "convert_onnx_as_stock", "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
+    "cpu_legalize_passes", "cpu_library_dispatch_passes", "detect_iter_map", "detect_linear_equation", "dpl",
+    "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
+    "gpu_library_dispatch_passes", "gpu_schedule_rules", "import_onnx", "import_onnx_with", "ir",
+    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "mma_schedule", "module_pass", "onnx_operators", "pack_imports",
+    "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
+    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "s_tir", "save_json",
+    "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
+    "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
+    "vm_generate", "vm_link",
+]  # fmt: skip
 
 
 class _Exclusive(_forks.ForkAwareLock):
@@ -153,49 +127,25 @@ EXCLUSIVE = _Exclusive(
 Kernels are lowered and compiled without it."""
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
-IRModule: Any = tvm.IRModule
-GlobalVar: Any = ir.GlobalVar
-Call: Any = ir.Call
-Constant: Any = ir.GenericConst  # was relax.Constant; field `value` (was `data`); make one with relax.const
-Var: Any = ir.Var  # a buffer is a Var too, its shape, dtype and scope are in `.ty`
-TensorLoad: Any = ir.TensorLoad  # was tir.BufferLoad; fields `source` (was `buffer`) and `indices`
-PrimFunc: Any = tirx.PrimFunc
-Buffer: Any = tirx.Buffer
-AllocBuffer: Any = tirx.AllocBuffer
-DeclBuffer: Any = tirx.DeclBuffer
-BufferStore: Any = tirx.BufferStore
-For: Any = tirx.For
-ForKind: Any = tirx.ForKind
-IterVar: Any = tirx.IterVar
-IndexMap: Any = tirx.IndexMap
-StringImm: Any = ir.StringImm
-SBlock: Any = s_tir.SBlock  # was tir.Block
-SBlockRealize: Any = s_tir.SBlockRealize
-DataflowBlock: Any = relax.DataflowBlock
-DataflowVar: Any = relax.DataflowVar
-CALL_TIR: Any = ir.Op.get("relax.call_tir")
-ALLREDUCE: Any = ir.Op.get("tirx.tvm_thread_allreduce")  # the result is passed as a load of one element
-IF_THEN_ELSE: Any = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one with tirx.if_then_else
+CALL_TIR = ir.Op.get("relax.call_tir")
+ALLREDUCE = ir.Op.get("tirx.tvm_thread_allreduce")  # the result is passed as a load of one element
+IF_THEN_ELSE = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one with tirx.if_then_else
 
 ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
 
 # --- schedules and analysis ---------------------------------------------------------------------------------------
-Schedule: Any = s_tir.Schedule
-ScheduleError: Any = s_tir.ScheduleError
-TensorIntrin: Any = s_tir.TensorIntrin
-Analyzer: Any = sym.Analyzer
-detect_iter_map: Any = sym.detect_iter_map
-detect_linear_equation: Any = sym.detect_linear_equation
+detect_iter_map = sym.detect_iter_map
+detect_linear_equation = sym.detect_linear_equation
 
 # --- structural functors (tvm-ffi; they work on TensorIR and on Relax) --------------------------------------------
-structural_walk: Any = tvm_ffi.structural_walk
-structural_map: Any = tvm_ffi.structural_map
-structural_mutate: Any = tvm_ffi.structural_mutate
-save_json: Any = ir.save_json
-structural_equal: Any = tvm_ffi.structural_equal
-structural_hash: Any = tvm_ffi.structural_hash
-assert_structural_equal: Any = ir.assert_structural_equal
+structural_walk = tvm_ffi.structural_walk
+structural_map = tvm_ffi.structural_map
+structural_mutate = tvm_ffi.structural_mutate
+save_json = ir.save_json
+structural_equal = tvm_ffi.structural_equal
+structural_hash = tvm_ffi.structural_hash
+assert_structural_equal = ir.assert_structural_equal
 
 # --- errors -------------------------------------------------------------------------------------------------------
 # An exception that crosses TVM's C++ frames comes out as a RuntimeError unless its class is known by name: Ctrl-C while
@@ -204,14 +154,13 @@ for _error in (KeyboardInterrupt, *errors.ALL):
     tvm_ffi.register_error(_error)
 
 # --- passes -------------------------------------------------------------------------------------------------------
-PassContext: Any = tvm.transform.PassContext
-Sequential: Any = tvm.transform.Sequential
-module_pass: Any = tvm.transform.module_pass
-prim_func_pass: Any = tirx.transform.prim_func_pass
-relax_function_pass: Any = relax.transform.function_pass
+ModuleAction = Callable[[IRModule, PassInfo], None]
+module_pass = tvm.transform.module_pass
+prim_func_pass = tirx.transform.prim_func_pass
+relax_function_pass = relax.transform.function_pass
 
 
-def pass_instrument(name: str, before: Any, after: Any) -> Any:
+def pass_instrument(name: str, before: ModuleAction | None, after: ModuleAction | None) -> PassInstrument:
     """A PassInstrument that calls ``before(module, info)`` and ``after(module, info)`` around every pass; either may
     be None.
 
@@ -222,28 +171,28 @@ def pass_instrument(name: str, before: Any, after: Any) -> Any:
 
 
 # `relax.pipeline.dataflow_lower_passes` raises AttributeError in this release; its per-target parts work.
-cpu_library_dispatch_passes: Any = _cpu_pipeline.library_dispatch_passes
-cpu_legalize_passes: Any = _cpu_pipeline.legalize_passes
-cpu_dataflow_lower_passes: Any = _cpu_pipeline.dataflow_lower_passes
-cpu_finalize_passes: Any = _cpu_pipeline.finalize_passes
+cpu_library_dispatch_passes = _cpu_pipeline.library_dispatch_passes
+cpu_legalize_passes = _cpu_pipeline.legalize_passes
+cpu_dataflow_lower_passes = _cpu_pipeline.dataflow_lower_passes
+cpu_finalize_passes = _cpu_pipeline.finalize_passes
 
 
-def _gpu_pipeline(target: Any) -> Any:
+def _gpu_pipeline(target: Target) -> Any:
     backends = {"cuda": _cuda_backend, "rocm": _rocm_backend}
     return backends.get(str(target.kind.name), _gpu_backend).pipeline
 
 
-def gpu_library_dispatch_passes(target: Any) -> Any:
+def gpu_library_dispatch_passes(target: Target) -> list[Pass]:
     """Sorting, scanning and sampling by stock TVM's kernels for the GPU ``target``."""
-    return _gpu_pipeline(target).library_dispatch_passes(target)
+    return list(_gpu_pipeline(target).library_dispatch_passes(target))
 
 
-def gpu_dataflow_lower_passes(target: Any) -> Any:
-    return _gpu_pipeline(target).dataflow_lower_passes(target)
+def gpu_dataflow_lower_passes(target: Target) -> list[Pass]:
+    return list(_gpu_pipeline(target).dataflow_lower_passes(target))
 
 
-def gpu_finalize_passes(target: Any) -> Any:
-    return _gpu_pipeline(target).finalize_passes(target)
+def gpu_finalize_passes(target: Target) -> list[Pass]:
+    return list(_gpu_pipeline(target).finalize_passes(target))
 
 
 def gpu_schedule_rules() -> tuple[Any, ...]:
@@ -252,19 +201,19 @@ def gpu_schedule_rules() -> tuple[Any, ...]:
     return gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()
 
 
-def mma_schedule(*arguments: Any) -> Any:
+def mma_schedule(*arguments: Any) -> Schedule:
     """The tensor-core schedule of stock TVM's own tests: a product, its tile factors, layouts and intrinsics."""
     from tvm.testing.tir import mma_schedule as make
 
     return make(*arguments)
 
 
-def call_pure_extern(ty: Any, name: str, *arguments: Any) -> Any:
+def call_pure_extern(ty: str | Type, name: str, *arguments: Expr) -> Call:
     """A call of the device language's function ``name``, which has no effects."""
     return tirx.call_pure_extern(ty, name, *arguments)
 
 
-def register_intrin_lowering(name: str, target: str, rule: Any, level: int) -> None:
+def register_intrin_lowering(name: str, target: str, rule: Callable[[Call], Expr], level: int) -> None:
     """Make ``rule``, from call to expression, say how kernels of kind ``target`` compute intrinsic ``name``.
 
     Of several the one with the highest ``level`` counts; a level can be taken once.
@@ -272,7 +221,7 @@ def register_intrin_lowering(name: str, target: str, rule: Any, level: int) -> N
     tirx.op.register_intrin_lowering(name, target, f=rule, level=level)
 
 
-def ptx_call(instruction: str, *operands: Any) -> Any:
+def ptx_call(instruction: str, *operands: Expr) -> Call:
     """A call of one PTX instruction with its modifiers, as a PTX source names it; shared memory by pointers to it.
 
     An instruction or a kind of operand that TVM's table does not have is a ValueError.
@@ -283,16 +232,14 @@ def ptx_call(instruction: str, *operands: Any) -> Any:
 
 
 # --- target and runtime -------------------------------------------------------------------------------------------
-Target: Any = tvm.target.Target
-VirtualMachine: Any = relax.VirtualMachine
-tensor: Any = tvm.runtime.tensor
-finalize_device_passes: Any = _s_tir_pipeline.finalize_device_passes
-llvm_get_intrinsic_name: Any = _codegen.llvm_get_intrinsic_name
-llvm_get_system_cpu: Any = _codegen.llvm_get_system_cpu
-target_has_feature: Any = _codegen.target_has_features
+tensor = tvm.runtime.tensor
+finalize_device_passes = _s_tir_pipeline.finalize_device_passes
+llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
+llvm_get_system_cpu = _codegen.llvm_get_system_cpu
+target_has_feature = _codegen.target_has_features
 
 
-def vm_generate(mod: Any) -> tuple[Any, Any]:
+def vm_generate(mod: IRModule) -> tuple[ExecBuilder, IRModule]:
     """Bytecode of the Relax functions of a lowered ``mod``, as a builder, and a module of its PrimFuncs."""
     builder = relax.ExecBuilder()
     left = _vm_build._vmcodegen(builder, mod)
@@ -300,23 +247,29 @@ def vm_generate(mod: Any) -> tuple[Any, Any]:
     return builder, tvm.IRModule(functions)
 
 
-def vm_link(builder: Any, target: Any, library: Any, constants: Any) -> Any:
+def vm_link(
+    builder: ExecBuilder, target: Target, library: Module | None, constants: Mapping[str, Tensor]
+) -> Executable:
     """The executable of ``builder``'s bytecode and ``library``'s kernels. A builder can be linked once."""
     return _vm_build.VMExecutable(_vm_build._ffi_api.VMLink(builder, target, library, [], constants))
 
 
-def pack_imports(module: Any) -> bytes:
+def pack_imports(module: Module) -> bytes:
     """The modules that ``module`` imports, as an exported library holds them (see `device_modules`)."""
     content: bytes = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(module).numpy().tobytes()
     return content
 
 
-def copy_module(mod: Any) -> Any:
+def copy_module(mod: IRModule) -> IRModule:
     """A module with the same functions: passes receive the caller's own module and must not write to it."""
     return tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
 
 
-def import_onnx(model: Any, **options: Any) -> Any:
+OnnxConverter = Callable[[BlockBuilder, Sequence[Expr], Mapping[str, Any], int], Expr]
+"""Builder, operands, attributes, opset -> result."""
+
+
+def import_onnx(model: onnx.ModelProto, **options: Any) -> IRModule:
     """Stock `from_onnx`, which imports `onnx` itself (about 0.2 s)."""
     from tvm.relax.frontend.onnx import from_onnx
 
@@ -344,7 +297,9 @@ class _ConversionFailed(BaseException):
         self.error = error
 
 
-def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
+def import_onnx_with(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[Expr | int]], converters: Mapping[str, OnnxConverter]
+) -> IRModule:
     """Like `import_onnx`, but operators in `converters` are converted by those instead of by stock TVM.
 
     `shapes`: input name -> extents. `converters`: operator name -> (builder, operands, attributes, opset) -> result.
@@ -353,10 +308,10 @@ def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
     from tvm.relax.frontend.onnx import onnx_frontend
 
     class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
-        def _check_for_unsupported_ops(self, graph: Any) -> None:
+        def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
             """Checked before: stock's knows nothing of `converters`."""
 
-        def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
+        def _convert_operator(self, op_name: str, inputs: Sequence[Expr], attrs: Mapping[str, Any], opset: int) -> Expr:
             try:
                 if op_name not in converters:
                     return super()._convert_operator(op_name, inputs, attrs, opset)
@@ -372,7 +327,9 @@ def import_onnx_with(model: Any, shapes: Any, converters: Any) -> Any:
         raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__
 
 
-def convert_onnx_operator(name: str, builder: Any, inputs: Any, attributes: Any, opset: int) -> Any:
+def convert_onnx_operator(
+    name: str, builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int
+) -> Expr:
     """Stock TVM's conversion of one operator, for converters of ours that change its operands only."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -380,7 +337,9 @@ def convert_onnx_operator(name: str, builder: Any, inputs: Any, attributes: Any,
     return converter(builder, onnx_frontend.onnx_input(inputs), dict(attributes), [{}, {}])
 
 
-def convert_onnx_as_stock(name: str, builder: Any, operands: Any, attributes: Any, opset: int) -> Any:
+def convert_onnx_as_stock(
+    name: str, builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int
+) -> Expr:
     """What stock TVM's importer makes of operator ``name`` with these Relax operands."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -388,31 +347,36 @@ def convert_onnx_as_stock(name: str, builder: Any, operands: Any, attributes: An
     return converter(builder, operands, attributes, [{}, {}])
 
 
-def onnx_operators() -> Any:
+def onnx_operators() -> list[str]:
     """The names of the operators that stock `from_onnx` has a converter for."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    return onnx_frontend._get_convert_map().keys()
+    return list(onnx_frontend._get_convert_map())
 
 
 # --- registered pipelines -----------------------------------------------------------------------------------------
-def relax_pipelines() -> Any:
+PassPipelines = dict[str, Callable[..., Any]]
+
+
+def relax_pipelines() -> PassPipelines:
     """The mutable map from name to factory of Relax pipelines."""
-    return relax.pipeline.PIPELINE_MAP
+    found: PassPipelines = relax.pipeline.PIPELINE_MAP
+    return found
 
 
-def tir_pipelines() -> Any:
+def tir_pipelines() -> PassPipelines:
     """The mutable map from name to factory of TensorIR pipelines."""
-    return tirx.compilation_pipeline.PIPELINE_MAP
+    found: PassPipelines = tirx.compilation_pipeline.PIPELINE_MAP
+    return found
 
 
-def register_relax_pipeline(name: str, factory: Any) -> None:
+def register_relax_pipeline(name: str, factory: Callable[..., Pass]) -> None:
     """Make ``relax.get_pipeline(name, **kwargs)`` call ``factory(**kwargs)``; a name that is taken stays as it is."""
     if name not in relax_pipelines():
         relax.register_pipeline(name)(factory)
 
 
-def register_tir_pipeline(name: str, factory: Any) -> None:
+def register_tir_pipeline(name: str, factory: Callable[[], Any]) -> None:
     """Make ``tirx.get_tir_pipeline(name)`` call ``factory()``; a name that is taken stays as it is."""
     if name not in tir_pipelines():
         tirx.register_tir_pipeline(name, factory)

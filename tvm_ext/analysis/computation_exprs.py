@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Analyzer, Call, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, TensorLoad, Var, ir, structural_walk, tirx
 
-from .computations import Buffer, Computation, Expr, dtype_of, replace_loads, static_shape
+from .computations import Computation, dtype_of, replace_loads, static_shape
 from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
 
 SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}

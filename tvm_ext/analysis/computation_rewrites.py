@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Var, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Expr, Var, structural_equal, structural_map, structural_walk, tirx
 
-from .computations import Computation, Expr, dtype_of, mentions, replace_loads, static_shape, substitute
+from .computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
 
 

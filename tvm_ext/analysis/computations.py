@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import (
+    Buffer,
     BufferStore,
+    Expr,
     For,
     ForKind,
     SBlockRealize,
@@ -27,9 +29,6 @@ from tvm_ext._tvm import (
 from tvm_ext.errors import IllegalRewrite
 
 from .tensor_expr import AxisKind
-
-Expr = Any
-Buffer = Any
 
 SPATIAL_ITERATION, REDUCTION_ITERATION = 0, 2  # tirx.IterVar's DataPar and CommReduce
 COMBINERS = {"Add": "sum", "Max": "max", "Min": "min", "Mul": "prod"}

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, For, ForKind, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Expr, For, ForKind, Stmt, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 
-Expr = Any
-Stmt = Any
 INDEX_DTYPE = "int64"
 
 SERIAL, PARALLEL, UNROLLED, VECTORIZED = (

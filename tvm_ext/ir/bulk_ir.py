@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import ptx_call, tirx
+from tvm_ext._tvm import Expr, Stmt, ptx_call, tirx
 from tvm_ext.analysis.computations import dtype_of
 
-from .build_ir import Expr, Stmt, cast_to, index
+from .build_ir import cast_to, index
 
 MBARRIER_BYTES = 8
 BULK_BYTES = 16

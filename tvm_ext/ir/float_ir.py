@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext._tvm import TensorLoad, Var, structural_map, structural_walk, tirx
-from tvm_ext.analysis.computations import Expr, dtype_of
+from tvm_ext._tvm import Expr, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext.analysis.computations import dtype_of
 
 
 def nan_passing(a: Expr, b: Expr, better: Callable[[Expr, Expr], Expr]) -> Expr:

@@ -16,14 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tvm_ext._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
+from tvm_ext._tvm import Constant, Expr, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
 from .safe_arithmetic import DIVISIONS, SHIFTS, safe_division, safe_shift
 
 Bounds = Literal["error", "wrap"]
-Expr = Any
 
 ONNX_NAMES = {
     "relax.take": "Gather",

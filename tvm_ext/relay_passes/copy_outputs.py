@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm_ext._tvm import Call, Constant, GlobalVar, Var, ir, module_pass, relax, te
-
-Expr = Any
+from tvm_ext._tvm import Call, Constant, Expr, GlobalVar, Var, ir, module_pass, relax, te
 
 
 @module_pass(opt_level=0, name="tvm_ext.CopyConstantOutputs")

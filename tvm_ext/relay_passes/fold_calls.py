@@ -20,6 +20,7 @@ from tvm_ext._tvm import (
     CALL_TIR,
     Call,
     Constant,
+    Expr,
     GlobalVar,
     PrimFunc,
     PyExprMutator,
@@ -38,8 +39,6 @@ from tvm_ext.support.limits import check_count, limits, with_notes
 
 from .indexing_values import RULES
 from .legalize_floats import LEGALIZATIONS
-
-Expr = Any
 
 _VIEWS = frozenset(f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten"))
 _KEPT = frozenset({"relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed", "relax.null_value"})

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, SBlock, SBlockRealize, StringImm, tirx
+from tvm_ext._tvm import ALREADY_SCHEDULED, Expr, SBlock, SBlockRealize, Stmt, StringImm, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
-from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import to_json
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext._tvm import te, tirx, topi
-
-Tensor = Any
+from tvm_ext._tvm import TeTensor, te, tirx, topi
 
 DIVISIONS = {
     "relax.divide": "Div",
@@ -22,7 +20,7 @@ DIVISIONS = {
 }
 SHIFTS = ("relax.left_shift", "relax.right_shift")
 
-_DIVIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_DIVIDE: dict[str, Callable[[TeTensor, TeTensor], TeTensor]] = {
     "relax.divide": topi.divide,
     "relax.floor_divide": topi.floor_divide,
     "relax.mod": topi.mod,
@@ -30,11 +28,11 @@ _DIVIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def safe_division(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+def safe_division(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
     """Relax operator ``name`` of `DIVISIONS` on integers, without what makes a processor trap: by 0, and min / -1."""
     quotient = name in ("relax.divide", "relax.floor_divide")
 
-    def divide(dividend: Tensor, divisor: Tensor) -> Tensor:
+    def divide(dividend: TeTensor, divisor: TeTensor) -> TeTensor:
         one = tirx.const(1, divisor.dtype)
         safe = _each(divisor, lambda d: tirx.Select(_traps(d), one, d))
         result = _DIVIDE[name](dividend, safe)
@@ -54,21 +52,21 @@ def _traps(divisor: Any) -> Any:
     return tirx.Or(zero, tirx.EQ(divisor, tirx.const(-1, divisor.ty.dtype))) if signed else zero
 
 
-def _negative(tensor: Tensor) -> Tensor:
+def _negative(tensor: TeTensor) -> TeTensor:
     """Minus ``tensor``; of the smallest integer itself, for LLVM leaves open what an overflow gives, unsigned too."""
     smallest = tirx.min_value(str(tensor.dtype))
     zero = tirx.const(0, tensor.dtype)
     return _each(tensor, lambda value: tirx.Select(tirx.EQ(value, smallest), value, zero - value))
 
 
-def _each(tensor: Tensor, function: Callable[[Any], Any]) -> Tensor:
+def _each(tensor: TeTensor, function: Callable[[Any], Any]) -> TeTensor:
     return te.compute(tensor.shape, lambda *place: function(tensor(*place)), tag=topi.tag.ELEMWISE)
 
 
-def safe_shift(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+def safe_shift(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
     """Relax operator ``name`` of `SHIFTS`, which LLVM leaves open for shifts by the width or more."""
 
-    def shift(value: Tensor, amount: Tensor) -> Tensor:
+    def shift(value: TeTensor, amount: TeTensor) -> TeTensor:
         last = int(tirx.const(0, value.dtype).ty.dtype.bits) - 1
 
         def bounded(a: Any) -> Any:

@@ -19,8 +19,10 @@ from tvm_ext._tvm import (
     AllocBuffer,
     BufferStore,
     Call,
+    Expr,
     PrimFunc,
     SBlock,
+    Stmt,
     StringImm,
     TensorLoad,
     copy_module,
@@ -32,7 +34,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import MemoryGuardError
-from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, Expr, Stmt, allocate, index, load, nest, sequence, store
+from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
 from tvm_ext.support.kernel_cache import SEALED
 
 from .pipelining.loops import integer, to_loops

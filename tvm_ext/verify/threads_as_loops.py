@@ -33,6 +33,7 @@ from tvm_ext._tvm import (
     ForKind,
     PrimFunc,
     SBlockRealize,
+    Stmt,
     TensorLoad,
     Var,
     structural_map,
@@ -46,8 +47,6 @@ from tvm_ext.support.arrays import Array
 
 from .opencl_cpu import check_inputs, poison
 from .plain_copies import synchronous
-
-Stmt = Any
 
 _EXCHANGES = ("shfl", "allreduce", "mma", "ldmatrix", "ptx", "cp_async", "matrix_sync", "fill_fragment", "storage_sync")
 """What is part of the name of every intrinsic by which threads meet."""

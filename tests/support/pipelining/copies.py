@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import tirx
-from tvm_ext.ir.build_ir import VECTORIZED, Expr, Stmt, allocate, index, load, loop, sequence, store
+from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext.ir.build_ir import VECTORIZED, allocate, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.support.arrays import Array
 

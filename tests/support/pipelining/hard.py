@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import tirx
-from tvm_ext.ir.build_ir import Expr, Stmt, allocate, index, load, sequence, store
+from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext.ir.build_ir import allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.records.pipelines import PipelineRule
 from tvm_ext.support.arrays import Array

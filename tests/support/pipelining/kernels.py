@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import ForKind, Var, tirx
+from tvm_ext._tvm import Expr, ForKind, Stmt, Var, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, split_index, store
+from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, index, load, loop, split_index, store
 from tvm_ext.records.pipelines import PipelineRule
 from tvm_ext.support.arrays import Array
 from tvm_ext.verify.simt.number_types import storage_dtype

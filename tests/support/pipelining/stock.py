@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import For, PrimFunc, Var, mma_schedule, tirx
+from tvm_ext._tvm import Expr, For, PrimFunc, Stmt, Var, mma_schedule, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import Expr, Stmt, allocate, index, load, sequence, store
+from tvm_ext.ir.build_ir import allocate, index, load, sequence, store
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
 from tvm_ext.support.arrays import Array
 

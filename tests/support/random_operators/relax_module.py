@@ -8,10 +8,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext._tvm import Expr
+
 from . import reference
 from .record import OperatorCase
-
-Expr = Any
 
 
 def module_of(case: OperatorCase) -> tvm.IRModule:

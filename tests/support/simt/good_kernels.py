@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import PrimFunc, Schedule, Target, gpu_schedule_rules, te, tirx, topi
+from tvm_ext._tvm import Expr, PrimFunc, Schedule, Stmt, Target, gpu_schedule_rules, te, tirx, topi
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     allocate,
     index,
     load,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, load, loop, nest, sequence, split_index, store
+from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, nest, sequence, split_index, store
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
 from tvm_ext.support.arrays import Array
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from tvm_ext._tvm import CALL_TIR, Constant, PyExprMutator, Sequential, copy_module, expr_mutator, module_pass, relax
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Constant,
+    Expr,
+    PyExprMutator,
+    Sequential,
+    copy_module,
+    expr_mutator,
+    module_pass,
+    relax,
+)
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
@@ -27,8 +37,6 @@ from .blocked import (
 )
 from .choice import choose_layouts
 from .graph import Operator, read_block, uses
-
-Expr = Any
 
 
 @module_pass(opt_level=0, name="tvm_ext.BlockChannels")

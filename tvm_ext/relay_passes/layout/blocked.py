@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Constant, relax, te, tirx
+from tvm_ext._tvm import Constant, Expr, TeTensor, relax, te, tirx
 from tvm_ext.analysis.computations import Computation, replace_loads
-
-Expr = Any
-Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +58,7 @@ def blocked_shape(shape: Sequence[int], block: int) -> tuple[int, int, int, int,
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """The static shape of an expression or a TE tensor."""
-    return tuple(int(size) for size in (value.shape if isinstance(value, te.Tensor) else value.ty.shape))
+    return tuple(int(size) for size in (value.shape if isinstance(value, TeTensor) else value.ty.shape))
 
 
 # --- transforms ----------------------------------------------------------------------------------------------------
@@ -76,7 +73,7 @@ def to_blocked(builder: Any, value: Expr, block: int) -> Expr:
     if shape[2] == shape[3] == 1:
         return relax.op.reshape(value, target)
 
-    def block_channels(x: Tensor) -> Tensor:
+    def block_channels(x: TeTensor) -> TeTensor:
         return te.compute(target, lambda n, co, y, w, ci: x[n, co * block + ci, y, w], name="block_channels")
 
     return builder.call_te(block_channels, value, primfunc_name_hint=f"to_NCHW{block}c")
@@ -89,7 +86,7 @@ def to_plain(builder: Any, value: Expr) -> Expr:
     if h == w == 1:
         return relax.op.reshape(value, target)
 
-    def unblock_channels(x: Tensor) -> Tensor:
+    def unblock_channels(x: TeTensor) -> TeTensor:
         return te.compute(target, lambda n, c, y, w: x[n, c // block, y, w, c % block], name="unblock_channels")
 
     return builder.call_te(unblock_channels, value, primfunc_name_hint=f"from_NCHW{block}c")
@@ -120,14 +117,14 @@ def _reshaped(builder: Any, value: Expr, shape: tuple[int, ...]) -> Expr:
 # --- convolutions --------------------------------------------------------------------------------------------------
 def convolution(
     window: ConvWindow, groups: int, block: int, *, blocked_output: bool
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Callable[[TeTensor, TeTensor], TeTensor]:
     """A convolution of data, NCHW or NCHW[b]c, with weights OIHW, to NCHW[b]c or NCHW.
 
     The weights are read where they lie: their kernel's constants are packed later whatever their layout. With
     ``groups``, the input and output channels of a group must be whole blocks wherever the tensor is blocked.
     """
 
-    def compute(data: Tensor, weight: Tensor) -> Tensor:
+    def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
         features, depth, *taps = shape_of(weight)
         is_blocked = len(shape_of(data)) == 5
         shape = shape_of(data)
@@ -163,10 +160,10 @@ def convolution(
     return compute
 
 
-def depthwise_convolution(window: ConvWindow) -> Callable[[Tensor, Tensor], Tensor]:
+def depthwise_convolution(window: ConvWindow) -> Callable[[TeTensor, TeTensor], TeTensor]:
     """One filter per channel, NCHW[b]c to NCHW[b]c, with weights (c, 1, kh, kw)."""
 
-    def compute(data: Tensor, weight: Tensor) -> Tensor:
+    def compute(data: TeTensor, weight: TeTensor) -> TeTensor:
         taps = shape_of(weight)[2:]
         n, outer, h, w, block = shape_of(data)
         height, width = window.outputs((h, w), taps)
@@ -183,7 +180,7 @@ def depthwise_convolution(window: ConvWindow) -> Callable[[Tensor, Tensor], Tens
     return compute
 
 
-def _pad(data: Tensor, pads: tuple[int, int, int, int]) -> Tensor:
+def _pad(data: TeTensor, pads: tuple[int, int, int, int]) -> TeTensor:
     """``data`` with zeros around its rows and columns (dimensions 2 and 3 in either layout)."""
     if not any(pads):
         return data
@@ -206,12 +203,12 @@ def _pad(data: Tensor, pads: tuple[int, int, int, int]) -> Tensor:
 
 
 # --- any element-wise function -------------------------------------------------------------------------------------
-def element_wise(computation: Computation, params: Sequence[Any], shape: Sequence[int]) -> Callable[..., Tensor]:
+def element_wise(computation: Computation, params: Sequence[Any], shape: Sequence[int]) -> Callable[..., TeTensor]:
     """``computation`` over ``shape``. Its loads are of ``params``, which the arguments replace, at its own axes or
     scalar.
     """
 
-    def compute(*tensors: Tensor) -> Tensor:
+    def compute(*tensors: TeTensor) -> TeTensor:
         def element(*indices: Expr) -> Expr:
             def moved(item: Any) -> Expr:
                 position = next(i for i, param in enumerate(params) if param.same_as(item.source))

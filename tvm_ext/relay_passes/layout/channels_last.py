@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, PyExprMutator, copy_module, expr_mutator, module_pass, relax
+from tvm_ext._tvm import Call, Constant, Expr, PyExprMutator, copy_module, expr_mutator, module_pass, relax
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
@@ -22,8 +22,6 @@ NHWC = ("NHWC", "OHWI")
 CONVOLUTION, TRANSPOSE = "relax.nn.conv2d", "relax.permute_dims"
 TRANSPOSES_PER_CONVOLUTION = 0.5
 """Keep the new layout up to so many transposes of activations per convolution: each costs two passes over memory."""
-
-Expr = Any
 
 
 @module_pass(opt_level=0, name="tvm_ext.ChannelsLast")

@@ -21,6 +21,7 @@ from tvm_ext._tvm import (
     AllocBuffer,
     BufferStore,
     Call,
+    Expr,
     For,
     ForKind,
     structural_map,
@@ -28,7 +29,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computations import Expr, dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import allocate, load, new_buffer, sequence, store
 from tvm_ext.ir.float_ir import is_float
 from tvm_ext.support.limits import limits

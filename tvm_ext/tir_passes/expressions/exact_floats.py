@@ -30,6 +30,7 @@ from tvm_ext._tvm import (
     IF_THEN_ELSE,
     BufferStore,
     Call,
+    Expr,
     SBlock,
     structural_equal,
     structural_map,
@@ -37,7 +38,7 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computations import Expr, dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.float_ir import bound, copy_of, hidden, is_float, is_number, nan_passing, uses_bfloat16
 
 _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)

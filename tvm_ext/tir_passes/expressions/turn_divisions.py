@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import structural_map, tirx
+from tvm_ext._tvm import Expr, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
-
-Expr = Any
 
 
 def with_turned_divisions(func: Any) -> Any:

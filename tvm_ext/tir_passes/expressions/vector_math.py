@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import Call, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, Expr, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.float_ir import bound
 
 from .cut_expressions import name_of
-
-Expr = Any
 
 FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
 AVX512_REGISTER_BYTES = 64

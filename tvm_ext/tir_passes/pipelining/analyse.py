@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, For, ForKind, tirx
+from tvm_ext._tvm import Buffer, BufferStore, For, ForKind, Stmt, tirx
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.pipelines import PipelineRule
@@ -20,9 +20,7 @@ from .copies import Copy, is_register_load, read_copies
 from .function import Function
 from .loops import (
     POINTERS,
-    Buffer,
     BufferAccess,
-    Stmt,
     accesses_of,
     allocations_of,
     buffer_behind,

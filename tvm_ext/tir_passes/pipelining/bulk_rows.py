@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import For, structural_walk, tirx
+from tvm_ext._tvm import Expr, For, structural_walk, tirx
 from tvm_ext._tvm import Var as Variable
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
@@ -25,7 +25,7 @@ from tvm_ext.support.arrays import Array
 
 from .copies import Copy, analyzer_for, without_casts
 from .index_values import Known, index_values
-from .loops import Expr, bytes_per_element, integer, scope_of, zero
+from .loops import bytes_per_element, integer, scope_of, zero
 
 MOST_ELEMENTS = 1 << 18
 """Larger tiles do not fit into any shared memory."""

@@ -15,10 +15,13 @@ from typing import Any
 from tvm_ext._tvm import (
     IF_THEN_ELSE,
     Analyzer,
+    Buffer,
     BufferStore,
     Call,
+    Expr,
     For,
     ForKind,
+    Stmt,
     TensorLoad,
     ir,
     structural_equal,
@@ -30,9 +33,6 @@ from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.errors import IllegalRewrite
 
 from .loops import (
-    Buffer,
-    Expr,
-    Stmt,
     accesses_of,
     allocations_of,
     bytes_per_element,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import BufferStore, Call, For, ForKind, TensorLoad, structural_walk, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -29,9 +29,6 @@ from .function import Function
 from .index_values import Values, index_values
 from .loops import (
     ACCESS_PTR,
-    Buffer,
-    Expr,
-    Stmt,
     buffer_bytes,
     bytes_per_element,
     enclosing_loops,

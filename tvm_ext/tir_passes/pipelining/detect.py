@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, BufferStore, Call, SBlock, TensorLoad, structural_walk
+from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, SBlock, Stmt, TensorLoad, structural_walk
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.pipelines import PipelineRefusal, PipelineRule
 
 from .analyse import LoadUse, RefusedError, find_load_use, fuses_with, loads_from_shared
 from .function import Function
-from .loops import Buffer, Stmt, accesses_of, enclosing_loops, is_register, is_shared, scope_of
+from .loops import accesses_of, enclosing_loops, is_register, is_shared, scope_of
 from .move_functions import why_it_stays
 from .part_copies import Loader
 

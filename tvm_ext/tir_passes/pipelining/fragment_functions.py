@@ -9,23 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, BufferStore, Call, TensorLoad, Var, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Stmt, TensorLoad, Var, structural_map, tirx
 
 from .copies import Copy
 from .function import Function
-from .loops import (
-    POINTERS,
-    Buffer,
-    Stmt,
-    accesses_of,
-    buffer_behind,
-    integer,
-    is_shared,
-    op_name,
-    scope_of,
-    size_of,
-    unrolled_loop,
-)
+from .loops import POINTERS, accesses_of, buffer_behind, integer, is_shared, op_name, scope_of, size_of, unrolled_loop
 from .side_effects import text_of
 
 LDMATRIX = "tirx.ptx_legacy.ldmatrix"

@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from tvm_ext._tvm import For, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, For, Stmt, TensorLoad, Var, structural_walk, tirx
 
 from .loops import (
-    Buffer,
     BufferAccess,
-    Stmt,
     accesses_of,
     allocations_of,
     buffer_behind,

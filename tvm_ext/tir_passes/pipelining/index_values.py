@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Var, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Var, tirx
 from tvm_ext.errors import IllegalRewrite
 
-from .loops import Expr, op_name
+from .loops import op_name
 
 Values = npt.NDArray[np.int64]
 Known = Sequence[tuple[Any, Values]]

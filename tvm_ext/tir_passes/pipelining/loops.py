@@ -13,13 +13,16 @@ from typing import Any
 
 from tvm_ext._tvm import (
     AllocBuffer,
+    Buffer,
     BufferStore,
     Call,
+    Expr,
     For,
     ForKind,
     IRModule,
     PassContext,
     Sequential,
+    Stmt,
     TensorLoad,
     Var,
     ir,
@@ -28,10 +31,6 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-
-Stmt = Any
-Expr = Any
-Buffer = Any
 
 PADDED_ROWS = "buffer_dim_align"
 """Annotation of an allocation: how far apart its rows shall be."""

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import Call, ir, structural_map, tirx
+from tvm_ext._tvm import Call, Stmt, ir, structural_map, tirx
 
-from .loops import Stmt
 from .primitives import read_primitive
 
 COMMIT, WAIT, BARRIER = "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group", "tirx.tvm_storage_sync"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Stmt, Var, structural_map, structural_walk, tirx
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import as_index, cast_to
@@ -41,18 +41,7 @@ from tvm_ext.ir.bulk_ir import (
 from .analyse import LoadUse
 from .bulk_rows import BulkRows, bulk_rows
 from .function import Function
-from .loops import (
-    Buffer,
-    Expr,
-    Stmt,
-    buffer_bytes,
-    bytes_per_element,
-    constant,
-    enclosing_loops,
-    integer,
-    is_shared,
-    zero,
-)
+from .loops import buffer_bytes, bytes_per_element, constant, enclosing_loops, integer, is_shared, zero
 from .part_copies import NOTHING, Loader
 from .plan import shared_bytes_around, shared_capacity_bytes
 from .primitives import read_primitive

@@ -11,7 +11,9 @@ from typing import Any
 from tvm_ext._tvm import (
     AllocBuffer,
     Analyzer,
+    Buffer,
     BufferStore,
+    Stmt,
     TensorLoad,
     Var,
     structural_equal,
@@ -24,7 +26,7 @@ from .analyse import LoadUse
 from .copies import Copy, is_zero
 from .fragment_functions import apply_on_fragments, fragments_of, why_not_on_fragments
 from .function import Function
-from .loops import Buffer, Stmt, scope_of
+from .loops import scope_of
 
 
 def why_it_stays(function: Function, load_use: LoadUse) -> str | None:

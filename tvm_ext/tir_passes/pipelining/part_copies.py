@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, BufferStore, Call, For, ForKind, ir, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, ir, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import cast_to
 from tvm_ext.ir.bulk_ir import shared_pointer
 
 from .copies import AsyncShape, Copy, async_shape, is_vector_load
-from .loops import Buffer, Expr, Stmt, allocations_of, constant, integer, is_register, unrolled_loop, zero
+from .loops import allocations_of, constant, integer, is_register, unrolled_loop, zero
 
 CP_ASYNC = "tirx.s_tir.cp_async_raw"
 HIDDEN = "hand_threaded"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tvm_ext._tvm import Stmt
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.pipelines import PipelinedBuffer, PipelinePlan, PipelineRefusal
@@ -14,7 +15,7 @@ from .analyse import REGISTER_LEVEL, SHARED_LEVEL, LoadUse, find_load_use
 from .choose_stages import choose_stages
 from .detect import Detection, LoadGroup, detect
 from .function import Function
-from .loops import Stmt, buffer_bytes, integer, is_shared, scope_of
+from .loops import buffer_bytes, integer, is_shared, scope_of
 from .move_functions import move_function
 from .part_copies import AsyncLoader, Loader, asynchronous, through_registers
 from .versions import version_bytes

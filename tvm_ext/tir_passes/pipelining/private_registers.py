@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, Stmt, structural_map, tirx
 
-from .loops import Buffer, Stmt, accesses_of, is_register, is_shared
+from .loops import accesses_of, is_register, is_shared
 
 TOGETHER = "tvm_ext.loaded_together"
 """Attribute around the statements that were made one."""

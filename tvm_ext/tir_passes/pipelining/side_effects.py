@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, Call, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Call, Stmt, structural_walk, tirx
 
-from .loops import POINTERS, Stmt, op_name
+from .loops import POINTERS, op_name
 
 HARMLESS_CALLS = frozenset({*POINTERS, "tirx.tvm_access_ptr"})
 """Calls as statements that touch their buffers and nothing else."""

@@ -26,23 +26,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, For, ForKind, Var, tirx
+from tvm_ext._tvm import AllocBuffer, Expr, For, ForKind, Stmt, Var, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.ir.build_ir import as_index
 
 from .analyse import LoadUse
-from .loops import (
-    Expr,
-    Stmt,
-    allocations_of,
-    children_of,
-    constant,
-    integer,
-    is_shared,
-    open_wrappers,
-    unrolled_loop,
-    zero,
-)
+from .loops import allocations_of, children_of, constant, integer, is_shared, open_wrappers, unrolled_loop, zero
 from .part_copies import Loader
 from .primitives import primitive
 from .versions import Versioned, use_versions, with_versions

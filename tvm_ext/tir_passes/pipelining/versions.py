@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, Call, TensorLoad, structural_map, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, structural_map, tirx
 from tvm_ext.ir.build_ir import cast_to
 
 from .loops import (
     ACCESS_PTR,
     POINTERS,
-    Buffer,
-    Expr,
-    Stmt,
     buffer_behind,
     bytes_per_element,
     integer,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm_ext._tvm import Stmt
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import Stmt, outer_kind
+from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.records.rprogram import RProgram
 
 from ..emit.cpu_windows.division import multiply_by_reciprocals

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_ext._tvm import tirx
-from tvm_ext.ir.build_ir import Expr, index
+from tvm_ext._tvm import Expr, tirx
+from tvm_ext.ir.build_ir import index
 
 MAX_GROUP = 16
 MIN_UNEVEN_GAIN = 1.1

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.simt.good_kernels import argument, primitive_function
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, load, loop, nest, sequence, split_index, store
+from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, nest, sequence, split_index, store
 from tvm_ext.ir.bulk_ir import (
     announce_bytes,
     arrive,

@@ -19,14 +19,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Stmt, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
-    Expr,
-    Stmt,
     accumulator_dtype,
     allocate,
     as_index,

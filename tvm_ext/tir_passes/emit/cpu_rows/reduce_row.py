@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import flat_stride
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
@@ -19,8 +19,6 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     accumulator_dtype,
     allocate,
     as_index,

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Call, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
-from tvm_ext.analysis.computations import Computation, Expr, dtype_of, mentions, reads, replace_loads, static_shape
+from tvm_ext._tvm import Call, Expr, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, replace_loads, static_shape
 from tvm_ext.ir.build_ir import load
 
 SMALLEST_ADDEND = 1e-30  # sqrt(x + 1e-30) is 1e-15 at least, whose reciprocal float32 holds with room to spare

@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import structural_equal, tirx
+from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, replace_loads, substitute
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
-    Expr,
-    Stmt,
     allocate,
     combine,
     in_dtype,

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
-    Expr,
-    Stmt,
     allocate,
     as_index,
     index,

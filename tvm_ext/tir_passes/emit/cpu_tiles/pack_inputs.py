@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_thrash
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, loop, new_buffer, sequence, split_index, store
+from tvm_ext.ir.build_ir import SERIAL, allocate, index, loop, new_buffer, sequence, split_index, store
 from tvm_ext.records.choice import ConstantPack
 
 from .phase_pack import PhasePack, phase_pack

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access, LinearIndex
 from tvm_ext.cost.access_table import phase_split
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     SERIAL,
-    Expr,
-    Stmt,
     allocate,
     as_index,
     cast_to,

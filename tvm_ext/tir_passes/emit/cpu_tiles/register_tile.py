@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import Var, structural_equal
+from tvm_ext._tvm import Expr, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import INDEX_DTYPE, Expr, accumulator_dtype, as_index, index, lanes_of
+from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of
 from tvm_ext.records.rprogram import RProgram
 
 from .pack_inputs import PackedInput, pack_input

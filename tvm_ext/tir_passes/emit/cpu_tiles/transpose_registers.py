@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Var, tirx
+from tvm_ext._tvm import Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import Expr, Stmt, index, load, store
+from tvm_ext.ir.build_ir import index, load, store
 
 
 def transpose_registers(

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
-from tvm_ext.ir.build_ir import SERIAL, Expr, Stmt, allocate, index, load, loop, new_buffer, store
+from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, store
 
 from .window import Window
 

@@ -18,14 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_ext._tvm import structural_equal, tirx
+from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     allocate,
     as_index,
     combine,

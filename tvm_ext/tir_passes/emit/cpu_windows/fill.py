@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext._tvm import tirx
-from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, Expr, Stmt, allocate, index, load, loop, new_buffer, sequence, store
+from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, new_buffer, sequence, store
 
 from .layout import WindowLayout
 

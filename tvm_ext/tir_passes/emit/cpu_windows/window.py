@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_equal, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import linear_index
 from tvm_ext.analysis.computation_rewrites import split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import Expr, as_index
+from tvm_ext.ir.build_ir import as_index
 
 MAX_TAPS = 16
 """The longest window along one axis whose rows are written out one by one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext._tvm import ALLREDUCE, Call, Var, tirx
+from tvm_ext._tvm import ALLREDUCE, Call, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.devices.hal import DeviceSpec
@@ -13,8 +13,6 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     accumulator_dtype,
     allocate,
     combine,

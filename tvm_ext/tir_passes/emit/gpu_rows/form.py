@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import Analyzer, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
 
 from ..cpu_rows.emit import is_in
-
-Expr = Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import Var, tirx
+from tvm_ext._tvm import Expr, Var, tirx
 from tvm_ext.analysis.computation_rewrites import fuse_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
 
 from ..cpu_rows.emit import is_in
-from .form import Address, Expr, LoopAxis, RowForm, accesses, address_of, divides, position_of
+from .form import Address, LoopAxis, RowForm, accesses, address_of, divides, position_of
 
 
 def fuse_form(form: RowForm) -> RowForm:

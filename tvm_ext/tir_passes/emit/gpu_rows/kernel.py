@@ -20,13 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext._tvm import structural_equal, tirx
+from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
-    Expr,
-    Stmt,
     accumulator_dtype,
     allocate,
     as_index,

@@ -14,10 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, TensorLoad, structural_equal, structural_map, structural_mutate, tirx
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    Call,
+    Expr,
+    Stmt,
+    TensorLoad,
+    structural_equal,
+    structural_map,
+    structural_mutate,
+    tirx,
+)
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
-from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, Expr, Stmt, cast_to, index, load, loop, store
+from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, cast_to, index, load, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
 from .form import Address, RowForm, accesses, address_of

@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import (
-    SERIAL,
-    UNROLLED,
-    Expr,
-    Stmt,
-    allocate,
-    as_index,
-    index,
-    load,
-    loop,
-    sequence,
-    split_index,
-    store,
-)
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, as_index, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
 
 from .form import RowForm

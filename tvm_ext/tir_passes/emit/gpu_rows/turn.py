@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import TensorLoad, tirx
+from tvm_ext._tvm import Expr, Stmt, TensorLoad, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import UNROLLED, Expr, Stmt, as_index, cast_to, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.build_ir import UNROLLED, as_index, cast_to, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
 
 from .form import RowForm, address_of

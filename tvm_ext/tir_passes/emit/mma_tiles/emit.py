@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
 from tvm_ext.records.rprogram import RProgram
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index, loop, store
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 
 from ...roller.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tvm_ext._tvm import For, tirx
+from tvm_ext._tvm import Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, Expr, Stmt, allocate, index, loop, nest, sequence, store
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
 
 from ...roller.gemm_form import FRAGMENT, TileSplit

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from tvm_ext._tvm import tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import (
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     allocate,
     as_index,
     cast_to,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from tvm_ext._tvm import Expr
 from tvm_ext.analysis.computation_exprs import linear_index
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
-from tvm_ext.ir.build_ir import Expr, as_index, load
+from tvm_ext.ir.build_ir import as_index, load
 
 from .tiling import Number, SimtTiling
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import Analyzer, TensorLoad, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, Stmt, TensorLoad, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, Expr, Stmt, index, load, loop, sequence, store
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer, unrolled
 
 from .banks import StoredBox, stores_vectors

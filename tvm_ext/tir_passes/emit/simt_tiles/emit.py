@@ -21,15 +21,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import structural_equal, tirx
+from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
     VECTORIZED,
-    Expr,
-    Stmt,
     allocate,
     as_index,
     combine,

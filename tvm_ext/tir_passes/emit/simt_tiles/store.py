@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Expr, Stmt, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation
-from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, Expr, Stmt, as_index, combine, index, load, loop, store
+from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, as_index, combine, index, load, loop, store
 from tvm_ext.ir.simt_ir import unrolled
 
 from ..cpu_tiles.epilogue import store_element

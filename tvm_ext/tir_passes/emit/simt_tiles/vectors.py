@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_ext._tvm import BufferStore, Call, Var, structural_equal, structural_walk
+from tvm_ext._tvm import BufferStore, Call, Expr, Stmt, Var, structural_equal, structural_walk
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
     UNROLLED,
     VECTORIZED,
-    Expr,
-    Stmt,
     allocate,
     index,
     load,
