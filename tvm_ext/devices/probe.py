@@ -8,7 +8,7 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 from . import measurement_cache
 from .cpu_info import CpuInfo, read_cpu_info
 from .cpu_measurement import with_measurement
-from .device_facts import spec_from_facts, with_unit_count
+from .device_facts import with_unit_count
 from .hal import DeviceSpec
 from .microbench import BenchPlan, StreamSize
 from .rows import cpus
@@ -16,8 +16,6 @@ from .rows.cpus import Isa
 
 _SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
 _LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
-
-TargetPairs = tuple[tuple[str, str | int | tuple[str, ...]], ...]
 
 
 def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuInfo | None = None) -> DeviceSpec:
@@ -41,15 +39,8 @@ def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuI
     info = info or read_cpu_info()
     cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
     isa = isa_of(info)
-    spec = spec_from_facts(
-        name="cpu",
-        kind="cpu",
-        description=f"this machine: {info.model}, {isa.name}",
-        aliases=("llvm", "host"),
-        target=host_target(info, cores),
-        layers=cpus.cpu_layers(isa, info.cache(3) is not None),
-        facts=cpus.cpu_facts(isa, _shape(info, isa, cores)),
-    )
+    shape, description = _shape(info, isa, cores), f"this machine: {info.model}, {isa.name}"
+    spec = cpus.cpu_spec("cpu", description, isa, shape, host_target(info, cores), ("llvm", "host"))
     if measure:
         spec = with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model), "on this machine")
     return with_unit_count(spec, unit_count or cores)
@@ -98,7 +89,7 @@ def isa_of(info: CpuInfo) -> Isa:
     )
 
 
-def host_target(info: CpuInfo, cores: int) -> TargetPairs:
+def host_target(info: CpuInfo, cores: int) -> cpus.TargetPairs:
     """The stock TVM target that uses all that this CPU has, as sorted pairs.
 
     LLVM's guess of the model (``mcpu``) decides the tuning; where the guess has more or fewer vector features than the

@@ -212,22 +212,32 @@ def cpu_layers(isa: Isa, has_l3: bool) -> tuple[LayerText, ...]:
     return (*texts, LayerText(description="DRAM", scope="device"))
 
 
-def _row(
-    isa: Isa,
-    description: str,
-    aliases: tuple[str, ...],
-    target: Mapping[str, str | tuple[str, ...]],
-    shape: CpuShape,
+TargetPairs = tuple[tuple[str, str | int | tuple[str, ...]], ...]
+Code = Mapping[str, str | tuple[str, ...]]
+"""The options of TVM's ``llvm`` target that code for a CPU is made with."""
+
+
+def cpu_spec(
+    name: str, description: str, isa: Isa, shape: CpuShape, target: TargetPairs, aliases: tuple[str, ...] = ()
 ) -> DeviceSpec:
+    """A CPU with the figures of `cpu_facts`."""
     return spec_from_facts(
-        name=isa.row,
+        name=name,
         kind="cpu",
         description=description,
         aliases=aliases,
-        target=tuple(sorted({"kind": "llvm", **target}.items())),
+        target=target,
         layers=cpu_layers(isa, shape.l3_bytes is not None),
         facts=cpu_facts(isa, shape),
     )
+
+
+def llvm_target(code: Code) -> TargetPairs:
+    return tuple(sorted({"kind": "llvm", **code}.items()))
+
+
+def _row(isa: Isa, description: str, aliases: tuple[str, ...], code: Code, shape: CpuShape) -> DeviceSpec:
+    return cpu_spec(isa.row, description, isa, shape, llvm_target(code), aliases)
 
 
 CPU_AVX512 = _row(

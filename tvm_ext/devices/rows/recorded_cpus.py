@@ -11,31 +11,23 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ..cpu_measurement import CpuMeasurement, with_measurement
-from ..device_facts import spec_from_facts
 from ..hal import DeviceSpec
-from .cpus import AVX2, AVX512, CpuShape, Isa, cpu_facts, cpu_layers
+from .cpus import AVX2, AVX512, Code, CpuShape, Isa, cpu_spec, llvm_target
 
 KIB, MIB = 1024, 1024 * 1024
-WIDE: Mapping[str, str | tuple[str, ...]] = {"mcpu": "x86-64-v4", "mattr": ("-prefer-256-bit",)}
-NARROW: Mapping[str, str | tuple[str, ...]] = {"mcpu": "x86-64-v3"}
+WIDE: Code = {"mcpu": "x86-64-v4", "mattr": ("-prefer-256-bit",)}
+NARROW: Code = {"mcpu": "x86-64-v3"}
 
 
 def _recorded(
     name: str,
     what: str,
     isa: Isa,
-    code: Mapping[str, str | tuple[str, ...]],
+    code: Code,
     shape: CpuShape,
     measurement: CpuMeasurement,
 ) -> DeviceSpec:
-    spec = spec_from_facts(
-        name=name,
-        kind="cpu",
-        description=f"{what}, as measured once",
-        target=tuple(sorted({"kind": "llvm", **code}.items())),
-        layers=cpu_layers(isa, has_l3=True),
-        facts=cpu_facts(isa, shape),
-    )
+    spec = cpu_spec(name, f"{what}, as measured once", isa, shape, llvm_target(code))
     return _without_echoes(with_measurement(spec, measurement, f"on {what}"))
 
 
