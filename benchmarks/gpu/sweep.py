@@ -134,7 +134,7 @@ def compare_with_plan(outcomes: list[Outcome], sources: list[str], device: Devic
             threads=outcome.threads,
             shared_bytes=outcome.planned_shared_bytes,
             register_count=outcome.planned_registers,
-            register_file_count=device.registers_per_unit or 65536,
+            device=device,
             dynamic_shared=outcome.planned_shared_bytes > (device.layer("L1").capacity_bytes or 0),
         )
         for use in uses:

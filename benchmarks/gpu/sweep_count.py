@@ -15,6 +15,7 @@ import numpy as np
 from cases import Case
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.gpu import SECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
@@ -28,8 +29,6 @@ of each."""
 
 RANDOM_ELEMENTS = 65_536
 """Random values, repeated: counts do not depend on them."""
-
-SECTOR_BYTES = 32
 
 
 def is_aligned(case: Case) -> bool:

@@ -30,8 +30,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import GLOBAL, SHARED
 
-from .pipeline_workload import GLOBAL, SHARED, PipelineWorkload, blocks_per_unit, registers, shared_bytes
+from .pipeline_workload import PipelineWorkload, blocks_per_unit, registers, shared_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

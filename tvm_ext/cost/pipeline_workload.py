@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 
+from tvm_ext.devices import occupancy
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import BlockUse, max_thread_registers, shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
-
-SHARED, GLOBAL = "L1", "L2"
-"""The layers of a GPU in the device tables: shared memory; global memory with its cache."""
-
-
-REGISTERS_AT_A_TIME = 8
-"""What a thread's registers are rounded up to: 256 for each warp (CUDA C++ Programming Guide, occupancy calculator)."""
 
 ASSEMBLER_SHARE = 1.1
 """Registers that ptxas takes for each one planned: 1.06 to 1.10 in the median of Roller's kernels (docs/gpu.md)."""
@@ -57,12 +52,6 @@ class PipelineWorkload:
         return min(self.workset_bytes * sqrt(blocks / self.workset_blocks), self.bytes_per_shared_trip * blocks)
 
 
-def shared_limit_bytes(device: DeviceSpec) -> int:
-    """Shared memory that one block may have, on request where it must be asked for."""
-    layer = device.layer(SHARED)
-    return max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
-
-
 def shared_bytes(workload: PipelineWorkload, shared_stages: int) -> int:
     return workload.other_shared_bytes + shared_stages * workload.stage_bytes
 
@@ -81,31 +70,23 @@ def registers(
 
 
 def blocks_per_unit(workload: PipelineWorkload, device: DeviceSpec, size: int, register_count: int) -> int:
-    """Blocks of ``size`` bytes of shared memory and ``register_count`` registers a thread that one unit runs at a time.
+    """Blocks of ``size`` bytes of shared memory and ``register_count`` planned registers that a unit runs at a time.
 
-    Limited by shared memory, registers, threads and blocks of a unit. Raises IllegalRewrite where not one fits.
+    Raises IllegalRewrite, with the numbers, where not one fits.
     """
-    limit, threads = shared_limit_bytes(device), workload.warps_per_block * device.teu_lanes
+    limit, most = shared_limit_bytes(device), max_thread_registers(device)
     if size > limit:
         raise IllegalRewrite(f"{size} bytes of shared memory exceed {device.name}'s {limit} of a block")
-    most = device.max_registers_per_thread or device.register_limit
     if register_count > most:
         raise IllegalRewrite(f"{register_count} registers exceed {device.name}'s {most} of a thread")
-    allocated = min(most, _allocated(register_count))
-    layer = device.layer(SHARED)
-    taken = size + (layer.block_reserved_bytes or 0)
-    limits = [device.max_blocks_per_unit or workload.blocks]
-    if taken:
-        limits.append((layer.unit_capacity_bytes or limit) // taken)
-    if device.registers_per_unit is not None:
-        limits.append(device.registers_per_unit // (threads * allocated))
-    if device.max_threads_per_unit is not None:
-        limits.append(device.max_threads_per_unit // threads)
-    if min(limits) < 1:
+    threads = workload.warps_per_block * device.teu_lanes
+    expected = min(most, expected_registers(register_count))
+    blocks = occupancy.blocks_per_unit(BlockUse(threads=threads, registers=expected, shared_bytes=size), device)
+    if blocks < 1:
         raise IllegalRewrite(f"{threads} threads of {register_count} registers exceed one unit of {device.name}")
-    return min(limits)
+    return blocks
 
 
-def _allocated(register_count: int) -> int:
-    """Registers that a unit sets aside for a thread. Worked example: of 76 planned, 83.6 are expected, 88 set aside."""
-    return -(-int(max(1, register_count) * ASSEMBLER_SHARE + 0.999) // REGISTERS_AT_A_TIME) * REGISTERS_AT_A_TIME
+def expected_registers(planned: int) -> int:
+    """Registers that ptxas is expected to take. Worked example: 84 of 76 planned."""
+    return ceil(max(1, planned) * ASSEMBLER_SHARE)

@@ -55,6 +55,7 @@ class MemoryLayer:
     opt_in_capacity_bytes: int | None = None  # reachable only by asking for it (CUDA dynamic shared memory)
     unit_capacity_bytes: int | None = None  # of all blocks of a unit together, where it is more than one may have
     block_reserved_bytes: int | None = None  # taken from it for each block beside what the block asks for
+    granule_bytes: int | None = None  # what is taken for a block is rounded up to whole ones of these
     cache_bytes: int | None = None  # of the hardware cache in front of a lowest layer (a GPU's L2 cache)
     cache_latency_ns: float | None = None  # of a read that hits that cache
     cache_bandwidth_gb_per_s: float | None = None  # of reads that hit it, all units together
@@ -95,6 +96,9 @@ class DeviceSpec:
     max_registers_per_thread: int | None = None  # the hardware's, where ``register_limit`` is the construction's budget
     matrix_register_limit: int | None = None  # the budget of matrix units' tiles, where it is another
     registers_per_unit: int | None = None  # of ``register_bytes`` each, shared by the unit's resident threads
+    registers_per_block: int | None = None  # where one block may not have all of a unit's
+    register_granule: int | None = None  # a warp's registers are rounded up to whole ones of these
+    warp_granule: int | None = None  # and a block's warps, where its registers are compared with the limit of a block
     layers: tuple[MemoryLayer, ...]
     peak_gflops: tuple[tuple[str, float], ...]
     tensor_core_shape: tuple[int, int, int] | None = None

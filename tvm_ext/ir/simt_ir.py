@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import Expr, For, ForKind, IterVar, Stmt, Var, structural_map, tirx
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.records.choice import ConstantPack
 
 from .build_ir import INDEX_DTYPE, index
-
-VECTOR_BYTES = 16
-"""The widest access of one thread: ``float4``, ``ld.global.v4.b32``, ``cp.async`` of 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

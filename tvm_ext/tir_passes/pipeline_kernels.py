@@ -8,7 +8,9 @@ from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import count_operations
+from tvm_ext.devices.gpu import REGISTER_BYTES
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import GpuPlan, KernelChoice
@@ -22,8 +24,6 @@ from .pipelining.function import Function
 from .pipelining.loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, size_of
 from .pipelining.passes import pipelined
 from .pipelining.plan import Wishes
-
-REGISTER_BYTES = 4
 
 
 def with_pipelines(
@@ -110,11 +110,9 @@ def _with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) 
 
 
 def _blocks_that_fit(plan: GpuPlan, device: DeviceSpec) -> int:
-    layer = device.layer("L1")
-    room = layer.unit_capacity_bytes or layer.opt_in_capacity_bytes or layer.capacity_bytes or plan.shared_bytes
-    by_memory = room // max(1, plan.shared_bytes + (layer.block_reserved_bytes or 0))
-    registers = (device.registers_per_unit or 0) // (plan.threads * (plan.register_count + SPARE_REGISTERS))
-    return max(1, min(by_memory, registers or by_memory))
+    registers = plan.register_count + SPARE_REGISTERS
+    use = BlockUse(threads=plan.threads, registers=registers, shared_bytes=plan.shared_bytes)
+    return max(1, blocks_per_unit(use, device))
 
 
 def _contains(launch: Any, statement: Any) -> bool:

@@ -8,7 +8,6 @@ for, so that the receiver needs a driver and TVM's runtime alone.
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,19 @@ from types import MappingProxyType
 from typing import Any
 
 from tvm_ext._tvm import pack_imports
+from tvm_ext.devices.capabilities import ARCHITECTURE, architecture_number
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions, cuda_settings
 from tvm_ext.records.build_profile import DeviceCode
 from tvm_ext.support.kernel_cache import KernelCache
 
-from .cuda_toolchain import CompiledCuda, architecture_number, compile_cuda
+from .cuda_toolchain import CompiledCuda, compile_cuda
 from .device_modules import LIBRARY_SYMBOL, assembly, replace_source
 
 WHOLE_MODULE_FACTOR = 10.0
 """A module holds all kernels of a model: so many times the limit of one kernel may compiling it take."""
 
 LANGUAGE = "CUDA C++"
-
-_ARCHITECTURE = re.compile(r"sm_\d+[af]?")
 
 
 def architecture_of(target: str) -> str | None:
@@ -40,7 +38,7 @@ def architecture_of(target: str) -> str | None:
         attributes = {}
     if isinstance(attributes, dict) and attributes.get("kind") == "cuda":
         return attributes.get("arch")
-    match = _ARCHITECTURE.search(target) if "cuda" in target else None
+    match = ARCHITECTURE.search(target) if "cuda" in target else None
     return match[0] if match else None
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from tvm_ext.devices.capabilities import architecture_suffix
+
 CUBIN = "kernels.cubin"
 OLDEST = 50
 """The oldest architecture that CUDA 12 compiles for; 12.0 dropped Kepler (the K80's sm_37)."""
@@ -70,7 +72,7 @@ def prepare(source: str, architecture: str, nvrtc: Nvrtc, folder: Path) -> list[
 
     ``architecture`` is "sm_70": NVRTC makes PTX for compute_70, from which ptxas makes the machine code and its report.
     """
-    suffix = architecture.removeprefix("sm_")
+    suffix = architecture_suffix(architecture)
     job = {
         "library": str(nvrtc.library),
         "source": "kernels.cu",

@@ -15,11 +15,12 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_ext import options
+from tvm_ext.devices.capabilities import architecture_number, architecture_suffix
 from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEnvironmentError
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.files import temporary_folder
@@ -32,7 +33,6 @@ from .ptxas_report import KernelUse, parse_report
 
 SCHEMA = 1  # of what the cache keeps
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
-_ARCHITECTURE = re.compile(r"sm_(\d+)([af]?)")
 _QUERY_TIME_LIMIT_S = 20.0
 
 _FLAGS = (
@@ -136,14 +136,6 @@ def _query(path: Path, argument: str) -> str:
         raise UnsupportedEnvironmentError(problem, INSTALL_CUDA) from error
 
 
-def architecture_number(architecture: str) -> int:
-    """80 for ``"sm_80"``, 90 for ``"sm_90a"``; raises OptionError for anything else."""
-    match = _ARCHITECTURE.fullmatch(architecture)
-    if match is None:
-        raise OptionError(f"{architecture!r} is not a CUDA architecture.", 'write e.g. "sm_80" or "sm_90a"')
-    return int(match[1])
-
-
 _OLDER = "; `pip install tvm-ext[cuda12]` brings NVRTC 12.9, which compiles for it"
 _TOO_OLD = "; no compiler after CUDA 11.8 does: name its nvcc in TVM_EXT_NVCC, or export the source (TVM_EXT_NVCC=off)"
 
@@ -226,12 +218,12 @@ def compile_many(
         return list(pool.map(attempt, sources))
 
 
-def gencode(architectures: Iterable[str], *, with_ptx: bool = False) -> list[str]:
+def gencode(architectures: Sequence[str], *, with_ptx: bool = False) -> list[str]:
     """nvcc's arguments for ``architectures``: sm_90a is ``-gencode arch=compute_90a,code=sm_90a``."""
-    suffixes = [item.removeprefix("sm_") for item in architectures]
+    suffixes = [architecture_suffix(item) for item in architectures]
     codes = {suffix: f"sm_{suffix}" for suffix in suffixes}
     if with_ptx:
-        newest = max(suffixes, key=lambda suffix: architecture_number(f"sm_{suffix}"))
+        newest = architecture_suffix(max(architectures, key=architecture_number))
         codes[newest] = f"[sm_{newest},compute_{newest}]"
     return [item for suffix, code in codes.items() for item in ("-gencode", f"arch=compute_{suffix},code={code}")]
 

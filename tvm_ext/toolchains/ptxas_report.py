@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import BlockUse, block_register_limit, block_registers
+
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)' for '(?P<architecture>sm_\w+)'")
 _STACK = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
@@ -50,14 +53,14 @@ class KernelUse:
 class PlannedUse:
     """What a kernel was planned to take, and what a threadblock may take of the device.
 
-    ``register_count`` are 32-bit registers per thread; ``register_file_count`` those of one multiprocessor, from the
-    device tables. ``dynamic_shared`` says that ``shared_bytes`` are asked for at launch.
+    ``register_count`` are 32-bit registers per thread. ``dynamic_shared`` says that ``shared_bytes`` are asked for at
+    launch.
     """
 
     threads: int
     shared_bytes: int
     register_count: int
-    register_file_count: int
+    device: DeviceSpec
     dynamic_shared: bool = False
 
 
@@ -102,8 +105,8 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
 def compare(use: KernelUse, plan: PlannedUse) -> tuple[Difference, ...]:
     """How ``use`` departs from ``plan``; empty where it does as planned.
 
-    Worked example: 168 registers × 256 threads = 43,008 of a multiprocessor's 65,536 fit; × 512 threads do not, and the
-    launch fails with "too many resources requested".
+    Worked example: 168 registers × 256 threads = 43,008 of a block's 65,536 fit; × 512 threads do not, and the launch
+    fails with "too many resources requested".
     """
     return tuple(_differences(use, plan))
 
@@ -115,10 +118,11 @@ def _differences(use: KernelUse, plan: PlannedUse) -> Iterator[Difference]:
         yield Difference(state="problem", text=f"{where} spills registers: {moved}")
     elif use.stack_bytes:
         yield Difference(state="problem", text=f"{where} keeps {use.stack_bytes} bytes per thread in local memory")
-    needed = use.register_count * plan.threads
-    if needed > plan.register_file_count:
-        counts = f"{use.register_count} registers x {plan.threads} threads = {needed}"
-        yield Difference(state="problem", text=f"{where} cannot start: {counts} of {plan.register_file_count}")
+    block = BlockUse(threads=plan.threads, registers=use.register_count, shared_bytes=0)
+    needed, limit = block_registers(block, plan.device), block_register_limit(plan.device)
+    if limit is not None and needed > limit:
+        counts = f"{use.register_count} registers x {plan.threads} threads take {needed}"
+        yield Difference(state="problem", text=f"{where} cannot start: {counts} of {limit}")
     if use.register_count > _REGISTER_SLACK * plan.register_count:
         text = f"{where} takes {use.register_count} registers, planned were {plan.register_count}"
         yield Difference(state="note", text=text)

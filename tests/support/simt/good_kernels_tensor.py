@@ -9,13 +9,13 @@ import numpy as np
 
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, nest, sequence, split_index, store
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
 from tvm_ext.support.arrays import Array
 
 from .good_kernels import GoodKernel, argument, copy_in, primitive_function
 
-WARP = 32
 TILE = 16
 THREADS = 64
 PADDING = 8  # halves after each row of a shared tile: rows start 16 bytes apart modulo 128

@@ -30,6 +30,7 @@ ROUND = DeviceSpec(
     max_blocks_per_unit=4,
     max_registers_per_thread=255,
     registers_per_unit=65536,
+    register_granule=256,
     layers=(
         MemoryLayer(
             name="L0", description="", scope="teu", capacity_bytes=384, bandwidth_gb_per_s=None, transaction_bytes=4

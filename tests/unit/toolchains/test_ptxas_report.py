@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tvm_ext.devices import device_db
 from tvm_ext.toolchains.ptxas_report import KernelUse, PlannedUse, compare, parse_report, table
 
 REPORT = """\
@@ -30,7 +31,7 @@ USE = KernelUse(
     name="k", architecture="sm_80", register_count=100, shared_bytes=4096, stack_bytes=0, spill_store_bytes=0,
     spill_load_bytes=0, barrier_count=1, constant_bytes=0,
 )  # fmt: skip
-PLAN = PlannedUse(threads=256, shared_bytes=4096, register_count=96, register_file_count=65536)
+PLAN = PlannedUse(threads=256, shared_bytes=4096, register_count=96, device=device_db.lookup("a100"))
 
 
 def test_every_kernel_on_every_architecture_is_read() -> None:
@@ -68,7 +69,13 @@ def test_a_kernel_that_does_as_planned_gives_nothing() -> None:
             replace(USE, register_count=168),
             replace(PLAN, threads=512, register_count=168),
             "problem",
-            "168 registers x",
+            "168 registers x 512 threads take 86016 of 65536",
+        ),
+        (
+            replace(USE, register_count=96),
+            replace(PLAN, threads=672),  # 64512 registers, but by warps of 21 that are counted as 24
+            "problem",
+            "96 registers x 672 threads take 73728 of 65536",
         ),
     ],
 )

@@ -6,13 +6,15 @@ memory), L2 global memory with its cache in front (IPU: the memories of the othe
 
 from __future__ import annotations
 
+from ..capabilities import capability_of
 from ..device_facts import LayerText, fact, spec_from_facts
+from ..gpu import SECTOR_BYTES, WARP
 from ..hal import DeviceSpec, Fact
+from .cuda_limits import CUDA_GUIDE, limit_facts
 
 PAPER = "Roller (OSDI'22) §4"
 ARTIFACT = "Roller artifact, microsoft/nnfusion branch osdi22_artifact, artifacts/roller/arch"
 ARTIFACT_A100 = "microsoft/nnfusion branch roller, artifacts/roller/arch/A100"
-CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 JIA_VOLTA_ALONE = "Jia et al., arXiv:1804.06826, measured"
 JIA_VOLTA = f"agrees with {JIA_VOLTA_ALONE}"
 JIA_TURING = "Jia et al., arXiv:1903.07486, measured"
@@ -23,13 +25,13 @@ A100_PAPER = "NVIDIA A100 whitepaper, tables 1, 3 and 4 (dense rates)"
 H100_PAPER = "NVIDIA H100 whitepaper, tables of the SXM5 board (dense rates)"
 H200_SHEET = "NVIDIA H200 datasheet, SXM (dense rates: half of the sparse ones printed)"
 K80_SHEET = "NVIDIA Tesla K80 board specification (BD-07317-001), one of its two GPUs"
+LLVM_AMD = "LLVM, User Guide for AMDGPU Backend, compute_pgm_rsrc registers of GFX9"
 MI50_SHEET = "AMD Radeon Instinct MI50 product page"
 GPU_BENCHES = "RRZE-HPC/gpu-benches 1038c5d, measured"
 POINTER_CHASE = f"{GPU_BENCHES}: gpu-latency"
 ABDELKHALIK = "Abdelkhalik et al., arXiv:2208.11174, measured"
 LUO = "Luo et al., arXiv:2402.13499, measured"
 CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
-AMPERE_GUIDE = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
 SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
 AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
 MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
@@ -43,36 +45,53 @@ GPU_LAYERS = (
 )
 
 
-def _cuda_common(bank_bytes: int, bank_source: str, register_source: str) -> tuple[Fact, ...]:
-    """The facts that all CUDA rows share: warps, banks, transactions, register budget."""
-    return (
-        fact("teus_per_unit", 4, "warp schedulers", PAPER if register_source == PAPER else CUDA_GUIDE),
-        fact("teu_lanes", 32, "threads", f"{PAPER}: the TEU is a warp"),
-        fact("register_limit", 96, "32-bit registers per thread", register_source),
+def _cuda(
+    name: str,
+    description: str,
+    aliases: tuple[str, ...],
+    architecture: str,
+    facts: tuple[Fact, ...],
+    *,
+    bank_bytes: int = 4,
+    in_paper: bool = False,
+) -> DeviceSpec:
+    """A row for ``architecture`` ("sm_80"): what its compute capability says, what all CUDA rows share, ``facts``.
+
+    Of Roller's own devices (``in_paper``) schedulers, banks and register budget are the paper's too.
+    """
+    version = capability_of(architecture)
+    limits = limit_facts(
+        version,
+        schedulers=PAPER if in_paper else CUDA_GUIDE,
+        static=f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit",
+    )
+    shared = (
+        fact("compute_capability", f"{version[0]}.{version[1]}", "major.minor", CUDA_GUIDE),
+        fact("teu_lanes", WARP, "threads", f"{PAPER}: the TEU is a warp"),
+        fact("register_limit", 96, "32-bit registers per thread", PAPER if in_paper else AS_V100),
         fact("register_limit", 255, "32-bit registers per thread", CUDA_GUIDE, used=False),
         fact("register_bytes", 4, "bytes", CUDA_GUIDE),
-        fact("max_threads_per_block", 1024, "threads", CUDA_GUIDE),
-        fact("max_registers_per_thread", 255, "32-bit registers", CUDA_GUIDE),
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
-        fact("layers.L1.capacity_bytes", 48 * 1024, "bytes", f"{PAPER} (deviceQuery); {CUDA_GUIDE}: static limit"),
         fact("layers.L1.bank_count", 32, "banks", f"{PAPER}; {CUDA_GUIDE}"),
-        fact("layers.L1.bank_bytes", bank_bytes, "bytes", bank_source),
-        fact("layers.L2.transaction_bytes", 32, "bytes", f"{PAPER}: 8 float elements"),
+        fact("layers.L1.bank_bytes", bank_bytes, "bytes", PAPER if in_paper else CUDA_GUIDE),
+        fact("layers.L2.transaction_bytes", SECTOR_BYTES, "bytes", f"{PAPER}: 8 float elements"),
     )
-
-
-def _cuda(name: str, description: str, aliases: tuple[str, ...], arch: str, facts: tuple[Fact, ...]) -> DeviceSpec:
     return spec_from_facts(
         name=name,
         kind="cuda",
         description=description,
         aliases=aliases,
-        target=(("arch", arch), ("kind", "cuda")),
+        target=(("arch", architecture), ("kind", "cuda")),
         layers=GPU_LAYERS,
-        facts=facts,
+        facts=(*limits, *shared, *facts),
     )
+
+
+def _peaks(source: str, **gflops: float) -> tuple[Fact, ...]:
+    """Peak rates by type of one ``source``: ``float32=19500.0, float16_tensor=312000.0``."""
+    return tuple(fact(f"peak_gflops.{key}", rate, "GFLOP/s", source) for key, rate in gflops.items())
 
 
 V100 = _cuda(
@@ -81,16 +100,9 @@ V100 = _cuda(
     ("v100", "tesla-v100", "nvidia/nvidia-v100", "sm_70"),
     "sm_70",
     (
-        *_cuda_common(4, PAPER, PAPER),
-        fact("compute_capability", "7.0", "major.minor", V100_PAPER),
         fact("unit_count", 80, "SMs", PAPER),
         fact("clock_ghz", 1.38, "GHz", "boost clock of the PCIe board (the paper's Azure NC24s v3), V100 datasheet"),
         fact("clock_ghz", 1.53, "GHz", f"{V100_PAPER}, SXM2 boost", used=False),
-        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
-        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
-        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
-        fact("layers.L1.opt_in_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
-        fact("layers.L1.unit_capacity_bytes", 96 * 1024, "bytes", CUDA_GUIDE),
         fact("layers.L1.latency_ns", 13.8, "ns", f"19 cycles of 1.38 GHz; {JIA_VOLTA_ALONE}"),
         fact("layers.L1.bandwidth_gb_per_s", 12080.0, "GB/s", f"{ARTIFACT}/V100.py; {JIA_VOLTA}"),
         fact("layers.L1.bandwidth_gb_per_s", 14131.2, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}", used=False),
@@ -110,6 +122,7 @@ V100 = _cuda(
         fact("peak_gflops.float16_tensor", 125000.0, "GFLOP/s", f"{V100_PAPER}, SXM2; {ARTIFACT}/V100.py", used=False),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
     ),
+    in_paper=True,
 )
 
 K80 = _cuda(
@@ -118,16 +131,10 @@ K80 = _cuda(
     ("k80", "tesla-k80", "nvidia/tesla-k80", "nvidia/nvidia-k80", "sm_37"),
     "sm_37",
     (
-        *_cuda_common(8, PAPER, PAPER),
-        fact("compute_capability", "3.7", "major.minor", CUDA_GUIDE),
         fact("unit_count", 13, "SMs", PAPER),
         fact("unit_count", 26, "SMs", f"{ARTIFACT}/K80.py: both GPUs of the board", used=False),
         fact("clock_ghz", 0.875, "GHz", f"{K80_SHEET}, highest boost"),
         fact("clock_ghz", 0.562, "GHz", f"{K80_SHEET}, base", used=False),
-        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
-        fact("registers_per_unit", 131072, "32-bit registers", f"{CUDA_GUIDE} (capability 3.7)"),
-        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
-        fact("layers.L1.unit_capacity_bytes", 112 * 1024, "bytes", f"{CUDA_GUIDE} (capability 3.7)"),
         fact("layers.L1.latency_ns", 29.7, "ns", f"26 cycles of 0.875 GHz; {JIA_VOLTA_ALONE}"),
         fact("layers.L1.bandwidth_gb_per_s", 2540.0, "GB/s", f"{ARTIFACT}/K80.py, measured"),
         fact("layers.L1.bandwidth_gb_per_s", 2912.0, "GB/s", "arithmetic: 13 x 32 x 8 x 0.875 GHz", used=False),
@@ -138,6 +145,8 @@ K80 = _cuda(
         fact("peak_gflops.float32", 4368.0, "GFLOP/s", "arithmetic: 13 x 192 x 2 x 0.875 GHz", used=False),
         fact("peak_gflops.float64", 1371.0, "GFLOP/s", "a third of float32; NVIDIA GK110/GK210 whitepaper"),
     ),
+    bank_bytes=8,
+    in_paper=True,
 )
 
 T4 = _cuda(
@@ -146,15 +155,8 @@ T4 = _cuda(
     ("t4", "tesla-t4", "nvidia/nvidia-t4", "sm_75"),
     "sm_75",
     (
-        *_cuda_common(4, CUDA_GUIDE, AS_V100),
-        fact("compute_capability", "7.5", "major.minor", T4_PAPER),
         fact("unit_count", 40, "SMs", T4_PAPER),
         fact("clock_ghz", 1.59, "GHz", f"{T4_PAPER}, boost"),
-        fact("max_threads_per_unit", 1024, "threads", CUDA_GUIDE),
-        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
-        fact("max_blocks_per_unit", 16, "blocks", CUDA_GUIDE),
-        fact("layers.L1.opt_in_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
-        fact("layers.L1.unit_capacity_bytes", 64 * 1024, "bytes", CUDA_GUIDE),
         fact("layers.L1.latency_ns", 11.9, "ns", f"19 cycles of 1.59 GHz; {JIA_TURING}"),
         fact("layers.L1.bandwidth_gb_per_s", 3662.0, "GB/s", f"{JIA_TURING}"),
         fact("layers.L1.bandwidth_gb_per_s", 4070.4, "GB/s", "arithmetic: 40 x 64 bytes x 1.59 GHz", used=False),
@@ -165,8 +167,7 @@ T4 = _cuda(
         fact("layers.L2.cache_bandwidth_gb_per_s", 1270.0, "GB/s", JIA_TURING),
         fact("peak_gflops.float32", 8141.0, "GFLOP/s", f"arithmetic: 40 x 64 x 2 x 1.59 GHz; {T4_PAPER}: 8.1"),
         fact("peak_gflops.float16", 16282.0, "GFLOP/s", f"twice float32 (half2); {T4_PAPER}: 16.2"),
-        fact("peak_gflops.float16_tensor", 65000.0, "GFLOP/s", T4_PAPER),
-        fact("peak_gflops.int8_tensor", 130000.0, "GFLOP/s", T4_PAPER),
+        *_peaks(T4_PAPER, float16_tensor=65000.0, int8_tensor=130000.0),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
     ),
 )
@@ -177,18 +178,10 @@ A100 = _cuda(
     ("a100", "tesla-a100", "nvidia/nvidia-a100", "sm_80"),
     "sm_80",
     (
-        *_cuda_common(4, CUDA_GUIDE, AS_V100),
         fact("register_limit", 164, "32-bit registers per thread", f"{ARTIFACT_A100}", used=False),
         fact("matrix_register_limit", 164, "32-bit registers per thread", MATRIX_BUDGET),
-        fact("compute_capability", "8.0", "major.minor", A100_PAPER),
         fact("unit_count", 108, "SMs", f"{A100_PAPER}; {ARTIFACT_A100}"),
         fact("clock_ghz", 1.41, "GHz", f"{A100_PAPER}, boost"),
-        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
-        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
-        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
-        fact("layers.L1.opt_in_capacity_bytes", 163 * 1024, "bytes", f"{CUDA_GUIDE}: 164 KiB a unit, 1 reserved"),
-        fact("layers.L1.unit_capacity_bytes", 164 * 1024, "bytes", CUDA_GUIDE),
-        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
         fact("layers.L1.latency_ns", 16.3, "ns", f"23 cycles of 1.41 GHz; {ABDELKHALIK}; {CHIP_BENCHMARKER}"),
         fact("layers.L1.latency_ns", 20.6, "ns", f"29.0 cycles of 1.41 GHz; {LUO}", used=False),
         fact("layers.L1.bandwidth_gb_per_s", 19491.8, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
@@ -206,13 +199,9 @@ A100 = _cuda(
         fact("layers.L2.cache_bandwidth_gb_per_s", 3094.0, "GB/s", CHIP_BENCHMARKER, used=False),
         fact("peak_gflops.float32", 19500.0, "GFLOP/s", A100_PAPER),
         fact("peak_gflops.float32", 78000.0, "GFLOP/s", f"{ARTIFACT_A100}: the float16 rate", used=False),
-        fact("peak_gflops.float16", 78000.0, "GFLOP/s", A100_PAPER),
-        fact("peak_gflops.bfloat16", 39000.0, "GFLOP/s", A100_PAPER),
-        fact("peak_gflops.float64", 9700.0, "GFLOP/s", A100_PAPER),
+        *_peaks(A100_PAPER, float16=78000.0, bfloat16=39000.0, float64=9700.0),
         fact("peak_gflops.float16_tensor", 312000.0, "GFLOP/s", f"{A100_PAPER}; {ARTIFACT_A100}"),
-        fact("peak_gflops.bfloat16_tensor", 312000.0, "GFLOP/s", A100_PAPER),
-        fact("peak_gflops.tfloat32_tensor", 156000.0, "GFLOP/s", A100_PAPER),
-        fact("peak_gflops.int8_tensor", 624000.0, "GFLOP/s", A100_PAPER),
+        *_peaks(A100_PAPER, bfloat16_tensor=312000.0, tfloat32_tensor=156000.0, int8_tensor=624000.0),
         fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma", used=False),
     ),
@@ -222,18 +211,10 @@ A100 = _cuda(
 def _hopper_facts() -> tuple[Fact, ...]:
     """What H100 SXM5 and H200 SXM share: the same GPU with other memory."""
     return (
-        *_cuda_common(4, CUDA_GUIDE, AS_V100),
         fact("matrix_register_limit", 164, "32-bit registers per thread", f"as the A100's: {MATRIX_BUDGET}"),
         fact("mma_sync_share", 0.629, "of the peak", f"{LUO}: mma on average; only wgmma comes near the peak"),
-        fact("compute_capability", "9.0", "major.minor", H100_PAPER),
         fact("unit_count", 132, "SMs", H100_PAPER),
         fact("clock_ghz", 1.98, "GHz", f"{H100_PAPER}: 66.9 TFLOP/s = 132 x 128 x 2 x 1.98 GHz"),
-        fact("max_threads_per_unit", 2048, "threads", CUDA_GUIDE),
-        fact("registers_per_unit", 65536, "32-bit registers", CUDA_GUIDE),
-        fact("max_blocks_per_unit", 32, "blocks", CUDA_GUIDE),
-        fact("layers.L1.opt_in_capacity_bytes", 227 * 1024, "bytes", f"{CUDA_GUIDE}: 228 KiB a unit, 1 reserved"),
-        fact("layers.L1.unit_capacity_bytes", 228 * 1024, "bytes", CUDA_GUIDE),
-        fact("layers.L1.block_reserved_bytes", 1024, "bytes", AMPERE_GUIDE),
         fact("layers.L1.latency_ns", 11.6, "ns", f"23 cycles (H800) of 1.98 GHz; {CHIP_BENCHMARKER}"),
         fact("layers.L1.latency_ns", 14.6, "ns", f"29.0 cycles (H100 PCIe) of 1.98 GHz; {LUO}", used=False),
         fact("layers.L1.bandwidth_gb_per_s", 33454.1, "GB/s", f"arithmetic: {SHARED_ARITHMETIC}"),
@@ -249,14 +230,9 @@ def _hopper_facts() -> tuple[Fact, ...]:
         fact(
             "layers.L2.cache_bandwidth_gb_per_s", 6920.0, "GB/s", f"{GPU_BENCHES}: gpu-l2-cache, H100 PCIe", used=False
         ),
-        fact("peak_gflops.float32", 66900.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.float16", 133800.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.bfloat16", 133800.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.float64", 33500.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.float16_tensor", 989400.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.bfloat16_tensor", 989400.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.tfloat32_tensor", 494700.0, "GFLOP/s", H100_PAPER),
-        fact("peak_gflops.int8_tensor", 1978900.0, "GFLOP/s", H100_PAPER),
+        *_peaks(H100_PAPER, float32=66900.0, float16=133800.0, bfloat16=133800.0, float64=33500.0),
+        *_peaks(H100_PAPER, float16_tensor=989400.0, bfloat16_tensor=989400.0),
+        *_peaks(H100_PAPER, tfloat32_tensor=494700.0, int8_tensor=1978900.0),
         fact("tensor_core_shape", "16x8x16", "m x n x k", "PTX ISA, mma.sync.m16n8k16 for float16 and bfloat16"),
         fact("tensor_core_shape", "64x8x16", "m x n x k", "PTX ISA, smallest wgmma.mma_async (sm_90a)", used=False),
     )
@@ -298,10 +274,12 @@ MI50 = spec_from_facts(
         fact("max_threads_per_unit", 2560, "threads", "AMD GCN: 4 SIMDs x 10 wavefronts x 64"),
         fact("registers_per_unit", 65536, "32-bit registers", "AMD Vega ISA: 4 SIMDs x 256 VGPRs x 64 lanes"),
         fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
+        fact("register_granule", 256, "32-bit registers of a wavefront", f"{LLVM_AMD}: VGPRs by 4, x 64 lanes"),
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),
+        fact("layers.L1.granule_bytes", 512, "bytes", f"{LLVM_AMD}: granulated_lds_size, by 128 words"),
         fact("layers.L1.transaction_bytes", 128, "bytes", f"{ARTIFACT}/MI50.py"),
         fact("layers.L1.bank_count", 32, "banks", PAPER),
         fact("layers.L1.bank_bytes", 4, "bytes", PAPER),

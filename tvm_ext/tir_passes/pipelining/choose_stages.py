@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm_ext.cost.pipeline_model import PipelineLatency, predict
-from tvm_ext.cost.pipeline_workload import PipelineWorkload, shared_bytes, shared_limit_bytes
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, shared_bytes
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
 
 SHARED_STAGES = range(2, 9)

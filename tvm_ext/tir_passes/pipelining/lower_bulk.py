@@ -22,7 +22,9 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Stmt, Var, structural_map, structural_walk, tirx
+from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import as_index, cast_to
 from tvm_ext.ir.bulk_ir import (
@@ -43,13 +45,10 @@ from .bulk_rows import BulkRows, bulk_rows
 from .function import Function
 from .loops import buffer_bytes, bytes_per_element, constant, enclosing_loops, integer, is_shared, zero
 from .part_copies import NOTHING, Loader
-from .plan import shared_bytes_around, shared_capacity_bytes
+from .plan import shared_bytes_around
 from .primitives import read_primitive
 from .transform import Pipeline
 from .versions import SHARED_GRANULE_BYTES
-
-BULK_SINCE = (9, 0)
-"""The first compute capability with cp.async.bulk (PTX ISA)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -191,7 +190,7 @@ def with_bulk_copies(
 
 
 def _as_bulk(pipeline: Pipeline, function: Function, device: DeviceSpec) -> tuple[Pipeline, BulkPipeline]:
-    if device.kind != "cuda" or (device.compute_capability or (0, 0)) < BULK_SINCE:
+    if not has(device, BULK_COPIES_SINCE):
         raise IllegalRewrite(f"{device.name} has none (they came with sm_90)")
     begun_anew = _is_begun_anew(pipeline.loop, function)
     threads = threads_around(function, pipeline.loop)
@@ -224,7 +223,7 @@ def _check_room(pipeline: Pipeline, function: Function, device: DeviceSpec, mbar
     """The versions were chosen to fit; the mbarriers, and the gap before what is aligned behind them, must as well."""
     more = sum(buffer_bytes(loaded.versions.new) - buffer_bytes(loaded.load_use.buffer) for loaded in pipeline.buffers)
     taken = shared_bytes_around(function, pipeline.loop) + more + mbarriers * MBARRIER_BYTES + SHARED_GRANULE_BYTES
-    if taken > shared_capacity_bytes(device):
+    if taken > shared_limit_bytes(device):
         raise IllegalRewrite(f"{mbarriers} mbarriers do not fit beside the tiles into shared memory")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from tvm_ext._tvm import For, ForKind, PrimFunc, Target, copy_module, module_pass, structural_walk, tirx
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinedBuffer, PipelinePlan, PipelineRefusal
 from tvm_ext.records.serialise import from_json, to_json
@@ -23,7 +24,7 @@ from .function import Function
 from .loops import bytes_per_element, rename_apart, scope_of, size_of, to_loops
 from .lower import lower_primitives
 from .lower_bulk import BulkPipeline, lower_bulk_primitives, with_bulk_copies
-from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions, shared_capacity_bytes
+from .plan import PipeliningMode, Wishes, decide, make_loader, move_functions
 from .private_registers import group_loads, ungroup_loads
 from .stock_pipelines import already_pipelined, without_stock_pipelines
 from .transform import LoadedBuffer, Pipeline, Transformer, loaded_buffer
@@ -303,8 +304,8 @@ def _register_pipeline(number: int, members: PlannedLoads) -> Pipeline:
 
 def _scope_for(function: Function, plan: PipelinePlan, device: DeviceSpec) -> str | None:
     """``"shared.dyn"`` where a kernel's static shared memory would not do; None: as it is."""
-    static = device.layer("L1").capacity_bytes or 0
-    if device.kind != "cuda" or shared_capacity_bytes(device) <= static:
+    static = static_shared_bytes(device)
+    if shared_limit_bytes(device) <= static:
         return None
     versions = {item.name: item.stages for item in plan.buffers}
     for launch in function.launches or [function.body]:

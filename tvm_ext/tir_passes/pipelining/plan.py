@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tvm_ext._tvm import Stmt
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.pipelines import PipelinedBuffer, PipelinePlan, PipelineRefusal
 
@@ -54,8 +56,8 @@ class Wishes:
 
 
 def has_async_copies(device: DeviceSpec) -> bool:
-    """cp.async came with compute capability 8.0 (PTX ISA, cp.async)."""
-    return device.kind == "cuda" and (device.compute_capability or (0, 0)) >= (8, 0)
+    """Whether cp.async copies a kernel's tiles for ``device``."""
+    return has(device, ASYNC_COPIES_SINCE)
 
 
 def make_loader(function: Function, load_use: LoadUse, device: DeviceSpec) -> Loader:
@@ -159,7 +161,7 @@ class _Planner:
         if not is_static or not any(scope_of(b) == "shared.dyn" and {str(b.ty.dtype)} != types for b in beside):
             return MOST_VERSIONS
         static = [b for b in beside if scope_of(b) == "shared" and not any(b.same_as(tile) for tile in tiles)]
-        room = (self.device.layer("L1").capacity_bytes or 0) - sum(map(buffer_bytes, static))
+        room = static_shared_bytes(self.device) - sum(map(buffer_bytes, static))
         return max(1, room // max(1, sum(version_bytes(load_use.buffer) for load_use, _ in group.shared)))
 
     def _asked(self, name: str) -> int | None:
@@ -196,7 +198,7 @@ class _Planner:
 
     def _default(self, group: LoadGroup, fixed: int | None, registers: int | None, late: bool) -> tuple[int, int]:
         shared = fixed or (2 if late else DEFAULT_SHARED)
-        limit = shared_capacity_bytes(self.device)
+        limit = shared_limit_bytes(self.device)
         tile = sum(version_bytes(load_use.buffer) for load_use, _ in group.shared)
         other = shared_bytes_around(self.found.function, group.loop) - tile
         most = max(1, (limit - other) // max(1, tile))
@@ -231,13 +233,6 @@ def _planned(load_use: LoadUse, stages: int, loader: Loader | None) -> Pipelined
         tile_bytes=version_bytes(load_use.buffer),
         copy_bytes=width,
     )
-
-
-def shared_capacity_bytes(device: DeviceSpec) -> int:
-    """Shared memory that one block may have, on request where it must be asked for."""
-    layer = device.layer("L1")
-    opt_in = layer.opt_in_capacity_bytes if device.kind == "cuda" else None
-    return max(layer.capacity_bytes or 0, opt_in or 0)
 
 
 def shared_bytes_around(function: Function, loop: Stmt) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_ext.cost.pipeline_workload import GLOBAL, PipelineWorkload, blocks_per_unit, shared_bytes
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit, shared_bytes
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import GLOBAL
 
 from .count_statements import Counts, extent_of
 from .detect import LoadGroup

@@ -6,6 +6,7 @@ from math import prod
 
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.errors import TargetError
 
 INDEX_LIMIT = 2**31
@@ -46,6 +47,6 @@ def nothing_fits(operator: str, shape: tuple[int, ...], device: DeviceSpec) -> T
     )
     return TargetError(
         f"operator {operator}: no tile of its {list(shape)} loop nest fits {device.name} ({device.register_limit} "
-        f"registers of a thread, {device.max_threads_per_block} threads of a block, {layers}).",
+        f"registers of a thread, {max_block_threads(device)} threads of a block, {layers}).",
         "build for a larger device (`tvm-ext devices`), or pass enable_roller='auto' to leave it to stock TVM",
     )

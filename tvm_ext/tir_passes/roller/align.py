@@ -1,4 +1,4 @@
-"""The alignment rules of §3.1, each a small function, behind `next_aligned_axis_sizes` (GetNextAlignedAxisSize).
+"""The alignment rules of §3.1, each a small function, behind `Aligner.next_size` (GetNextAlignedAxisSize).
 
 A rule says which sizes of an axis are aligned, either as a *step* (sizes must be multiples of it) or as a test of one
 size or of a whole tile. New hardware is a new rule: write it and call it from `Aligner`. Each can be switched off by
@@ -14,7 +14,7 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import AccessTable, Shape
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.rprogram import RTile
+from tvm_ext.devices.occupancy import max_block_threads
 
 UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE = "unit", "memory", "shape", "bank", "tensor_core"
 ALL_RULES = frozenset({UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE})
@@ -215,26 +215,5 @@ class Aligner:
         model, device = self.model, self.model.device
         if model.is_cpu or self.upper is None:
             return True
-        threads = model.threads(self.upper, shape)
-        limits = [device.max_threads_per_block]
-        if device.registers_per_unit is not None:
-            limits.append(device.registers_per_unit // device.register_limit)
-        return all(limit is None or threads <= limit for limit in limits)
-
-
-def next_aligned_axis_sizes(
-    tile: RTile,
-    expr: TensorExpr,
-    device: DeviceSpec,
-    layer: str,
-    rules: frozenset[str] = ALL_RULES,
-    epsilon: float = 0.0,
-    *,
-    upper: RTile | None = None,
-    vector_axis: str | None = None,
-) -> dict[str, int | None]:
-    """GetNextAlignedAxisSize (§3.1): per axis the next aligned size of ``tile`` in ``layer``, None past its end."""
-    model = PerfModel(expr, device, vector_axis)
-    model.tensor_core = TENSOR_CORE in rules and tensor_core_steps(expr, device) is not None
-    aligner = Aligner(model, int(layer[1:]), None if upper is None else upper.shape, rules, epsilon)
-    return {name: aligner.next_size(tile.shape, i) for i, name in enumerate(tile.axes)}
+        limit = max_block_threads(device, registers=device.register_limit)
+        return limit is None or model.threads(self.upper, shape) <= limit

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import static_shared_bytes
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 
 from .align import padding_waste
@@ -86,7 +87,7 @@ def _tiles(shape: GemmShape, dtype: str, device: DeviceSpec) -> list[TileSplit]:
     """All aligned tiles that fit the device: registers of a thread, threads and shared memory of a block."""
     step = reduction_step(dtype, device)
     depths = _depths(shape.depth, step, shape.itemsize)
-    capacity = device.layer("L1").capacity_bytes or float("inf")
+    capacity = static_shared_bytes(device)
     found = []
     for warp_rows in _sides(shape.rows):
         for warp_columns in _sides(shape.columns):

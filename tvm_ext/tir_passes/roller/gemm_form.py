@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 
@@ -88,8 +89,7 @@ def wmma_pitches(device: DeviceSpec, *, along_depth: bool) -> tuple[int, int]:
     0, 2, 4, 6 modulo 8. Contiguous along the reduction it is read by 16 bytes, 8 lanes at a time, at four rows, or at
     rows r and r + 8 of A, which share their banks whatever the distance.
     """
-    early = device.compute_capability is not None and device.compute_capability < (7, 5)
-    return EVEN_PITCHES if early and not along_depth else ODD_PITCHES
+    return ODD_PITCHES if along_depth or has(device, LDMATRIX_SINCE) else EVEN_PITCHES
 
 
 def padded_chunks(chunks: int, pitches: tuple[int, int] = ODD_PITCHES) -> int:
@@ -135,7 +135,7 @@ def gemm_form(expr: TensorExpr) -> GemmForm | str:
 
 def supports_mma(expr: TensorExpr, device: DeviceSpec) -> str | None:
     """None where tensor cores of ``device`` can compute ``expr``, else the reason why not."""
-    if device.kind != "cuda" or device.tensor_core_shape is None or device.compute_capability is None:
+    if device.tensor_core_shape is None or not has(device, MATRIX_UNITS_SINCE):
         return f"{device.name} has no tensor cores"
     if len(expr.inputs) != 2:
         return "it is no sum of products of two tensors"
@@ -155,7 +155,7 @@ def supports_mma(expr: TensorExpr, device: DeviceSpec) -> str | None:
 
 def uses_mma_sync(device: DeviceSpec) -> bool:
     """Whether fragments are loaded by ldmatrix and multiplied by mma.m16n8k16 (sm_80 and later), else by wmma."""
-    return device.compute_capability is not None and device.compute_capability >= (8, 0)
+    return has(device, MMA_SYNC_SINCE)
 
 
 def reduction_step(dtype: str, device: DeviceSpec) -> int:

@@ -11,22 +11,20 @@ from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.gpu import REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.rprogram import LayerCost, Prediction
 
 from .gemm_form import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, TileSplit, padded_chunks, reduction_step, uses_mma_sync
 from .mma_grid import grid_group
 
-WARP = 32
-REGISTER_BYTES = 4
 ACCUMULATOR_BYTES = 4
 ADDRESS_REGISTERS = 40
 """Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
 
 WARPS_PER_TEU = 2
 """Warps that a warp scheduler needs to hide one's waiting behind another's work."""
-
-VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +89,16 @@ def tile_bytes(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
 
 def resident_blocks(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     """Threadblocks that one unit runs at a time; at least 1."""
-    threads = split.warps * WARP
-    layer = device.layer("L1")
-    shared = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
-    limits = [shared // tile_bytes(split, dtype, device)]
-    if device.registers_per_unit is not None:
-        limits.append(device.registers_per_unit // (threads * thread_registers(split, dtype, device)))
-    if device.max_threads_per_unit is not None:
-        limits.append(device.max_threads_per_unit // threads)
-    return max(1, min(limits))
+    return max(1, blocks_per_unit(block_use(split, dtype, device), device))
+
+
+def block_use(split: TileSplit, dtype: str, device: DeviceSpec) -> BlockUse:
+    """What a block of ``split`` is expected to take of its unit."""
+    return BlockUse(
+        threads=split.warps * WARP,
+        registers=thread_registers(split, dtype, device),
+        shared_bytes=tile_bytes(split, dtype, device),
+    )
 
 
 def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, device: DeviceSpec) -> Prediction:

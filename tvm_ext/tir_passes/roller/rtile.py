@@ -11,11 +11,6 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RTile
 
 
-def initial_rtile(expr: TensorExpr) -> RTile:
-    """The smallest rTile of ``expr``: one point (Figure 8, line 2)."""
-    return RTile(axes=tuple(axis.name for axis in expr.axes), shape=(1,) * len(expr.axes))
-
-
 def data_tiles(expr: TensorExpr, tile: RTile) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor's data tile: [i=4, j=4, k=2] of a matmul is A 4x2, B 2x4, C 4x4 (Figure 4)."""
     return {access.tensor: access.tile_shape(tile.sizes) for access in expr.accesses}

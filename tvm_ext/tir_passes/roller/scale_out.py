@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import ceil, prod
 
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import REPORTED_UNITS_PER_G, PerfModel
+from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 
 from .align import tensor_core_steps, transaction_step
 from .rtile import reuse_score
@@ -21,9 +22,6 @@ WARPS_TO_HIDE_LATENCY = 1
 SCATTER_SHARE = 0.25
 """Share of the time that partial transactions of a store cost although the cache of the lowest layer joins them."""
 
-MANY_BLOCKS = 32
-"""Blocks of a unit beyond which no table has a limit."""
-
 OTHER_REGISTERS = 24
 """Registers of a GPU's thread beside accumulators and operands."""
 
@@ -31,27 +29,19 @@ OTHER_REGISTERS = 24
 def resident_share(model: PerfModel, shapes: Sequence[Shape], padding: Sequence[int]) -> float:
     """Share of the threads that hide latency which a GPU's unit holds at a time, at most 1; 1 on a CPU.
 
-    A unit holds blocks up to its threads, registers and shared memory. (Where there are too few blocks, the emitter
-    divides their reduction among more threads.) Worked example,
-    V100: blocks of 32 threads with 40 KiB of shared memory: 96 KiB hold 2, that is 64 threads; wanted is a warp
-    for each of 4 schedulers, 128 threads: 0.5.
+    (Where there are too few blocks, the emitter divides their reduction among more threads.) Worked example, V100:
+    blocks of 32 threads with 40 KiB of shared memory: 96 KiB hold 2, that is 64 threads; wanted is a warp for each of
+    4 schedulers, 128 threads: 0.5.
     """
     device = model.device
     if model.is_cpu or model.tensor_core or len(shapes) < 2:
         return 1.0
     threads = model.threads(shapes[0], shapes[1])
-    blocks = [MANY_BLOCKS]
-    if device.max_threads_per_unit is not None:
-        blocks.append(device.max_threads_per_unit // threads)
-    if device.registers_per_unit is not None:
-        registers = model.footprint_bytes(0, shapes[0]) / device.register_bytes + OTHER_REGISTERS
-        blocks.append(int(device.registers_per_unit / (registers * threads)))
-    shared = device.layers[1].opt_in_capacity_bytes or device.layers[1].capacity_bytes
-    held = model.footprint_bytes(1, shapes[1], padding)
-    if shared is not None and held > 0:
-        blocks.append(int(shared / held))
+    registers = ceil(model.footprint_bytes(0, shapes[0]) / device.register_bytes) + OTHER_REGISTERS
+    shared = ceil(model.footprint_bytes(1, shapes[1], padding))
+    held = blocks_per_unit(BlockUse(threads=threads, registers=registers, shared_bytes=shared), device)
     wanted = WARPS_TO_HIDE_LATENCY * device.teus_per_unit * device.teu_lanes
-    return min(1.0, max(1, min(blocks)) * threads / wanted)
+    return min(1.0, max(1, held) * threads / wanted)
 
 
 def scattered_store_s(model: PerfModel, shapes: Sequence[Shape]) -> float:

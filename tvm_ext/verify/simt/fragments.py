@@ -14,13 +14,13 @@ from functools import cache
 
 import numpy as np
 
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
 from .number_types import PTX_DTYPES, to_dtype
 
-WARP_LANES = 32
-LANES = np.arange(WARP_LANES)
+LANES = np.arange(WARP)
 GROUP, THREAD_IN_GROUP = LANES >> 2, LANES % 4  # the ISA's groupID and threadID_in_group
 
 
@@ -78,7 +78,7 @@ def _operand_a(m: int, k: int, per_register: int) -> FragmentMap:
     row g + 8, a4..a7 the same in columns + 8.
     """
     slab, row_blocks = 4 * per_register, m // 8
-    element = np.arange(m * k // WARP_LANES)
+    element = np.arange(m * k // WARP)
     register, within = element // per_register, element % per_register
     rows = GROUP[:, None] + 8 * (register % row_blocks)
     columns = THREAD_IN_GROUP[:, None] * per_register + within + slab * (register // row_blocks)
@@ -87,13 +87,13 @@ def _operand_a(m: int, k: int, per_register: int) -> FragmentMap:
 
 def _operand_b(k: int, per_register: int) -> FragmentMap:
     slab = 4 * per_register
-    element = np.arange(k * 8 // WARP_LANES)
+    element = np.arange(k * 8 // WARP)
     rows = THREAD_IN_GROUP[:, None] * per_register + element % per_register + slab * (element // per_register)
     return _fragment((k, 8), rows, np.broadcast_to(GROUP[:, None], rows.shape))
 
 
 def _accumulator(m: int) -> FragmentMap:
-    element = np.arange(m * 8 // WARP_LANES)
+    element = np.arange(m * 8 // WARP)
     rows = GROUP[:, None] + 8 * (element // 2)
     return _fragment((m, 8), rows, THREAD_IN_GROUP[:, None] * 2 + element % 2 + 0 * rows)
 

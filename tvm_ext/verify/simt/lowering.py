@@ -19,15 +19,13 @@ from tvm_ext._tvm import (
     tir_pipelines,
     tirx,
 )
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 
 from .compile_expr import constant_int, op_name, split_dtype
 from .compile_statement import pointer_variable, thread_extents
-
-ASYNC_COPY_SINCE = (8, 0)
-"""The first compute capability with cp.async."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +87,7 @@ def lower(function: Any, target: Any, *, config: Mapping[str, Any] | None = None
     resolved, device = _target(target)
     module = _module(function)
     options = {**dict(PassContext.current().config), **(config or {})}
-    if device is not None and (device.compute_capability or (0, 0)) >= ASYNC_COPY_SINCE:
+    if device is not None and has(device, ASYNC_COPIES_SINCE):
         options.setdefault("tirx.use_async_copy", True)
     capture = AfterSplit()
     with resolved, PassContext(config=options, instruments=[capture.instrument()]):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads, shared_limit_bytes
 from tvm_ext.support.arrays import Array
 
 from .async_copy import AsyncCopyQueue
@@ -52,8 +53,8 @@ class Hardware:
             bank_bytes=shared.bank_bytes or WORD_BYTES,
             sector_bytes=device.lowest_layer.transaction_bytes,
             name=device.name,
-            max_threads=device.max_threads_per_block,
-            shared_bytes=shared.opt_in_capacity_bytes or shared.capacity_bytes,
+            max_threads=max_block_threads(device),
+            shared_bytes=shared_limit_bytes(device),
         )
 
 

@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
-from .fragments import LANES, WARP_LANES
+from .fragments import LANES
 
 ShuffleKind = Literal["idx", "up", "down", "xor"]
 
@@ -27,8 +28,8 @@ def source_lanes(kind: ShuffleKind, operand: npt.ArrayLike, width: int) -> Array
     """
     if width not in (1, 2, 4, 8, 16, 32):
         raise InputError(f"a warp shuffle over {width} lanes does not exist", "use a power of two up to 32")
-    value = np.asarray(operand).astype(np.int64) & (WARP_LANES - 1)
-    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (WARP_LANES,)))
+    value = np.asarray(operand).astype(np.int64) & (WARP - 1)
+    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (WARP,)))
     first = LANES & ~(width - 1)
     last = first + width - 1
     if kind == "idx":

@@ -162,7 +162,7 @@ def _product(m: int, n: int, depth: int) -> list[Any]:
 def test_mbarriers_need_room_beside_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 versions of two tiles of 1 KiB, 5 mbarriers of 8 bytes and a gap of 128 bytes before them: 10408 bytes."""
     for room, fits in ((10408, True), (10407, False)):
-        monkeypatch.setattr(lower_bulk, "shared_capacity_bytes", lambda device, room=room: room)
+        monkeypatch.setattr(lower_bulk, "shared_limit_bytes", lambda device, room=room: room)
         _, plan = pipelined("matmul_odd_steps", shared_stages=5)
         assert plan.bulk_copies == fits
         assert any("5 mbarriers do not fit" in note for note in plan.notes) != fits

@@ -1,4 +1,4 @@
-"""The alignment rules, each alone and behind `next_aligned_axis_sizes` (paper §3.1)."""
+"""The alignment rules, each alone and behind `Aligner.next_size` (paper §3.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tvm_ext.records.rprogram import RTile
 from tvm_ext.tir_passes.roller.align import (
     ALL_RULES,
     Aligner,
-    next_aligned_axis_sizes,
     next_shape_aligned,
     padding_waste,
     tensor_core_steps,
@@ -24,6 +23,19 @@ AVX512 = device_db.lookup("cpu-avx512")
 
 def tile(**sizes: int) -> RTile:
     return RTile(axes=tuple(sizes), shape=tuple(sizes.values()))
+
+
+def next_sizes(
+    model: PerfModel,
+    level: int,
+    present: RTile,
+    rules: frozenset[str] = ALL_RULES,
+    epsilon: float = 0.0,
+    upper: RTile | None = None,
+) -> dict[str, int | None]:
+    """The next aligned size of each axis of ``present``, None past its end."""
+    aligner = Aligner(model, level, None if upper is None else upper.shape, rules, epsilon)
+    return {name: aligner.next_size(present.shape, axis) for axis, name in enumerate(present.axes)}
 
 
 @pytest.mark.parametrize(
@@ -57,26 +69,24 @@ def test_transaction_rule_follows_the_leading_dimension():
 
 
 def test_registers_take_one_reduction_step_and_whole_vectors():
-    sizes = next_aligned_axis_sizes(
-        tile(i=4, j=32, k=1), matmul(64, 64, 64), AVX512, "L0", ALL_RULES, 0.0, vector_axis="j"
-    )
+    sizes = next_sizes(PerfModel(matmul(64, 64, 64), AVX512, "j"), 0, tile(i=4, j=32, k=1))
     assert sizes == {"i": 8, "j": 64, "k": None}
 
 
 def test_threadblocks_grow_by_whole_warps():
     upper = tile(i=8, j=8, k=1)
-    sizes = next_aligned_axis_sizes(tile(i=32, j=64, k=8), matmul(1024, 1024, 1024), V100, "L1", upper=upper)
+    sizes = next_sizes(PerfModel(matmul(1024, 1024, 1024), V100), 1, tile(i=32, j=64, k=8), upper=upper)
     for axis, size in sizes.items():
         grown = {"i": 32, "j": 64, axis: size}
         assert (grown["i"] // 8) * (grown["j"] // 8) % 32 == 0
 
 
 def test_rules_switch_off_one_by_one():
-    expr, upper = matmul(1024, 1024, 1024), tile(i=8, j=6, k=1)
+    model, upper = PerfModel(matmul(1024, 1024, 1024), V100), tile(i=8, j=6, k=1)
     present = tile(i=32, j=48, k=8)
-    aligned = next_aligned_axis_sizes(present, expr, V100, "L1", ALL_RULES, 1.0, upper=upper)
-    no_memory = next_aligned_axis_sizes(present, expr, V100, "L1", ALL_RULES - {"memory"}, 1.0, upper=upper)
-    no_rules = next_aligned_axis_sizes(present, expr, V100, "L1", frozenset(), 0.0, upper=upper)
+    aligned = next_sizes(model, 1, present, ALL_RULES, 1.0, upper)
+    no_memory = next_sizes(model, 1, present, ALL_RULES - {"memory"}, 1.0, upper)
+    no_rules = next_sizes(model, 1, present, frozenset(), 0.0, upper)
     assert aligned["k"] == 16
     assert no_memory["k"] == 10  # a quarter more, not a multiple of 8
     assert aligned["j"] is not None
@@ -86,7 +96,7 @@ def test_rules_switch_off_one_by_one():
 
 
 def test_a_gpu_tile_stops_at_the_whole_axis():
-    sizes = next_aligned_axis_sizes(tile(d0=64), elementwise(64), V100, "L1", upper=tile(d0=1))
+    sizes = next_sizes(PerfModel(elementwise(64), V100), 1, tile(d0=64), upper=tile(d0=1))
     assert sizes == {"d0": None}
 
 
@@ -94,7 +104,9 @@ def test_tensor_core_rule():
     assert tensor_core_steps(matmul(64, 64, 64, "float16"), V100) == {"i": 16, "j": 16, "k": 16}
     assert tensor_core_steps(matmul(64, 64, 64), V100) is None
     assert tensor_core_steps(elementwise(64), V100) is None
-    sizes = next_aligned_axis_sizes(tile(i=16, j=16, k=16), matmul(96, 96, 96, "float16"), V100, "L0")
+    model = PerfModel(matmul(96, 96, 96, "float16"), V100)
+    model.tensor_core = True
+    sizes = next_sizes(model, 0, tile(i=16, j=16, k=16))
     assert sizes == {"i": 32, "j": 32, "k": None}
 
 
@@ -108,3 +120,10 @@ def test_thread_limits():
     aligner = Aligner(model, 1, (8, 8, 1), ALL_RULES, 0.0)
     assert aligner.threads_fit((128, 128, 8))
     assert not aligner.threads_fit((512, 512, 8))
+
+
+def test_threads_of_all_registers_can_be_started():
+    """Of 96 registers a unit holds 20 warps; 21 would be 64512 registers of 65536, but are counted as 24."""
+    aligner = Aligner(PerfModel(matmul(4096, 4096, 64), V100), 1, (8, 8, 1), ALL_RULES, 0.0)
+    assert aligner.threads_fit((160, 256, 8))
+    assert not aligner.threads_fit((168, 256, 8))

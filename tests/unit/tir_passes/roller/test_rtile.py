@@ -12,7 +12,6 @@ from tvm_ext.tir_passes.roller.rtile import (
     bank_padding,
     conflict_degree,
     data_tiles,
-    initial_rtile,
     mem_footprint_bytes,
     mem_traffic_bytes,
     reuse_score,
@@ -31,10 +30,6 @@ def test_data_tile_of_a_strided_convolution_includes_the_halo():
     expr = conv2d(1, 8, 28, 28, 16, (3, 3), stride=2)
     tile = RTile(axes=("n", "f", "h", "w", "c", "r", "s"), shape=(1, 4, 4, 7, 2, 3, 3))
     assert data_tiles(expr, tile)["X"] == (1, 2, 2 * 3 + 2 + 1, 2 * 6 + 2 + 1)
-
-
-def test_initial_tile_is_one_point():
-    assert initial_rtile(matmul(4, 5, 6)).shape == (1, 1, 1)
 
 
 def test_padding_of_figure_5b():

@@ -27,8 +27,8 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, cast_to, index, load, loop, store
-from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
 from .form import Address, RowForm, accesses, address_of
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads, registers_left
 
 from .form import RowForm, accesses, address_of
 from .lanes import VectorLanes, find_lanes, vector_units
@@ -224,8 +225,8 @@ def _plan_with(form: RowForm, device: DeviceSpec, lanes: VectorLanes, *, may_spl
 
 def _thread_limit(device: DeviceSpec) -> int:
     """Threads of a block such that ``BLOCKS_PER_UNIT`` blocks fit a unit."""
-    resident = (device.max_threads_per_unit or 2048) // BLOCKS_PER_UNIT
-    return min(device.max_threads_per_block or 1024, resident)
+    limit = max_block_threads(device, blocks=BLOCKS_PER_UNIT)
+    return BLOCK_THREADS if limit is None else limit
 
 
 def _splits(form: RowForm, device: DeviceSpec, blocks: int, most: int) -> int:
@@ -301,8 +302,7 @@ def held_count(form: RowForm, lanes: VectorLanes) -> int:
 
 def _register_budget(threads: int, device: DeviceSpec) -> int:
     """Registers of each of ``threads`` of a block such that ``BLOCKS_PER_UNIT`` blocks fit a unit."""
-    whole = (device.registers_per_unit or 65536) // (BLOCKS_PER_UNIT * max(threads, 1))
-    return min(device.register_limit, whole)
+    return min(device.register_limit, registers_left(max(threads, 1), device, blocks=BLOCKS_PER_UNIT))
 
 
 def register_estimate(form: RowForm, plan: RowPlan) -> int:

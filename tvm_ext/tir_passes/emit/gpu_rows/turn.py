@@ -17,6 +17,7 @@ from tvm_ext._tvm import Expr, Stmt, TensorLoad, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.ir.build_ir import UNROLLED, as_index, cast_to, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
 
@@ -138,7 +139,7 @@ def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
         read=read,
         units=tuple((unit, gpu_buffer((side, side), dtype_of(unit), "tile", "shared")) for unit in units),
         side=side,
-        rows=min(TILE_ROWS, (device.max_threads_per_block or BLOCK_THREADS) // side),
+        rows=min(TILE_ROWS, (max_block_threads(device) or BLOCK_THREADS) // side),
     )
 
 

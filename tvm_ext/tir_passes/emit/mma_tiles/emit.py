@@ -9,7 +9,7 @@ that a second kernel adds up in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, gcd
 from typing import Any
 
@@ -17,7 +17,9 @@ from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
@@ -36,10 +38,10 @@ from ...roller.gemm_form import (
     wmma_pitches,
 )
 from ...roller.mma_grid import BlockPlace, GemmGrid, grid_group, place_block
-from ...roller.mma_model import ACCUMULATOR_BYTES, resident_blocks, thread_registers
+from ...roller.mma_model import ACCUMULATOR_BYTES, block_use, resident_blocks, thread_registers
 from .operand import Factor, read_operands
 from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
-from .warp import WARP, MmaSync, Wmma, place_of, rolled
+from .warp import MmaSync, Wmma, place_of, rolled
 from .write import (
     PIECE,
     Destination,
@@ -52,9 +54,6 @@ from .write import (
 )
 
 __all__ = ["emit_mma_tile", "supports_mma"]
-
-STATIC_SHARED_BYTES = 48 * 1024
-"""What a kernel may declare as ``__shared__`` arrays; more is asked for at launch (CUDA C++ Programming Guide)."""
 
 REDUCE_THREADS = 256
 
@@ -174,7 +173,7 @@ def _product(
         return shared_tile(operand, lines, split.depth, scope, pitches)
 
     tile_bytes = (split.rows + split.columns) * split.depth * int(itemsize_bytes(operands[0].dtype))
-    scope = "shared" if tile_bytes <= STATIC_SHARED_BYTES else "shared.dyn"
+    scope = "shared" if tile_bytes <= static_shared_bytes(device) else "shared.dyn"
     return _Product(
         computation=computation,
         form=form,
@@ -199,8 +198,9 @@ def _check_split(split: TileSplit, dtype: str, device: DeviceSpec, name: str) ->
     if split.rows % split.warp_rows or split.columns % split.warp_columns:
         raise IllegalRewrite(f"{name}: tile {split.rows}x{split.columns} is not whole warp tiles")
     threads = split.warps * WARP
-    if device.max_threads_per_block is not None and threads > device.max_threads_per_block:
-        raise IllegalRewrite(f"{name}: {threads} threads exceed {device.name}'s {device.max_threads_per_block}")
+    limit = max_block_threads(device)
+    if limit is not None and threads > limit:
+        raise IllegalRewrite(f"{name}: {threads} threads exceed {device.name}'s {limit}")
 
 
 def _shared_bytes(product: _Product) -> int:
@@ -208,8 +208,7 @@ def _shared_bytes(product: _Product) -> int:
     size = sum(tile.bytes for tile in product.tiles)
     if not uses_mma_sync(product.device):
         size += staging_elements(product.split) * ACCUMULATOR_BYTES
-    layer = product.device.layer("L1")
-    limit = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0)
+    limit = shared_limit_bytes(product.device)
     if size > limit:
         raise IllegalRewrite(
             f"{product.computation.name}: tiles of {size} bytes exceed {product.device.name}'s {limit}"
@@ -279,9 +278,9 @@ def _with_blocks_per_unit(statement: Stmt, product: _Product, to: Destination) -
     """
     split, dtype, device = product.split, product.operands[0].dtype, product.device
     planned = thread_registers(split, dtype, device)
-    if planned <= SMALL_PLAN and device.registers_per_unit is not None:
-        fitting = device.registers_per_unit // (split.warps * WARP * (planned + SPARE_REGISTERS))
-        blocks = max(1, min(resident_blocks(split, dtype, device), fitting))
+    if planned <= SMALL_PLAN:
+        use = block_use(split, dtype, device)
+        blocks = max(1, blocks_per_unit(replace(use, registers=planned + SPARE_REGISTERS), device))
     elif to.lane_by_lane and not all(operand.plain for operand in product.operands):
         blocks = 1
     else:

@@ -13,9 +13,9 @@ from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_b
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, as_index, cast_to, index, split_index
-from tvm_ext.ir.simt_ir import VECTOR_BYTES
 
 from ...roller.gemm_form import GemmForm
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
-from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
+from tvm_ext.ir.simt_ir import gpu_buffer
 
 from ...roller.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
 from .operand import Factor, guarded, within

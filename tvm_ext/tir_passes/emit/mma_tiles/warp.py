@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from tvm_ext._tvm import Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
-from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
+from tvm_ext.ir.simt_ir import gpu_buffer
 
 from ...roller.gemm_form import FRAGMENT, TileSplit
 from .shared import SharedTile
 
-WARP = 32
 MMA_COLUMNS = 8
 """Columns of one mma.sync; ldmatrix.x4 loads B for two of them."""
 STEP_CHUNKS = 2

@@ -15,6 +15,7 @@ from typing import Any
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.devices.gpu import SECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import (
     UNROLLED,
     VECTORIZED,
@@ -33,13 +34,10 @@ from tvm_ext.ir.simt_ir import gpu_buffer
 from ...roller.gemm_form import FRAGMENT, GemmForm, TileSplit
 from ..simt_tiles.vectors import is_lane_by_lane, store_lanes
 from .operand import Digits, digits_of, vector_of, within
-from .warp import MMA_COLUMNS, WARP, MmaSync, WarpPlace, Wmma
+from .warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma
 
 PIECE = 4
 """Elements that one lane stores at a time after an exchange, or out of shared memory."""
-
-SECTOR_BYTES = 32
-"""What a GPU's caches move at least (CUDA C++ Programming Guide); as much of a row as one store should write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

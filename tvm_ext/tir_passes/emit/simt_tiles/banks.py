@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import MemoryLayer
+from tvm_ext.devices.occupancy import layer_limit_bytes
 
 from .box import Box, window_stride
 from .copy_shape import CopyShape
-from .tiling import WARP, Number, SimtTiling, quotient, remainder
+from .tiling import Number, SimtTiling, quotient, remainder
 
 CONFLICT_COST = 8
 """A conflict counts as so many instructions when layouts are compared."""
@@ -266,7 +268,7 @@ class _Search:
         self.box, self.tiling, self.vector, self.itemsize, self.layer = box, tiling, vector, itemsize, layer
         self.order = _order(box, vector[0])
         self.read = read_pattern(box, tiling, vector[1])
-        self.capacity = max(layer.capacity_bytes or 0, layer.opt_in_capacity_bytes or 0) / itemsize
+        self.capacity = layer_limit_bytes(layer) / itemsize
         self.words = int((layer.bank_count or 0) * (layer.bank_bytes or 0) / itemsize)
         self.most = min(self.capacity, MAX_GROWTH * self._stored({}).elements + PADDED_ROWS * self.words)
 

@@ -15,16 +15,14 @@ from typing import Any
 from tvm_ext._tvm import Analyzer, Expr, Stmt, TensorLoad, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
+from tvm_ext.devices.gpu import SECTOR_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, load, loop, sequence, store
-from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer, unrolled
+from tvm_ext.ir.simt_ir import gpu_buffer, unrolled
 
 from .banks import StoredBox, stores_vectors
 from .box import Box, window_stride
 from .copy_shape import CopyShape
-from .tiling import WARP, SimtTiling
-
-SECTOR_BYTES = 32
-"""Bytes of a row that neighbouring lanes read at least, so that no sector is read for a part of it."""
+from .tiling import SimtTiling
 
 LEAST_USED = 0.65
 """Share of the lanes that copy something, below which lines are not ended where warps end."""

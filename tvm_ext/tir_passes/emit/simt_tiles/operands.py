@@ -9,15 +9,16 @@ from typing import Any
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
+from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.simt_ir import VECTOR_BYTES, gpu_buffer
+from tvm_ext.ir.simt_ir import gpu_buffer
 
 from .banks import StoredBox, choose_storage
 from .box import Box, box_of
 from .copy import copy_shapes
 from .copy_shape import CopyShape
 from .plain import plain_storage, row_axis
-from .tiling import WARP, SimtTiling
+from .tiling import SimtTiling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -12,16 +12,15 @@ import numpy as np
 from tvm_ext._tvm import Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import accumulator_dtype
 from tvm_ext.records.rprogram import RProgram
 
 Number = Any
 """An int, an array of them (to count bank conflicts), or an index expression of TensorIR (to emit)."""
-
-WARP = 32
-"""Lanes whose accesses to shared memory are served together, on wavefronts of 64 too."""
 
 SHORTEST_RUN = 8
 
@@ -198,7 +197,7 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
         split_axis=None,
         accumulator_dtype=accumulator_dtype(dtype_of(computation.target)),
     )
-    limit = device.max_threads_per_block
+    limit = max_block_threads(device)
     if limit is not None and tiling.thread_count > limit:
         raise IllegalRewrite(
             f"{computation.name}: "
@@ -231,7 +230,8 @@ def reduction_split(tiling: SimtTiling, device: DeviceSpec) -> tuple[int, int | 
     present = prod(tiling.grid) * tiling.thread_count
     axis = max(tiling.reduction, key=lambda p: tiling.step[p])
     divisible = gcd(tiling.step[axis], computation.extents[axis] % tiling.step[axis])
-    limit = min(MAX_SPLIT, (device.max_threads_per_block or MAX_SPLIT * tiling.thread_count) // tiling.thread_count)
+    threads = max_block_threads(device)
+    limit = MAX_SPLIT if threads is None else min(MAX_SPLIT, threads // tiling.thread_count)
     groups = 1
     while groups * 2 <= limit and present * groups < wanted and divisible % (groups * 2) == 0:
         groups *= 2
@@ -244,7 +244,7 @@ def deepened(tiling: SimtTiling, expr: TensorExpr, device: DeviceSpec) -> SimtTi
     A step costs two barriers. Where no input is contiguous along the reduction, no alignment rule asks for more than
     one point a step, nor does the model, which has no barriers.
     """
-    capacity = (device.layer("L1").capacity_bytes or 0) // 2
+    capacity = static_shared_bytes(device) // 2
     while prod(tiling.step.values()) < STEP_POINTS * tiling.split:
         open_axes = [p for p in tiling.reduction if tiling.step[p] < tiling.computation.extents[p]]
         if not open_axes:
