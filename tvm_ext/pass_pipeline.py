@@ -18,6 +18,8 @@ from tvm import relax
 
 from tvm_ext._tvm import (
     EXCLUSIVE,
+    PassInstrument,
+    PrimFunc,
     cpu_dataflow_lower_passes,
     cpu_finalize_passes,
     cpu_library_dispatch_passes,
@@ -136,7 +138,7 @@ def kernel_passes(
     ]
 
 
-def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[Any], None] | None:
+def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:
     """What looks at each kernel before it is taken: the CUDA compiler, where ``check_machine_code`` asks for it."""
     if not options.check_machine_code or device.kind != "cuda":
         return None
@@ -287,7 +289,7 @@ class PassClock:
         if self._open:
             self._open[-1][1] += elapsed
 
-    def instrument(self) -> Any:
+    def instrument(self) -> PassInstrument:
         """A fresh PassInstrument that feeds this clock."""
         return pass_instrument(
             "PassClock",

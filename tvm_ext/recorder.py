@@ -6,14 +6,13 @@ import datetime
 import math
 import platform
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
 from tvm_ext._environment import installed_version
-from tvm_ext._tvm import Constant
+from tvm_ext._tvm import Constant, GlobalVar, Node, PrimFunc
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, PassClock
@@ -147,7 +146,7 @@ def call_counts(mod: tvm.IRModule) -> Counter[str]:
     """How often each PrimFunc is called, counting call sites, in program order."""
     counts: Counter[str] = Counter()
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if isinstance(node, tvm.ir.Call) and node.args and isinstance(node.args[0], tvm.ir.GlobalVar):
             counts[str(node.args[0].name_hint)] += 1
 
@@ -159,9 +158,9 @@ def call_counts(mod: tvm.IRModule) -> Counter[str]:
 
 def constant_bytes(mod: tvm.IRModule) -> int:
     """Size of all constants of the graph, each counted once."""
-    sizes: dict[Any, int] = {}
+    sizes: dict[GlobalVar, int] = {}
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if isinstance(node, Constant):
             value = node.value
             sizes[node] = math.prod(value.shape) * np.dtype(str(value.dtype)).itemsize
@@ -172,7 +171,7 @@ def constant_bytes(mod: tvm.IRModule) -> int:
     return sum(sizes.values())
 
 
-def choice_of(name: str, function: Any, plan: BuildPlan, options: BuildOptions) -> KernelChoice:
+def choice_of(name: str, function: PrimFunc, plan: BuildPlan, options: BuildOptions) -> KernelChoice:
     """The KernelChoice recorded at construction; where none was, stock TVM's kernel is used as it is, and why."""
     text = function.attrs.get(CHOICE) if function.attrs else None
     if text is not None:

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext import frontend, recorder
-from tvm_ext._tvm import EXCLUSIVE
+from tvm_ext._tvm import EXCLUSIVE, Expr
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
@@ -143,7 +143,7 @@ def _as_module(mod: tvm.IRModule | relax.Function) -> tvm.IRModule:
     return mod
 
 
-def _check_param(spec: TensorSpec, value: Any) -> None:
+def _check_param(spec: TensorSpec, value: Expr) -> None:
     given = spec_of(spec.name, value)
     assert given.shape is not None
     if not spec.accepts([int(size) for size in given.shape], given.dtype):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, Node, TensorLoad, Var, ir, structural_walk, tirx
 
 from .computations import Computation, dtype_of, replace_loads, static_shape
 from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
@@ -13,7 +12,7 @@ from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
 SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
 
 
-def linear_index(index: Expr, variables: Sequence[Any], names: Sequence[str]) -> LinearIndex | None:
+def linear_index(index: Expr, variables: Sequence[Var], names: Sequence[str]) -> LinearIndex | None:
     """``index`` as an affine form of ``variables``, or None."""
     form = linear_form(index, variables)
     if form is None:
@@ -23,7 +22,7 @@ def linear_index(index: Expr, variables: Sequence[Any], names: Sequence[str]) ->
     return LinearIndex(terms=terms, constant=constant)
 
 
-def linear_form(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] | None:
+def linear_form(node: Expr, variables: Sequence[Var]) -> tuple[list[int], int] | None:
     """The coefficients of ``variables`` in ``node`` and its constant, or None where it is not affine in them."""
     for position, variable in enumerate(variables):
         if variable.same_as(node):
@@ -47,7 +46,7 @@ def linear_form(node: Expr, variables: Sequence[Any]) -> tuple[list[int], int] |
     return [a + sign * b for a, b in zip(left[0], right[0], strict=True)], left[1] + sign * right[1]
 
 
-def flat_stride(load: Any, variable: Any, computation: Computation) -> int | None:
+def flat_stride(load: TensorLoad, variable: Var, computation: Computation) -> int | None:
     """Elements between neighbours along ``variable`` in row-major memory; None where that is not one number.
 
     Unlike `Access.stride` it sees through fused axes: ``x[k // 32, k % 32]`` of shape (n, 32) has the stride 1.
@@ -99,13 +98,13 @@ def _gathers(indices: Sequence[Expr], computation: Computation, names: Sequence[
 
 def is_gather(indices: Sequence[Expr]) -> bool:
     """Whether an index is itself loaded from a tensor."""
-    loads: list[Any] = []
+    loads: list[TensorLoad] = []
     structural_walk(list(indices), [(TensorLoad, loads.append)], order="pre")
     return bool(loads)
 
 
 def _axes_in(node: Expr, computation: Computation, names: Sequence[str]) -> tuple[str, ...]:
-    used: list[Any] = []
+    used: list[Buffer] = []
     structural_walk(node, [(Var, used.append)], order="pre")
     return tuple(
         name
@@ -161,7 +160,7 @@ def count_flops(value: Expr) -> float:
     """Arithmetic operations in a value, outside of indices; a function call counts as one."""
     total = 0
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         nonlocal total
         total += 1
 

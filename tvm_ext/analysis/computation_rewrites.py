@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Var, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, structural_equal, structural_map, structural_walk, tirx
 
 from .computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from .tensor_expr import AxisKind
@@ -17,7 +16,7 @@ def inline(producer: Computation, consumer: Computation) -> Computation:
     assert not producer.is_reduction
     assert producer.writes_at_its_own_axes()
 
-    def replace(load: Any) -> Any:
+    def replace(load: TensorLoad) -> Expr:
         if not load.source.same_as(producer.target):
             return load
         return substitute(producer.value, list(zip(producer.spatial, load.indices, strict=True)))
@@ -52,21 +51,21 @@ def split_divided_axes(computation: Computation) -> Computation:
     return computation
 
 
-def _split(computation: Computation, variable: Any, divisor: int) -> Computation:
+def _split(computation: Computation, variable: Var, divisor: int) -> Computation:
     outer = Var(variable.name + "_outer", variable.ty)
     inner = Var(variable.name + "_inner", variable.ty)
 
-    def divide(node: Any) -> Any:
+    def divide(node: Expr) -> Expr:
         return outer if _is_pair(node, variable, divisor) else node
 
-    def remainder(node: Any) -> Any:
+    def remainder(node: Expr) -> Expr:
         return inner if _is_pair(node, variable, divisor) else node
 
-    def rewrite(node: Any) -> Any:
+    def rewrite(node: Expr) -> Expr:
         node = structural_map(node, [(tirx.FloorDiv, divide), (tirx.FloorMod, remainder)])
         return substitute(node, [(variable, outer * tirx.IntImm(dtype_of(variable), divisor) + inner)])
 
-    axes: list[tuple[Any, int, AxisKind]] = []
+    axes: list[tuple[Var, int, AxisKind]] = []
     for v, extent, kind in zip(computation.variables, computation.extents, computation.kinds, strict=True):
         pieces = [(outer, extent // divisor, kind), (inner, divisor, kind)]
         axes += pieces if v.same_as(variable) else [(v, extent, kind)]
@@ -80,14 +79,14 @@ def _split(computation: Computation, variable: Any, divisor: int) -> Computation
     )
 
 
-def _is_pair(node: Any, variable: Any, divisor: int) -> bool:
+def _is_pair(node: Expr, variable: Var, divisor: int) -> bool:
     return bool(node.a.same_as(variable)) and getattr(node.b, "value", None) == divisor
 
 
-def _divisor(node: Any, variable: Any) -> int | None:
+def _divisor(node: Expr, variable: Var) -> int | None:
     found: list[int] = []
 
-    def visit(pair: Any) -> None:
+    def visit(pair: Expr) -> None:
         if pair.a.same_as(variable) and hasattr(pair.b, "value"):
             found.append(int(pair.b.value))
 
@@ -100,8 +99,8 @@ def fuse_axes(computation: Computation, groups: Sequence[Sequence[int]]) -> Comp
 
     The result's axes are in the order of ``groups``; the positions of a group are of one kind, the outermost first.
     """
-    axes: list[tuple[Any, int, AxisKind]] = []
-    table: list[tuple[Any, Expr]] = []
+    axes: list[tuple[Var, int, AxisKind]] = []
+    table: list[tuple[Var, Expr]] = []
     for group in groups:
         if len(group) == 1:
             p = group[0]
@@ -124,10 +123,10 @@ def fuse_axes(computation: Computation, groups: Sequence[Sequence[int]]) -> Comp
 
 def address_runs(
     computation: Computation,
-    fused: Sequence[Any],
+    fused: Sequence[Var],
     extents: Sequence[Sequence[int]],
     *,
-    buffers: Sequence[Any],
+    buffers: Sequence[Buffer],
     stores: bool,
 ) -> Computation:
     """``computation`` addressing dimensions that one fused axis runs through as one: ``[f // W, f % W]`` becomes ``[0,
@@ -140,7 +139,7 @@ def address_runs(
     """
     runs = [(variable, tuple(sizes)) for variable, sizes in zip(fused, extents, strict=True)]
 
-    def joined(indices: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+    def joined(indices: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
         result = list(indices)
         for variable, sizes in runs:
             first = _run_start(indices, shape, variable, sizes)
@@ -149,7 +148,7 @@ def address_runs(
                 result[first : first + len(sizes)] = [zero] * (len(sizes) - 1) + [variable]
         return result
 
-    def load(item: Any) -> Any:
+    def load(item: TensorLoad) -> TensorLoad:
         if not any(item.source.same_as(buffer) for buffer in buffers):
             return item
         indices = joined(item.indices, static_shape(item.source))
@@ -161,10 +160,10 @@ def address_runs(
     return dataclasses.replace(computation, value=value, indices=indices)
 
 
-def _run_start(indices: Sequence[Any], shape: Sequence[int], variable: Any, sizes: tuple[int, ...]) -> int | None:
+def _run_start(indices: Sequence[Expr], shape: Sequence[int], variable: Var, sizes: tuple[int, ...]) -> int | None:
     """The first of the consecutive dimensions whose indices are the digits of ``variable`` in base ``sizes``."""
-    digits: list[Any] = []
-    remaining: Any = variable
+    digits: list[Expr] = []
+    remaining: Expr = variable
     for size in reversed(sizes[1:]):
         extent = tirx.IntImm(dtype_of(variable), size)
         digits.insert(0, tirx.floormod(remaining, extent))
@@ -185,7 +184,7 @@ def reads_whole_runs(computation: Computation, dims: Sequence[int], sizes: Seque
     """
     variables = [computation.spatial[d] for d in dims]
 
-    def whole(indices: Sequence[Any], shape: Sequence[int]) -> bool:
+    def whole(indices: Sequence[Expr], shape: Sequence[int]) -> bool:
         if not any(mentions(index, *variables) for index in indices):
             return True
         first = next(i for i, index in enumerate(indices) if mentions(index, *variables))
@@ -204,7 +203,7 @@ def reads_whole_runs(computation: Computation, dims: Sequence[int], sizes: Seque
 
 
 def _with_axes(
-    computation: Computation, axes: list[tuple[Any, int, AxisKind]], table: list[tuple[Any, Expr]]
+    computation: Computation, axes: list[tuple[Var, int, AxisKind]], table: list[tuple[Var, Expr]]
 ) -> Computation:
     return dataclasses.replace(
         computation,

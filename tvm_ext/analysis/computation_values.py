@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import IF_THEN_ELSE
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Expr, TensorLoad, Var
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.arrays import Array
 from tvm_ext.support.limits import check_count, limits
@@ -31,7 +30,7 @@ def operator_values(operator: OperatorBody, inputs: Sequence[Array]) -> list[Arr
     Raises IllegalRewrite where it holds something that is not known here, an index is outside its tensor, an integer
     is divided by 0, or it would take more than `limits` allow.
     """
-    known: dict[Any, Array] = dict(zip(operator.params, inputs, strict=False))
+    known: dict[Buffer, Array] = dict(zip(operator.params, inputs, strict=False))
     total = sum(array.size for array in inputs)
     with np.errstate(all="ignore"):
         for computation in operator.computations:
@@ -39,7 +38,7 @@ def operator_values(operator: OperatorBody, inputs: Sequence[Array]) -> list[Arr
     return [known[output] for output in operator.outputs]
 
 
-def _computation_value(computation: Computation, known: Mapping[Any, Array], total: int) -> Array:
+def _computation_value(computation: Computation, known: Mapping[Buffer, Array], total: int) -> Array:
     shape = static_shape(computation.target)
     if not _fills_its_target(computation, shape):
         raise IllegalRewrite(f"{computation.name} does not write its whole result element by element")
@@ -142,9 +141,9 @@ def _exact_type(a: Array, b: Array, terms: int, dtype: str) -> str | None:
 class _Values:
     """Evaluates expressions over the axes of one computation."""
 
-    def __init__(self, computation: Computation, known: Mapping[Any, Array], total: int) -> None:
+    def __init__(self, computation: Computation, known: Mapping[Buffer, Array], total: int) -> None:
         self.known, self.total = known, total
-        self.variables: dict[Any, Array] = {}
+        self.variables: dict[Var, Array] = {}
         self.positions = {variable: position for position, variable in enumerate(computation.variables)}
         rank = len(computation.variables)
         for position, (variable, extent) in enumerate(zip(computation.variables, computation.extents, strict=True)):
@@ -153,7 +152,7 @@ class _Values:
         self.extents = computation.extents
         self.guards = 0  # how many conditions keep what is evaluated from being used
 
-    def of(self, node: Any) -> Array:
+    def of(self, node: Expr) -> Array:
         """The value of ``node``, in its type: an array over the computation's axes, or of rank 0."""
         kind = type(node).__name__
         if kind in ("IntImm", "FloatImm"):
@@ -168,12 +167,12 @@ class _Values:
         value: Array = rule(node)
         return value
 
-    def _var(self, node: Any) -> Array:
+    def _var(self, node: Expr) -> Array:
         if node not in self.variables:
             raise IllegalRewrite(f"variable {node.name} has no known value")
         return self.variables[node]
 
-    def _binary(self, kind: str, node: Any) -> Array:
+    def _binary(self, kind: str, node: Expr) -> Array:
         a, b = self.of(node.a), self.of(node.b)
         if kind in ("Div", "Mod", "FloorDiv", "FloorMod") and a.dtype.kind in "iu" and (b == 0).any():
             if not self.guards:
@@ -181,30 +180,30 @@ class _Values:
             b = np.where(b == 0, np.ones_like(b), b)
         return _typed(BINARY[kind](a, b), node)
 
-    def _not(self, node: Any) -> Array:
+    def _not(self, node: Expr) -> Array:
         return np.logical_not(self.of(node.a))
 
-    def _bitwisenot(self, node: Any) -> Array:
+    def _bitwisenot(self, node: Expr) -> Array:
         return np.bitwise_not(self.of(node.a))
 
-    def _cast(self, node: Any) -> Array:
+    def _cast(self, node: Expr) -> Array:
         return converted(self.of(node.value), _known_type(node), guarded=self.guards > 0)
 
-    def _let(self, node: Any) -> Array:
+    def _let(self, node: Expr) -> Array:
         self.variables[node.var] = self.of(node.value)
         return self.of(node.body)
 
-    def _select(self, node: Any) -> Array:
+    def _select(self, node: Expr) -> Array:
         return self._choice(node.condition, node.true_value, node.false_value)
 
-    def _choice(self, condition: Any, chosen: Any, other: Any) -> Array:
+    def _choice(self, condition: Expr, chosen: Expr, other: Expr) -> Array:
         where = self.of(condition)
         self.guards += 1
         values = [self.of(chosen), self.of(other)]
         self.guards -= 1
         return np.where(where, *values)
 
-    def _call(self, node: Any) -> Array:
+    def _call(self, node: Expr) -> Array:
         if node.op.same_as(IF_THEN_ELSE):
             return self._choice(*node.args)
         name = str(getattr(node.op, "name", "")).rpartition(".")[2]
@@ -215,7 +214,7 @@ class _Values:
             raise IllegalRewrite(f"it calls {name}")
         return _typed(FUNCTIONS[name](*map(self.of, arguments)), node)
 
-    def _load(self, load: Any) -> Array:
+    def _load(self, load: TensorLoad) -> Array:
         if load.source not in self.known:
             raise IllegalRewrite(f"tensor {load.source.name} is not known")
         array = self.known[load.source]
@@ -235,7 +234,7 @@ class _Values:
         _check_points(prod(np.broadcast_shapes(*(value.shape for value in indices))), self.total)
         return np.asarray(array[tuple(indices)])
 
-    def _plain(self, load: Any, array: Array) -> Array | None:
+    def _plain(self, load: TensorLoad, array: Array) -> Array | None:
         """The tensor itself, its dimensions turned, where it is indexed by different whole axes and constants of 0."""
         axes: list[int] = []
         for index, size in zip(load.indices, array.shape, strict=True):
@@ -256,14 +255,14 @@ _TYPES = (
 )
 
 
-def _known_type(node: Any) -> str:
+def _known_type(node: Expr) -> str:
     dtype = dtype_of(node)
     if dtype not in _TYPES:
         raise IllegalRewrite(f"it computes in {dtype}")
     return dtype
 
 
-def _typed(value: Array, node: Any) -> Array:
+def _typed(value: Array, node: Expr) -> Array:
     """``value``, which must have the type of ``node``: NumPy's rules of promotion are not TVM's."""
     dtype = _known_type(node)
     return value if str(value.dtype) == dtype else value.astype(dtype)

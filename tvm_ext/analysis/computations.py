@@ -17,7 +17,10 @@ from tvm_ext._tvm import (
     Expr,
     For,
     ForKind,
+    Node,
+    PrimFunc,
     SBlockRealize,
+    Stmt,
     TensorLoad,
     Var,
     structural_equal,
@@ -39,7 +42,7 @@ class Computation:
     """One block: ``target[indices] = value`` or, with a ``combiner``, ``combine(target[indices], value)``."""
 
     name: str
-    variables: tuple[Any, ...]
+    variables: tuple[Var, ...]
     extents: tuple[int, ...]
     kinds: tuple[AxisKind, ...]
     target: Buffer
@@ -53,14 +56,14 @@ class Computation:
         return self.combiner is not None
 
     @property
-    def spatial(self) -> tuple[Any, ...]:
+    def spatial(self) -> tuple[Var, ...]:
         return tuple(v for v, kind in zip(self.variables, self.kinds, strict=True) if kind == "spatial")
 
     @property
-    def reduction(self) -> tuple[Any, ...]:
+    def reduction(self) -> tuple[Var, ...]:
         return tuple(v for v, kind in zip(self.variables, self.kinds, strict=True) if kind == "reduce")
 
-    def extent(self, variable: Any) -> int:
+    def extent(self, variable: Var) -> int:
         return next(e for v, e in zip(self.variables, self.extents, strict=True) if v.same_as(variable))
 
     @property
@@ -72,21 +75,21 @@ class Computation:
 
     def sources(self) -> list[Buffer]:
         """The distinct buffers that ``value`` reads."""
-        found: list[Any] = []
+        found: list[Buffer] = []
 
-        def visit(load: Any) -> None:
+        def visit(load: TensorLoad) -> None:
             if not any(load.source.same_as(other) for other in found):
                 found.append(load.source)
 
         structural_walk(self.value, (TensorLoad, visit))
         return found
 
-    def loads(self) -> list[Any]:
+    def loads(self) -> list[TensorLoad]:
         """The distinct loads in ``value``, in order of appearance."""
-        found: list[Any] = []
-        alike: dict[int, list[Any]] = {}
+        found: list[TensorLoad] = []
+        alike: dict[int, list[TensorLoad]] = {}
 
-        def visit(load: Any) -> None:
+        def visit(load: TensorLoad) -> None:
             others = alike.setdefault(structural_hash(load), [])
             if not any(structural_equal(load, other) for other in others):
                 others.append(load)
@@ -126,7 +129,7 @@ def static_shape(buffer: Buffer) -> tuple[int, ...]:
         raise IllegalRewrite(f"tensor {buffer.name} has the dynamic shape {list(buffer.ty.shape)}") from error
 
 
-def dtype_of(value: Any) -> str:
+def dtype_of(value: Node) -> str:
     """The element type of a buffer, load, variable or expression, as text: a TVM dtype does not hash like one."""
     return str(value.ty.dtype)
 
@@ -137,19 +140,19 @@ def reads(expression: Expr, buffer: Buffer) -> bool:
     return bool(hit)
 
 
-def mentions(node: Any, *variables: Any) -> bool:
+def mentions(node: Node, *variables: Any) -> bool:
     """Whether any of ``variables`` occurs in ``node``: an expression, a statement or a list of them."""
     found: list[bool] = []
     structural_walk(node, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
     return bool(found)
 
 
-def substitute(node: Any, table: Collection[tuple[Any, Expr]]) -> Any:
+def substitute(node: Node, table: Collection[tuple[Any, Expr]]) -> Node:
     """``node`` with each variable of ``table`` replaced by its expression; of a mapping, give the items."""
     if not table:
         return node
 
-    def swap(variable: Any) -> Any:
+    def swap(variable: Var) -> Expr:
         for old, new in table:
             if variable.same_as(old):
                 return new
@@ -158,12 +161,12 @@ def substitute(node: Any, table: Collection[tuple[Any, Expr]]) -> Any:
     return structural_map(node, (Var, swap))
 
 
-def replace_loads(node: Any, replace: Callable[[Any], Any]) -> Any:
+def replace_loads(node: Node, replace: Callable[[TensorLoad], Expr]) -> Node:
     """``node`` with each load passed through ``replace`` (which returns the same load to keep it)."""
     return structural_map(node, (TensorLoad, replace))
 
 
-def read_operator(func: Any, name: str) -> OperatorBody:
+def read_operator(func: PrimFunc, name: str) -> OperatorBody:
     """The computations of an unscheduled PrimFunc; raises IllegalRewrite with the reason where it has another form."""
     body = func.body
     if not isinstance(body, SBlockRealize):
@@ -183,7 +186,7 @@ def read_operator(func: Any, name: str) -> OperatorBody:
     return OperatorBody(name=name, params=params, outputs=outputs, computations=computations)
 
 
-def _read_block(statement: Any) -> list[Computation]:
+def _read_block(statement: Stmt) -> list[Computation]:
     loops = []
     while isinstance(statement, For):
         if statement.kind != ForKind.SERIAL:
@@ -195,7 +198,7 @@ def _read_block(statement: Any) -> list[Computation]:
     block = statement.block
     if len(block.match_buffers) or len(block.alloc_buffers):
         raise IllegalRewrite(f"block {block.name_hint} has buffers of its own")
-    variables: list[Any] = []
+    variables: list[Var] = []
     extents: list[int] = []
     kinds: list[AxisKind] = []
     for item, value in zip(block.iter_vars, statement.iter_values, strict=True):
@@ -222,12 +225,12 @@ def _read_block(statement: Any) -> list[Computation]:
     ]
 
 
-def _stores(body: Any, name: str) -> list[Any]:
+def _stores(body: Stmt, name: str) -> list[BufferStore]:
     """The stores of a block, with values bound before them put in their place.
 
     A pair such as ``a = s + x; b = q + x * x; s[i] = a; q[i] = b`` gives ``s[i] = s + x`` and ``q[i] = q + x * x``.
     """
-    bound: list[tuple[Any, Expr]] = []
+    bound: list[tuple[Var, Expr]] = []
     stores = []
     for statement in list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]:
         if isinstance(statement, tirx.Bind):
@@ -240,7 +243,13 @@ def _stores(body: Any, name: str) -> list[Any]:
     return stores
 
 
-def _computation_of(store: Any, start: Any, name: str, axes: Any, together: Sequence[Any]) -> Computation:
+def _computation_of(
+    store: BufferStore,
+    start: BufferStore | None,
+    name: str,
+    axes: tuple[tuple[Var, ...], tuple[int, ...], tuple[AxisKind, ...]],
+    together: Sequence[BufferStore],
+) -> Computation:
     """The computation of one store among those that its block runs ``together``; they must not read each other's
     tensors.
     """
@@ -268,7 +277,7 @@ def _check_spatial(computation: Computation) -> Computation:
     return computation
 
 
-def _read_reduction(computation: Computation, start: Any) -> Computation:
+def _read_reduction(computation: Computation, start: BufferStore) -> Computation:
     """Split ``C[i] = C[i] + update`` into combiner and update."""
     combiner = COMBINERS.get(type(computation.value).__name__)
     if combiner is None:

@@ -6,12 +6,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from rich.table import Table
 
+from tvm_ext.devices.device_db import TargetLike
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.onnx.load import load_onnx
 from tvm_ext.reports.text import format_time
@@ -21,6 +22,9 @@ from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
 from .environment import Environment, current_environment
 from .placement import Placement, on_main_core, place_threads
+
+if TYPE_CHECKING:
+    pass
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
@@ -80,7 +84,7 @@ def bench(
     sequence: int = 128,
     shape: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Array] | None = None,
-    target: Any = "llvm",
+    target: TargetLike = "llvm",
     options: BuildOptions | None = None,
     peers: Sequence[str] | None = None,
     others: Sequence[OtherPeer] = (),

@@ -13,7 +13,7 @@ import onnx
 
 from tvm_ext import relay
 from tvm_ext._tvm import VirtualMachine, import_onnx, tensor, tvm
-from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.runtime.graph_module import flatten_outputs
@@ -53,7 +53,11 @@ def missing_peer(name: str) -> UnsupportedEnvironmentError | None:
 
 
 def prepare_ours(
-    model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: Any, options: BuildOptions | None
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    shape: Shapes | None,
+    target: TargetLike,
+    options: BuildOptions | None,
 ) -> Contender:
     """Import and build with this plugin. Raises what `relay.frontend.from_onnx` and `relay.build` raise."""
     start = time.perf_counter()
@@ -142,7 +146,7 @@ def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Pla
 
 
 def prepare_stock_tvm(
-    model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: Any
+    model: onnx.ModelProto, inputs: Mapping[str, Array], shape: Shapes | None, target: TargetLike
 ) -> Contender:
     """Stock TVM as its documentation says: `from_onnx`, `tvm.compile` with its default passes, the Relax VM.
 

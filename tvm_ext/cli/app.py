@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from .common import (
     read_inputs,
 )
 from .verify import verify
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Expr
 
 app = typer.Typer(
     name="tvm-ext",
@@ -348,7 +351,7 @@ def _show_outputs(names: Sequence[str], results: Sequence[Any], random: Sequence
         typer.echo(f"{row['name']}: {shape} {row['dtype']}, min {row['min']}, mean {row['mean']}, max {row['max']}")
 
 
-def _statistics(value: Any) -> dict[str, float | None]:
+def _statistics(value: Expr) -> dict[str, float | None]:
     """Minimum, mean and maximum; None for an empty tensor or one that has no order."""
     if value.size == 0 or value.dtype.kind not in "fiub":
         return {"min": None, "mean": None, "max": None}

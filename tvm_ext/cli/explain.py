@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import tirx
@@ -26,6 +26,9 @@ from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu,
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, plan, simplify
 from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows, window_kernel
 from tvm_ext.tir_passes.roller.construct import Construction
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Buffer, PrimFunc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +111,7 @@ def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, S
     return simple, take_windows(plan(simple), simple)[0]
 
 
-def _constants(function: Any, operator: OperatorBody) -> list[Any]:
+def _constants(function: PrimFunc, operator: OperatorBody) -> list[Buffer]:
     indices = function.attrs[CONSTANT_PARAMS] if function.attrs and CONSTANT_PARAMS in function.attrs else []
     return [operator.params[int(index)] for index in indices]
 
@@ -116,7 +119,7 @@ def _constants(function: Any, operator: OperatorBody) -> list[Any]:
 def _anchor(
     group: TileGroup | GpuTileGroup,
     operator: OperatorBody,
-    constants: list[Any],
+    constants: list[Buffer],
     device: DeviceSpec,
     options: BuildOptions,
 ) -> AnchorExplanation:

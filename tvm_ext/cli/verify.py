@@ -6,12 +6,15 @@ import difflib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import IRModule, PrimFunc
 
 DEFAULT_DEVICE = "nvidia-a100"
 
@@ -59,7 +62,7 @@ def _require_gpu(spec: DeviceSpec) -> None:
         raise InputError(f"{spec.name} is no GPU.", "name a GPU: `tvm-ext devices` lists them")
 
 
-def load_function(text: str) -> Any:
+def load_function(text: str) -> PrimFunc | IRModule:
     """What ``MODULE.py:FUNC`` names: a PrimFunc, a module, a schedule (its module), or a function that makes one.
 
     Raises InputError for a file or name that is not there.
@@ -87,7 +90,7 @@ def load_function(text: str) -> Any:
     return found
 
 
-def _is_function(value: Any) -> bool:
+def _is_function(value: object) -> bool:
     from tvm_ext._tvm import IRModule, PrimFunc
 
     return isinstance(value, PrimFunc | IRModule)
@@ -95,7 +98,7 @@ def _is_function(value: Any) -> bool:
 
 def _of_model(
     model: str, operator: str | None, device: DeviceSpec, shape: list[str], batch: int, sequence: int, as_json: bool
-) -> tuple[Any, Any] | None:
+) -> tuple[PrimFunc, PrimFunc] | None:
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
     from tvm_ext.options import BuildOptions

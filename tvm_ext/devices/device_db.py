@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import Target
 from tvm_ext.errors import TargetError
 from tvm_ext.options import recorded_cpu, usable_core_count
 
@@ -28,7 +29,7 @@ HOST_NAMES = ("cpu", "llvm", "host")
 DEFAULT_ROWS: Mapping[str, str] = MappingProxyType({"cuda": "nvidia-a100", "rocm": "amd-mi50", "opencl": "nvidia-v100"})
 """Rows of the GPU targets that say nothing but their kind. OpenCL C is portable: its row gives sizes, not code."""
 
-TargetLike = Any  # tvm.target.Target, str or dict
+TargetLike: TypeAlias = "Target | str | dict[str, Any]"
 
 
 def names() -> tuple[str, ...]:
@@ -52,7 +53,7 @@ def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
     raise TargetError(f"there is no device called {name!r} in the tables.", _suggestions(name, known, names()))
 
 
-def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[DeviceSpec, Any]:
+def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[DeviceSpec, Target]:
     """The device that ``target`` means, and the stock TVM target to build with.
 
     Parameters
@@ -147,7 +148,7 @@ def is_bare(target: TargetLike) -> bool:
     return isinstance(target, str) and _normalised(target) in DEFAULT_ROWS
 
 
-def cpu_needs(target: Any) -> CpuNeeds:
+def cpu_needs(target: Target) -> CpuNeeds:
     """What code for the resolved ``target`` asks of the CPU that runs it; nothing for the target of a GPU."""
     if str(target.kind.name) != "llvm":
         return CpuNeeds()
@@ -204,7 +205,7 @@ def _find(name: str) -> DeviceSpec | None:
     return next((row for row in ROWS if wanted == row.name or wanted in row.aliases), None)
 
 
-def _target_of(row: DeviceSpec) -> Any:
+def _target_of(row: DeviceSpec) -> Target:
     if not row.target:
         raise TargetError(
             f"device {row.name!r} can be constructed for, but stock TVM has no code generator for it.",
@@ -217,7 +218,7 @@ def _as_dict(row: DeviceSpec) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in row.target}
 
 
-def _resolve(target: TargetLike) -> Any:
+def _resolve(target: TargetLike) -> Target:
     if isinstance(target, _tvm.Target):
         return target
     try:
@@ -243,7 +244,7 @@ def _suggestions(word: str, known: list[str], fallback: tuple[str, ...]) -> str:
     return "known names are " + ", ".join(fallback)
 
 
-def _cpu_device(target: Any, measure: bool) -> tuple[DeviceSpec, Any]:
+def _cpu_device(target: Target, measure: bool) -> tuple[DeviceSpec, Target]:
     attributes = {str(key): value for key, value in target.attrs.items()}
     cores = _core_count(attributes)
     host = read_cpu_info()
@@ -277,7 +278,7 @@ def _architecture(triple: str) -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
 
 
-def _merge_host(target: Any, attributes: dict[str, Any], spec: DeviceSpec) -> Any:
+def _merge_host(target: Target, attributes: dict[str, Any], spec: DeviceSpec) -> Target:
     """The user's target with this CPU's model and features put in; whatever else it says is kept.
 
     The ``feature.*`` attributes of an Arm target are left out: TVM derives them anew from the model.
@@ -291,7 +292,7 @@ ISAS_OF_MACHINE: Mapping[str, tuple[Isa, ...]] = MappingProxyType({"x86_64": cpu
 """Instruction sets best first. A 32-bit x86 has SSE2 and AVX too, but half of the registers, and no row."""
 
 
-def _isa_of_target(target: Any, attributes: dict[str, Any], machine: str) -> Isa:
+def _isa_of_target(target: Target, attributes: dict[str, Any], machine: str) -> Isa:
     _check_model(target, attributes)
     for isa in ISAS_OF_MACHINE.get(_architecture(str(attributes.get("mtriple", ""))) or machine, ()):
         if all(_tvm.target_has_feature(name, target) for name in isa.features):
@@ -303,7 +304,7 @@ def _isa_of_target(target: Any, attributes: dict[str, Any], machine: str) -> Isa
     )
 
 
-def _check_model(target: Any, attributes: dict[str, Any]) -> None:
+def _check_model(target: Target, attributes: dict[str, Any]) -> None:
     """LLVM only logs an unknown model or feature and goes on without; here both are errors."""
     triple = {"mtriple": str(attributes["mtriple"])} if "mtriple" in attributes else {}
     plain = _tvm.Target({"kind": "llvm", **triple})
@@ -316,7 +317,7 @@ def _check_model(target: Any, attributes: dict[str, Any]) -> None:
             raise TargetError(f"LLVM knows no CPU feature {item!r} for this target.", "correct mattr or leave it out")
 
 
-def _gpu_device(target: Any, kind: str) -> DeviceSpec:
+def _gpu_device(target: Target, kind: str) -> DeviceSpec:
     key = "arch" if kind == "cuda" else "mcpu"
     value = str(target.attrs.get(key, ""))
     row = _find(value)

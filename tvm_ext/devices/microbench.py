@@ -11,11 +11,11 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tvm_ext import _tvm, forks
+from tvm_ext._tvm import Module, Tensor
 
 from .cpu_measurement import CpuMeasurement
 
@@ -187,7 +187,7 @@ def _launch_overhead_us(plan: BenchPlan) -> float:
     return max(times[1] - times[0], 1e-9) * 1e6
 
 
-def _kernels() -> Any:
+def _kernels() -> Module:
     from . import microbench_kernels
 
     return microbench_kernels
@@ -197,7 +197,7 @@ def _count(number: float) -> int:
     return max(1, int(number))
 
 
-def _time(plan: BenchPlan, kernel: Any, *arrays: Any, number: int = 1) -> MeasuredTime:
+def _time(plan: BenchPlan, kernel: Module, *arrays: Tensor, number: int = 1) -> MeasuredTime:
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.target}
     forks.require_pool()
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm.script import tirx as T  # noqa: N812 - the name that TVMScript is written with
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import PrimFunc
+
 
 LOAD_CHAINS = 16
 """Independent accumulators of `load_kernel`: more than the latency of an addition times the loads of a cycle."""
 
 
-def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> Any:
+def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> PrimFunc:
     """Per core ``chains`` vectors x, each ``steps`` times x = x * a + b."""
 
     @T.prim_func(s_tir=True)
@@ -35,7 +39,7 @@ def fma_kernel(dtype: str, lanes: int, chains: int, cores: int, steps: int) -> A
     return main
 
 
-def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> Any:
+def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> PrimFunc:
     """Per core ``passes`` sums over ``blocks`` x 16 vectors of its own row of ``data``, float32."""
     width, chains = LOAD_CHAINS * lanes, LOAD_CHAINS
 
@@ -61,7 +65,7 @@ def load_kernel(lanes: int, cores: int, blocks: int, passes: int) -> Any:
     return main
 
 
-def clock_kernel(steps: int) -> Any:
+def clock_kernel(steps: int) -> PrimFunc:
     """``steps`` rounds of xorshift64 on one number."""
 
     @T.prim_func(s_tir=True)
@@ -78,7 +82,7 @@ def clock_kernel(steps: int) -> Any:
     return main
 
 
-def launch_kernel(cores: int) -> Any:
+def launch_kernel(cores: int) -> PrimFunc:
     """A parallel region in which each core writes one number to a cache line of its own."""
 
     @T.prim_func(s_tir=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import BufferStore, Expr, For, ForKind, Stmt, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -28,7 +27,7 @@ def index(value: int) -> Expr:
 STACK_BYTES = 1024  # stock TVM's limit, exclusive
 
 
-def new_buffer(shape: Sequence[int], dtype: str, name: str, scope: str = "global") -> Any:
+def new_buffer(shape: Sequence[int], dtype: str, name: str, scope: str = "global") -> Buffer:
     """A buffer to allocate; a small "local" one becomes "global", for only those does stock TVM keep on the stack.
 
     All others, "local" ones too, it asks of its workspace pool at every call (0.1 us each), and LLVM must then write to
@@ -39,7 +38,7 @@ def new_buffer(shape: Sequence[int], dtype: str, name: str, scope: str = "global
     return tirx.decl_buffer([index(size) for size in shape], dtype, name, scope=scope, data_alignment=64)
 
 
-def loop(extent: int | Expr, kind: Any, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
+def loop(extent: int | Expr, kind: ForKind, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
     """``for name in range(extent): body(name)``; an extent of 1 makes no loop."""
     if isinstance(extent, int):
         if extent == 1:
@@ -49,7 +48,7 @@ def loop(extent: int | Expr, kind: Any, name: str, body: Callable[[Expr], Stmt])
     return For(variable, index(0), extent, kind, body(variable))
 
 
-def nest(extents: Sequence[int], kind: Any, names: Sequence[str], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+def nest(extents: Sequence[int], kind: ForKind, names: Sequence[str], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
     """Nested loops, the first one outermost."""
 
     def inner(position: int, done: tuple[Expr, ...]) -> Stmt:
@@ -74,15 +73,15 @@ def split_index(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
     return tuple(reversed(parts))
 
 
-def load(buffer: Any, indices: Sequence[Expr]) -> Expr:
+def load(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
     return tirx.BufferLoad(buffer, list(indices))
 
 
-def store(buffer: Any, value: Expr, indices: Sequence[Expr]) -> Stmt:
+def store(buffer: Buffer, value: Expr, indices: Sequence[Expr]) -> Stmt:
     return BufferStore(buffer, value, list(indices))
 
 
-def allocate(buffer: Any) -> Stmt:
+def allocate(buffer: Buffer) -> Stmt:
     return tirx.AllocBuffer(buffer, {})
 
 
@@ -90,7 +89,7 @@ def sequence(*statements: Stmt) -> Stmt:
     return statements[0] if len(statements) == 1 else tirx.stmt_seq(*statements)
 
 
-def as_index(expr: Expr, variable: Any) -> Expr:
+def as_index(expr: Expr, variable: Var) -> Expr:
     """``expr`` in the integer type of ``variable``, which it replaces: TE counts in int32, Relax in int64."""
     return cast_to(expr, dtype_of(variable))
 
@@ -122,7 +121,7 @@ FORK_PAYS = 4
 """Starting a parallel region must save at least this many times what it costs: on a busy machine it costs more."""
 
 
-def outer_kind(time_s: float, device: DeviceSpec) -> Any:
+def outer_kind(time_s: float, device: DeviceSpec) -> ForKind:
     """The kind of a kernel's outer loop that takes ``time_s`` on all units: SERIAL where one unit is as good.
 
     Worked example: 2 us on two units is 4 us on one; a launch of 1 us saves 2 us, twice what it costs: SERIAL.
@@ -132,7 +131,7 @@ def outer_kind(time_s: float, device: DeviceSpec) -> Any:
     return PARALLEL if device.unit_count > 1 and saved_s > FORK_PAYS * cost_s else SERIAL
 
 
-def vector_kind(*values: Expr) -> Any:
+def vector_kind(*values: Expr) -> ForKind:
     """The kind of a loop over SIMD lanes that computes ``values``: UNROLLED where stock TVM would vectorise wrongly.
 
     Its VectorizeLoop divides a ramp by dividing base and stride, which is not truncated division: ``(1 - 2*v) / 2`` for
@@ -140,7 +139,7 @@ def vector_kind(*values: Expr) -> Any:
     """
     found: list[bool] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         found.append("float" not in dtype_of(node))
 
     for value in values:

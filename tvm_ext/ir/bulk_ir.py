@@ -9,9 +9,8 @@ with an internal error).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, ptx_call, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, ptx_call, tirx
 from tvm_ext.analysis.computations import dtype_of
 
 from .build_ir import cast_to, index
@@ -23,23 +22,23 @@ BULK_BYTES = 16
 _NO_ACCESS = 0
 
 
-def mbarrier_buffer(count: int, name: str, scope: str) -> Any:
+def mbarrier_buffer(count: int, name: str, scope: str) -> Buffer:
     """``count`` mbarrier objects, of 8 aligned bytes each, in ``"shared"`` or ``"shared.dyn"`` memory."""
     return tirx.decl_buffer([index(count)], "uint64", name, scope=scope, data_alignment=MBARRIER_BYTES)
 
 
-def shared_pointer(buffer: Any, offset: Expr) -> Expr:
+def shared_pointer(buffer: Buffer, offset: Expr) -> Expr:
     """The address of element ``offset`` of a flat shared buffer."""
     kind = tirx.type_annotation(dtype_of(buffer))
     return tirx.tvm_access_ptr(kind, buffer.data, cast_to(offset, "int32"), tirx.IntImm("int32", 1), _NO_ACCESS)
 
 
-def initialise_mbarrier(barriers: Any, which: Expr, arrivals: int) -> Stmt:
+def initialise_mbarrier(barriers: Buffer, which: Expr, arrivals: int) -> Stmt:
     """``mbarrier.init``: each phase ends when there were ``arrivals`` arrivals and all announced bytes have come."""
     return _ptx("mbarrier.init.shared::cta.b64", shared_pointer(barriers, which), _uint32(arrivals))
 
 
-def invalidate_mbarrier(barriers: Any, which: Expr) -> Stmt:
+def invalidate_mbarrier(barriers: Buffer, which: Expr) -> Stmt:
     """``mbarrier.inval``: its memory may be used for something else."""
     return _ptx("mbarrier.inval.shared::cta.b64", shared_pointer(barriers, which))
 
@@ -54,25 +53,25 @@ def fence_generic_stores() -> Stmt:
     return _ptx("fence.proxy.async.shared::cta")
 
 
-def announce_bytes(barriers: Any, which: Expr, size_bytes: int) -> Stmt:
+def announce_bytes(barriers: Buffer, which: Expr, size_bytes: int) -> Stmt:
     """Arrives at the mbarrier, whose phase then also waits for ``size_bytes`` to be copied."""
     name = "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64"
     return _ptx(name, shared_pointer(barriers, which), _uint32(size_bytes))
 
 
-def arrive(barriers: Any, which: Expr) -> Stmt:
+def arrive(barriers: Buffer, which: Expr) -> Stmt:
     """One arrival, which releases what the thread did."""
     return _ptx("mbarrier.arrive.release.cta.shared::cta.b64", shared_pointer(barriers, which))
 
 
-def wait_for_phase(barriers: Any, which: Expr, parity: Expr) -> Stmt:
+def wait_for_phase(barriers: Buffer, which: Expr, parity: Expr) -> Stmt:
     """Returns once the phase of that parity (0: the first, 1: the second, 0: the third ...) is over."""
     pointer = shared_pointer(barriers, which)
     return tirx.Evaluate(tirx.call_intrin("", "tirx.cuda.mbarrier_wait", pointer, cast_to(parity, "int32")))
 
 
 def copy_in_bulk(
-    target: Any, offset: Expr, source: Any, place: Sequence[Expr], size_bytes: int, mbarrier: Expr
+    target: Expr, offset: Expr, source: Expr, place: Sequence[Expr], size_bytes: int, mbarrier: Expr
 ) -> Stmt:
     """One thread starts the copy of ``size_bytes`` from ``source[place]`` on to element ``offset`` of ``target``.
 
@@ -85,7 +84,7 @@ def copy_in_bulk(
     return _ptx(name, shared_pointer(target, offset), start, _uint32(size_bytes), mbarrier)
 
 
-def _ptx(instruction: str, *operands: Any) -> Stmt:
+def _ptx(instruction: str, *operands: Expr) -> Stmt:
     return tirx.Evaluate(ptx_call(instruction, *operands))
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import Expr, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Expr, Node, TensorLoad, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 
 
@@ -37,7 +36,7 @@ def bound(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
     return tirx.Let(variable, _without_numbers_of_truth(value), body(variable))
 
 
-def uses_bfloat16(node: Any) -> bool:
+def uses_bfloat16(node: Node) -> bool:
     """Whether bfloat16 is loaded anywhere in ``node``.
 
     Stock TVM computes it in float32 (BF16ComputeLegalize), but does not look inside of bindings: what is loaded there
@@ -54,7 +53,7 @@ def _without_numbers_of_truth(value: Expr) -> Expr:
     Of a bound variable stock TVM asks for the bounds, and of a vector of truth values it cannot make the constants.
     """
 
-    def choice(cast: Any) -> Any:
+    def choice(cast: Expr) -> Expr:
         if dtype_of(cast.value) != "bool":
             return cast
         return tirx.Select(cast.value, tirx.const(1, dtype_of(cast)), tirx.const(0, dtype_of(cast)))

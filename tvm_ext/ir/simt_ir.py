@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, For, ForKind, IterVar, Stmt, Var, structural_map, tirx
+from tvm_ext._tvm import Buffer, Expr, For, ForKind, IterVar, Stmt, Var, structural_map, tirx
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.records.choice import ConstantPack
 
@@ -31,7 +30,7 @@ class SimtKernel:
     blocks: int
     shared_bytes: int
     register_count: int
-    packs: tuple[tuple[Any, ConstantPack], ...] = ()
+    packs: tuple[tuple[Buffer, ConstantPack], ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -47,12 +46,12 @@ def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stm
     return bind("blockIdx.x", blocks, lambda block: bind("threadIdx.x", threads, lambda thread: body(block, thread)))
 
 
-def gpu_buffer(shape: Sequence[int], dtype: str, name: str, scope: str) -> Any:
+def gpu_buffer(shape: Sequence[int], dtype: str, name: str, scope: str) -> Buffer:
     """A buffer of scope ``"shared"``, ``"local"`` (registers) or ``"warp"``, aligned for the widest access."""
     return tirx.decl_buffer([index(s) for s in shape], dtype, name, scope=scope, data_alignment=VECTOR_BYTES)
 
 
-def allocate_shared(buffer: Any, *, padding: int = 0) -> Stmt:
+def allocate_shared(buffer: Buffer, *, padding: int = 0) -> Stmt:
     """Allocate ``buffer``; with ``padding``, so many elements are added to each row (its last axis).
 
     A buffer declared with longer rows would not do: stock CompactBufferAllocation shrinks it to what is used. Worked
@@ -83,7 +82,7 @@ def unrolled(extent: int, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
 def unrolled_by_tvm(statement: Stmt) -> Stmt:
     """``statement`` with the loops of `unrolled` left to TVM: LLVM's back ends (rocm) ignore the hint to unroll."""
 
-    def strip(loop: Any) -> Any:
+    def strip(loop: For) -> Stmt:
         if loop.kind != ForKind.UNROLLED:
             return loop
         return For(loop.loop_var, loop.min, loop.extent, ForKind.UNROLLED, loop.body, None, {})

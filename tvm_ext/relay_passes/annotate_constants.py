@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import CALL_TIR, Call, Constant, GlobalVar, PrimFunc, copy_module, module_pass, relax, structural_walk
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Call,
+    Constant,
+    GlobalVar,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    copy_module,
+    module_pass,
+    relax,
+    structural_walk,
+)
 from tvm_ext.records.choice import CONSTANT_PARAMS
 
 
-def tir_calls(mod: Any) -> list[Any]:
+def tir_calls(mod: IRModule) -> list[Call]:
     """Every ``call_tir`` of the module's Relax functions, in program order."""
-    calls: list[Any] = []
+    calls: list[Call] = []
 
-    def visit(call: Any) -> None:
+    def visit(call: Call) -> None:
         if call.op == CALL_TIR:
             calls.append(call)
 
@@ -26,8 +36,8 @@ def tir_calls(mod: Any) -> list[Any]:
 class AnnotateConstants:
     """Set `CONSTANT_PARAMS` on every PrimFunc that Relax calls; a variable at any call is not in it."""
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
-        constant: dict[Any, set[int]] = {}
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        constant: dict[GlobalVar, set[int]] = {}
         for call in tir_calls(mod):
             callee = call.args[0]
             assert isinstance(callee, GlobalVar)

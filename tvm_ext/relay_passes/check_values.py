@@ -12,11 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from tvm_ext._tvm import Constant, Expr, PyExprMutator, expr_mutator, ir, module_pass, relax, te, tirx
+from tvm_ext._tvm import (
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    PyExprMutator,
+    TeTensor,
+    expr_mutator,
+    ir,
+    module_pass,
+    relax,
+    te,
+    tirx,
+)
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
@@ -53,7 +68,7 @@ class CheckValues:
     def __init__(self, bounds: Bounds = "error") -> None:
         self.bounds = bounds
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Checker(mod, self.bounds)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):
@@ -63,11 +78,11 @@ class CheckValues:
 
 @expr_mutator
 class _Checker(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, bounds: Bounds) -> None:
+    def __init__(self, mod: IRModule, bounds: Bounds) -> None:
         super().__init__(mod)
         self.bounds = bounds
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         name = call.op.name if isinstance(call.op, ir.Op) else ""
         if name in ONNX_NAMES:
@@ -81,7 +96,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         return call
 
     # --- indices --------------------------------------------------------------------------------------------------
-    def _indexing(self, name: str, call: Any) -> Any:
+    def _indexing(self, name: str, call: Call) -> Expr:
         data, indices = call.args[:2]
         rule = _RULES[name](call)
         if rule is None or data.ty.shape is None:
@@ -122,8 +137,8 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         """Every index modulo its extent."""
         dtype = copy_dtype(str(indices.ty.dtype))
 
-        def wrap(values: Any) -> Any:
-            def element(*place: Any) -> Any:
+        def wrap(values: TeTensor) -> TeTensor:
+            def element(*place: Expr) -> Expr:
                 extent = tirx.Cast(dtype, extents[-1])
                 for position, other in enumerate(extents[:-1]):
                     extent = tirx.Select(
@@ -135,13 +150,13 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
 
         return self.builder_.emit(self.builder_.call_te(wrap, indices, primfunc_name_hint="wrap_indices"))
 
-    def _run(self, kernel: Any, hint: str, values: Expr, dtype: str) -> Expr:
+    def _run(self, kernel: PrimFunc, hint: str, values: Expr, dtype: str) -> Expr:
         variable = self.builder_.add_func(kernel, hint)
         result = relax.TensorType(values.ty.shape, dtype)
         return self.builder_.emit(relax.call_tir(variable, [values], result))
 
     # --- divisors -------------------------------------------------------------------------------------------------
-    def _division(self, name: str, call: Any) -> Any:
+    def _division(self, name: str, call: Call) -> Expr:
         dividend, divisor = call.args
         dtype, shape = str(divisor.ty.dtype), _static_shape(divisor)
         user = f"{DIVISIONS[name]} of {_describe(dividend)} by {_describe(divisor)}"
@@ -158,7 +173,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         hint = name.removeprefix("relax.")
         return self.builder_.call_te(safe_division(name), dividend, divisor, primfunc_name_hint=hint)
 
-    def _slice(self, call: Any) -> Any:
+    def _slice(self, call: Call) -> Expr:
         """The number of elements is divided by the step, by a function of the VM that has no checks."""
         data, begins, ends, steps = call.args
         shape, dtype = _static_shape(steps), str(steps.ty.dtype)
@@ -177,7 +192,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         return type(call)(call.op, [data, begins, ends, steps], call.attrs, call.ty_args)
 
 
-def _at_least_a_step(steps: Any) -> Any:
+def _at_least_a_step(steps: Expr) -> Expr:
     """1 in place of 0."""
     one, zero = (tirx.const(number, str(steps.dtype)) for number in (1, 0))
     return te.compute(
@@ -205,11 +220,11 @@ def _describe(expr: Expr) -> str:
     return f"{name} ({size} {expr.ty.dtype})"
 
 
-def _size(size: Any) -> str:
+def _size(size: Expr) -> str:
     return str(int(size)) if isinstance(size, tirx.IntImm) else str(size)
 
 
-def _checked_constant(user: str, indices: Any, extents: Sequence[int]) -> Expr:
+def _checked_constant(user: str, indices: Expr, extents: Sequence[int]) -> Expr:
     """The constant with its indices from 0; raises IndexRangeError for one outside."""
     values = indices.value.numpy()
     limits = np.asarray(extents, "int64") if len(extents) > 1 else np.int64(extents[0])
@@ -224,27 +239,27 @@ def _checked_constant(user: str, indices: Any, extents: Sequence[int]) -> Expr:
 
 
 # --- the extents that indices count through -----------------------------------------------------------------------
-def _take(call: Any) -> Sequence[Expr] | None:
+def _take(call: Call) -> Sequence[Expr] | None:
     if call.attrs.mode != "fast":
         return None
     sizes = _sizes(call.args[0])
     return [prod(sizes)] if call.attrs.axis is None else [sizes[int(call.attrs.axis)]]
 
 
-def _along_axis(call: Any) -> Sequence[Expr]:
+def _along_axis(call: Call) -> Sequence[Expr]:
     return [_sizes(call.args[0])[int(call.attrs.axis)]]
 
 
-def _gather_nd(call: Any) -> Sequence[Expr]:
+def _gather_nd(call: Call) -> Sequence[Expr]:
     first = int(call.attrs.batch_dims)
     return _sizes(call.args[0])[first : first + _tuple_length(call.args[1])]
 
 
-def _scatter_nd(call: Any) -> Sequence[Expr]:
+def _scatter_nd(call: Call) -> Sequence[Expr]:
     return _sizes(call.args[0])[: _tuple_length(call.args[1])]
 
 
-def _index_tensors(call: Any) -> Sequence[Expr]:
+def _index_tensors(call: Call) -> Sequence[Expr]:
     return _sizes(call.args[0])
 
 
@@ -256,7 +271,7 @@ def _tuple_length(indices: Expr) -> int:
     return int(indices.ty.shape.values[-1])
 
 
-_RULES: dict[str, Callable[[Any], Sequence[Expr] | None]] = {
+_RULES: dict[str, Callable[[Call], Sequence[Expr] | None]] = {
     "relax.take": _take,
     "relax.gather_elements": _along_axis,
     "relax.gather_nd": _gather_nd,

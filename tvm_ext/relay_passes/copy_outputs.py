@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from tvm_ext._tvm import Call, Constant, Expr, GlobalVar, Var, ir, module_pass, relax, te
+from tvm_ext._tvm import (
+    BlockBuilder,
+    Call,
+    Constant,
+    Expr,
+    GlobalVar,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    RelaxFunction,
+    Type,
+    Var,
+    VarBinding,
+    ir,
+    module_pass,
+    relax,
+    te,
+)
 
 
 @module_pass(opt_level=0, name="tvm_ext.CopyConstantOutputs")
@@ -16,7 +32,7 @@ class CopyConstantOutputs:
     after whatever computes calls on constants, which would make a constant of the copy, and after views are views.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = relax.BlockBuilder(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
@@ -27,14 +43,14 @@ class CopyConstantOutputs:
 class _Outputs:
     """The results of one function of the builder's module, which it rewrites where that is needed."""
 
-    def __init__(self, builder: Any, func: Any) -> None:
+    def __init__(self, builder: BlockBuilder, func: RelaxFunction) -> None:
         self.builder, self.func = builder, func
-        self.values: Mapping[Any, Expr] = {
+        self.values: Mapping[Var, Expr] = {
             binding.var: binding.value for block in func.body.blocks for binding in block.bindings
         }
-        self.bindings: list[Any] = []
+        self.bindings: list[VarBinding] = []
 
-    def rewrite(self, name: Any) -> None:
+    def rewrite(self, name: GlobalVar) -> None:
         seq = self.func.body
         result = self._returned(seq.body)
         if not self.bindings:
@@ -82,13 +98,13 @@ class _Outputs:
             return expr
         return self._bound(relax.call_tir(self._kernel(expr), [expr], expr.ty), expr.ty)
 
-    def _bound(self, value: Expr, kind: Any) -> Expr:
+    def _bound(self, value: Expr, kind: Type) -> Expr:
         variable = Var(f"returned{len(self.bindings)}", kind)
         # A later pass would give it its type in place, and the builder no longer find the function under its hash.
         self.bindings.append(relax.VarBinding(variable, self.builder.normalize(value)))
         return variable
 
-    def _kernel(self, expr: Expr) -> Any:
+    def _kernel(self, expr: Expr) -> PrimFunc:
         source = te.placeholder(list(expr.ty.shape.values), str(expr.ty.dtype), name="constant")
         copy = te.compute(source.shape, lambda *place: source(*place), name="copied")
         func = te.create_prim_func([source, copy]).without_attr("global_symbol")

@@ -16,11 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Constant, PyExprMutator, expr_mutator, ir, module_pass, relax, tirx
+from tvm_ext._tvm import (
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    PassContext,
+    PyExprMutator,
+    expr_mutator,
+    ir,
+    module_pass,
+    relax,
+    tirx,
+)
+from tvm_ext.support.arrays import Array
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
@@ -53,7 +65,7 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     )
 
 
-def phase_filters(weight: np.ndarray[Any, Any], strides: Sequence[int], groups: int) -> np.ndarray[Any, Any]:
+def phase_filters(weight: Array, strides: Sequence[int], groups: int) -> Array:
     """The filters [F * sy * sx, C / groups, jy, jx] of all phases, from a transposed kernel [C, F / groups, ky, kx]."""
     channels, filters, *kernel = weight.shape
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
@@ -68,14 +80,14 @@ def phase_filters(weight: np.ndarray[Any, Any], strides: Sequence[int], groups: 
 
 @expr_mutator
 class _Expand(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         if not (isinstance(call.op, ir.Op) and call.op.name == TRANSPOSED) or not isinstance(call.args[1], Constant):
             return call
         expanded = self._expanded(call)
         return call if expanded is None else expanded
 
-    def _expanded(self, call: Any) -> Any:
+    def _expanded(self, call: Call) -> Expr:
         data, attrs = call.args[0], call.attrs
         shape = _static_shape(data)
         strides = [int(s) for s in attrs.strides]
@@ -102,7 +114,7 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
         )
         return self._interleaved(convolved, shape[0], weight.shape[1] * groups, strides, sizes)
 
-    def _interleaved(self, phases: Any, batch: int, filters: int, strides: list[int], sizes: list[_Phases]) -> Any:
+    def _interleaved(self, phases: Expr, batch: int, filters: int, strides: list[int], sizes: list[_Phases]) -> Expr:
         places = [item.last - item.first + 1 for item in sizes]
         split = relax.op.reshape(phases, (batch, filters, strides[0], strides[1], places[0], places[1]))
         ordered = relax.op.permute_dims(split, [0, 1, 4, 2, 5, 3])
@@ -113,7 +125,7 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
         return relax.op.strided_slice(whole, axes=[2, 3], begin=begin, end=end)
 
 
-def _static_shape(value: Any) -> tuple[int, ...] | None:
+def _static_shape(value: Expr) -> tuple[int, ...] | None:
     dims = getattr(value.ty, "shape", None)
     if dims is None or not all(isinstance(dim, tirx.IntImm) for dim in dims):
         return None
@@ -127,7 +139,7 @@ class ExpandTransposedConvolutions:
     Left alone: kernels that are not constant, dilation, layouts other than NCHW/IOHW, dynamic shapes.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Expand(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,11 @@ from tvm_ext._tvm import (
     Constant,
     Expr,
     GlobalVar,
+    IRModule,
+    PassContext,
     PrimFunc,
     PyExprMutator,
+    Type,
     Var,
     expr_mutator,
     ir,
@@ -52,7 +54,7 @@ class FoldCalls:
     `CheckValues` reports.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Folder(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):
@@ -62,12 +64,12 @@ class FoldCalls:
 
 @expr_mutator
 class _Folder(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.mod = mod
         self.notes: list[str] = []
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         arguments = [self._resolved(argument) for argument in call.args]
         if all(new is old for new, old in zip(arguments, call.args, strict=True)) and not _all_known(arguments):
@@ -79,7 +81,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
                 self.notes.append(f"{_name_of(call)} of constants is computed by each run: {refusal.problem}")
             return type(call)(call.op, arguments, call.attrs, call.ty_args)
 
-    def visit_tuple_getitem_(self, item: Any) -> Any:
+    def visit_tuple_getitem_(self, item: Expr) -> Expr:
         item = self.visit_expr_post_order(item)
         source = self._resolved(item.tuple_value)
         return source.fields[int(item.index)] if isinstance(source, relax.Tuple) else item
@@ -98,7 +100,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         return bound if isinstance(bound, relax.Tuple | Constant | relax.ShapeExpr) and _is_known(bound) else argument
 
 
-def _name_of(call: Any) -> str:
+def _name_of(call: Call) -> str:
     return str(call.args[0].name_hint if call.op == CALL_TIR else call.op.name).removeprefix("relax.")
 
 
@@ -114,7 +116,7 @@ def _all_known(arguments: Sequence[Expr]) -> bool:
     return all(map(_is_known, arguments))
 
 
-def folded(call: Any, arguments: Sequence[Expr], mod: Any) -> Expr:
+def folded(call: Call, arguments: Sequence[Expr], mod: IRModule) -> Expr:
     """The value of ``call`` on ``arguments``, a constant, a shape or a tuple; IllegalRewrite where it stays a call."""
     if not isinstance(call.op, ir.Op) or not call.op.get_attr("FPurity") or call.op.name in _KEPT:
         raise IllegalRewrite("it is no operator without effects")
@@ -129,7 +131,7 @@ def folded(call: Any, arguments: Sequence[Expr], mod: Any) -> Expr:
     return _constants(call.ty, _values(call, arguments, arrays, mod))
 
 
-def _static_extents(kind: Any) -> Any:
+def _static_extents(kind: Type) -> Type:
     values = getattr(getattr(kind, "shape", None), "values", None)
     if values is None or not all(isinstance(extent, tirx.IntImm) for extent in values):
         raise IllegalRewrite("its shape is only known at run time")
@@ -156,7 +158,7 @@ def _arrays(argument: Expr) -> list[Array]:
     return [argument.value.numpy()] if isinstance(argument, Constant) else []
 
 
-def _check_size(kind: Any, arrays: Sequence[Array]) -> None:
+def _check_size(kind: Type, arrays: Sequence[Array]) -> None:
     count = sum(prod(int(extent) for extent in _static_extents(item).values) for item in _tensors(kind))
     operands = sum(array.size for array in arrays)
     if operands <= len(arrays) and count > max(operands, limits().folded_filling):
@@ -165,7 +167,7 @@ def _check_size(kind: Any, arrays: Sequence[Array]) -> None:
         check_count("folded_elements", count, "elements")
 
 
-def _tensors(kind: Any) -> list[Any]:
+def _tensors(kind: Type) -> list[Type]:
     if isinstance(kind, relax.TupleType):
         return [item for field in kind.fields for item in _tensors(field)]
     if not isinstance(kind, relax.TensorType):
@@ -173,7 +175,7 @@ def _tensors(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _values(call: Any, arguments: Sequence[Expr], arrays: Sequence[Array], mod: Any) -> list[Array]:
+def _values(call: Call, arguments: Sequence[Expr], arrays: Sequence[Array], mod: IRModule) -> list[Array]:
     """The tensors that ``call`` computes."""
     name = str(call.op.name)
     if name in RULES:
@@ -185,13 +187,13 @@ def _values(call: Any, arguments: Sequence[Expr], arrays: Sequence[Array], mod: 
     return _legalized_values(type(call)(call.op, list(arguments), call.attrs, call.ty_args))
 
 
-def _function_values(func: Any, arrays: Sequence[Array]) -> list[Array]:
+def _function_values(func: PrimFunc, arrays: Sequence[Array]) -> list[Array]:
     if not isinstance(func, PrimFunc) or (func.attrs and ALREADY_SCHEDULED in func.attrs):
         raise IllegalRewrite("it calls what is no unscheduled function")
     return operator_values(read_operator(func, "folded"), arrays)
 
 
-def _legalized_values(call: Any) -> list[Array]:
+def _legalized_values(call: Call) -> list[Array]:
     """The values of an operator by the PrimFunc that `legalize_operators` would make of it."""
     rule = LEGALIZATIONS.get(str(call.op.name)) or call.op.get_attr("FLegalize")
     if rule is None:
@@ -201,7 +203,7 @@ def _legalized_values(call: Any) -> list[Array]:
     return _values_of(made, call, builder.get())
 
 
-def _values_of(made: Expr, call: Any, mod: Any) -> list[Array]:
+def _values_of(made: Expr, call: Call, mod: IRModule) -> list[Array]:
     if isinstance(made, Constant):
         return _arrays(made)
     if not isinstance(made, Call) or made.op != CALL_TIR:
@@ -211,7 +213,7 @@ def _values_of(made: Expr, call: Any, mod: Any) -> list[Array]:
     return _function_values(mod[made.args[0]], [_operand(field, mod) for field in made.args[1].fields])
 
 
-def _operand(field: Expr, mod: Any) -> Array:
+def _operand(field: Expr, mod: IRModule) -> Array:
     """An operand of a legalized call, which may be a call itself: of a cast of what the operator was given, say."""
     if isinstance(field, Call):
         return _values_of(field, field, mod)[0] if field.op == CALL_TIR else _legalized_values(field)[0]
@@ -220,7 +222,7 @@ def _operand(field: Expr, mod: Any) -> Array:
     return _arrays(field)[0]
 
 
-def _constants(kind: Any, values: Sequence[Array]) -> Expr:
+def _constants(kind: Type, values: Sequence[Array]) -> Expr:
     for item, value in zip(_tensors(kind), values, strict=True):
         if str(value.dtype) != str(item.dtype) or value.shape != tuple(map(int, item.shape.values)):
             raise IllegalRewrite(f"a value of type {value.dtype} where {item.dtype} is expected")

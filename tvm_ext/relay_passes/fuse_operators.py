@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import PassContext, Sequential, module_pass, relax, structural_walk
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Sequential, module_pass, relax, structural_walk
 from tvm_ext.support.limits import limits, with_notes
 
 
@@ -18,7 +16,7 @@ class FuseOperators:
     fails: those models run unfused.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         bound: list[bool] = []
         for _, function in mod.functions_items():
             if isinstance(function, relax.Function):
@@ -30,7 +28,7 @@ class FuseOperators:
         return with_notes(fused, [note] if note else [])
 
 
-def _grouped(mod: Any) -> tuple[Any, str]:
+def _grouped(mod: IRModule) -> tuple[IRModule, str]:
     """``mod`` by FuseOps, and what the limit has changed; FuseOps runs again only where that is anything."""
     most = limits().fused_operators
     grouped = relax.transform.FuseOps()(mod)
@@ -45,7 +43,7 @@ def _grouped(mod: Any) -> tuple[Any, str]:
 _DEPTH = "relax.FuseOps.max_depth"
 
 
-def _context_with(name: str, value: Any) -> Any:
+def _context_with(name: str, value: int) -> PassContext:
     """The PassContext that holds now, with one more setting; instruments would take a second entry for their end."""
     current = PassContext.current()
     return PassContext(
@@ -56,11 +54,11 @@ def _context_with(name: str, value: Any) -> Any:
     )
 
 
-def _sizes(mod: Any) -> list[int]:
+def _sizes(mod: IRModule) -> list[int]:
     return [_size_of(func) for _, func in mod.functions_items() if isinstance(func, relax.Function)]
 
 
-def _size_of(func: Any) -> int:
+def _size_of(func: PrimFunc) -> int:
     """How many operators were put into a fused function; 0 for any other."""
     if not func.attrs or "Primitive" not in func.attrs or not isinstance(func.body, relax.SeqExpr):
         return 0

@@ -8,12 +8,15 @@ to report.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.arrays import Array
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Attrs
 
 
 def _inside(indices: Array, extents: Sequence[int]) -> Array:
@@ -25,7 +28,7 @@ def _inside(indices: Array, extents: Sequence[int]) -> Array:
     return np.where(values < 0, values + limits, values)
 
 
-def _take(attrs: Any, data: Array, indices: Array) -> Array:
+def _take(attrs: Attrs, data: Array, indices: Array) -> Array:
     axis = None if attrs.axis is None else int(attrs.axis)
     extent = data.size if axis is None else data.shape[axis]
     if not extent:
@@ -44,21 +47,21 @@ def _moded(indices: Array, extent: int, mode: str) -> Array:
     return np.asarray(np.mod(wide, extent) if mode == "wrap" else np.clip(wide, 0, extent - 1))
 
 
-def _gather_elements(attrs: Any, data: Array, indices: Array) -> Array:
+def _gather_elements(attrs: Attrs, data: Array, indices: Array) -> Array:
     return np.asarray(data[_places(data, indices, int(attrs.axis) % data.ndim)])
 
 
-def _gather_nd(attrs: Any, data: Array, indices: Array) -> Array:
+def _gather_nd(attrs: Attrs, data: Array, indices: Array) -> Array:
     if int(attrs.batch_dims):
         raise IllegalRewrite("batches of gathers")
     return np.asarray(data[_tuples(data, indices)])
 
 
-def _scatter_nd(attrs: Any, data: Array, indices: Array, updates: Array) -> Array:
+def _scatter_nd(attrs: Attrs, data: Array, indices: Array, updates: Array) -> Array:
     return _scattered(str(attrs.reduction), data, _tuples(data, indices), updates)
 
 
-def _scatter_elements(attrs: Any, data: Array, indices: Array, updates: Array) -> Array:
+def _scatter_elements(attrs: Attrs, data: Array, indices: Array, updates: Array) -> Array:
     return _scattered(str(attrs.reduction), data, _places(data, indices, int(attrs.axis) % data.ndim), updates)
 
 
@@ -89,8 +92,8 @@ def _scattered(reduction: str, data: Array, places: tuple[Array, ...], updates: 
     return result
 
 
-def _cumulative(function: Any) -> Callable[..., Array]:
-    def scan(attrs: Any, data: Array) -> Array:
+def _cumulative(function: np.ufunc) -> Callable[..., Array]:
+    def scan(attrs: Attrs, data: Array) -> Array:
         if bool(attrs.exclusive):
             raise IllegalRewrite("an exclusive scan")
         axis = None if attrs.axis is None else int(attrs.axis)

@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 
 from tvm_ext._tvm import (
+    BlockBuilder,
+    BufferStore,
+    Call,
     Constant,
+    Expr,
+    IRModule,
+    PassContext,
     PrimFunc,
     SBlock,
     Sequential,
+    TeTensor,
     copy_module,
     ir,
     module_pass,
@@ -39,15 +46,15 @@ def legalize_operators() -> Any:
     return Sequential([relax.transform.LegalizeOps(LEGALIZATIONS), InfiniteIdentities()])
 
 
-def _stock_way(call: Any) -> Legalization:
+def _stock_way(call: Call) -> Legalization:
     found: Legalization = ir.Op.get(call.op.name).get_attr("FLegalize")
     return found
 
 
-def _arithmetic(function: Callable[[Any, Any], Any]) -> Legalization:
+def _arithmetic(function: Callable[[Expr, Expr], TeTensor]) -> Legalization:
     """The operator with a scalar constant of 0 that TVM does not see; stock TVM's way for all other constants."""
 
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: BlockBuilder, call: Call) -> Expr:
         zeros = [_zero(argument) for argument in call.args]
         if zeros == [None, None] or None not in zeros:
             return _stock_way(call)(builder, call)
@@ -59,7 +66,7 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Legalization:
     return legalize
 
 
-def _zero(argument: Any) -> Any:
+def _zero(argument: TeTensor) -> Expr:
     """The hidden zero for a scalar constant of 0; None for anything else."""
     if not isinstance(argument, Constant) or argument.ty.ndim != 0 or not is_float(argument):
         return None
@@ -67,10 +74,10 @@ def _zero(argument: Any) -> Any:
     return hidden(value, dtype_of(argument)) if value == 0 else None
 
 
-def _sign(builder: Any, call: Any) -> Any:
+def _sign(builder: BlockBuilder, call: Call) -> Expr:
     """1, -1, or x itself: zeros and NaN are their own signs, and so are unsigned numbers below 2."""
 
-    def sign(x: Any) -> Any:
+    def sign(x: TeTensor) -> TeTensor:
         one, zero = tirx.const(1, x.dtype), tirx.const(0, x.dtype)
         if str(x.dtype).startswith("uint"):
             return te.compute(x.shape, lambda *i: tirx.Select(x(*i) > zero, one, zero), name="T_sign")
@@ -82,21 +89,21 @@ def _sign(builder: Any, call: Any) -> Any:
     return builder.call_te(sign, call.args[0], primfunc_name_hint="tir_sign")
 
 
-def _erf(builder: Any, call: Any) -> Any:
+def _erf(builder: BlockBuilder, call: Call) -> Expr:
     """In float64 the C library's: stock TVM's polynomial has the accuracy of float32."""
     if dtype_of(call.args[0]) != "float64":
         return _stock_way(call)(builder, call)
 
-    def erf(x: Any) -> Any:
+    def erf(x: TeTensor) -> TeTensor:
         return te.compute(x.shape, lambda *i: tirx.call_pure_extern("float64", "erf", x(*i)), name="T_erf")
 
     return builder.call_te(erf, call.args[0], primfunc_name_hint="erf")
 
 
-def _equality(comparison: Callable[[Any, Any], Any]) -> Legalization:
+def _equality(comparison: Callable[[Expr, Expr], Expr]) -> Legalization:
     """Truth values are compared as bytes: the LLVM code generator takes vectors of them for floats."""
 
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: BlockBuilder, call: Call) -> Expr:
         if dtype_of(call.args[0]) != "bool":
             return _stock_way(call)(builder, call)
         a, b = (builder.normalize(relax.op.astype(argument, "uint8")) for argument in call.args)
@@ -106,13 +113,13 @@ def _equality(comparison: Callable[[Any, Any], Any]) -> Legalization:
     return legalize
 
 
-def _arg_reduction(extreme: Callable[..., Any]) -> Legalization:
+def _arg_reduction(extreme: Callable[..., Expr]) -> Legalization:
     """The first position of the extreme value, or of NaN where there is one: the least of the positions that hold it.
 
     Two plain reductions, which Roller constructs; stock TVM's single one over pairs it leaves to the fallback.
     """
 
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: BlockBuilder, call: Call) -> Expr:
         axis, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
         rank = int(call.args[0].ty.ndim)
         if rank == 0 or call.args[0].ty.shape is None:
@@ -127,14 +134,16 @@ def _arg_reduction(extreme: Callable[..., Any]) -> Legalization:
     return legalize
 
 
-def _first_position(x: Any, extreme: Callable[..., Any], axes: Sequence[int], keepdims: bool, dtype: str) -> Any:
+def _first_position(
+    x: TeTensor, extreme: Callable[..., Expr], axes: Sequence[int], keepdims: bool, dtype: str
+) -> TeTensor:
     best = extreme(x, axis=list(axes), keepdims=True)
-    length: Any = 1
+    length: Expr = 1
     for axis in axes:
         length = length * x.shape[axis]
 
-    def position(*indices: Any) -> Any:
-        at: Any = tirx.const(0, dtype)
+    def position(*indices: Expr) -> Expr:
+        at: Expr = tirx.const(0, dtype)
         for axis in axes:
             at = at * tirx.Cast(dtype, x.shape[axis]) + tirx.Cast(dtype, indices[axis])
         value, wanted = x(*indices), best(*[0 if axis in axes else index for axis, index in enumerate(indices)])
@@ -167,7 +176,7 @@ class InfiniteIdentities:
     Must run before operators are fused: a model's own constant of -3.4e38, an attention mask's say, stays what it is.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, PrimFunc):
@@ -175,10 +184,10 @@ class InfiniteIdentities:
         return result
 
 
-def _from_infinity(func: Any) -> Any:
-    starts: list[Any] = []
+def _from_infinity(func: PrimFunc) -> PrimFunc:
+    starts: list[BufferStore] = []
 
-    def visit(block: Any) -> None:
+    def visit(block: SBlock) -> None:
         if block.init is not None:
             structural_walk(block.init, (tirx.FloatImm, lambda value: starts.append(_infinity(value))))
 
@@ -187,14 +196,14 @@ def _from_infinity(func: Any) -> Any:
     if not infinities:
         return func
 
-    def change(value: Any) -> Any:
+    def change(value: Expr) -> Expr:
         infinite = _infinity(value)
         return infinite if infinite is not None and infinite.value in infinities else value
 
     return func.with_body(structural_map(func.body, (tirx.FloatImm, change)))
 
 
-def _infinity(value: Any) -> Any:
+def _infinity(value: Expr) -> Expr:
     """The infinity for the extreme finite number of its sign; None for any other constant."""
     dtype = dtype_of(value)
     if dtype == "bfloat16":

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from tvm_ext._tvm import CALL_TIR, Constant, PyExprMutator, expr_mutator, module_pass, relax
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Call,
+    Constant,
+    Expr,
+    GlobalVar,
+    IRModule,
+    PassContext,
+    PyExprMutator,
+    expr_mutator,
+    module_pass,
+    relax,
+)
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.arrays import Array
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
 
 
-def pack(array: np.ndarray[Any, Any], how: ConstantPack) -> np.ndarray[Any, Any]:
+def pack(array: Array, how: ConstantPack) -> Array:
     """The packed copy of ``array``: ``[i...]`` is ``array.flat[offset + sum(i * stride)]``, or 0 outside."""
     flat = np.ascontiguousarray(array).reshape(-1)
     reach = [(extent - 1) * stride for extent, stride in zip(how.extents, how.strides, strict=True)]
@@ -30,7 +41,7 @@ def pack(array: np.ndarray[Any, Any], how: ConstantPack) -> np.ndarray[Any, Any]
 
 @expr_mutator
 class _Repack(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.choices = {
             gv: choice
@@ -39,10 +50,10 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
             and CHOICE in func.attrs
             and (choice := from_json(KernelChoice, str(func.attrs[CHOICE]))).packs
         }
-        self.renamed: dict[Any, Any] = {}
-        self.done: dict[tuple[Any, ConstantPack], Any] = {}
+        self.renamed: dict[GlobalVar, GlobalVar] = {}
+        self.done: dict[tuple[Expr, ConstantPack], Expr] = {}
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         if call.op != CALL_TIR or call.args[0] not in self.choices:
             return call
@@ -51,14 +62,14 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
             arguments[how.param_index] = self._packed(arguments[how.param_index], how)
         return relax.call_tir(self._renamed(call.args[0]), arguments, call.ty_args[0])
 
-    def _renamed(self, old: Any) -> Any:
+    def _renamed(self, old: GlobalVar) -> GlobalVar:
         """The kernel under a new name: its parameters changed, and a GlobalVar's type cannot."""
         if old not in self.renamed:
             func = self.builder_.get()[old].with_attr(PACKED, True)
             self.renamed[old] = self.builder_.add_func(func, f"{old.name_hint}_packed")
         return self.renamed[old]
 
-    def _packed(self, constant: Any, how: ConstantPack) -> Any:
+    def _packed(self, constant: Expr, how: ConstantPack) -> Expr:
         assert isinstance(constant, Constant), "only parameters that are constants at every call are packed"
         key = (constant.value, how)
         if key not in self.done:
@@ -71,7 +82,7 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
 class PackConstants:
     """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Repack(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, Expr, SBlock, SBlockRealize, Stmt, StringImm, tirx
+from tvm_ext._tvm import ALREADY_SCHEDULED, Buffer, Expr, PrimFunc, SBlock, SBlockRealize, Stmt, StringImm, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
@@ -33,7 +32,7 @@ class Checked:
     user: str
 
 
-def check_indices(tensor: Checked, extents: Sequence[int]) -> Any:
+def check_indices(tensor: Checked, extents: Sequence[int]) -> PrimFunc:
     """A kernel (indices, copy): every index is in [-extent, extent), and from 0 in the copy; else an IndexRangeError.
 
     Of several ``extents`` the i-th is that of the elements at i along the last axis, as GatherND has them.
@@ -78,7 +77,7 @@ def check_indices(tensor: Checked, extents: Sequence[int]) -> Any:
     return _kernel([source, copy], body, f"looks for indices outside {', '.join(map(str, extents))}")
 
 
-def check_divisors(tensor: Checked) -> Any:
+def check_divisors(tensor: Checked) -> PrimFunc:
     """A kernel (divisors, copy): none is 0; else a DivisionByZeroError."""
     source, copy = _params(tensor, tensor.dtype)
     zeros = tirx.decl_buffer([index(1)], "int32", "zeros", data_alignment=64)
@@ -107,7 +106,7 @@ def copy_dtype(dtype: str) -> str:
     return dtype if dtype in ("int32", INDEX_DTYPE) else INDEX_DTYPE
 
 
-def _params(tensor: Checked, result: str) -> list[Any]:
+def _params(tensor: Checked, result: str) -> list[Buffer]:
     shape = [index(size) for size in tensor.shape]
     return [
         tirx.decl_buffer(shape, dtype, name, data_alignment=int(itemsize_bytes(dtype)))
@@ -126,7 +125,7 @@ def _fail_unless(condition: Expr, error: type[Exception], problem: str, remedy: 
     )
 
 
-def _kernel(params: Sequence[Any], body: Stmt, reason: str) -> Any:
+def _kernel(params: Sequence[Buffer], body: Stmt, reason: str) -> PrimFunc:
     choice = KernelChoice(operator="check", path="check", reason=reason, device="cpu")
     attributes = {CHOICE: to_json(choice), ALREADY_SCHEDULED: True, "s_tir": True, "tirx.noalias": True}
     # Stock TVM's passes over graphs expect a block at the root.

@@ -8,9 +8,8 @@ number shifted to the right: -1).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import TeTensor, te, tirx, topi
+from tvm_ext._tvm import Expr, TeTensor, te, tirx, topi
 
 DIVISIONS = {
     "relax.divide": "Div",
@@ -46,7 +45,7 @@ def safe_division(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
     return divide
 
 
-def _traps(divisor: Any) -> Any:
+def _traps(divisor: Expr) -> Expr:
     zero = tirx.EQ(divisor, tirx.const(0, divisor.ty.dtype))
     signed = str(divisor.ty.dtype).startswith("int")
     return tirx.Or(zero, tirx.EQ(divisor, tirx.const(-1, divisor.ty.dtype))) if signed else zero
@@ -59,7 +58,7 @@ def _negative(tensor: TeTensor) -> TeTensor:
     return _each(tensor, lambda value: tirx.Select(tirx.EQ(value, smallest), value, zero - value))
 
 
-def _each(tensor: TeTensor, function: Callable[[Any], Any]) -> TeTensor:
+def _each(tensor: TeTensor, function: Callable[[Expr], Expr]) -> TeTensor:
     return te.compute(tensor.shape, lambda *place: function(tensor(*place)), tag=topi.tag.ELEMWISE)
 
 
@@ -69,7 +68,7 @@ def safe_shift(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
     def shift(value: TeTensor, amount: TeTensor) -> TeTensor:
         last = int(tirx.const(0, value.dtype).ty.dtype.bits) - 1
 
-        def bounded(a: Any) -> Any:
+        def bounded(a: Expr) -> Expr:
             most = tirx.const(last, amount.dtype)
             return tirx.Select(_beyond(a, last), most, a)
 
@@ -82,6 +81,6 @@ def safe_shift(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
     return shift
 
 
-def _beyond(amount: Any, last: int) -> Any:
+def _beyond(amount: Expr, last: int) -> Expr:
     high = tirx.GT(amount, tirx.const(last, amount.ty.dtype))
     return tirx.Or(high, amount < 0) if str(amount.ty.dtype).startswith("int") else high

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import PyExprMutator, expr_mutator, ir, module_pass, relax, topi
+from tvm_ext._tvm import Call, Expr, IRModule, PassContext, PyExprMutator, expr_mutator, ir, module_pass, relax, topi
 from tvm_ext.support.limits import limits, with_notes
 
 _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
@@ -13,11 +12,11 @@ _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
 @expr_mutator
 class _Split(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.notes: list[str] = []
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         if (
             not isinstance(call.op, ir.Op)
@@ -31,7 +30,7 @@ class _Split(PyExprMutator):  # type: ignore[misc]
         self.notes.append(f"a concatenation of {len(fields)} tensors is made in steps of {most}")
         return self._joined(fields, 0 if call.attrs.axis is None else int(call.attrs.axis), most)
 
-    def _joined(self, fields: Sequence[Any], axis: int, most: int) -> Any:
+    def _joined(self, fields: Sequence[Expr], axis: int, most: int) -> Expr:
         """Parts that have their operands' functions fused, as ever; what joins the parts is a kernel of its own.
 
         Fused with the parts, it would hold all the conditions again.
@@ -56,7 +55,7 @@ class SplitConcatenations:
     Each step is a copy more instead of a condition more for each element and operand.
     """
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Split(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, relax.Function):

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
@@ -14,6 +14,9 @@ from tvm_ext.errors import ExportError, TvmExtError
 from tvm_ext.support.files import check_space, produce_atomically, temporary_folder, write_objects
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 from tvm_ext.toolchains import host_compiler
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Executable, Module
 
 METADATA_FUNCTION = "tvm_ext_metadata"
 _PIECE_LENGTH = 1000
@@ -45,7 +48,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_{function}(void* self, const TVMFFIAny* args, i
 
 
 def export_executable(
-    executable: Any,
+    executable: Executable,
     metadata: str,
     path: Path,
     size_bytes: int,
@@ -167,7 +170,7 @@ def _packer(architectures: Sequence[str], folder: Path, compiler: Mapping[str, A
         write_imports,  # needs TVM's compiler, which a receiver of libraries may not have
     )
 
-    def pack(module: Any, is_system_library: bool, prefix: str, _workspace: str) -> str:
+    def pack(module: Module, is_system_library: bool, prefix: str, _workspace: str) -> str:
         assert not (is_system_library or prefix), "system libraries are for machines without a loader"
         return str(write_imports(module, architectures, folder, **compiler))
 
@@ -175,7 +178,7 @@ def _packer(architectures: Sequence[str], folder: Path, compiler: Mapping[str, A
 
 
 def _link(
-    executable: Any, addons: list[str], path: Path, size_bytes: int, folder: Path, pack: Mapping[str, Any]
+    executable: Executable, addons: list[str], path: Path, size_bytes: int, folder: Path, pack: Mapping[str, Any]
 ) -> None:
     check_space(path.parent, size_bytes)
     with without_lines(CONSTANT_SCOPES):
@@ -183,7 +186,7 @@ def _link(
         _compile(lambda: executable.export_library(str(path), **settings))
 
 
-def _compile(action: Any) -> None:
+def _compile(action: Callable[[], None]) -> None:
     """Run ``action``, with a compiler's failure turned into an ExportError. TVM reports it as a plain RuntimeError."""
     try:
         action()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import Array
 
 from .machine import OneThread, ThreadSafeMachine, Turns
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Tensor
 
 Dimension = int | str
 
@@ -70,8 +74,8 @@ class GraphModule:
         self.inputs: tuple[TensorSpec, ...] = self._library.inputs
         self._machine: ThreadSafeMachine | None = _spare_machine(source, self.device) or self._library.vm(self.device)
         self._main: Callable[..., Any] | None = None
-        self._values: dict[str, Any] = {}
-        self._outputs: list[Any] | None = None
+        self._values: dict[str, Tensor] = {}
+        self._outputs: list[Tensor] | None = None
         self._one_thread, self._turns = OneThread(), Turns()
 
     @property
@@ -180,7 +184,7 @@ class GraphModule:
             raise InputError(f"there is no input {key}.", f"the model has {len(self.inputs)} input(s), counted from 0")
         return find_spec(self.inputs, key)
 
-    def arguments(self) -> list[Any]:
+    def arguments(self) -> list[Tensor]:
         """The values that are set, in the order of the inputs; raises InputError naming those that are not."""
         missing = [item for item in self.inputs if item.name not in self._values]
         if missing:
@@ -190,7 +194,7 @@ class GraphModule:
             )
         return [self._values[item.name] for item in self.inputs]
 
-    def _results(self) -> list[Any]:
+    def _results(self) -> list[Tensor]:
         if self._outputs is None:
             raise InputError("there are no outputs yet.", "call run() first")
         return self._outputs
@@ -225,7 +229,7 @@ def to_tensor(spec: TensorSpec, value: Any, device: tvm.runtime.Device) -> tvm.r
     return value if value.device == device else value.copyto(device)
 
 
-def _as_array(spec: TensorSpec, value: Any) -> np.ndarray[Any, Any]:
+def _as_array(spec: TensorSpec, value: Any) -> Array:
     """Numbers and nested lists, which have no dtype of their own, take the input's."""
     try:
         return np.asarray(value, dtype=spec.dtype)
@@ -239,7 +243,7 @@ def _remedy(spec: TensorSpec, dtype: str) -> str:
     return "pass an array of the expected shape, or build the model for this one (from_onnx(..., shape={name: [...]}))"
 
 
-def flatten_outputs(value: Any) -> Iterator[Any]:
+def flatten_outputs(value: Any) -> Iterator[Tensor]:
     """The tensors of a VM result in order: tuples flattened, a shape value as an int64 vector."""
     if isinstance(value, tvm.runtime.ShapeTuple):
         yield tvm.runtime.tensor(np.asarray(list(value), dtype="int64"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext.errors import MemoryGuardError, TargetError
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Tensor
 
 GUARD_BYTES = 4096
 """On each side. A multiple of every alignment that kernels are promised."""
@@ -122,7 +125,7 @@ def call_guarded(name: str, function: Callable[..., Any], arguments: Sequence[An
         copy.tensor.copyto(arguments[i])
 
 
-def _guarded(tensor: Any) -> GuardedTensor:
+def _guarded(tensor: Tensor) -> GuardedTensor:
     if tensor.device != tvm.cpu():
         raise TargetError(f"guarded memory is for CPUs, and a tensor lies on {tensor.device}.", "build for a CPU")
     copy = GuardedTensor(tensor.shape, str(tensor.dtype), _address(tensor))
@@ -130,7 +133,7 @@ def _guarded(tensor: Any) -> GuardedTensor:
     return copy
 
 
-def _address(tensor: Any) -> int:
+def _address(tensor: Tensor) -> int:
     return int(tensor.data_ptr())
 
 
@@ -184,7 +187,7 @@ class _Guard:
     def __init__(self) -> None:
         self._fresh: dict[int, Any] = {}  # by address
 
-    def __call__(self, function: Any, name: str, before: bool, result: Any, *arguments: Any) -> int:
+    def __call__(self, function: Callable[..., Any], name: str, before: bool, result: Any, *arguments: Any) -> int:
         if name.startswith("vm."):
             if name == "vm.builtin.alloc_tensor" and not before:
                 self._fresh[_address(result)] = result

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tvm
@@ -20,6 +20,7 @@ from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import DeviceCode
 from tvm_ext.reports.report import BuildReport
+from tvm_ext.support.arrays import Array
 from tvm_ext.support.files import produce_atomically
 from tvm_ext.support.shared_library import load_library
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
@@ -29,6 +30,9 @@ from .export import METADATA_FUNCTION, check_complete, check_seal, export_execut
 from .graph_module import GraphModule, TensorSpec
 from .guarded_memory import guard
 from .machine import ThreadSafeMachine
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Executable, Module
 
 GPU_KINDS = ("cuda", "rocm", "opencl")
 """Kinds of targets whose kernels run on a GPU."""
@@ -78,7 +82,7 @@ class Library:
     """
 
     def __init__(
-        self, executable: Any, signature: Signature, path: Path | None = None, code: ExportParts | None = None
+        self, executable: Executable, signature: Signature, path: Path | None = None, code: ExportParts | None = None
     ) -> None:
         self.executable = executable
         self._code = code
@@ -249,7 +253,7 @@ def load(path: str | Path) -> Library:
     return Library.from_module(module, path.absolute())
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> Module:
     """The module in ``path``. TVM's runtime for CUDA is loaded when a library turns out to need it."""
     try:
         return load_library(path)
@@ -260,13 +264,13 @@ def _open(path: Path) -> Any:
     return tvm.runtime.load_module(str(path))
 
 
-def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
     """Seeded random values by input name: normal for floats; 0 and 1, always valid indices, for integers."""
     generator = np.random.default_rng(seed)
     return {spec.name: _random(generator, spec) for spec in specs}
 
 
-def _random(generator: np.random.Generator, spec: TensorSpec) -> np.ndarray[Any, Any]:
+def _random(generator: np.random.Generator, spec: TensorSpec) -> Array:
     if spec.shape is None or any(isinstance(size, str) for size in spec.shape):
         raise InputError(f"input {spec} has dimensions that are only known at run time.", "pass a value for it")
     shape = tuple(int(size) for size in spec.shape)

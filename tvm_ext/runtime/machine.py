@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm.runtime.vm import VirtualMachine
@@ -16,6 +16,9 @@ from tvm.runtime.vm import VirtualMachine
 from tvm_ext import forks
 from tvm_ext.errors import ConcurrentUseError, ForkError
 from tvm_ext.forks import ForkAwareLock
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Executable
 
 _OWN = 'give each thread its own: lib["default"](device) or lib.vm(device), which share the code and the constants'
 
@@ -34,7 +37,7 @@ class ThreadSafeMachine(VirtualMachine):  # type: ignore[misc]
     Instances share code, and constants on CPUs; whoever wants calls to run side by side makes one for each thread.
     """
 
-    def __init__(self, executable: Any, device: tvm.runtime.Device) -> None:
+    def __init__(self, executable: Executable, device: tvm.runtime.Device) -> None:
         forks.watch()
         self._lock = ForkAwareLock(
             ForkError(

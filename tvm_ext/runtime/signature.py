@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -12,6 +12,9 @@ from tvm import relax
 from tvm_ext.relay_passes.onnx.import_model import ORIGINAL_NAMES, OUTPUT_NAMES
 
 from .graph_module import Dimension, TensorSpec
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Expr, Type
 
 
 def input_specs(mod: tvm.IRModule) -> tuple[TensorSpec, ...]:
@@ -41,7 +44,7 @@ def spec_of(name: str, value: Any) -> TensorSpec:
     return TensorSpec(name=name, shape=tuple(int(size) for size in array.shape), dtype=str(array.dtype))
 
 
-def _leaves(kind: Any) -> Iterator[Any]:
+def _leaves(kind: Type) -> Iterator[Type]:
     if isinstance(kind, relax.TupleType):
         for item in kind.fields:
             yield from _leaves(item)
@@ -49,7 +52,7 @@ def _leaves(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-def _spec(name: str, kind: Any, original: str = "") -> TensorSpec:
+def _spec(name: str, kind: Type, original: str = "") -> TensorSpec:
     if isinstance(kind, relax.ShapeType):
         return TensorSpec(name=name, original_name=original, shape=(int(kind.ndim),), dtype="int64")
     if not isinstance(kind, relax.TensorType):
@@ -60,7 +63,7 @@ def _spec(name: str, kind: Any, original: str = "") -> TensorSpec:
     return TensorSpec(name=name, original_name=original, shape=tuple(map(_dimension, kind.shape)), dtype=dtype)
 
 
-def _dimension(size: Any) -> Dimension:
+def _dimension(size: Expr) -> Dimension:
     try:
         return int(size)
     except TypeError:

@@ -1,9 +1,11 @@
-"""NumPy's arrays as types: one name for an array of any element type and shape."""
+"""NumPy's arrays and element types as types: one name for those of any kind."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+DType = np.dtype[Any]

@@ -200,7 +200,7 @@ def decode(content: bytes) -> CachedKernel:
     return CachedKernel(from_json(KernelRecord, body[:length].decode()), body[length:])
 
 
-def kernel_key(func: Any, name: str, context: str) -> str:
+def kernel_key(func: PrimFunc, name: str, context: str) -> str:
     """SHA-256 of everything that decides a kernel: its unscheduled PrimFunc, its name, and ``context``.
 
     The PrimFunc counts with names and attributes, the indices of constant parameters among them.
@@ -208,7 +208,7 @@ def kernel_key(func: Any, name: str, context: str) -> str:
     return _digest(context, name, save_json(func))
 
 
-def params_of(func: Any) -> tuple[KernelParam, ...] | None:
+def params_of(func: PrimFunc) -> tuple[KernelParam, ...] | None:
     """The parameters of ``func``; None where one is no buffer of fixed shape, which the cache does not describe."""
     found = []
     for param in func.params:
@@ -219,7 +219,7 @@ def params_of(func: Any) -> tuple[KernelParam, ...] | None:
     return tuple(found)
 
 
-def misfit(func: Any, entry: CachedKernel, packed: Mapping[int, tuple[int, ...]]) -> str:
+def misfit(func: PrimFunc, entry: CachedKernel, packed: Mapping[int, tuple[int, ...]]) -> str:
     """Why ``entry`` cannot be the kernel of ``func``, "" where it can: its parameters must be those of ``func``.
 
     ``packed`` gives the shapes of parameters, by index, that the kernel takes in another layout.
@@ -234,7 +234,7 @@ def misfit(func: Any, entry: CachedKernel, packed: Mapping[int, tuple[int, ...]]
     return ""
 
 
-def seal(func: Any, entry: CachedKernel, key: str, attributes: Mapping[str, Any]) -> Any:
+def seal(func: PrimFunc, entry: CachedKernel, key: str, attributes: Mapping[str, Any]) -> PrimFunc:
     """A PrimFunc that stands for the kernel in ``entry``: its parameters, and the attributes of ``func`` and more.
 
     In place of a body it calls a function that does not exist, so that compiling it by mistake cannot go unnoticed.

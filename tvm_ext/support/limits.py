@@ -13,9 +13,12 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_ext.errors import LimitPassed
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import IRModule
 
 LIMIT_NOTES = "tvm_ext.limit_notes"
 """Module attribute: what limits have changed about the graph, a JSON list of sentences for the report."""
@@ -140,14 +143,14 @@ def check_time() -> None:
         raise LimitPassed(f"its construction took more than {limits().construction_s:g} s")
 
 
-def with_notes(mod: Any, notes: Sequence[str]) -> Any:
+def with_notes(mod: IRModule, notes: Sequence[str]) -> IRModule:
     """``mod`` with ``notes`` among those that the report shows, each once."""
     known = notes_of(mod)
     new = list(dict.fromkeys([*known, *notes]))
     return mod if len(new) == len(known) else mod.with_attr(LIMIT_NOTES, json.dumps(new))
 
 
-def notes_of(mod: Any) -> list[str]:
+def notes_of(mod: IRModule) -> list[str]:
     """The notes that passes have left with `with_notes`."""
     attributes = dict(mod.attrs) if mod.attrs else {}
     return list(json.loads(str(attributes.get(LIMIT_NOTES, "[]"))))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tvm_ffi
 
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Module
 
-def load_library(path: Path) -> Any:
+
+def load_library(path: Path) -> Module:
     """The module in the shared library ``path``, which is unloaded with the last that refers to it.
 
     `tvm.runtime.load_module` keeps every library for as long as the process lives, five mappings and 0.1 MB each.

@@ -20,7 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_ext._tvm import PassContext, relax, tvm, vm_generate, vm_link
+from tvm_ext._tvm import (
+    Executable,
+    GlobalVar,
+    IRModule,
+    Module,
+    PassContext,
+    PrimFunc,
+    Target,
+    Tensor,
+    relax,
+    tvm,
+    vm_generate,
+    vm_link,
+)
 from tvm_ext.errors import ExportError
 from tvm_ext.records.build_profile import CodeTimes
 from tvm_ext.records.choice import CHOICE
@@ -50,16 +63,16 @@ class UnusableCodeError(Exception):
 class GeneratedCode:
     """An executable, and what it takes to export it: objects of its kernels, and a way to link its bytecode anew."""
 
-    executable: Any
+    executable: Executable
     times: CodeTimes = field(default_factory=CodeTimes)
     objects: tuple[bytes, ...] = ()
-    link_again: Callable[[], Any] | None = None  # None: the executable itself can be exported
+    link_again: Callable[[], Executable] | None = None  # None: the executable itself can be exported
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    variable: Any
-    func: Any
+    variable: GlobalVar
+    func: PrimFunc
     symbol: str
     key: str
 
@@ -77,8 +90,8 @@ def can_link() -> bool:
 
 
 def generate(
-    lowered: Any,
-    target: Any,
+    lowered: IRModule,
+    target: Target,
     cache: KernelCache,
     context: str,
     threads: int,
@@ -115,17 +128,17 @@ def generate(
     )
 
 
-def generate_whole(lowered: Any, target: Any) -> GeneratedCode:
+def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
     """Stock TVM's way, for GPUs, for other machines' CPUs and where there is no linker."""
     return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline="default"))
 
 
-def _constants(lowered: Any) -> dict[str, Any]:
+def _constants(lowered: IRModule) -> dict[str, Tensor]:
     attributes = dict(lowered.attrs) if lowered.attrs else {}
     return dict(attributes.get("const_name_to_constant", {}))
 
 
-def _divide(kernels: Any, cache: KernelCache, context: str) -> tuple[list[_Kernel], dict[str, bytes]]:
+def _divide(kernels: IRModule, cache: KernelCache, context: str) -> tuple[list[_Kernel], dict[str, bytes]]:
     """The kernels that need compiling, the largest first, and the code of the others by symbol."""
     pending, codes = [], {}
     for variable, func in kernels.functions_items():
@@ -143,7 +156,7 @@ def _divide(kernels: Any, cache: KernelCache, context: str) -> tuple[list[_Kerne
 
 
 def _compile_all(
-    pending: list[_Kernel], target: Any, threads: int, progress: Callable[[str], None] | None
+    pending: list[_Kernel], target: Target, threads: int, progress: Callable[[str], None] | None
 ) -> list[tuple[_Kernel, _Compiled]]:
     """Every kernel with its code. One thread, this one, where there is but one kernel or the context is watched."""
     current = PassContext.current()
@@ -154,7 +167,7 @@ def _compile_all(
     settings = dict(current.config)
     level, disabled, required = current.opt_level, list(current.disabled_pass), list(current.required_pass)
 
-    def same_context() -> Any:
+    def same_context() -> PassContext:
         return PassContext(opt_level=level, required_pass=required, disabled_pass=disabled, config=settings)
 
     results = []
@@ -180,7 +193,7 @@ def _object_folder(stack: contextlib.ExitStack) -> Path:
         raise UnusableCodeError(f"an object file cannot be written: {error}") from error
 
 
-def _compile(kernel: _Kernel, target: Any, context: Callable[[], Any], path: Path) -> _Compiled:
+def _compile(kernel: _Kernel, target: Target, context: Callable[[], Any], path: Path) -> _Compiled:
     start = time.thread_time()
     with context(), target:
         module = tvm.tirx.build(tvm.IRModule({kernel.variable: kernel.func}), target=target, pipeline="default")
@@ -189,7 +202,7 @@ def _compile(kernel: _Kernel, target: Any, context: Callable[[], Any], path: Pat
     return _Compiled(code, lowered - start, time.thread_time() - lowered)
 
 
-def _object_file(module: Any, path: Path) -> bytes:
+def _object_file(module: Module, path: Path) -> bytes:
     """The LLVM module's machine code. Room for it is made sure of first: on a full disk LLVM ends the process."""
     try:
         check_space(path.parent, OBJECT_BYTES)
@@ -211,7 +224,7 @@ def _keep(kernel: _Kernel, code: bytes, cache: KernelCache) -> None:
     cache.put(kernel.key, CachedKernel(KernelRecord(symbol=kernel.symbol, choice=choice, params=params), code))
 
 
-def _load(objects: tuple[bytes, ...]) -> Any:
+def _load(objects: tuple[bytes, ...]) -> Module:
     """The kernels as a module, loaded from a shared library whose file is gone by the time we return."""
     try:
         with temporary_folder("link") as folder:
@@ -223,13 +236,13 @@ def _load(objects: tuple[bytes, ...]) -> Any:
         raise UnusableCodeError(f"kernels cannot be linked: {reason[0]}") from error
 
 
-def _check_defined(library: Any, symbols: Iterable[str]) -> None:
+def _check_defined(library: Module, symbols: Iterable[str]) -> None:
     """Raise UnusableCodeError where a kernel is missing, which a linker does not notice: an empty file links."""
     missing = [symbol for symbol in symbols if not library.implements_function(symbol)]
     if missing:
         raise UnusableCodeError(f"the code of kernel {missing[0]} does not define it")
 
 
-def _no_kernels(target: Any) -> Any:
+def _no_kernels(target: Target) -> Module:
     """An LLVM module without functions: by it an exported library learns its target."""
     return tvm.tirx.build(tvm.IRModule({}), target=target, pipeline="default")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import Target, tvm
+from tvm_ext._tvm import PrimFunc, Target, tvm
 from tvm_ext.errors import CompileError, IllegalRewrite
 
 from .cuda_toolchain import CompiledCuda, compile_cuda
 
 
-def refuse_bad_machine_code(func: Any, target: Any, compile_source: Callable[..., CompiledCuda] = compile_cuda) -> None:
+def refuse_bad_machine_code(
+    func: PrimFunc, target: Target, compile_source: Callable[..., CompiledCuda] = compile_cuda
+) -> None:
     """Raise IllegalRewrite where the compiler refuses ``func``'s kernels, takes too long, or spills registers.
 
     ``func`` is thread-bound, ``target`` a CUDA target, whose ``arch`` is compiled for. Without a compiler it raises

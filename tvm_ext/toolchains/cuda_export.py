@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tvm_ext._tvm import pack_imports
+from tvm_ext._tvm import Module, pack_imports
 from tvm_ext.devices.capabilities import ARCHITECTURE, architecture_number
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions, cuda_settings
@@ -114,7 +114,7 @@ def embed_machine_code(
         return data
 
 
-def write_imports(module: Any, architectures: Sequence[str], folder: Path, **settings: Any) -> Path:
+def write_imports(module: Module, architectures: Sequence[str], folder: Path, **settings: Any) -> Path:
     """Write what ``module`` imports into ``folder`` as a file that the linker takes, whose path is returned.
 
     CUDA source becomes machine code for ``architectures``; where these are none, it stays.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from tvm_ext._tvm import call_pure_extern, register_intrin_lowering
+from tvm_ext._tvm import Call, Expr, call_pure_extern, register_intrin_lowering
 
 FUNCTIONS = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p", "nextafter",
@@ -24,5 +23,5 @@ def enable_opencl_math() -> None:
         register_intrin_lowering(f"tirx.{name}", "opencl", _as_opencl, _LEVEL)
 
 
-def _as_opencl(call: Any) -> Any:
+def _as_opencl(call: Call) -> Expr:
     return call_pure_extern(call.ty, str(call.op.name).removeprefix("tirx."), *call.args)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import PassContext, PrimFunc, structural_equal, structural_hash
+from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, structural_equal, structural_hash
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -64,7 +64,7 @@ class KernelCheck:
 
 
 def check_kernel(
-    name: str, function: Any, operator: Any | None, device: DeviceSpec, target: Any, *, seed: int = 0
+    name: str, function: PrimFunc, operator: PrimFunc | None, device: DeviceSpec, target: Target, *, seed: int = 0
 ) -> KernelCheck:
     """Run ``function``, thread-bound, as ``target``'s code generation gets it under the current PassContext.
 
@@ -105,10 +105,10 @@ def check_kernel(
 
 
 def check_module(
-    module: Any,
-    operators: Any,
+    module: IRModule,
+    operators: IRModule,
     device: DeviceSpec,
-    target: Any,
+    target: Target,
     *,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[KernelCheck, ...]:
@@ -145,10 +145,10 @@ def refuse_wrong(checks: Sequence[KernelCheck]) -> None:
     )
 
 
-def distinct_kernels(module: Any) -> dict[str, Any]:
+def distinct_kernels(module: IRModule) -> dict[str, PrimFunc]:
     """The PrimFuncs of ``module`` by name, of those that are alike the first."""
-    found: dict[str, Any] = {}
-    seen: dict[int, list[Any]] = {}
+    found: dict[str, PrimFunc] = {}
+    seen: dict[int, list[PrimFunc]] = {}
     for variable, function in module.functions_items():
         if not isinstance(function, PrimFunc):
             continue
@@ -160,7 +160,7 @@ def distinct_kernels(module: Any) -> dict[str, Any]:
     return found
 
 
-def _operator(operators: Any, name: str, function: Any) -> Any | None:
+def _operator(operators: IRModule, name: str, function: PrimFunc) -> PrimFunc | None:
     """The unscheduled function of that name and those parameters."""
     known = {str(v.name_hint): f for v, f in operators.functions_items() if isinstance(f, PrimFunc)}
     found = known.get(name)
@@ -170,11 +170,11 @@ def _operator(operators: Any, name: str, function: Any) -> Any | None:
     return found
 
 
-def _size(size: Any) -> str:
+def _size(size: Expr) -> str:
     return str(getattr(size, "value", size))
 
 
-def _flops(function: Any) -> float:
+def _flops(function: PrimFunc) -> float:
     """Operations of the whole function, as its choice has them; 0 where it has none."""
     choice = (function.attrs or {}).get(CHOICE)
     return from_json(KernelChoice, str(choice)).flops if choice else 0.0

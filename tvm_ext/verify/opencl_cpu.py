@@ -36,7 +36,21 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, PassContext, PrimFunc, Target, structural_walk, tirx
+from tvm_ext._tvm import (
+    AllocBuffer,
+    Buffer,
+    Call,
+    DeclBuffer,
+    Expr,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    Stmt,
+    Target,
+    Var,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.options import offer_opencl_drivers
 from tvm_ext.support.arrays import Array
@@ -153,7 +167,7 @@ def offer_intel_driver() -> None:
     offer_opencl_drivers(folder)
 
 
-def compile_opencl(module: Any) -> OpenClProgram:
+def compile_opencl(module: IRModule) -> OpenClProgram:
     """The OpenCL of every function of ``module`` (an IRModule of thread-bound PrimFuncs, or one such function).
 
     Raises IllegalRewrite for a function that does more on the host than launch kernels of fixed sizes one by one.
@@ -173,14 +187,14 @@ def compile_opencl(module: Any) -> OpenClProgram:
     )
 
 
-def _read_host(name: str, host: Any) -> OpenClFunction:
+def _read_host(name: str, host: Stmt) -> OpenClFunction:
     """The launches of a host function: calls of ``tirx.call_ffi_kernel`` on the data of buffers.
 
     FlattenBuffer declares a flat view of each parameter: a call's ``A_1.data`` leads back to parameter ``A``.
     """
-    buffers: list[Any] = list(host.params)
-    views: list[tuple[Any, Any]] = []
-    calls: list[Any] = []
+    buffers: list[Buffer] = list(host.params)
+    views: list[tuple[Var, Expr]] = []
+    calls: list[Call] = []
     structural_walk(
         host.body,
         [
@@ -191,14 +205,14 @@ def _read_host(name: str, host: Any) -> OpenClFunction:
         order="pre",
     )
 
-    def index_of(data: Any) -> int:
+    def index_of(data: Expr) -> int:
         variable = data.args[0] if isinstance(data, Call) else data
         for position, buffer in enumerate(buffers):
             if buffer.same_as(variable):
                 return position
         return index_of(next(source for view, source in views if view.same_as(variable)))
 
-    def launch(call: Any) -> Launch:
+    def launch(call: Call) -> Launch:
         tags = [str(tag) for tag in call.attrs.launch_params]
         passed = list(call.args[1:])
         data, extents = passed[: len(passed) - len(tags)], passed[len(passed) - len(tags) :]
@@ -223,13 +237,13 @@ def _read_host(name: str, host: Any) -> OpenClFunction:
     )
 
 
-def _lanes(buffer: Any) -> tuple[str, int]:
+def _lanes(buffer: Buffer) -> tuple[str, int]:
     """The scalar type of a buffer's elements and how many make one: stock TVM calls some workspaces "float32x4"."""
     scalar, _, length = str(buffer.ty.dtype).partition("x")
     return scalar, int(length or 1)
 
 
-def _scalar_shape(buffer: Any) -> tuple[int, ...]:
+def _scalar_shape(buffer: Buffer) -> tuple[int, ...]:
     if not all(isinstance(size, tirx.IntImm) for size in buffer.ty.shape):
         raise IllegalRewrite(f"the host computes the size of workspace {buffer.name}")
     shape, length = tuple(int(size) for size in buffer.ty.shape), _lanes(buffer)[1]
@@ -319,7 +333,7 @@ def poison(shape: Sequence[int], dtype: str) -> Array:
     return np.full(tuple(shape), value, dtype)
 
 
-def run_opencl(func: Any, inputs: Sequence[Array]) -> list[Array]:
+def run_opencl(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a thread-bound ``func`` whose first parameters are ``inputs``; what they hold before is poison.
 
     Raises InputError where the inputs do not fit the parameters, UnsupportedEnvironmentError without a driver.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext._tvm import CALL_TIR, Call, Constant, PrimFunc, Var, relax
+from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, IRModule, PrimFunc, Type, Var, relax
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.support.arrays import Array
 
@@ -32,7 +32,7 @@ class _Tensor:
 GraphValue = Any  # a _Tensor, or a tuple of values
 
 
-def run_graph(kernels: Any, inputs: Mapping[str, Array]) -> list[Array]:
+def run_graph(kernels: IRModule, inputs: Mapping[str, Array]) -> list[Array]:
     """The outputs of function ``main`` of ``kernels`` for ``inputs`` by parameter name.
 
     Raises InputError for an input that is missing, IllegalRewrite for a graph with anything but ``call_tir``, reshapes,
@@ -61,12 +61,12 @@ class _Walk:
 
     def __init__(self, device: OpenClDevice) -> None:
         self.device = device
-        self.values: dict[Any, GraphValue] = {}
+        self.values: dict[Expr, GraphValue] = {}
 
     def tensor(self, array: Array) -> _Tensor:
         return _Tensor(self.device.buffer(array), array.shape, str(array.dtype))
 
-    def value(self, expr: Any) -> GraphValue:
+    def value(self, expr: Expr) -> GraphValue:
         if isinstance(expr, Constant):
             if expr not in self.values:
                 self.values[expr] = self.tensor(expr.value.numpy())
@@ -81,7 +81,7 @@ class _Walk:
             return self.values[expr]
         raise IllegalRewrite(f"a graph with a {type(expr).__name__} cannot be run kernel by kernel")
 
-    def _call(self, call: Any) -> GraphValue:
+    def _call(self, call: Call) -> GraphValue:
         if call.op == CALL_TIR:
             return self._launch(call)
         if getattr(call.op, "name", "") == "relax.reshape":
@@ -89,7 +89,7 @@ class _Walk:
             return _Tensor(source.buffer, _shape(call.ty), source.dtype)
         raise IllegalRewrite(f"a graph with a call of {call.op} cannot be run kernel by kernel")
 
-    def _launch(self, call: Any) -> GraphValue:
+    def _launch(self, call: Call) -> GraphValue:
         result = call.ty_args[0]
         types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
         made = tuple(self.tensor(poison(_shape(ty), str(ty.dtype))) for ty in types)
@@ -98,7 +98,7 @@ class _Walk:
         return made if isinstance(result, relax.TupleType) else made[0]
 
 
-def _shape(ty: Any) -> tuple[int, ...]:
+def _shape(ty: Type) -> tuple[int, ...]:
     shape = tuple(int(size) for size in ty.shape)
     assert prod(shape) > 0, "OpenCL has no empty buffers"
     return shape

@@ -20,17 +20,18 @@ allreduce or matrix fragments - have no such sequential form and are refused, wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tvm
 
 from tvm_ext._tvm import (
     AllocBuffer,
+    Buffer,
     BufferStore,
     Call,
     For,
     ForKind,
+    Node,
     PrimFunc,
     SBlockRealize,
     Stmt,
@@ -52,7 +53,7 @@ _EXCHANGES = ("shfl", "allreduce", "mma", "ldmatrix", "ptx", "cp_async", "matrix
 """What is part of the name of every intrinsic by which threads meet."""
 
 
-def threads_as_loops(func: Any) -> Any:
+def threads_as_loops(func: PrimFunc) -> PrimFunc:
     """``func`` for a CPU: every thread axis a serial loop, shared and local buffers plain memory.
 
     Raises IllegalRewrite where threads exchange computed values.
@@ -65,7 +66,7 @@ def threads_as_loops(func: Any) -> Any:
     return func.with_body(_in_plain_memory(body))
 
 
-def run_threads_as_loops(func: Any, inputs: Sequence[Array]) -> list[Array]:
+def run_threads_as_loops(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a thread-bound ``func`` whose first parameters are ``inputs``; what they hold before is poison.
 
     Raises InputError where the inputs do not fit the parameters, IllegalRewrite as `threads_as_loops` does.
@@ -82,7 +83,7 @@ def run_threads_as_loops(func: Any, inputs: Sequence[Array]) -> list[Array]:
     return [tensor.numpy() for tensor in tensors[len(inputs) :]]
 
 
-def _refuse_exchanges(func: Any) -> None:
+def _refuse_exchanges(func: PrimFunc) -> None:
     names: list[str] = []
     structural_walk(func.body, (Call, lambda call: names.append(str(getattr(call.op, "name", "")))))
     met = sorted({name for name in names if any(part in name for part in _EXCHANGES)} - {"tirx.tvm_storage_sync"})
@@ -90,7 +91,7 @@ def _refuse_exchanges(func: Any) -> None:
         raise IllegalRewrite(f"its threads meet in {', '.join(met)}, which loops cannot run one thread after another")
 
 
-def _with_repeated_copies(statement: Stmt, threads: tuple[Any, ...]) -> Stmt:
+def _with_repeated_copies(statement: Stmt, threads: tuple[Stmt, ...]) -> Stmt:
     """``statement``, inside the thread loops ``threads``, its fillings of shared memory repeated for all threads."""
     if isinstance(statement, For) and _tag(statement).startswith(("threadIdx", "vthread")):
         return _replace_body(statement, _with_repeated_copies(statement.body, (*threads, statement)))
@@ -108,16 +109,16 @@ def _with_repeated_copies(statement: Stmt, threads: tuple[Any, ...]) -> Stmt:
     return children(lambda child: _with_repeated_copies(child, threads))
 
 
-def _needs_others(statement: Stmt, stored: Sequence[Any], read: Sequence[Any]) -> bool:
+def _needs_others(statement: Stmt, stored: Sequence[Buffer], read: Sequence[Buffer]) -> bool:
     """Whether it does more than fill shared memory from parameters: reads it, or keeps or uses a thread's registers."""
-    allocated: list[Any] = []
+    allocated: list[Buffer] = []
     structural_walk(statement, (AllocBuffer, lambda node: allocated.append(node.buffer)))
     kept = [b for b in stored if not _is_shared(b) and not _among(b, allocated) and not _only_here(b, statement)]
     taken = [b for b in read if b.ty.storage_scope == "local" and not _among(b, stored)]
     return bool(kept) or bool(taken) or any(_is_shared(buffer) for buffer in read)
 
 
-def _only_here(buffer: Any, statement: Stmt) -> bool:
+def _only_here(buffer: Buffer, statement: Stmt) -> bool:
     """Whether ``statement`` uses registers as a place in passing: it writes them before it reads them.
 
     A vector on its way from global to shared memory is one; an accumulator, read by its own update, is not.
@@ -126,7 +127,7 @@ def _only_here(buffer: Any, statement: Stmt) -> bool:
         return False
     order: list[str] = []
 
-    def store(node: Any) -> None:
+    def store(node: BufferStore) -> None:
         reads: list[bool] = []
         structural_walk(node.value, (TensorLoad, lambda load: reads.append(load.source.same_as(buffer))))
         order.extend(["read"] * any(reads) + ["write"] * bool(node.buffer.same_as(buffer)))
@@ -135,7 +136,7 @@ def _only_here(buffer: Any, statement: Stmt) -> bool:
     return order[:1] == ["write"]
 
 
-def _for_all(threads: Sequence[Any], statement: Stmt) -> Stmt:
+def _for_all(threads: Sequence[Stmt], statement: Stmt) -> Stmt:
     """``statement`` once for every point of the thread loops, under new variables."""
     copies = [Var(f"every_{loop.loop_var.name}", loop.loop_var.ty) for loop in threads]
     body = substitute(statement, [(loop.loop_var, copy) for loop, copy in zip(threads, copies, strict=True)])
@@ -160,25 +161,25 @@ def _children(statement: Stmt) -> Callable[[Callable[[Stmt], Stmt]], Stmt] | Non
     return None
 
 
-def _replace_body(loop: Any, body: Stmt) -> Any:
+def _replace_body(loop: Stmt, body: Stmt) -> Stmt:
     return For(
         loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, dict(loop.annotations), loop.step
     )
 
 
-def _serial(loop: Any) -> Any:
+def _serial(loop: For) -> Stmt:
     if loop.kind != ForKind.THREAD_BINDING:
         return loop
     return For(loop.loop_var, loop.min, loop.extent, ForKind.SERIAL, loop.body, None, {}, loop.step)
 
 
-def _tag(loop: Any) -> str:
+def _tag(loop: For) -> str:
     return str(loop.thread_binding.thread_tag) if loop.kind == ForKind.THREAD_BINDING else ""
 
 
-def _touched(statement: Stmt) -> tuple[list[Any], list[Any]]:
-    stored: list[Any] = []
-    read: list[Any] = []
+def _touched(statement: Stmt) -> tuple[list[Buffer], list[Buffer]]:
+    stored: list[Buffer] = []
+    read: list[Buffer] = []
     structural_walk(
         statement,
         [
@@ -189,19 +190,19 @@ def _touched(statement: Stmt) -> tuple[list[Any], list[Any]]:
     return stored, read
 
 
-def _is_shared(buffer: Any) -> bool:
+def _is_shared(buffer: Buffer) -> bool:
     return str(buffer.ty.storage_scope).startswith("shared")
 
 
-def _among(buffer: Any, others: Sequence[Any]) -> bool:
+def _among(buffer: Buffer, others: Sequence[Buffer]) -> bool:
     return any(buffer.same_as(other) for other in others)
 
 
 def _in_plain_memory(body: Stmt) -> Stmt:
     """``body`` with every shared or local buffer in the CPU's memory, which has no such scopes."""
-    table: list[tuple[Any, Any]] = []
+    table: list[tuple[Buffer, Buffer]] = []
 
-    def note(node: Any) -> None:
+    def note(node: Node) -> None:
         buffer = node.buffer
         if str(buffer.ty.storage_scope) != "global":
             plain = tirx.decl_buffer(
@@ -213,7 +214,7 @@ def _in_plain_memory(body: Stmt) -> Stmt:
     return substitute(body, table)
 
 
-def is_thread_bound(func: Any) -> bool:
+def is_thread_bound(func: PrimFunc) -> bool:
     """Whether ``func`` has a loop that is bound to threads or blocks of a GPU."""
     found: list[bool] = []
     if isinstance(func, PrimFunc):

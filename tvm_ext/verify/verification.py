@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tvm.script import from_source
 
-from tvm_ext.devices.device_db import device_for_target, lookup
+from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.support.arrays import Array
@@ -25,6 +25,9 @@ from .simt.findings import Finding
 from .simt.lowering import DeviceKernel, GlobalTensor
 from .simt.number_types import is_float, storage_dtype
 from .threads_as_loops import run_threads_as_loops
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import IRModule, PrimFunc
 
 HALF_TYPES = ("bfloat16", "float16")
 TEXT_ATTRIBUTES = ("global_symbol", "s_tir", "tirx.noalias")
@@ -79,7 +82,7 @@ class Verification:
 
 
 def verify(
-    function: Any,
+    function: PrimFunc | IRModule,
     device: DeviceSpec | str,
     *,
     inputs: Mapping[str, Array] | None = None,
@@ -87,7 +90,7 @@ def verify(
     blocks: Iterable[int] | None = None,
     rtol: float | None = None,
     reference: Reference | None = None,
-    target: Any = None,
+    target: TargetLike | None = None,
 ) -> Verification:
     """Lower ``function`` for ``device``, run it in the interpreter, and compare its outputs.
 
@@ -123,7 +126,7 @@ def verify(
     )
 
 
-def cpu_reference(function: Any) -> Reference:
+def cpu_reference(function: PrimFunc) -> Reference:
     """A reference for `verify`: ``function``, an operator that is not scheduled, run on this machine's CPU.
 
     Its parameters are matched with the kernel's by their names. Halves are computed and summed in float32.
@@ -147,7 +150,7 @@ def cpu_reference(function: Any) -> Reference:
     return run
 
 
-def _without_halves(function: Any) -> Any:
+def _without_halves(function: PrimFunc) -> PrimFunc:
     """``function`` with float32 in place of float16 and bfloat16, by way of its text.
 
     A sum of 3072 products rounded to a half after every step is off by a percent, more than a wrong kernel may be.
@@ -205,7 +208,7 @@ def _parameters(kernels: Sequence[DeviceKernel]) -> list[GlobalTensor]:
 
 
 def _expected(
-    function: Any, kernels: tuple[DeviceKernel, ...], arrays: Mapping[str, Array], reference: Reference | None
+    function: PrimFunc, kernels: tuple[DeviceKernel, ...], arrays: Mapping[str, Array], reference: Reference | None
 ) -> tuple[Mapping[str, Array], str]:
     """(outputs by name, why there are none)."""
     if reference is not None:
@@ -221,7 +224,7 @@ def _expected(
     return dict(zip(names[len(leading) :], values, strict=True)), ""
 
 
-def _function_of(function: Any) -> Any:
+def _function_of(function: PrimFunc | IRModule) -> PrimFunc:
     if not hasattr(function, "functions"):
         return function
     (only,) = function.functions.values()

@@ -7,14 +7,21 @@ chain changes the layout by itself, and blocked operators are written as tensor 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from tvm_ext._tvm import (
     CALL_TIR,
+    Call,
     Constant,
+    DataflowBlock,
     Expr,
+    IRModule,
+    PassContext,
     PyExprMutator,
+    RelaxFunction,
     Sequential,
+    Var,
+    VarBinding,
     copy_module,
     expr_mutator,
     module_pass,
@@ -59,7 +66,7 @@ class BlockChannels:
         own = [layer.capacity_bytes or 0 for layer in device.layers[1:] if layer.scope != "device"]
         self.cache_bytes = max(own, default=0)
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Rewrite(mod, self.block, self.cache_bytes)
         chains: list[LayoutChain] = []
         for _, func in mod.functions_items():
@@ -80,15 +87,15 @@ class BlockChannels:
 class _Rewrite(PyExprMutator):  # type: ignore[misc]
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
-    def __init__(self, mod: Any, block: int, cache_bytes: int) -> None:
+    def __init__(self, mod: IRModule, block: int, cache_bytes: int) -> None:
         super().__init__(mod)
         self.block, self.cache_bytes = block, cache_bytes
-        self.operators: dict[Any, Operator] = {}  # by variable: those to rewrite
-        self.blocked_variables: set[Any] = set()
-        self.blocked: dict[Any, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
-        self.binding: Any = None
+        self.operators: dict[Var, Operator] = {}  # by variable: those to rewrite
+        self.blocked_variables: set[Var] = set()
+        self.blocked: dict[Var, Expr] = {}  # by the original variable: its blocked value, inside one dataflow block
+        self.binding: VarBinding | None = None
 
-    def plan(self, mod: Any, func: Any, *, always: bool) -> list[LayoutChain]:
+    def plan(self, mod: IRModule, func: RelaxFunction, *, always: bool) -> list[LayoutChain]:
         """Decide for each dataflow block of ``func``; returns what was decided."""
         chains: list[LayoutChain] = []
         for block in getattr(func.body, "blocks", ()):
@@ -105,15 +112,15 @@ class _Rewrite(PyExprMutator):  # type: ignore[misc]
                     self.operators[operator.variable] = operator
         return chains
 
-    def visit_dataflow_block_(self, block: Any) -> Any:
+    def visit_dataflow_block_(self, block: DataflowBlock) -> DataflowBlock:
         self.blocked = {}
         return super().visit_dataflow_block_(block)
 
-    def visit_var_binding_(self, binding: Any) -> None:
+    def visit_var_binding_(self, binding: VarBinding) -> None:
         self.binding = binding.var
         super().visit_var_binding_(binding)
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Expr:
         operator = self.operators.get(self.binding)
         if operator is None or not operator.call.same_as(call):
             return self.visit_expr_post_order(call)

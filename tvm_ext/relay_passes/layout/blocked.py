@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Constant, Expr, TeTensor, relax, te, tirx
+from tvm_ext._tvm import Attrs, BlockBuilder, Buffer, Constant, Expr, TensorLoad, TeTensor, relax, te, tirx
 from tvm_ext.analysis.computations import Computation, replace_loads
 
 
@@ -28,7 +27,7 @@ class ConvWindow:
     pads: tuple[int, int, int, int]
 
     @classmethod
-    def of(cls, attrs: Any) -> ConvWindow:
+    def of(cls, attrs: Attrs) -> ConvWindow:
         """From the attributes of ``relax.nn.conv2d``."""
         pads = [int(pad) for pad in attrs.padding]
         stride_y, stride_x = (int(stride) for stride in attrs.strides)
@@ -56,13 +55,13 @@ def blocked_shape(shape: Sequence[int], block: int) -> tuple[int, int, int, int,
     return n, c // block, h, w, block
 
 
-def shape_of(value: Any) -> tuple[int, ...]:
+def shape_of(value: Expr) -> tuple[int, ...]:
     """The static shape of an expression or a TE tensor."""
     return tuple(int(size) for size in (value.shape if isinstance(value, TeTensor) else value.ty.shape))
 
 
 # --- transforms ----------------------------------------------------------------------------------------------------
-def to_blocked(builder: Any, value: Expr, block: int) -> Expr:
+def to_blocked(builder: BlockBuilder, value: Expr, block: int) -> Expr:
     """NCHW to NCHW[b]c: a new constant for a constant, a view where a channel is one element, else one kernel."""
     shape = shape_of(value)
     target = blocked_shape(shape, block)
@@ -79,7 +78,7 @@ def to_blocked(builder: Any, value: Expr, block: int) -> Expr:
     return builder.call_te(block_channels, value, primfunc_name_hint=f"to_NCHW{block}c")
 
 
-def to_plain(builder: Any, value: Expr) -> Expr:
+def to_plain(builder: BlockBuilder, value: Expr) -> Expr:
     """NCHW[b]c to NCHW."""
     n, outer, h, w, block = shape_of(value)
     target = (n, outer * block, h, w)
@@ -92,7 +91,7 @@ def to_plain(builder: Any, value: Expr) -> Expr:
     return builder.call_te(unblock_channels, value, primfunc_name_hint=f"from_NCHW{block}c")
 
 
-def broadcast_operand(builder: Any, value: Expr, channels: int, block: int) -> Expr:
+def broadcast_operand(builder: BlockBuilder, value: Expr, channels: int, block: int) -> Expr:
     """An operand that NumPy's rules broadcast to (n, channels, h, w), so that they broadcast it to the blocked shape.
 
     Worked examples, channels = 64, b = 16: (1, 64, 1, 1) becomes (1, 4, 1, 1, 16); (7,) along the columns (7, 1).
@@ -107,7 +106,7 @@ def broadcast_operand(builder: Any, value: Expr, channels: int, block: int) -> E
     return _reshaped(builder, value, (*shape, 1))
 
 
-def _reshaped(builder: Any, value: Expr, shape: tuple[int, ...]) -> Expr:
+def _reshaped(builder: BlockBuilder, value: Expr, shape: tuple[int, ...]) -> Expr:
     if isinstance(value, Constant):
         array = value.value.numpy()
         return relax.const(array.reshape(shape), str(array.dtype))
@@ -203,14 +202,14 @@ def _pad(data: TeTensor, pads: tuple[int, int, int, int]) -> TeTensor:
 
 
 # --- any element-wise function -------------------------------------------------------------------------------------
-def element_wise(computation: Computation, params: Sequence[Any], shape: Sequence[int]) -> Callable[..., TeTensor]:
+def element_wise(computation: Computation, params: Sequence[Buffer], shape: Sequence[int]) -> Callable[..., TeTensor]:
     """``computation`` over ``shape``. Its loads are of ``params``, which the arguments replace, at its own axes or
     scalar.
     """
 
     def compute(*tensors: TeTensor) -> TeTensor:
         def element(*indices: Expr) -> Expr:
-            def moved(item: Any) -> Expr:
+            def moved(item: TensorLoad) -> Expr:
                 position = next(i for i, param in enumerate(params) if param.same_as(item.source))
                 return tensors[position](*(indices if len(item.indices) else ()))
 

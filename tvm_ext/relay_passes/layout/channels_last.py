@@ -9,11 +9,21 @@ once, at compile time.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from tvm_ext._tvm import Call, Constant, Expr, PyExprMutator, copy_module, expr_mutator, module_pass, relax
+from tvm_ext._tvm import (
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    Node,
+    PassContext,
+    PyExprMutator,
+    copy_module,
+    expr_mutator,
+    module_pass,
+    relax,
+)
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
@@ -42,7 +52,7 @@ class ChannelsLast:
     def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:
         self.device, self.always = device, always
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         convolutions = [call for call in _calls(mod, CONVOLUTION) if self._is_served(call)]
         if not convolutions:
             return copy_module(mod)
@@ -59,7 +69,7 @@ class ChannelsLast:
         return self._noted(converted, len(convolutions), added, len(convolutions), reason)
 
     @staticmethod
-    def _noted(mod: Any, converted: int, transposes: int, candidates: int, reason: str) -> Any:
+    def _noted(mod: IRModule, converted: int, transposes: int, candidates: int, reason: str) -> IRModule:
         """``mod`` with what was decided, for the report."""
         chain = LayoutChain(
             operators=(CONVOLUTION,) * candidates,
@@ -70,11 +80,11 @@ class ChannelsLast:
         )
         return mod.with_attr(LAYOUT, to_json(LayoutRecord(block=CHANNELS_LAST, chains=(chain,))))
 
-    def _layouts(self, call: Any) -> dict[str, list[str]]:
+    def _layouts(self, call: Call) -> dict[str, list[str]]:
         """What ConvertLayout asks for every call of the module."""
         return {CONVOLUTION: list(NHWC)} if _is_call_of(call, CONVOLUTION) and self._is_served(call) else {}
 
-    def _is_served(self, call: Any) -> bool:
+    def _is_served(self, call: Call) -> bool:
         """Whether the matrix units may compute this convolution, given as NCHW."""
         attrs, dtype = call.attrs, str(call.args[0].ty.dtype)
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
@@ -82,15 +92,15 @@ class ChannelsLast:
         return dtype in ("float16", "bfloat16") and has_units and int(attrs.groups) == 1 and layouts == ("NCHW", "OIHW")
 
 
-def _is_call_of(node: Any, operator: str) -> bool:
+def _is_call_of(node: Node, operator: str) -> bool:
     return isinstance(node, Call) and getattr(node.op, "name", "") == operator
 
 
-def _calls(mod: Any, operator: str) -> list[Any]:
+def _calls(mod: IRModule, operator: str) -> list[Call]:
     """The calls of ``operator`` in all Relax functions of ``mod``."""
-    found: list[Any] = []
+    found: list[Call] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if _is_call_of(node, operator):
             found.append(node)
 
@@ -104,18 +114,18 @@ def _calls(mod: Any, operator: str) -> list[Any]:
 class _FoldTransposes(PyExprMutator):  # type: ignore[misc]
     """Transposes constants; stock FoldConstant would compile a kernel for each."""
 
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.mod = mod
-        self.done: dict[tuple[Any, tuple[int, ...]], Any] = {}
+        self.done: dict[tuple[Expr, tuple[int, ...]], Expr] = {}
 
-    def run(self) -> Any:
+    def run(self) -> IRModule:
         for gv, func in self.mod.functions_items():
             if isinstance(func, relax.Function):
                 self.builder_.update_func(gv, self.visit_expr(func))
         return self.builder_.get()
 
-    def visit_call_(self, call: Any) -> Expr:
+    def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
         if not _is_call_of(call, TRANSPOSE):
             return call

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_ext.records.layout import LayoutChain
 
 from .blocked import ConvWindow, shape_of
 from .graph import Operator, elements
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Var
 
 FLOPS_PER_ELEMENT = 78
 """FLOP of a convolution at full speed in the time of one element's transform (see the module)."""
@@ -66,17 +69,17 @@ def _is_narrow(operator: Operator) -> bool:
 class LayoutChoice:
     """``blocked`` are the operators to write in the blocked layout, ``chains`` what is said about all of them."""
 
-    blocked: frozenset[Any]  # their variables
+    blocked: frozenset[Var]  # their variables
     chains: tuple[LayoutChain, ...]
 
 
-def choose_layouts(operators: Sequence[Operator], plain_uses: set[Any], *, always: bool = False) -> LayoutChoice:
+def choose_layouts(operators: Sequence[Operator], plain_uses: set[Var], *, always: bool = False) -> LayoutChoice:
     """Which ``operators`` to block; ``plain_uses`` are the variables that something else reads as NCHW.
 
     With ``always``, all of each operator that has a blocked form; otherwise where it pays.
     """
     graph = _Graph(operators, plain_uses)
-    blocked: set[Any] = set()
+    blocked: set[Var] = set()
     for section in graph.sections():
         wanted = {o.variable for o in section if o.may_be_blocked}
         kept = wanted if always else graph.improved(section, wanted)
@@ -86,7 +89,7 @@ def choose_layouts(operators: Sequence[Operator], plain_uses: set[Any], *, alway
     return LayoutChoice(blocked=frozenset(blocked), chains=chains)
 
 
-def _record(graph: _Graph, chain: Sequence[Operator], blocked: set[Any]) -> LayoutChain:
+def _record(graph: _Graph, chain: Sequence[Operator], blocked: set[Var]) -> LayoutChain:
     count = sum(o.variable in blocked for o in chain)
     saved = graph.benefit(chain, blocked) if count else 0.0
     if count:
@@ -109,14 +112,14 @@ def _record(graph: _Graph, chain: Sequence[Operator], blocked: set[Any]) -> Layo
 class _Graph:
     """The operators of a block with who reads what."""
 
-    def __init__(self, operators: Sequence[Operator], plain_uses: set[Any]) -> None:
+    def __init__(self, operators: Sequence[Operator], plain_uses: set[Var]) -> None:
         self.operators = operators
         self.plain_uses = plain_uses
         # Not a reason to turn their producers back: a transform (1 ms for 3.2 million elements) costs less than what a
         # 1x1 convolution loses that reads blocks and writes NCHW (18 ms instead of 9 on the same data).
         self.skipping = {value for o in operators if o.reads_plain for value in o.data}
         self.producer = {o.variable: o for o in operators}
-        self.readers: dict[Any, list[Operator]] = {}
+        self.readers: dict[Var, list[Operator]] = {}
         for o in operators:
             for value in dict.fromkeys(o.data):
                 self.readers.setdefault(value, []).append(o)
@@ -129,8 +132,8 @@ class _Graph:
         """The parts of chains that can be decided on their own: a convolution takes its data in either layout."""
         return self._connected(lambda o: (o.variable,) if o.is_free else (*o.data, o.variable))
 
-    def _connected(self, values: Callable[[Operator], Iterable[Any]]) -> list[list[Operator]]:
-        group_of: dict[Any, int] = {}
+    def _connected(self, values: Callable[[Operator], Iterable[Var]]) -> list[list[Operator]]:
+        group_of: dict[Var, int] = {}
         members: dict[int, list[Operator]] = {}
         for number, o in enumerate(self.operators):
             merged = [o]
@@ -141,25 +144,25 @@ class _Graph:
         order = {o.variable: i for i, o in enumerate(self.operators)}
         return [sorted(group, key=lambda o: order[o.variable]) for group in members.values()]
 
-    def values(self, chain: Iterable[Operator]) -> list[Any]:
+    def values(self, chain: Iterable[Operator]) -> list[Var]:
         return list(dict.fromkeys(value for o in chain for value in (*o.data, o.variable)))
 
-    def transforms(self, chain: Iterable[Operator], blocked: set[Any]) -> list[Any]:
+    def transforms(self, chain: Iterable[Operator], blocked: set[Var]) -> list[Var]:
         """The values that are needed in both layouts and have more than one element per channel."""
         return [value for value in self.values(chain) if elements(value) and self._differs(value, blocked)]
 
-    def _differs(self, value: Any, blocked: set[Any]) -> bool:
+    def _differs(self, value: Var, blocked: set[Var]) -> bool:
         tied = [o.variable in blocked for o in self.readers.get(value, ()) if not o.is_free]
         if value in blocked:
             return value in self.plain_uses or not all(tied)
         return any(tied)
 
-    def benefit(self, chain: Sequence[Operator], blocked: set[Any]) -> float:
+    def benefit(self, chain: Sequence[Operator], blocked: set[Var]) -> float:
         """Elements saved against NCHW throughout."""
         gained = sum(gain(o) for o in chain if o.variable in blocked)
         return gained - sum(elements(value) for value in self.transforms(chain, blocked))
 
-    def improved(self, section: Sequence[Operator], blocked: set[Any]) -> set[Any]:
+    def improved(self, section: Sequence[Operator], blocked: set[Var]) -> set[Var]:
         """``blocked`` without the operators that are as well off, or better, in NCHW."""
         kept = set(blocked)
         queue = [o for o in section if o.variable in kept]
@@ -172,7 +175,7 @@ class _Graph:
                 queue += [n for n in neighbours if n.variable in kept and n not in queue]
         return kept
 
-    def _without(self, operator: Operator, blocked: set[Any]) -> float:
+    def _without(self, operator: Operator, blocked: set[Var]) -> float:
         """Elements saved by turning one operator back to NCHW; only the values that it touches change."""
         touched = [value for value in (*dict.fromkeys(operator.data), operator.variable) if elements(value)]
         rest = blocked - {operator.variable}

@@ -13,9 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
-from tvm_ext._tvm import CALL_TIR, Call, Constant, PrimFunc, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Call,
+    Constant,
+    DataflowBlock,
+    Expr,
+    IRModule,
+    PrimFunc,
+    Var,
+    ir,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator, replace_loads
 from tvm_ext.errors import IllegalRewrite
 
@@ -43,10 +55,10 @@ class Operator:
     ``reads_plain``: whether a convolution had better read NCHW (`_skips_through_memory`).
     """
 
-    variable: Any
-    call: Any
+    variable: Var
+    call: Call
     role: Role
-    data: tuple[Any, ...]
+    data: tuple[Expr, ...]
     block: int
     computation: Computation | None = None
     body: OperatorBody | None = None
@@ -68,13 +80,13 @@ class Operator:
         return shape_of(self.variable)
 
 
-def elements(value: Any) -> int:
+def elements(value: Expr) -> int:
     """What a transform of ``value`` has to move: nothing where a channel is one element, for that is a view."""
     shape = shape_of(value)
     return 0 if len(shape) < 4 or shape[2] == shape[3] == 1 else prod(shape)
 
 
-def read_block(mod: Any, block: Any, lanes: int, cache_bytes: float) -> tuple[Operator, ...]:
+def read_block(mod: IRModule, block: DataflowBlock, lanes: int, cache_bytes: float) -> tuple[Operator, ...]:
     """The operators of a dataflow block that have a form for blocks of ``lanes`` channels.
 
     ``cache_bytes`` is the largest cache that a core has for itself.
@@ -88,7 +100,7 @@ def read_block(mod: Any, block: Any, lanes: int, cache_bytes: float) -> tuple[Op
     return tuple(found)
 
 
-def _read(mod: Any, variable: Any, call: Any, lanes: int, cache_bytes: float) -> Operator | None:
+def _read(mod: IRModule, variable: Var, call: Call, lanes: int, cache_bytes: float) -> Operator | None:
     if call.op == CALL_TIR:
         return _element_wise_function(mod, variable, call, lanes)
     if not isinstance(call.op, ir.Op) or not all(_is_static(item) for item in (variable, *call.args) if _typed(item)):
@@ -106,7 +118,7 @@ def _read(mod: Any, variable: Any, call: Any, lanes: int, cache_bytes: float) ->
     return _element_wise(variable, call, lanes) if name in ELEMENT_WISE else None
 
 
-def is_blockable(value: Any, lanes: int) -> bool:
+def is_blockable(value: Expr, lanes: int) -> bool:
     """Whether ``value`` is a float32 tensor (n, c, h, w) of static shape and whole blocks of channels."""
     if not _typed(value) or not _is_static(value) or str(value.ty.dtype) != "float32":
         return False
@@ -114,11 +126,11 @@ def is_blockable(value: Any, lanes: int) -> bool:
     return len(shape) == 4 and shape[1] % lanes == 0 and prod(shape) > 0
 
 
-def _typed(value: Any) -> bool:
+def _typed(value: Expr) -> bool:
     return getattr(getattr(value, "ty", None), "shape", None) is not None
 
 
-def _is_static(value: Any) -> bool:
+def _is_static(value: Expr) -> bool:
     try:
         shape_of(value)
     except (TypeError, ValueError):
@@ -126,11 +138,11 @@ def _is_static(value: Any) -> bool:
     return True
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: Expr) -> bool:
     return _typed(value) and len(shape_of(value)) == 4 and str(value.ty.dtype) == "float32"
 
 
-def _convolution(variable: Any, call: Any, lanes: int, cache_bytes: float) -> Operator | None:
+def _convolution(variable: Var, call: Call, lanes: int, cache_bytes: float) -> Operator | None:
     data, weight = call.args
     attrs = call.attrs
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
@@ -158,7 +170,7 @@ def _convolution(variable: Any, call: Any, lanes: int, cache_bytes: float) -> Op
     )
 
 
-def _skips_through_memory(call: Any, cache_bytes: float) -> bool:
+def _skips_through_memory(call: Call, cache_bytes: float) -> bool:
     """Whether a strided window's data come from memory, four times too large for a core's own cache.
 
     A blocked pixel is a cache line of its own, so a stride of 2 asks for every other line, which no prefetcher
@@ -171,7 +183,7 @@ def _skips_through_memory(call: Any, cache_bytes: float) -> bool:
     return has_window and not window.moves_by_one and 4 * prod(shape_of(data)) > 4 * cache_bytes
 
 
-def _reduction(variable: Any, call: Any, lanes: int) -> Operator | None:
+def _reduction(variable: Var, call: Call, lanes: int) -> Operator | None:
     """A reduction over all rows and columns, which leaves one element per channel."""
     if call.op.name == ADAPTIVE_POOL:
         whole = tuple(int(size) for size in call.attrs.output_size) == (1, 1)
@@ -184,14 +196,14 @@ def _reduction(variable: Any, call: Any, lanes: int) -> Operator | None:
     return Operator(variable=variable, call=call, block=lanes, role="reduce", data=(call.args[0],))
 
 
-def _concat(variable: Any, call: Any, lanes: int) -> Operator | None:
+def _concat(variable: Var, call: Call, lanes: int) -> Operator | None:
     parts = tuple(getattr(call.args[0], "fields", ()))
     if not parts or call.attrs.axis is None or not all(is_blockable(part, lanes) for part in (variable, *parts)):
         return None
     return Operator(variable=variable, call=call, block=lanes, role="concat", data=parts)
 
 
-def _element_wise(variable: Any, call: Any, lanes: int) -> Operator | None:
+def _element_wise(variable: Var, call: Call, lanes: int) -> Operator | None:
     if not is_blockable(variable, lanes):
         return None
     tensors = [item for item in call.args if _typed(item)]
@@ -201,7 +213,7 @@ def _element_wise(variable: Any, call: Any, lanes: int) -> Operator | None:
     return Operator(variable=variable, call=call, block=lanes, role="element-wise", data=data)
 
 
-def _element_wise_function(mod: Any, variable: Any, call: Any, lanes: int) -> Operator | None:
+def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int) -> Operator | None:
     """A ``call_tir`` of one element-wise computation over tensors of the result's shape and scalars (a Clip, say)."""
     func = mod[call.args[0]]
     arguments = list(call.args[1].fields)
@@ -232,17 +244,17 @@ def _is_element_wise(computation: Computation) -> bool:
     if not all(_at(item.indices, computation.variables) or not len(item.indices) for item in computation.loads()):
         return False
     # The axes must not appear outside of loads: a value such as `x[i] * i` depends on where it is.
-    named: list[Any] = []
+    named: list[Var] = []
     bare = replace_loads(computation.value, lambda item: tirx.const(0, str(item.source.ty.dtype)))
     structural_walk(bare, (Var, lambda variable: named.append(variable)))
     return not named
 
 
-def _at(indices: Sequence[Any], variables: Sequence[Any]) -> bool:
+def _at(indices: Sequence[Expr], variables: Sequence[Var]) -> bool:
     return len(indices) == len(variables) and all(i.same_as(v) for i, v in zip(indices, variables, strict=True))
 
 
-def uses(block: Any, operators: Sequence[Operator], results: Sequence[Any]) -> set[Any]:
+def uses(block: DataflowBlock, operators: Sequence[Operator], results: Sequence[Expr]) -> set[Var]:
     """Variables of ``block`` that something other than ``operators`` reads, so that they must exist as NCHW.
 
     ``results`` are read by what comes after the block.
@@ -250,7 +262,7 @@ def uses(block: Any, operators: Sequence[Operator], results: Sequence[Any]) -> s
     covered = {operator.variable for operator in operators}
     outside = set(results)
 
-    def visit(variable: Any) -> None:
+    def visit(variable: Var) -> None:
         outside.add(variable)
 
     for binding in block.bindings:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import Expr, IRModule, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
+from tvm_ext.support.arrays import DType
 
 from .bind_inputs import RequestedDim, bind_inputs, declared_dims
 from .check import check_names, check_structure, find_unsupported, sort_nodes, unsupported_error, warn_non_finite
@@ -72,7 +73,7 @@ def import_model(
     *,
     constants: Mapping[str, npt.ArrayLike] | None = None,
     limits: ImportLimits | None = None,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[IRModule, dict[str, Tensor]]:
     """Imports an ONNX model as a Relax module.
 
     Parameters
@@ -215,11 +216,11 @@ def _parameter_names(graph: OnnxGraph) -> list[str]:
     ]
 
 
-def _is_weight_type(dtype: np.dtype[Any]) -> bool:
+def _is_weight_type(dtype: DType) -> bool:
     return dtype.kind == "f" or dtype.name in ("bfloat16", "int8", "uint8")
 
 
-def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[IRModule, dict[str, Tensor]]:
     parameters = _parameter_names(graph)
     as_arguments = frozenset(parameters)
     proto = with_some_shape(model_from_graph(graph, lambda name: name not in as_arguments), also_inputs=False)
@@ -238,10 +239,10 @@ def _convert(graph: OnnxGraph, original_names: Mapping[str, str]) -> tuple[Any, 
     return mod, {name: _tvm.tensor(np.ascontiguousarray(graph.constants[name])) for name in parameters}
 
 
-def _relax_shapes(graph: OnnxGraph) -> dict[str, list[Any]]:
+def _relax_shapes(graph: OnnxGraph) -> dict[str, list[Expr | int]]:
     """The shape of each input of known rank, one symbolic variable per dimension name."""
-    variables: dict[str, Any] = {}
-    shapes: dict[str, list[Any]] = {}
+    variables: dict[str, Var] = {}
+    shapes: dict[str, list[Expr | int]] = {}
     for value in graph.inputs:
         dims = declared_dims(value)
         if dims is not None:
@@ -249,7 +250,7 @@ def _relax_shapes(graph: OnnxGraph) -> dict[str, list[Any]]:
     return shapes
 
 
-def _variable(name: str, variables: dict[str, Any]) -> Any:
+def _variable(name: str, variables: dict[str, Var]) -> Var:
     if name not in variables:
         variables[name] = _tvm.tirx.Var(as_identifier(name), "int64")
     return variables[name]
@@ -278,7 +279,7 @@ def _node_under_conversion(traceback: TracebackType | None) -> onnx.NodeProto | 
     return found
 
 
-def unbound_dimensions(mod: Any) -> dict[str, tuple[str, ...]]:
+def unbound_dimensions(mod: IRModule) -> dict[str, tuple[str, ...]]:
     """The symbolic dimensions of the arguments of ``mod["main"]``: name -> the arguments whose shape it is in.
 
     An argument of unknown rank counts under the name ``rank of <argument>``.
@@ -290,7 +291,7 @@ def unbound_dimensions(mod: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(arguments) for name, arguments in found.items()}
 
 
-def _symbols(parameter: Any) -> set[str]:
+def _symbols(parameter: Var) -> set[str]:
     if not isinstance(parameter.ty, _tvm.relax.TensorType):
         return set()
     if parameter.ty.shape is None:
@@ -301,7 +302,7 @@ def _symbols(parameter: Any) -> set[str]:
     return set(names)
 
 
-def require_bound_dimensions(mod: Any) -> None:
+def require_bound_dimensions(mod: IRModule) -> None:
     """Raises an error that names every dimension without a value, and the inputs it belongs to.
 
     Raises

@@ -8,7 +8,7 @@ run statement by statement, all together: a producer warp that loops on its own,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,10 @@ from tvm_ext.errors import InputError
 from tvm_ext.ir.bulk_ir import BULK_BYTES
 from tvm_ext.support.arrays import Array
 
-from .compile_expr import Closure, compile_expression, constant_int, op_name
-from .compile_statement import Run
+from .compile_expr import compile_expression, constant_int, op_name
 from .counters import AccessCount
 from .local_memory import View
-from .machine import Machine, Site
+from .machine import Closure, Machine, Run, Site
 from .mbarrier import BulkCopy, Mbarriers
 from .memory import AddressableMemory, Request
 from .ordering import ProxyFences, lane_of
@@ -29,17 +28,20 @@ from .shadow import NOBODY
 from .values import Value, apply, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
 
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Call, Expr
+
 _TO_SHARED = "tirx.cuda.cvta_generic_to_shared"
 
 
-def _pointer(scope: Scope, expr: Any) -> Pointer:
+def _pointer(scope: Scope, expr: Expr) -> Pointer:
     """A pointer, maybe converted to an address of shared memory."""
     if type(expr).__name__ == "Call" and op_name(expr) == _TO_SHARED:
         expr = expr.args[0]
     return compile_pointer(scope, expr)
 
 
-def _shared_pointer(scope: Scope, expr: Any) -> Pointer:
+def _shared_pointer(scope: Scope, expr: Expr) -> Pointer:
     pointer = _pointer(scope, expr)
     if not pointer.binding.scope.startswith("shared"):
         raise InputError(
@@ -48,7 +50,7 @@ def _shared_pointer(scope: Scope, expr: Any) -> Pointer:
     return pointer
 
 
-def _operands(scope: Scope, call: Any, count: int) -> list[Any]:
+def _operands(scope: Scope, call: Call, count: int) -> list[Expr]:
     """The first ``count`` arguments; after them come the instruction's modifiers, as text, and flags."""
     words = [argument for argument in call.args if type(argument).__name__ == "StringImm"]
     if len(call.args) - len(words) != count or (words and str(words[-1].value)):
@@ -56,7 +58,7 @@ def _operands(scope: Scope, call: Any, count: int) -> list[Any]:
     return list(call.args[:count])
 
 
-def _modifiers(call: Any) -> set[str]:
+def _modifiers(call: Call) -> set[str]:
     return {str(argument.value) for argument in call.args if type(argument).__name__ == "StringImm"}
 
 
@@ -68,10 +70,10 @@ def _plain(m: Machine, value: Value, site: Site, what: str) -> Array:
 Operation = Callable[[Machine, int, View, Any, Any], None]
 
 
-def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callable[[Scope, Any], Run]:
+def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callable[[Scope, Call], Run]:
     """A call whose first operand is the mbarrier's address, and whose second is a number, 1 where it has none."""
 
-    def make(scope: Scope, call: Any) -> Run:
+    def make(scope: Scope, call: Call) -> Run:
         address, *rest = _operands(scope, call, operands)
         pointer = _shared_pointer(scope, address)
         number: Closure = compile_expression(scope, rest[0]) if rest else lambda m: 1
@@ -87,34 +89,34 @@ def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callabl
     return make
 
 
-def _initialise(m: Machine, slot: int, view: View, index: Any, count: Any) -> None:
+def _initialise(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).initialise(m, slot, view, index, count)
 
 
-def _invalidate(m: Machine, slot: int, view: View, index: Any, count: Any) -> None:
+def _invalidate(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).invalidate(m, slot, view, index, count)
 
 
-def _arrive(m: Machine, slot: int, view: View, index: Any, count: Any) -> None:
+def _arrive(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).arrive(m, slot, view, index, count)
 
 
-def _announce(m: Machine, slot: int, view: View, index: Any, size_bytes: Any) -> None:
+def _announce(m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
     Mbarriers.of(m).announce(m, slot, view, index, size_bytes)
 
 
-def _announce_and_arrive(m: Machine, slot: int, view: View, index: Any, size_bytes: Any) -> None:
+def _announce_and_arrive(m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
     Mbarriers.of(m).announce(m, slot, view, index, size_bytes)
     Mbarriers.of(m).arrive(m, slot, view, index)
 
 
-def _wait(m: Machine, slot: int, view: View, index: Any, parity: Any) -> None:
+def _wait(m: Machine, slot: int, view: View, index: Value, parity: Value) -> None:
     Mbarriers.of(m).wait(m, slot, view, index, parity)
 
 
 # --- fences -------------------------------------------------------------------------------------------------------
-def _fence(chosen: Callable[[Mbarriers], list[ProxyFences]]) -> Callable[[Scope, Any], Run]:
-    def make(scope: Scope, call: Any) -> Run:
+def _fence(chosen: Callable[[Mbarriers], list[ProxyFences]]) -> Callable[[Scope, Call], Run]:
+    def make(scope: Scope, call: Call) -> Run:
         site = scope.site()
 
         def run(m: Machine) -> None:
@@ -127,7 +129,7 @@ def _fence(chosen: Callable[[Mbarriers], list[ProxyFences]]) -> Callable[[Scope,
     return make
 
 
-def _proxy_fence(scope: Scope, call: Any) -> Run:
+def _proxy_fence(scope: Scope, call: Call) -> Run:
     """``fence.proxy.async``, of all memory or of one space."""
     modifiers = _modifiers(call)
     if "async" not in modifiers:
@@ -142,7 +144,7 @@ def _proxy_fence(scope: Scope, call: Any) -> Run:
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
-def _bulk_copy(scope: Scope, call: Any) -> Run:
+def _bulk_copy(scope: Scope, call: Call) -> Run:
     """``cp.async.bulk [target], [source], size, [mbarrier]``, by every active lane."""
     to, frm, size, address = _operands(scope, call, 4)
     target, source, barrier = _shared_pointer(scope, to), _pointer(scope, frm), _shared_pointer(scope, address)

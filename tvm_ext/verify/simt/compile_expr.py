@@ -6,23 +6,23 @@ them: `Select`, ``if_then_else``, ``&&`` and ``||`` do not touch memory for lane
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Analyzer, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import DType
 
 from .local_memory import View
-from .machine import Machine
+from .machine import Closure, Machine
 from .math_calls import CALLS, EXTERNS
 from .number_types import is_float, storage_dtype, to_dtype
 from .scope import BufferBinding, Scope
 from .values import Tainted, Value, aligned, apply, choose, is_uniform, strip
 
-Closure = Callable[[Machine], Value]
 INDEX_TYPES = ("int32", "int64")
 
 
@@ -32,7 +32,7 @@ def split_dtype(name: str) -> tuple[str, int]:
     return (base, int(lanes)) if separator else (name, 1)
 
 
-def compile_expression(scope: Scope, expr: Any) -> Closure:
+def compile_expression(scope: Scope, expr: Expr) -> Closure:
     """The closure of ``expr``; raises InputError for what the interpreter does not know."""
     kind = type(expr).__name__
     if kind in _BINARY:
@@ -43,7 +43,7 @@ def compile_expression(scope: Scope, expr: Any) -> Closure:
     return maker(scope, expr)
 
 
-def constant_int(expr: Any, what: str) -> int:
+def constant_int(expr: Expr, what: str) -> int:
     """The value of an integer constant; raises InputError for anything else."""
     value = getattr(expr, "value", None)
     if isinstance(value, int):
@@ -52,9 +52,9 @@ def constant_int(expr: Any, what: str) -> int:
 
 
 # --- constants, variables, vectors --------------------------------------------------------------------------------
-def _int(scope: Scope, expr: Any) -> Closure:
+def _int(scope: Scope, expr: Expr) -> Closure:
     dtype = dtype_of(expr)
-    value: Any = int(expr.value)
+    value: Value = int(expr.value)
     if dtype == "bool":
         value = bool(value)
     elif dtype not in INDEX_TYPES:
@@ -62,42 +62,42 @@ def _int(scope: Scope, expr: Any) -> Closure:
     return lambda m: value
 
 
-def _float(scope: Scope, expr: Any) -> Closure:
+def _float(scope: Scope, expr: Expr) -> Closure:
     value = to_dtype(float(expr.value), dtype_of(expr))[()]
     return lambda m: value
 
 
-def _variable(scope: Scope, expr: Any) -> Closure:
+def _variable(scope: Scope, expr: Expr) -> Closure:
     slot = scope.variable(expr)
     return lambda m: m.env[slot]
 
 
-def _ramp(scope: Scope, expr: Any) -> Closure:
+def _ramp(scope: Scope, expr: Expr) -> Closure:
     base, stride = compile_expression(scope, expr.base), compile_expression(scope, expr.stride)
     steps = np.arange(constant_int(expr.lanes, "the length of a ramp"), dtype=np.int64)
 
-    def make(first: Any, step: Any) -> Any:
+    def make(first: Value, step: Value) -> Value:
         return np.reshape(first, (-1, 1)) + np.reshape(step, (-1, 1)) * steps
 
     return lambda m: apply(make, base(m), stride(m))
 
 
-def _broadcast(scope: Scope, expr: Any) -> Closure:
+def _broadcast(scope: Scope, expr: Expr) -> Closure:
     value, dtype = compile_expression(scope, expr.value), storage_dtype(dtype_of(expr.value))
     lanes = constant_int(expr.lanes, "the length of a vector")
 
-    def make(one: Any) -> Any:
+    def make(one: Value) -> Value:
         column = np.asarray(one, dtype).reshape(-1, 1)
         return np.broadcast_to(column, (column.shape[0], lanes))
 
     return lambda m: apply(make, value(m))
 
 
-def _shuffle(scope: Scope, expr: Any) -> Closure:
+def _shuffle(scope: Scope, expr: Expr) -> Closure:
     parts = [compile_expression(scope, vector) for vector in expr.vectors]
     indices = [constant_int(index, "the index of a vector's element") for index in expr.indices]
 
-    def make(*vectors: Any) -> Any:
+    def make(*vectors: Value) -> Value:
         columns = [np.asarray(v).reshape(np.shape(v)[0] if np.ndim(v) else 1, -1) for v in vectors]
         rows = max(column.shape[0] for column in columns)
         joined = np.concatenate([np.broadcast_to(c, (rows, c.shape[1])) for c in columns], axis=1)
@@ -117,7 +117,7 @@ def _shuffle(scope: Scope, expr: Any) -> Closure:
     return run
 
 
-def _cast(scope: Scope, expr: Any) -> Closure:
+def _cast(scope: Scope, expr: Expr) -> Closure:
     value = compile_expression(scope, expr.value)
     source, target = split_dtype(dtype_of(expr.value))[0], split_dtype(dtype_of(expr))[0]
     if source in INDEX_TYPES and target in INDEX_TYPES:
@@ -127,14 +127,14 @@ def _cast(scope: Scope, expr: Any) -> Closure:
     return lambda m: apply(convert, value(m))
 
 
-def _conversion(source: np.dtype[Any], target: str) -> Callable[[Any], Any]:
+def _conversion(source: DType, target: str) -> Callable[[Value], Value]:
     dtype = storage_dtype(target)
     if is_float(source) and is_float(dtype) and dtype.itemsize >= 4:
         return lambda x: np.asarray(x, source).astype(dtype)[()]
     if target not in INDEX_TYPES and target != "bool":
         return lambda x: to_dtype(x, target)[()]
 
-    def to_python(x: Any) -> Any:
+    def to_python(x: Value) -> Value:
         """Uniform indices and conditions are Python's."""
         converted = to_dtype(x, target)
         return converted.item() if is_uniform(x) else converted
@@ -142,7 +142,7 @@ def _conversion(source: np.dtype[Any], target: str) -> Callable[[Any], Any]:
     return to_python
 
 
-def _let(scope: Scope, expr: Any) -> Closure:
+def _let(scope: Scope, expr: Expr) -> Closure:
     value, slot = compile_expression(scope, expr.value), scope.define(expr.var)
     body = compile_expression(scope, expr.body)
 
@@ -154,7 +154,7 @@ def _let(scope: Scope, expr: Any) -> Closure:
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------
-def _quotient(a: Any, b: Any) -> Any:
+def _quotient(a: Value, b: Value) -> Value:
     """C's integer division, towards zero; 0 for a division by zero, which only inactive lanes may do."""
     if is_uniform(a) and is_uniform(b):
         return 0 if b == 0 else int(abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1))
@@ -162,22 +162,24 @@ def _quotient(a: Any, b: Any) -> Any:
     return (a - rest) // b
 
 
-def _remainder(a: Any, b: Any) -> Any:
+def _remainder(a: Value, b: Value) -> Value:
     if is_uniform(a) and is_uniform(b):
         return 0 if b == 0 else int(abs(int(a)) % abs(int(b))) * (-1 if a < 0 else 1)
     return np.fmod(a, b)
 
 
-def _floor_divide(a: Any, b: Any) -> Any:
+def _floor_divide(a: Value, b: Value) -> Value:
     return 0 if is_uniform(b) and b == 0 else a // b
 
 
-def _floor_modulo(a: Any, b: Any) -> Any:
+def _floor_modulo(a: Value, b: Value) -> Value:
     return 0 if is_uniform(b) and b == 0 else a % b
 
 
-_BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], int]] = {
-    # node: (for floats, for integers, floating-point operations)
+BinaryRow = tuple[Callable[[Value, Value], Value], Callable[[Value, Value], Value], int]
+"""For floats, for integers; floating-point operations."""
+
+_BINARY: dict[str, BinaryRow] = {
     "Add": (lambda a, b: a + b, lambda a, b: a + b, 1),
     "Sub": (lambda a, b: a - b, lambda a, b: a - b, 1),
     "Mul": (lambda a, b: a * b, lambda a, b: a * b, 1),
@@ -201,7 +203,7 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], i
 }
 
 
-def _linear(scope: Scope, expr: Any) -> tuple[int, dict[int, int]] | None:
+def _linear(scope: Scope, expr: Expr) -> tuple[int, dict[int, int]] | None:
     """(constant, slot of variable to coefficient) of an integer sum of multiples of variables; None for all else."""
     kind = type(expr).__name__
     if kind == "IntImm":
@@ -242,7 +244,7 @@ def _linear_closure(constant: int, terms: dict[int, int]) -> Closure:
     return run
 
 
-def _binary(scope: Scope, expr: Any, row: tuple[Any, Any, int]) -> Closure:
+def _binary(scope: Scope, expr: Expr, row: BinaryRow) -> Closure:
     name, lanes = split_dtype(dtype_of(expr.a))
     if name in INDEX_TYPES and lanes == 1:
         linear = _linear(scope, expr)
@@ -266,7 +268,7 @@ def _binary(scope: Scope, expr: Any, row: tuple[Any, Any, int]) -> Closure:
     return run
 
 
-def _logical(scope: Scope, expr: Any) -> Closure:
+def _logical(scope: Scope, expr: Expr) -> Closure:
     """``a && b``, ``a || b``: b only in the lanes that a does not decide."""
     a, b = compile_expression(scope, expr.a), compile_expression(scope, expr.b)
     conjunction = type(expr).__name__ == "And"
@@ -292,34 +294,34 @@ def _logical(scope: Scope, expr: Any) -> Closure:
     return run
 
 
-def _touches_memory(expr: Any) -> bool:
+def _touches_memory(expr: Expr) -> bool:
     found: list[Any] = []
     structural_walk(expr, [(TensorLoad, found.append)], order="pre")
     return bool(found)
 
 
-def _where(which: Any, yes: Any, no: Any) -> Any:
+def _where(which: Value, yes: Value, no: Value) -> Value:
     dimensions = max(np.ndim(value) for value in (which, yes, no))
     return np.where(*(aligned(value, dimensions) for value in (which, yes, no)))
 
 
-def _leaves_registers(scope: Scope, expr: Any) -> bool:
+def _leaves_registers(scope: Scope, expr: Expr) -> bool:
     found: list[Any] = []
     structural_walk(expr, [(TensorLoad, lambda load: found.append(load.source))], order="pre")
     return any(scope.buffer(source).scope != "local" for source in found)
 
 
-def _not(scope: Scope, expr: Any) -> Closure:
+def _not(scope: Scope, expr: Expr) -> Closure:
     value = compile_expression(scope, expr.a)
     return lambda m: apply(lambda x: (not x) if is_uniform(x) else np.logical_not(x), value(m))
 
 
-def _bitwise_not(scope: Scope, expr: Any) -> Closure:
+def _bitwise_not(scope: Scope, expr: Expr) -> Closure:
     value = compile_expression(scope, expr.a)
     return lambda m: apply(lambda x: ~x, value(m))
 
 
-def conditional(scope: Scope, condition: Any, yes: Any, no: Any) -> Closure:
+def conditional(scope: Scope, condition: Expr, yes: Expr, no: Expr) -> Closure:
     """``condition ? yes : no``, each side evaluated only in the lanes that take it.
 
     Between registers it is an instruction like any other, through which uninitialised values travel: stock TVM's
@@ -351,7 +353,7 @@ def conditional(scope: Scope, condition: Any, yes: Any, no: Any) -> Closure:
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
-def _load(scope: Scope, expr: Any) -> Closure:
+def _load(scope: Scope, expr: Expr) -> Closure:
     binding = scope.buffer(expr.source)
     index = buffer_index(scope, binding, expr.indices)
     site = scope.site(binding.name)
@@ -360,7 +362,7 @@ def _load(scope: Scope, expr: Any) -> Closure:
     return lambda m: m.memory[slot].read(m, view, index(m))
 
 
-def buffer_index(scope: Scope, binding: BufferBinding, indices: Any) -> Closure:
+def buffer_index(scope: Scope, binding: BufferBinding, indices: Sequence[Expr]) -> Closure:
     """The flat index of an access, in elements of the buffer's scalar dtype."""
     if len(indices) != 1:
         raise InputError(f"{scope.kernel}: {binding.name} is not flat", "lower the function first, with simt.lower")
@@ -370,13 +372,13 @@ def buffer_index(scope: Scope, binding: BufferBinding, indices: Any) -> Closure:
         return index
     inner = np.arange(lanes)  # an element of a buffer of float16x4 is four halves
 
-    def spread(first: Any) -> Any:
+    def spread(first: Value) -> Value:
         return np.reshape(first, (-1, 1)) * lanes + inner
 
     return lambda m: apply(spread, index(m))
 
 
-def _provably_aligned(index: Any, binding: BufferBinding) -> bool:
+def _provably_aligned(index: Expr, binding: BufferBinding) -> bool:
     """Whether stock code generation loads ``index``, a ramp of step 1, by one vector access.
 
     It asks whether the ramp's base is a multiple of its length whatever the variables are (CodeGenC, "modular_set").
@@ -395,7 +397,7 @@ NAMED_CALLS = ("tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure
 
 
 # --- calls --------------------------------------------------------------------------------------------------------
-def _call(scope: Scope, expr: Any) -> Closure:
+def _call(scope: Scope, expr: Expr) -> Closure:
     name = op_name(expr)
     if name in ("prim.if_then_else", "tirx.if_then_else"):
         return conditional(scope, *expr.args)
@@ -419,22 +421,22 @@ def _call(scope: Scope, expr: Any) -> Closure:
     return _math(scope, expr, function, arguments)
 
 
-def _called_name(value: Any) -> str:
+def _called_name(value: Expr) -> str:
     """A function's name; LLVM's intrinsics are called by number."""
     return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)
 
 
-def op_name(expr: Any) -> str:
+def op_name(expr: Expr) -> str:
     """The name of a call's operator, ``"tirx.exp"``."""
     return str(getattr(expr.op, "name", expr.op))
 
 
-def _math(scope: Scope, expr: Any, function: Callable[..., Any], arguments: list[Any]) -> Closure:
+def _math(scope: Scope, expr: Expr, function: Callable[..., Value], arguments: list[Expr]) -> Closure:
     parts = [compile_expression(scope, argument) for argument in arguments]
     target = split_dtype(dtype_of(expr))[0]
     narrow = target not in ("float32", "float64") and is_float(storage_dtype(target))
 
-    def compute(*values: Any) -> Any:
+    def compute(*values: Value) -> Value:
         if narrow:  # halves are computed in float32 and rounded once
             return to_dtype(function(*(np.asarray(v).astype(np.float32) for v in values)), target)[()]
         result = function(*values)
@@ -443,12 +445,12 @@ def _math(scope: Scope, expr: Any, function: Callable[..., Any], arguments: list
     return lambda m: apply(compute, *(part(m) for part in parts))
 
 
-def _reinterpret(scope: Scope, expr: Any) -> Closure:
+def _reinterpret(scope: Scope, expr: Expr) -> Closure:
     value = compile_expression(scope, expr.args[0])
     source = storage_dtype(split_dtype(dtype_of(expr.args[0]))[0])
     target = storage_dtype(split_dtype(dtype_of(expr))[0])
 
-    def view(x: Any) -> Any:
+    def view(x: Value) -> Value:
         return np.ascontiguousarray(np.asarray(x, source)).view(target).reshape(np.shape(x))[()]
 
     return lambda m: apply(view, value(m))

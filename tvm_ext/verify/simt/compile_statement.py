@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import structural_walk, tirx
+from tvm_ext._tvm import Expr, Node, PrimFunc, Stmt, Var, structural_walk, tirx
 from tvm_ext.errors import InputError
+from tvm_ext.verify.simt.values import Value
 
 from .compile_expr import buffer_index, compile_expression, constant_int, op_name, split_dtype
 from .local_memory import LocalMemory, View
-from .machine import Machine
+from .machine import Machine, Run
 from .memory import SharedMemory
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
 from .values import Tainted, is_uniform, strip
 
-Run = Callable[[Machine], None]
 FRAGMENT_SCOPES = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 
 
-def compile_statement(scope: Scope, statement: Any) -> Run:
+def compile_statement(scope: Scope, statement: Stmt) -> Run:
     """The closure of ``statement``; raises InputError for what the interpreter does not know."""
     kind = type(statement).__name__
     maker = _MAKERS.get(kind)
@@ -32,7 +32,7 @@ def compile_statement(scope: Scope, statement: Any) -> Run:
     return maker(scope, statement)
 
 
-def _sequence(scope: Scope, statement: Any) -> Run:
+def _sequence(scope: Scope, statement: Stmt) -> Run:
     parts = [compile_statement(scope, part) for part in statement.seq]
 
     def run(m: Machine) -> None:
@@ -55,7 +55,7 @@ def _counted(scope: Scope, run: Run) -> Run:
     return both
 
 
-def _bind(scope: Scope, statement: Any) -> Run:
+def _bind(scope: Scope, statement: Stmt) -> Run:
     value, slot = compile_expression(scope, statement.value), scope.define(statement.var)
 
     def run(m: Machine) -> None:
@@ -68,7 +68,7 @@ def _bind(scope: Scope, statement: Any) -> Run:
     return _counted(scope, run)
 
 
-def _store(scope: Scope, statement: Any) -> Run:
+def _store(scope: Scope, statement: Stmt) -> Run:
     binding = scope.buffer(statement.buffer)
     index, value = buffer_index(scope, binding, statement.indices), compile_expression(scope, statement.value)
     ramp = statement.indices[0]
@@ -77,7 +77,7 @@ def _store(scope: Scope, statement: Any) -> Run:
     return _counted(scope, lambda m: m.memory[slot].write(m, view, index(m), value(m)))
 
 
-def _evaluate(scope: Scope, statement: Any) -> Run:
+def _evaluate(scope: Scope, statement: Stmt) -> Run:
     call = statement.value
     if type(call).__name__ != "Call":
         return lambda m: None
@@ -93,7 +93,7 @@ def _evaluate(scope: Scope, statement: Any) -> Run:
     return _counted(scope, evaluate)
 
 
-def _if(scope: Scope, statement: Any) -> Run:
+def _if(scope: Scope, statement: Stmt) -> Run:
     scope.flops = 0
     test, site = compile_expression(scope, statement.condition), scope.expression_site(statement.condition)
     then = compile_statement(scope, statement.then_case)
@@ -122,7 +122,7 @@ def _if(scope: Scope, statement: Any) -> Run:
     return run
 
 
-def _for(scope: Scope, statement: Any) -> Run:
+def _for(scope: Scope, statement: Stmt) -> Run:
     first, extent = compile_expression(scope, statement.min), compile_expression(scope, statement.extent)
     step = 1 if statement.step is None else constant_int(statement.step, "a loop's step")
     slot, site, name = scope.define(statement.loop_var), scope.site(), str(statement.loop_var.name)
@@ -141,7 +141,7 @@ def _for(scope: Scope, statement: Any) -> Run:
             with m.masked(mask):
                 _iterate(m, i, begin + i * step)
 
-    def _iterate(m: Machine, i: int, value: Any) -> None:
+    def _iterate(m: Machine, i: int, value: Value) -> None:
         m.env[slot] = value
         m.loops.append((identity, name, i))
         body(m)
@@ -150,7 +150,7 @@ def _for(scope: Scope, statement: Any) -> Run:
     return run
 
 
-def _while(scope: Scope, statement: Any) -> Run:
+def _while(scope: Scope, statement: Stmt) -> Run:
     test, site = compile_expression(scope, statement.condition), scope.site()
     body = compile_statement(scope, statement.body)
 
@@ -175,7 +175,7 @@ def _while(scope: Scope, statement: Any) -> Run:
     return run
 
 
-def _attribute(scope: Scope, statement: Any) -> Run:
+def _attribute(scope: Scope, statement: Stmt) -> Run:
     key = str(statement.attr_key)
     if key == "thread_extent":
         return _thread(scope, statement)
@@ -202,7 +202,7 @@ def _attribute(scope: Scope, statement: Any) -> Run:
     return compile_statement(scope, statement.body)
 
 
-def _thread(scope: Scope, statement: Any) -> Run:
+def _thread(scope: Scope, statement: Stmt) -> Run:
     tag = str(statement.node.thread_tag)
     slot = scope.define(statement.node.var)
     body = compile_statement(scope, statement.body)
@@ -214,7 +214,7 @@ def _thread(scope: Scope, statement: Any) -> Run:
     return run
 
 
-def _allocate(scope: Scope, statement: Any) -> Run:
+def _allocate(scope: Scope, statement: Stmt) -> Run:
     buffer = statement.buffer
     where, name = str(buffer.ty.storage_scope), str(buffer.name)
     base, lanes = split_dtype(str(buffer.ty.dtype))
@@ -243,7 +243,7 @@ def _allocate(scope: Scope, statement: Any) -> Run:
     raise InputError(f"{scope.kernel}: {name} is in {where!r}, a memory that the interpreter does not know")
 
 
-def _declare(scope: Scope, statement: Any) -> Run:
+def _declare(scope: Scope, statement: Stmt) -> Run:
     """A buffer that is another view of memory: of a parameter, or of the merged shared allocation."""
     buffer, data = statement.buffer, statement.data
     if data is None:
@@ -258,7 +258,7 @@ def _declare(scope: Scope, statement: Any) -> Run:
     return lambda m: None
 
 
-def pointer_variable(expr: Any) -> Any:
+def pointer_variable(expr: Expr) -> Var:
     """The buffer or pointer variable behind ``buffer.data`` or a bare pointer."""
     if type(expr).__name__ == "Call" and op_name(expr) == "tirx.buffer_data":
         return expr.args[0]
@@ -267,11 +267,11 @@ def pointer_variable(expr: Any) -> Any:
     raise InputError(f"the interpreter cannot follow the pointer {expr}")
 
 
-def thread_extents(function: Any) -> dict[str, int]:
+def thread_extents(function: PrimFunc) -> dict[str, int]:
     """The launch of a device function: thread tag to extent."""
     found: dict[str, int] = {}
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if str(node.attr_key) == "thread_extent":
             tag = str(node.node.thread_tag)
             found[tag] = max(found.get(tag, 1), constant_int(node.value, "the extent of a launch"))

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import BufferStore, Call, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Call, Node, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
@@ -18,12 +17,12 @@ from tvm_ext.support.arrays import Array
 
 from . import bulk_copy, matrix_calls, warp_calls
 from .compile_expr import op_name, split_dtype
-from .compile_statement import Run, compile_statement
+from .compile_statement import compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
 from .lanes import Lanes
 from .lowering import DeviceKernel, GlobalTensor
-from .machine import Hardware, Machine, Record
+from .machine import Hardware, Machine, Record, Run
 from .memory import GlobalMemory
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
@@ -168,17 +167,17 @@ def _written_parameters(kernel: DeviceKernel) -> set[str]:
     sources: dict[int, str] = {hash(p): name for p, name in zip(kernel.function.params, kernel.arguments, strict=False)}
     found: set[str] = set()
 
-    def declared(node: Any) -> None:
-        variables: list[Any] = []
+    def declared(node: Node) -> None:
+        variables: list[Var] = []
         structural_walk(node.data, [(Var, variables.append)], order="pre")
         for variable in variables:
             if hash(variable) in sources:
                 sources[hash(node.buffer)] = sources[hash(variable)]
 
-    def called(node: Any) -> None:
+    def called(node: Node) -> None:
         position = _STORING_CALLS.get(op_name(node))
         if position is not None:
-            variables: list[Any] = []
+            variables: list[Var] = []
             structural_walk(
                 node.args[position],
                 [(Var, variables.append), (TensorLoad, lambda n: variables.append(n.source))],

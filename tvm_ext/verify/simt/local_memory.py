@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, DType
 
 from .machine import Machine, Site
 from .values import NEVER_WRITTEN, Tainted, Value, in_lanes, is_uniform, origin_of, strip
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -22,14 +25,14 @@ class View:
     """
 
     site: Site
-    dtype: np.dtype[Any]
+    dtype: DType
     vector: bool = True
 
 
 class LocalMemory:
     """An array of registers in each lane: ``data`` is (elements, lanes). Fresh memory holds nothing."""
 
-    def __init__(self, size: int, dtype: np.dtype[Any], lanes: int) -> None:
+    def __init__(self, size: int, dtype: DType, lanes: int) -> None:
         self.size = size
         self.data = np.zeros((size, lanes), dtype)
         self.origin = np.full((size, lanes), NEVER_WRITTEN, np.int32)
@@ -89,7 +92,7 @@ class LocalMemory:
     def _shape(rows: Array) -> tuple[int, int]:
         return (rows.shape[0], 1 if rows.ndim == 1 else rows.shape[1])
 
-    def _write_rows(self, m: Machine, rows: Array, value: Any, origin: Any) -> None:
+    def _write_rows(self, m: Machine, rows: Array, value: Value, origin: Any) -> None:
         """``value`` (lanes or 1, n or 1) to the same rows in each active lane."""
         whole = m.mask is m.lanes.valid
         flags = m.mask.flags
@@ -121,7 +124,7 @@ class LocalMemory:
             tell_bounds(m, view, int(index[wrong][0]), lane, self.size, int(wrong.sum()))
         return np.clip(index, 0, self.size - 1)
 
-    def _tainted(self, m: Machine, view: View, data: Array, origin: Array, element: Any) -> Value:
+    def _tainted(self, m: Machine, view: View, data: Array, origin: Array, element: Value) -> Value:
         """``data``, tainted where active lanes never wrote it."""
         active = origin if m.mask.index is None else origin[m.mask.index]
         if not active.any():
@@ -134,7 +137,7 @@ class LocalMemory:
         return Tainted(data, np.where(origin == NEVER_WRITTEN, np.int32(number), origin))
 
 
-def _column(value: Any, position: int) -> Any:
+def _column(value: Value, position: int) -> Value:
     """Element ``position`` of a (lanes or 1, n or 1) vector, for all lanes; a scalar is the same for all."""
     if getattr(value, "ndim", 0) < 2:
         return value

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import (
+    Buffer,
     Call,
     IRModule,
+    Node,
     PassContext,
+    PassInfo,
+    PassInstrument,
     PrimFunc,
+    Stmt,
     Target,
+    Var,
     finalize_device_passes,
     pass_instrument,
     split_host_device_mods,
@@ -20,7 +26,7 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
-from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 
@@ -46,7 +52,7 @@ class DeviceKernel:
     """
 
     name: str
-    function: Any
+    function: PrimFunc
     arguments: tuple[str, ...]
     tensors: tuple[GlobalTensor, ...]
     workspaces: tuple[str, ...]
@@ -57,17 +63,19 @@ class AfterSplit:
     """Keeps the module as it is once host and device are separate functions, and the host still names its buffers."""
 
     def __init__(self) -> None:
-        self.module: Any = None
+        self.module: IRModule | None = None
 
-    def instrument(self) -> Any:
+    def instrument(self) -> PassInstrument:
         return pass_instrument("AfterSplit", None, self._keep)
 
-    def _keep(self, module: Any, info: Any) -> None:
+    def _keep(self, module: IRModule, info: PassInfo) -> None:
         if str(info.name) == "tirx.SplitHostDevice":
             self.module = module
 
 
-def lower(function: Any, target: Any, *, config: Mapping[str, Any] | None = None) -> tuple[DeviceKernel, ...]:
+def lower(
+    function: PrimFunc | IRModule, target: TargetLike | DeviceSpec, *, config: Mapping[str, Any] | None = None
+) -> tuple[DeviceKernel, ...]:
     """The kernels of ``function`` in the order of their launches, as stock TVM lowers them.
 
     Parameters
@@ -98,14 +106,14 @@ def lower(function: Any, target: Any, *, config: Mapping[str, Any] | None = None
     return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
 
 
-def _target(target: Any) -> tuple[Any, DeviceSpec | None]:
+def _target(target: TargetLike | DeviceSpec) -> tuple[Target, DeviceSpec | None]:
     if isinstance(target, DeviceSpec):
         target = target.name
     device, resolved = device_for_target(target, measure=False)
     return resolved, device
 
 
-def _module(function: Any) -> Any:
+def _module(function: PrimFunc | IRModule) -> IRModule:
     if isinstance(function, PrimFunc):
         return IRModule({"main": function.with_attr("global_symbol", "main")})
     count = len(function.functions)
@@ -114,7 +122,7 @@ def _module(function: Any) -> Any:
     return function
 
 
-def _launches(module: Any, kernels: Mapping[str, Any]) -> tuple[DeviceKernel, ...]:
+def _launches(module: IRModule, kernels: Mapping[str, PrimFunc]) -> tuple[DeviceKernel, ...]:
     (host,) = (f for gv, f in module.functions.items() if str(gv.name_hint) not in kernels)
     reader = _HostReader(host)
     return tuple(
@@ -140,17 +148,17 @@ def own_name(name: str, taken: Container[str]) -> str:
 class _HostReader:
     """Reads a host function that allocates workspaces and launches kernels, and does nothing else."""
 
-    def __init__(self, host: Any) -> None:
+    def __init__(self, host: PrimFunc) -> None:
         self.tensors: dict[str, GlobalTensor] = {}
         self.workspaces: list[str] = []
         self.launches: list[tuple[str, tuple[str, ...]]] = []
         self._names: dict[int, str] = {}
-        self._kept: list[Any] = []
+        self._kept: list[Node] = []
         for parameter in host.params:
             self._add(parameter)
         self._read(host.body)
 
-    def _add(self, buffer: Any) -> str:
+    def _add(self, buffer: Buffer) -> str:
         name = own_name(str(buffer.name), self.tensors)
         shape = [constant_int(size, f"the shape of {name}") for size in buffer.ty.shape]
         dtype, lanes = split_dtype(str(buffer.ty.dtype))
@@ -160,11 +168,11 @@ class _HostReader:
         self._name(buffer, name)
         return name
 
-    def _name(self, variable: Any, name: str) -> None:
+    def _name(self, variable: Var, name: str) -> None:
         self._names[hash(variable)] = name
         self._kept.append(variable)
 
-    def _read(self, statement: Any) -> None:
+    def _read(self, statement: Stmt) -> None:
         kind = type(statement).__name__
         if kind == "SeqStmt":
             for part in statement.seq:
@@ -183,12 +191,12 @@ class _HostReader:
                 "a function whose kernels are launched once each, in order",
             )
 
-    def _launch(self, call: Any) -> None:
+    def _launch(self, call: Call) -> None:
         if type(call).__name__ != "Call" or op_name(call) not in ("tirx.call_ffi_kernel", "tirx.call_kernel"):
             return
         arguments = []
         for argument in call.args[1:]:
-            found: list[Any] = []
+            found: list[Call] = []
             structural_walk(argument, [(Call, found.append)], order="pre")
             if not found:
                 break  # extents follow the buffers

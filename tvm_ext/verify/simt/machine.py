@@ -107,7 +107,7 @@ class Machine:
     def active_lanes(self) -> Array:
         return self.lanes.number if self.mask.index is None else self.mask.index
 
-    def decided(self, value: Value, site: Site, what: str) -> Any:
+    def decided(self, value: Value, site: Site, what: str) -> Value:
         """The plain value, which is about to decide ``what``: reports it where active lanes' values are tainted."""
         if type(value) is not Tainted:
             return value
@@ -254,3 +254,10 @@ class Machine:
     def as_lanes(self, value: Array) -> Array:
         """Values of the active lanes as an array over all lanes."""
         return scattered(value, self.mask.index, self.lanes.count)
+
+
+Closure = Callable[[Machine], Value]
+"""Gives the value of an expression in all active lanes."""
+
+Run = Callable[[Machine], None]
+"""Runs a statement."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import InputError
+from tvm_ext.verify.simt.values import Value
 
 MathFunction = Callable[..., Any]
 
@@ -19,19 +20,19 @@ MathFunction = Callable[..., Any]
 def _elementwise(function: Callable[[float], float]) -> MathFunction:
     each = np.frompyfunc(function, 1, 1)
 
-    def run(x: Any) -> Any:
+    def run(x: Value) -> Value:
         return np.asarray(each(np.asarray(x, np.float64))).astype(np.asarray(x).dtype)[()]
 
     return run
 
 
-def _fma(a: Any, b: Any, c: Any) -> Any:
+def _fma(a: Value, b: Value, c: Value) -> Value:
     return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)).astype(
         np.asarray(a).dtype
     )
 
 
-def _absolute(x: Any) -> Any:
+def _absolute(x: Value) -> Value:
     return np.abs(x)
 
 

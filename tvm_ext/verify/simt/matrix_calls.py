@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression, constant_int
-from .compile_statement import Run
-from .fragments import ldmatrix_sources, mma, mma_poison, mma_shape, store_offsets, transposed_byte_offsets
+from .fragments import (
+    LdmatrixSources,
+    ldmatrix_sources,
+    mma,
+    mma_poison,
+    mma_shape,
+    store_offsets,
+    transposed_byte_offsets,
+)
 from .fragments_wmma import FragmentRole, fragment_shape, wmma, wmma_offsets, wmma_poison
 from .lanes import Mask
 from .local_memory import View
-from .machine import Machine, Site
+from .machine import Closure, Machine, Run, Site
 from .number_types import PTX_DTYPES, storage_dtype
 from .scope import Scope
 from .values import NEVER_WRITTEN, Tainted, Value, apply, in_lanes, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
 
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Call
+
 ROW_BYTES = 16  # of an 8x8 matrix of 16-bit elements
 
 
-def _ldmatrix(scope: Scope, call: Any) -> Run:
+def _ldmatrix(scope: Scope, call: Call) -> Run:
     """``ldmatrix(trans, num, type, local, local_offset, smem, smem_offset)``."""
     transposed, count = bool(call.args[0].value), constant_int(call.args[1], "ldmatrix's count")
     target = compile_pointer(scope, call.args[3], call.args[4])
@@ -56,13 +66,13 @@ def _spread(m: Machine, rows: Value) -> Value:
     return Tainted(rows.value, np.broadcast_to(rows.origin, rows.value.shape))
 
 
-def _gathered(rows: Array, tables: Any, per_half: int) -> Array:
+def _gathered(rows: Array, tables: LdmatrixSources, per_half: int) -> Array:
     """(lanes, elements of a row) to (lanes, elements of the registers): ``per_half`` elements to 16 bits."""
     warps = rows.reshape(-1, 32, 8, per_half)
     return warps[:, tables.lane, tables.element].reshape(rows.shape[0], -1)
 
 
-def _byte_loop(call: Any, target: Pointer, to: View, frm: View, source: Pointer, scope: Scope) -> Run:
+def _byte_loop(call: Call, target: Pointer, to: View, frm: View, source: Pointer, scope: Scope) -> Run:
     """ldmatrix cannot transpose bytes: stock code reads 16 single bytes, rows ``smem_offset`` apart."""
     stride = compile_expression(scope, call.args[6])
     single = View(site=frm.site, dtype=frm.dtype, vector=False)
@@ -92,7 +102,7 @@ def _load_registers(m: Machine, pointer: Pointer, view: View, count: int) -> tup
     return plain.reshape(-1, 32, count), origin.reshape(-1, 32, count)
 
 
-def _mma(scope: Scope, call: Any) -> Run:
+def _mma(scope: Scope, call: Call) -> Run:
     """``mma(shape, "row", "col", A type, B type, C type, A, offset, B, offset, C, offset, saturate)``."""
     kinds = [str(call.args[i].value) for i in (3, 4, 5)]
     shape = mma_shape(str(call.args[0].value), storage_dtype(PTX_DTYPES[kinds[0]]).itemsize * 8)
@@ -119,7 +129,7 @@ def _mma(scope: Scope, call: Any) -> Run:
     return run
 
 
-def _mma_fill(scope: Scope, call: Any) -> Run:
+def _mma_fill(scope: Scope, call: Call) -> Run:
     """``mma_fill(count, local, offset)``: zeros."""
     count = constant_int(call.args[0], "the size of mma_fill")
     target = compile_pointer(scope, call.args[1], call.args[2])
@@ -127,7 +137,7 @@ def _mma_fill(scope: Scope, call: Any) -> Run:
     return lambda m: _store_registers(m, target, view, np.zeros((1, count), view.dtype))
 
 
-def _mma_store(scope: Scope, call: Any) -> Run:
+def _mma_store(scope: Scope, call: Call) -> Run:
     """``mma_store(m, n, dst, src, src_offset, dst_stride)``: 8 accumulators a lane, stored one by one."""
     target = compile_pointer(scope, call.args[2])
     source = compile_pointer(scope, call.args[3], call.args[4])
@@ -159,7 +169,7 @@ class _Fragment:
         self.values, self.origin = values, origin
 
 
-def _fragment_arguments(scope: Scope, call: Any) -> tuple[Pointer, FragmentRole, tuple[int, int, int], Any]:
+def _fragment_arguments(scope: Scope, call: Call) -> tuple[Pointer, FragmentRole, tuple[int, int, int], Closure]:
     """(fragment, role, (m, n, k), index) of ``(fragment, m, n, k, index, ...)``."""
     fragment = compile_pointer(scope, call.args[0])
     shape = tuple(constant_int(call.args[i], "the shape of a fragment") for i in (1, 2, 3))
@@ -181,7 +191,7 @@ def _merge(m: Machine, held: dict[int, _Fragment], index: int, values: Array, or
     held[index] = _Fragment(values, origin)
 
 
-def _held(m: Machine, pointer: Pointer, index: Any, site: Site, like: tuple[int, int]) -> _Fragment:
+def _held(m: Machine, pointer: Pointer, index: Value, site: Site, like: tuple[int, int]) -> _Fragment:
     held: dict[int, _Fragment] = m.memory[pointer.binding.slot]
     number = int(m.decided(index(m), site, "the index of a fragment"))
     if number in held:
@@ -191,7 +201,7 @@ def _held(m: Machine, pointer: Pointer, index: Any, site: Site, like: tuple[int,
     return _Fragment(np.zeros((warps, *like), pointer.binding.dtype), np.full((warps, *like), origin, np.int32))
 
 
-def _wmma_fill(scope: Scope, call: Any) -> Run:
+def _wmma_fill(scope: Scope, call: Call) -> Run:
     pointer, role, shape, index = _fragment_arguments(scope, call)
     value, site = compile_expression(scope, call.args[5]), scope.site(pointer.binding.name)
 
@@ -215,7 +225,7 @@ def _matrix_index(m: Machine, pointer: Pointer, offsets: Array) -> Value:
 def _wmma_move(*, load: bool) -> Any:
     """``load_matrix_sync`` and ``store_matrix_sync``: (fragment, m, n, k, index, pointer, stride, layout)."""
 
-    def make(scope: Scope, call: Any) -> Run:
+    def make(scope: Scope, call: Call) -> Run:
         fragment, role, shape, index = _fragment_arguments(scope, call)
         memory = compile_pointer(scope, call.args[5])
         stride, layout = compile_expression(scope, call.args[6]), str(call.args[7].value)
@@ -259,7 +269,7 @@ def _as_lanes(matrices: Array) -> Array:
     return np.asarray(flat.reshape(len(matrices) * 32, -1))
 
 
-def _wmma_mma(scope: Scope, call: Any) -> Run:
+def _wmma_mma(scope: Scope, call: Call) -> Run:
     """``mma_sync(D, i, A, i, B, i, C, i)``."""
     pointers = [compile_pointer(scope, call.args[i]) for i in (0, 2, 4, 6)]
     indices = [compile_expression(scope, call.args[i]) for i in (1, 3, 5, 7)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from tvm_ext.ir.bulk_ir import MBARRIER_BYTES
 from tvm_ext.support.arrays import Array
+from tvm_ext.verify.simt.values import Value
 
 from .local_memory import View
 from .machine import Machine, Site
@@ -120,7 +120,7 @@ class Mbarriers:
                 m.tell("mbarrier misuse", barrier.view.site, detail=detail)
 
     # --- the instructions -----------------------------------------------------------------------------------------
-    def initialise(self, m: Machine, slot: int, view: View, index: Any, count: Any) -> None:
+    def initialise(self, m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
         """``mbarrier.init``: phase 0 begins, ``count`` arrivals are expected in every phase."""
         memory: AddressableMemory = m.memory[slot]
         request = memory.request(m, view, index)
@@ -145,14 +145,14 @@ class Mbarriers:
                 m.tell("mbarrier misuse", view.site, detail="initialised again, without mbarrier.inval in between")
             self._objects[key] = fresh
 
-    def invalidate(self, m: Machine, slot: int, view: View, index: Any, _count: Any) -> None:
+    def invalidate(self, m: Machine, slot: int, view: View, index: Value, _count: Value) -> None:
         """``mbarrier.inval``: the memory is no mbarrier any more."""
         for barrier, _ in self.used(m, slot, view, index):
             if barrier.in_flight:
                 m.tell("mbarrier misuse", view.site, detail="invalidated while copies to it are on their way")
             self._objects = {key: other for key, other in self._objects.items() if other is not barrier}
 
-    def announce(self, m: Machine, slot: int, view: View, index: Any, size_bytes: Any) -> None:
+    def announce(self, m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
         """``expect_tx``: the phase also waits for ``size_bytes``."""
         sizes = np.broadcast_to(size_bytes, (m.lanes.count,))
         for barrier, lanes in self.used(m, slot, view, index):
@@ -161,7 +161,7 @@ class Mbarriers:
                 detail = f"{barrier.announced} bytes are announced, a phase can count {MOST_BYTES}"
                 m.tell("wrong byte count", view.site, detail=detail)
 
-    def arrive(self, m: Machine, slot: int, view: View, index: Any, count: Any = 1) -> None:
+    def arrive(self, m: Machine, slot: int, view: View, index: Value, count: Value = 1) -> None:
         """``arrive``: ``count`` of the expected arrivals for each active lane; what the lane did is released."""
         counts = np.broadcast_to(count, (m.lanes.count,))
         event = m.event(view.site)
@@ -176,7 +176,7 @@ class Mbarriers:
             if barrier.pending <= 0 and not barrier.announced and not barrier.in_flight:
                 barrier.complete()
 
-    def wait(self, m: Machine, slot: int, view: View, index: Any, parity: Any) -> None:
+    def wait(self, m: Machine, slot: int, view: View, index: Value, parity: Value) -> None:
         """``try_wait.parity`` until it is true; the copies of the phase land now, in the order of their issue."""
         parities = np.broadcast_to(parity, (m.lanes.count,))
         for barrier, lanes in self.used(m, slot, view, index):
@@ -212,7 +212,7 @@ class Mbarriers:
         barrier.complete()
 
     # --- finding the object ---------------------------------------------------------------------------------------
-    def used(self, m: Machine, slot: int, view: View, index: Any) -> Iterator[tuple[Mbarrier, Array]]:
+    def used(self, m: Machine, slot: int, view: View, index: Value) -> Iterator[tuple[Mbarrier, Array]]:
         """(mbarrier, active lanes that name it), each one checked: initialised, aligned, and not overwritten since.
 
         Naming one is a read of its memory: a missing barrier after the initialisation is a race like any other.

@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, DType
 
 from .local_memory import View, tell_bounds
 from .machine import Machine
 from .shadow import NOBODY, Shadow, same_bits
 from .values import NEVER_WRITTEN, Tainted, Value, strip
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import ForKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,9 +54,9 @@ class AddressableMemory:
         self.shadow = shadow
         self.pending: Array | None = None  # per cell: the event of a copy on its way
         self.landed: Landed | None = None  # what bulk copies brought
-        self._typed: dict[np.dtype[Any], Array] = {}
+        self._typed: dict[DType, Array] = {}
 
-    def typed(self, dtype: np.dtype[Any]) -> Array:
+    def typed(self, dtype: DType) -> Array:
         """All of it, flat, as ``dtype``."""
         if dtype not in self._typed:
             self._typed[dtype] = self.bytes.reshape(-1).view(dtype)
@@ -169,7 +172,7 @@ class AddressableMemory:
             self._tell_pending(m, view, request, cells, "unlanded copy", "read before its cp.async has been waited for")
         self._check_waited(m, view, request, cells, "unlanded copy", "read")
 
-    def _check_waited(self, m: Machine, view: View, request: Request, cells: Array, kind: Any, verb: str) -> None:
+    def _check_waited(self, m: Machine, view: View, request: Request, cells: Array, kind: ForKind, verb: str) -> None:
         """Bulk copies that have landed here must lie before the access, by a wait of the thread or by a barrier."""
         if self.landed is None:
             return
@@ -189,12 +192,12 @@ class AddressableMemory:
         if self.landed is not None:
             self.landed.event[cells] = 0
 
-    def _tell_pending(self, m: Machine, view: View, request: Request, cells: Array, kind: Any, detail: str) -> None:
+    def _tell_pending(self, m: Machine, view: View, request: Request, cells: Array, kind: ForKind, detail: str) -> None:
         assert self.pending is not None
         self._tell_late(m, view, request, cells, self.pending[cells], kind, detail)
 
     def _tell_late(
-        self, m: Machine, view: View, request: Request, cells: Array, late: Array, kind: Any, detail: str
+        self, m: Machine, view: View, request: Request, cells: Array, late: Array, kind: ForKind, detail: str
     ) -> None:
         """``late`` has the events of the copies in question, 0 where there is none."""
         if not late.any():
@@ -272,7 +275,7 @@ class AddressableMemory:
             m.count(view.site, self.scope, request.element[:, position] * size, size, store=store)
 
     # --- values ---------------------------------------------------------------------------------------------------
-    def _chosen(self, m: Machine, value: Any, request: Request, dtype: np.dtype[Any] | None) -> Array:
+    def _chosen(self, m: Machine, value: Value, request: Request, dtype: DType | None) -> Array:
         """A plain value of all lanes as (k, n) for the request's lanes."""
         array = np.asarray(value) if dtype is None else np.asarray(value).astype(dtype, copy=False)
         shape = (len(request.lane), request.element.shape[1])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_ext.errors import InputError
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, DType
 
 _EXTENDED: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
@@ -33,20 +33,20 @@ PTX_DTYPES = {
 """The types of a ``ptx_legacy.mma`` call, by the names that it may use, as TVM dtypes."""
 
 
-def storage_dtype(name: str) -> np.dtype[Any]:
+def storage_dtype(name: str) -> DType:
     """The NumPy dtype of TVM's scalar dtype ``name``.
 
     Raises InputError for a type that no kernel here can hold, such as ``"int4"`` or ``"handle"``.
     """
     if name in _EXTENDED or name in _PLAIN:
-        dtype: np.dtype[Any] = np.dtype(_EXTENDED.get(name, name))
+        dtype: DType = np.dtype(_EXTENDED.get(name, name))
         return dtype
     raise InputError(
         f"the SIMT interpreter cannot hold elements of type {name}", f"use one of {', '.join((*_PLAIN, *_EXTENDED))}"
     )
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: DType) -> bool:
     """Whether ``dtype`` is a floating-point type, those of ml_dtypes among them."""
     return dtype.kind == "f" or dtype in map(np.dtype, _EXTENDED.values())
 
@@ -68,7 +68,7 @@ def to_dtype(values: npt.ArrayLike, name: str) -> Array:
     return _float_to_int(source.astype(np.float64), target) if is_float(source.dtype) else source.astype(target)
 
 
-def _float_to_int(values: Array, target: np.dtype[Any]) -> Array:
+def _float_to_int(values: Array, target: DType) -> Array:
     wide = target if target.itemsize >= 4 else np.dtype(np.int32)
     limits = np.iinfo(wide)
     whole = np.trunc(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf))
@@ -79,7 +79,7 @@ def _float_to_int(values: Array, target: np.dtype[Any]) -> Array:
     ).astype(target)
 
 
-def _to_float(values: Array, target: np.dtype[Any]) -> Array:
+def _to_float(values: Array, target: DType) -> Array:
     """One rounding: NumPy's own int -> half and ml_dtypes' double -> bfloat16 round twice, through float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         if target.itemsize >= 4:

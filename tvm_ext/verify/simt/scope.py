@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tvm_ext.errors import InputError
+from tvm_ext.support.arrays import DType
 
-from .machine import Site
+from .machine import Closure, Machine, Run, Site
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Call, Expr, Node, Stmt, Var
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -22,7 +24,7 @@ class BufferBinding:
 
     slot: int
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     lanes: int
     scope: str
 
@@ -32,25 +34,26 @@ class Scope:
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        self.statement: Any = None
+        self.statement: Stmt | None = None
         self.flops = 0  # of the statement at hand
         self.shared_bytes = 0
-        self.special_calls: dict[str, Callable[[Scope, Any], Any]] = {}  # calls with a value
-        self.special_externs: dict[str, Callable[[Scope, list[Any]], Any]] = {}  # by the name of the function called
-        self.effects: dict[str, Callable[[Scope, Any], Any]] = {}  # calls as statements
-        self.wait: Callable[[Any, int], None] = lambda m, in_flight: None
+        self.special_calls: dict[str, Callable[[Scope, Call], Closure]] = {}  # calls with a value
+        # By the name of the function called.
+        self.special_externs: dict[str, Callable[[Scope, list[Expr]], Closure]] = {}
+        self.effects: dict[str, Callable[[Scope, Call], Run]] = {}  # calls as statements
+        self.wait: Callable[[Machine, int], None] = lambda m, in_flight: None
         self._granules: dict[int, list[int]] = {}
         self._variables: dict[int, int] = {}
         self._buffers: dict[int, BufferBinding] = {}
         self._sites = 0
         self.memories = 0
-        self._kept: list[Any] = []  # so that no handle is used twice
+        self._kept: list[Node] = []  # so that no handle is used twice
 
     @property
     def variables(self) -> int:
         return len(self._kept)
 
-    def define(self, variable: Any) -> int:
+    def define(self, variable: Var) -> int:
         """The slot of a variable; one that is bound again (loops unrolled by copying) keeps its slot."""
         key = hash(variable)
         if key not in self._variables:
@@ -58,7 +61,7 @@ class Scope:
             self._kept.append(variable)
         return self._variables[key]
 
-    def variable(self, variable: Any) -> int:
+    def variable(self, variable: Var) -> int:
         key = hash(variable)
         if key not in self._variables:
             raise InputError(f"{self.kernel}: {variable} is used before it is bound")
@@ -68,11 +71,11 @@ class Scope:
         self.memories += 1
         return self.memories - 1
 
-    def bind_buffer(self, variable: Any, binding: BufferBinding) -> None:
+    def bind_buffer(self, variable: Var, binding: BufferBinding) -> None:
         self._buffers[hash(variable)] = binding
         self.define(variable)
 
-    def buffer(self, variable: Any) -> BufferBinding:
+    def buffer(self, variable: Var) -> BufferBinding:
         """The binding of a buffer or pointer variable."""
         found = self._buffers.get(hash(variable))
         if found is None:
@@ -98,12 +101,12 @@ class Scope:
         statement = self.statement
         return Site(number=self._sites, buffer=buffer, text=lambda: statement_text(statement))
 
-    def expression_site(self, expr: Any) -> Site:
+    def expression_site(self, expr: Expr) -> Site:
         """The place of an expression that decides something, in the statement at hand."""
         return self.site()
 
 
-def statement_text(statement: Any) -> str:
+def statement_text(statement: Stmt) -> str:
     """The statement as TVMScript prints it; of one with a body, its first line."""
     lines = [
         line for line in str(statement).splitlines() if line.strip() and not line.startswith(("#", "from ", "import "))

@@ -24,11 +24,11 @@ class Tainted:
 
     __slots__ = ("origin", "value")
 
-    def __init__(self, value: Any, origin: Array) -> None:
+    def __init__(self, value: Value, origin: Array) -> None:
         self.value = value
         self.origin = origin
 
-    def __add__(self, other: Any) -> Tainted:
+    def __add__(self, other: Value) -> Tainted:
         return Tainted(self.value + strip(other), np.maximum(self.origin, origin_of(other)))
 
     __radd__ = __add__
@@ -37,7 +37,7 @@ class Tainted:
         return Tainted(self.value * factor, self.origin)
 
 
-def strip(value: Value) -> Any:
+def strip(value: Value) -> Value:
     """The plain value."""
     return value.value if type(value) is Tainted else value
 
@@ -47,7 +47,7 @@ def origin_of(value: Value) -> Array | int:
     return value.origin if type(value) is Tainted else 0
 
 
-def is_uniform(value: Any) -> bool:
+def is_uniform(value: Value) -> bool:
     """Whether all lanes agree on this plain scalar."""
     return getattr(value, "ndim", 0) == 0
 
@@ -64,7 +64,7 @@ def apply(function: Callable[..., Any], *values: Value) -> Value:
     return Tainted(result, origin)
 
 
-def aligned(array: Any, dimensions: int) -> Any:
+def aligned(array: Value, dimensions: int) -> Value:
     """A scalar's array made broadcastable against a vector's: (lanes,) becomes (lanes, 1)."""
     if dimensions == 2 and getattr(array, "ndim", 0) == 1:
         return array[:, None]
@@ -82,7 +82,7 @@ def choose(condition: Array, yes: Value, no: Value) -> Value:
     return Tainted(result, np.where(where, *origins))
 
 
-def in_lanes(value: Any, count: int, elements: int) -> Array:
+def in_lanes(value: Value, count: int, elements: int) -> Array:
     """A plain value spread out to ``(count,)``, or ``(count, elements)`` for a vector."""
     array = np.asarray(value)
     shape = (count,) if elements == 1 and array.ndim < 2 else (count, elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,15 +13,18 @@ from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
 from .async_copy import check_copy_size
-from .compile_expr import Closure, compile_expression, constant_int, op_name, split_dtype
-from .compile_statement import Run, pointer_variable
+from .compile_expr import compile_expression, constant_int, op_name, split_dtype
+from .compile_statement import pointer_variable
 from .local_memory import View
-from .machine import Machine
+from .machine import Closure, Machine, Run
 from .memory import AddressableMemory, Request
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
 from .shuffle import ShuffleKind, absent, active_mask, shuffle
 from .values import Tainted, Value, apply, in_lanes, origin_of, strip
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Buffer, Call, Expr
 
 BLOCK_SCOPES = ("shared", "shared.dyn")
 
@@ -34,7 +37,7 @@ class Pointer:
     index: Closure
 
 
-def compile_pointer(scope: Scope, expr: Any, offset: Any = None) -> Pointer:
+def compile_pointer(scope: Scope, expr: Expr, offset: Expr | None = None) -> Pointer:
     """``buffer.data``, ``address_of(buffer[i])`` or ``tvm_access_ptr(...)``, plus ``offset`` elements of the buffer."""
     start, source = _start(scope, expr)
     if offset is None:
@@ -43,7 +46,7 @@ def compile_pointer(scope: Scope, expr: Any, offset: Any = None) -> Pointer:
     return Pointer(binding=scope.buffer(source), index=lambda m: apply(lambda a, b: a + b, start(m), more(m)))
 
 
-def _start(scope: Scope, expr: Any) -> tuple[Closure, Any]:
+def _start(scope: Scope, expr: Expr) -> tuple[Closure, Buffer]:
     if type(expr).__name__ == "Call":
         name = op_name(expr)
         if name == "tirx.address_of":
@@ -55,7 +58,7 @@ def _start(scope: Scope, expr: Any) -> tuple[Closure, Any]:
 
 
 # --- barriers -----------------------------------------------------------------------------------------------------
-def _storage_sync(scope: Scope, call: Any) -> Run:
+def _storage_sync(scope: Scope, call: Call) -> Run:
     kind = str(call.args[0].value)
     site = scope.site()
     if kind in BLOCK_SCOPES:
@@ -65,20 +68,20 @@ def _storage_sync(scope: Scope, call: Any) -> Run:
     raise InputError(f"{scope.kernel}: a barrier of scope {kind!r} is not modelled")
 
 
-def _block_sync(scope: Scope, call: Any) -> Run:
+def _block_sync(scope: Scope, call: Call) -> Run:
     site = scope.site()
     return lambda m: m.barrier(site)
 
 
-def _warp_sync(scope: Scope, call: Any) -> Run:
+def _warp_sync(scope: Scope, call: Call) -> Run:
     return lambda m: m.warp_barrier()
 
 
 # --- shuffles -----------------------------------------------------------------------------------------------------
-def _shuffle(kind: ShuffleKind) -> Callable[[Scope, Any], Closure]:
+def _shuffle(kind: ShuffleKind) -> Callable[[Scope, Call], Closure]:
     """``shfl(mask, value, operand, width, ...)``."""
 
-    def make(scope: Scope, call: Any) -> Closure:
+    def make(scope: Scope, call: Call) -> Closure:
         mask, value, operand = (compile_expression(scope, argument) for argument in call.args[:3])
         width = constant_int(call.args[3], "the width of a shuffle")
         site, dtype = scope.site(), storage_dtype(split_dtype(dtype_of(call))[0])
@@ -111,7 +114,7 @@ def _marked(m: Machine, site: Any, result: Array, origin: Array, valid: Array) -
     return Tainted(result, origin) if origin[m.active_lanes()].any() else result
 
 
-def _bpermute(scope: Scope, arguments: list[Any]) -> Closure:
+def _bpermute(scope: Scope, arguments: list[Expr]) -> Closure:
     """``ds_bpermute(4 * lane, value)``: the value of another lane of an AMD wavefront, a lane's register being 32 bits.
 
     Source: AMD GCN3 ISA, "DS_BPERMUTE_B32": the address wraps at the wavefront; an inactive source is poison.
@@ -134,7 +137,7 @@ def _bpermute(scope: Scope, arguments: list[Any]) -> Closure:
     return run
 
 
-def _lane_below(scope: Scope, arguments: list[Any]) -> Closure:
+def _lane_below(scope: Scope, arguments: list[Expr]) -> Closure:
     """``mbcnt.lo(-1, 0)`` and ``mbcnt.hi(-1, mbcnt.lo(-1, 0))``: the number of the lane in its wavefront."""
     high = len(arguments) == 2 and type(arguments[1]).__name__ == "Call"
 
@@ -145,7 +148,7 @@ def _lane_below(scope: Scope, arguments: list[Any]) -> Closure:
     return run
 
 
-def _active_mask(scope: Scope, call: Any) -> Closure:
+def _active_mask(scope: Scope, call: Call) -> Closure:
     def run(m: Machine) -> Array:
         active = m.mask.flags.reshape(-1, m.lanes.warp_lanes)
         return active_mask(active).reshape(-1)
@@ -165,7 +168,7 @@ class _Copy:
     origin: Array
 
 
-def _start_copy(scope: Scope, call: Any) -> Run:
+def _start_copy(scope: Scope, call: Call) -> Run:
     """``cp_async_raw(dst, dst_offset, src, src_offset, bytes[, predicate])``; offsets in elements of each buffer."""
     target = compile_pointer(scope, call.args[0], call.args[1])
     source = compile_pointer(scope, call.args[2], call.args[3])
@@ -230,11 +233,11 @@ def _land(m: Machine, copy: _Copy, lanes: Array) -> None:
     copy.memory.land_copy(m, copy.view, request, copy.values[chosen], copy.origin[chosen])
 
 
-def _commit(scope: Scope, call: Any) -> Run:
+def _commit(scope: Scope, call: Call) -> Run:
     return lambda m: m.queue.commit(m.mask.flags)
 
 
-def _wait_group(scope: Scope, call: Any) -> Run:
+def _wait_group(scope: Scope, call: Call) -> Run:
     left = constant_int(call.args[0], "a wait count") if len(call.args) else 0
     return lambda m: wait(m, left)
 

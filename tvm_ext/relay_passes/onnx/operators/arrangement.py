@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import BlockBuilder, Expr
 
 from ..graph import attribute
 from .context import Check, Context, Converter, Pen, Rule, operand, refusal, result, text_attribute
@@ -138,7 +139,7 @@ def _constant_of_shape(node: onnx.NodeProto, context: Context) -> list[onnx.Node
     return pen.nodes
 
 
-def _expand(builder: Any, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+def _expand(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """Broadcasts both ways; stock TVM takes a shape that is computed at run time for that of the result.
 
     Worked example: (1, 3, 1) expanded by (3, 3, 1, 3) is (3, 3, 3, 3), the larger of each pair of extents.

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import BlockBuilder, Expr
 
 from ..graph import attribute
 from .context import Check, Context, Converter, Pen, Rule, refusal, text_attribute
@@ -22,7 +23,7 @@ def _check_suppression(node: onnx.NodeProto, context: Context) -> None:
         context.known_value(node, index)
 
 
-def _suppress(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+def _suppress(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """Stock's kernel with ONNX's defaults, and with its comparison: a box goes where its overlap exceeds the threshold.
 
     Stock's asks for "at least the threshold", and takes a threshold of 0 for "none": the next float is what ONNX means.
@@ -38,7 +39,7 @@ def _suppress(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
     return _tvm.convert_onnx_operator("NonMaxSuppression", builder, operands, attributes, opset)
 
 
-def _scalar(operand: Any, default: float) -> float:
+def _scalar(operand: Expr, default: float) -> float:
     if operand is None:
         return default
     values = operand.value.numpy().reshape(-1)

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import BlockBuilder, Expr
 
 from ..graph import attribute
 from .context import Check, Context, Converter, operand, refusal
 
 
-def _shift(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+def _shift(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """A shift by less than nothing, or by the width or more, leaves what sign extension alone leaves: 0 or -1."""
     op, const = _tvm.relax.op, _tvm.relax.const
     x, count = inputs[0], inputs[1]

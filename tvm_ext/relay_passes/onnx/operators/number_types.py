@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import BlockBuilder, Expr, TeTensor
 
 from ..graph import attribute
 from .context import Check, Context, Converter, Pen, Rule, operand, refusal, result, text_attribute
@@ -216,14 +217,14 @@ def _width(code: int) -> int:
     return int(helper.tensor_dtype_to_np_dtype(code).itemsize)
 
 
-def _bit_cast(bb: Any, operands: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+def _bit_cast(bb: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """The bits of each element, read as another type of the same width; a bool is a byte."""
     given, wanted = operands[0], str(helper.tensor_dtype_to_np_dtype(attributes["to"]))
     if given.ty.dtype.dtype == "bool":
         given = bb.normalize(_tvm.relax.op.astype(given, "uint8"))
     kind = "uint8" if wanted == "bool" else wanted
 
-    def compute(x: Any) -> Any:
+    def compute(x: TeTensor) -> TeTensor:
         return _tvm.te.compute(x.shape, lambda *index: _tvm.tirx.reinterpret(kind, x(*index)), "bit_cast")
 
     cast = bb.call_te(compute, given, primfunc_name_hint="bit_cast")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, DType
 
 from ..graph import attribute
 from .context import Check, Context, Pen, Rule, operand, refusal
@@ -49,9 +48,7 @@ def _axis(node: onnx.NodeProto, given: Array | None, rank: int) -> int:
     return axis
 
 
-def _shifted(
-    pen: Pen, x: str, shape: tuple[int, ...], axis: int, distance: int, backwards: bool, dtype: np.dtype[Any]
-) -> str:
+def _shifted(pen: Pen, x: str, shape: tuple[int, ...], axis: int, distance: int, backwards: bool, dtype: DType) -> str:
     """x moved by `distance` along `axis`, ones in the gap."""
     gap = (*shape[:axis], min(distance, shape[axis]), *shape[axis + 1 :])
     ones = pen.constant(np.ones(gap, dtype))

@@ -8,12 +8,13 @@ from typing import Any
 import onnx
 
 from tvm_ext import _tvm
+from tvm_ext._tvm import BlockBuilder, Expr
 
 from ..graph import attribute
 from .context import Context, Converter, Pen, Rule, refusal
 
 
-def _insert(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> Any:
+def _insert(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """A negative position counts from the end: -1 is before the last tensor. Without one, it is the end."""
     operands = list(inputs)
     tensors = _tensors_of(operands[0])
@@ -28,7 +29,7 @@ def _insert(builder: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], 
     return _tvm.relax.Tuple(tensors)
 
 
-def _tensors_of(sequence: Any) -> list[Any]:
+def _tensors_of(sequence: Expr) -> list[Expr]:
     """Its tensors; a sequence that is an input is a variable, which can be indexed without end."""
     if isinstance(sequence, _tvm.relax.Tuple):
         return list(sequence)
