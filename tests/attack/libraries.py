@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.helper
+from onnx import helper
 
+from tests.support.small_models import onnx_model
 from tvm_ext import relay
 
 SIZE = 96
@@ -17,16 +18,8 @@ SIZE = 96
 
 def model(size: int = SIZE, seed: int = 0) -> onnx.ModelProto:
     """relu(x @ w)."""
-    helper = onnx.helper
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (size, size))],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(_weight(size, seed), "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return onnx_model(nodes, {"x": (size, size)}, constants={"w": _weight(size, seed)})
 
 
 def _weight(size: int, seed: int) -> np.ndarray:

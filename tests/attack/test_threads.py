@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.helper
 import pytest
+from onnx import helper
 
 from tests.attack import libraries
+from tests.support.small_models import onnx_model
 from tvm_ext import relay
 from tvm_ext.errors import ConcurrentUseError, ModelError
 
@@ -29,19 +30,11 @@ X = np.random.default_rng(0).standard_normal((6, 8)).astype("float32")
 
 def model(number: int) -> onnx.ModelProto:
     """relu(x @ w) + ``number``, whose w and width differ between numbers; every fourth has an operator nobody knows."""
-    helper = onnx.helper
     weight = np.random.default_rng(number).standard_normal((8, 5 + number)).astype("float32")
     constants = {"w": weight, "c": np.full((1,), number, "float32")}
     last = helper.make_node("NoSuchOperator" if number % 4 == 3 else "Add", ["r", "c"], ["y"], name=f"last{number}")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["r"]), last]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, X.shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return onnx_model(nodes, {"x": X.shape}, constants=constants)
 
 
 def expected(number: int) -> np.ndarray:
@@ -76,17 +69,10 @@ def test_imports_and_builds_at_once() -> None:
 
 def test_an_operator_that_fails_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Stock TVM's importer prints the operands of a node that it cannot convert."""
-    helper = onnx.helper
     node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape_me")
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4, 6))],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.array([5, 7], "int64"), "shape")],
-    )
+    model = onnx_model([node], {"x": (4, 6)}, constants={"shape": np.array([5, 7], "int64")})
     with pytest.raises(ModelError, match="reshape_me"):
-        relay.frontend.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+        relay.frontend.from_onnx(model)
     assert capfd.readouterr().out == ""
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from ..small_models import onnx_model
 from . import made_graphs
 from .record import HostileCase
 
@@ -30,15 +31,9 @@ def _model(
     opset: int = 20,
     element_type: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "hostile",
-        [helper.make_tensor_value_info(name, element_type, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
+    return onnx_model(
+        nodes, inputs, constants=constants, opset=opset, element_type=element_type, domains={"com.microsoft": 1}
     )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 # --- operands that say how large a result is --------------------------------------------------------------------------

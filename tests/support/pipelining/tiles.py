@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Expr, Schedule, Stmt, tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.ir.build_ir import UNROLLED, allocate, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.support.arrays import Array
 
-from ..simt.good_kernels import argument, primitive_function
-from .constructed import single_product
+from ..simt.good_kernels import argument, primitive_function, scheduled_matmul
 from .hard import (
     FIRST,
     STEPS,
@@ -118,26 +117,7 @@ def _reused_for_results() -> Any:
 
 def _virtual_threads() -> Any:
     """A stock schedule with two virtual threads: stock TVM repeats statements for each."""
-    schedule = Schedule(single_product(16, 32, STEPS * DEPTH))
-    block = schedule.get_sblock("C")
-    i, j, k = schedule.get_loops(block)
-    by, vy, ty, ii = schedule.split(i, [None, 2, 4, 2])
-    bx, tx, jj = schedule.split(j, [None, 8, 2])
-    outer, inner = schedule.split(k, [None, DEPTH])
-    schedule.reorder(by, bx, vy, ty, tx, outer, inner, ii, jj)
-    tags = ("blockIdx.y", "blockIdx.x", "vthread.x", "threadIdx.y", "threadIdx.x")
-    for axis, tag in zip((by, bx, vy, ty, tx), tags, strict=True):
-        schedule.bind(axis, tag)
-    schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), tx)
-    for operand in (0, 1):
-        copy = schedule.cache_read(block, operand, "shared")
-        schedule.compute_at(copy, outer)
-        _, fy, fx, lane = schedule.split(schedule.fuse(*schedule.get_loops(copy)[-2:]), [None, 4, 8, 4])
-        schedule.bind(fy, "threadIdx.y")
-        schedule.bind(fx, "threadIdx.x")
-        schedule.vectorize(lane)
-    schedule.decompose_reduction(block, outer)
-    return schedule.mod["main"]
+    return scheduled_matmul(16, 32, STEPS * DEPTH, virtual_threads=2, stages=1, step=DEPTH)
 
 
 def _buffers_of_one_name() -> Any:

@@ -240,8 +240,11 @@ def scale_rows_in_two_kernels(rows: int = 16, columns: int = 24) -> Any:
     return primitive_function([a, b], body)
 
 
-def _scheduled_matmul(m: int, n: int, depth: int, *, virtual_threads: int, stages: int) -> Any:
-    """A stock schedule: shared and register stages, virtual threads, a software pipeline of ``stages`` by cp.async."""
+def scheduled_matmul(m: int, n: int, depth: int, *, virtual_threads: int, stages: int, step: int = DEPTH) -> Any:
+    """A stock schedule: shared and register stages, virtual threads, a software pipeline of ``stages`` by cp.async.
+
+    ``step`` products of a sum are made of a tile.
+    """
     a, b = te.placeholder((m, depth), "float32", "A"), te.placeholder((depth, n), "float32", "B")
     k = te.reduce_axis((0, depth), "k")
     c = te.compute((m, n), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "C")
@@ -250,7 +253,7 @@ def _scheduled_matmul(m: int, n: int, depth: int, *, virtual_threads: int, stage
     i, j, k = schedule.get_loops(block)
     by, vy, ty, ii = schedule.split(i, [None, virtual_threads, 4, 4 // virtual_threads])
     bx, tx, jj = schedule.split(j, [None, 8, 2])
-    outer, inner = schedule.split(k, [None, DEPTH])
+    outer, inner = schedule.split(k, [None, step])
     schedule.reorder(by, bx, vy, ty, tx, outer, inner, ii, jj)
     tags = ("blockIdx.y", "blockIdx.x", "vthread.x", "threadIdx.y", "threadIdx.x")
     for axis, tag in zip((by, bx, vy, ty, tx), tags, strict=True):
@@ -318,12 +321,12 @@ def simt_kernels() -> tuple[GoodKernel, ...]:
         GoodKernel(name="matmul_predicated", function=matmul_in_tiles(19, 21, 13), reference=matmul),
         GoodKernel(
             name="matmul_virtual_threads",
-            function=_scheduled_matmul(16, 32, 16, virtual_threads=2, stages=1),
+            function=scheduled_matmul(16, 32, 16, virtual_threads=2, stages=1),
             reference=matmul,
         ),
         GoodKernel(
             name="matmul_three_stages",
-            function=_scheduled_matmul(16, 16, 32, virtual_threads=1, stages=3),
+            function=scheduled_matmul(16, 16, 32, virtual_threads=1, stages=3),
             reference=matmul,
             async_copy=True,
         ),

@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
+from tests.support.small_models import Shape, onnx_model
 from tvm_ext.relay_passes.onnx.graph import OnnxGraph, model_from_graph
 from tvm_ext.relay_passes.onnx.import_model import checked_graph
-
-Shape = Sequence[int | str | None]
 
 
 def make_model(
@@ -27,14 +26,9 @@ def make_model(
     output_type: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
     given = inputs if inputs is not None else {"x": [2, 3]}
-    graph = helper.make_graph(
-        list(nodes),
-        "test",
-        [helper.make_tensor_value_info(name, element_type, shape) for name, shape in given.items()],
-        [helper.make_tensor_value_info(name, output_type, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    """`onnx_model`, by default of one input ``x``."""
+    given = inputs if inputs is not None else {"x": [2, 3]}
+    return onnx_model(nodes, given, outputs, constants, opset=opset, element_type=element_type, output_type=output_type)
 
 
 def evaluate(graph: OnnxGraph, feeds: Mapping[str, Any]) -> list[Any]:

@@ -13,6 +13,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.support.small_models import onnx_model
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.onnx.graph import model_from_graph
@@ -21,6 +22,13 @@ from tvm_ext.relay_passes.onnx.operators import tables
 
 
 def model_of(
+    node: onnx.NodeProto, inputs: Mapping[str, Any], constants: Mapping[str, Any] | None = None, opset: int = 18
+) -> onnx.ModelProto:
+    """`bare_model_of` with the shapes that ONNX infers."""
+    return onnx.shape_inference.infer_shapes(bare_model_of(node, inputs, constants, opset))
+
+
+def bare_model_of(
     node: onnx.NodeProto, inputs: Mapping[str, Any], constants: Mapping[str, Any] | None = None, opset: int = 18
 ) -> onnx.ModelProto:
     """A model of one node whose inputs have the types and shapes of the arrays given."""
@@ -34,8 +42,7 @@ def model_of(
         [helper.make_empty_tensor_value_info(name) for name in node.output if name],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    return onnx.shape_inference.infer_shapes(model)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def cleaned(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -140,17 +147,7 @@ def test_refused_by_name(
 ) -> None:
     outputs = ["y", "z"] if operator in ("Split", "TopK") else ["y"]
     node = helper.make_node(operator, [*inputs, *constants], outputs, "culprit", **attributes)
-    graph = helper.make_graph(
-        [node],
-        "test",
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-            for name, x in inputs.items()
-        ],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    model = bare_model_of(node, inputs, constants)
     with pytest.raises(ModelError, match=match) as raised:
         clean_graph(checked_graph(_typed(model)))
     assert "culprit" in str(raised.value) or "shapes contradict" in str(raised.value)
@@ -182,14 +179,8 @@ def test_reductions_over_nothing_have_the_neutral_element(what: str, keepdims: i
     """The empty tensor is an intermediate one: a slice from 0 to 0."""
     slice_ = helper.make_node("Slice", ["x", "start", "end", "axis"], ["empty"])
     reduce = helper.make_node(f"Reduce{what}", ["empty", "axis"], ["y"], keepdims=keepdims)
-    graph = helper.make_graph(
-        [slice_, reduce],
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray([v]), n) for n, v in (("start", 0), ("end", 0), ("axis", 1))],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    constants = {name: np.asarray([value]) for name, value in (("start", 0), ("end", 0), ("axis", 1))}
+    model = onnx_model([slice_, reduce], {"x": [2, 3]}, constants=constants, opset=20)
     x = floats(2, 3)
     wanted = {"Prod": 1.0, "Max": -np.inf, "Min": np.inf, "LogSum": -np.inf, "LogSumExp": -np.inf}.get(what, 0.0)
     got = ReferenceEvaluator(cleaned(model)).run(None, {"x": x})[0]

@@ -8,11 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.support.pipelining.schedules import stock_three_stages, tensor_core_matmul
 from tests.support.simt.good_kernels import GoodKernel, simt_kernels
 from tests.support.simt.good_kernels_tensor import tensor_core_kernels
 from tests.support.simt.mutate import KINDS, mutants
 from tests.unit.verify.simt.judge import SYNCHRONISATION, check, harm_of, interpreted, judge, lowered
-from tvm_ext._tvm import Schedule, structural_equal, te
+from tvm_ext._tvm import structural_equal
 
 EVERY = 11  # of mutants that are not about synchronisation, the everyday run tries each eleventh
 
@@ -91,55 +92,12 @@ def test_there_are_mutants_of_every_kind() -> None:
 
 def _stock_tensor_core_matmul() -> GoodKernel:
     """A stock schedule: three stages of cp.async, ldmatrix, mma.m16n8k16; two warps, a tile of 32x32x32, k = 128."""
-    from tvm.s_tir.tensor_intrin import cuda
-
-    a, b = te.placeholder((32, 128), "float16", "A"), te.placeholder((128, 32), "float16", "B")
-    k = te.reduce_axis((0, 128), "k")
-    product = lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k)  # noqa: E731
-    s = Schedule(te.create_prim_func([a, b, te.compute((32, 32), product, "C")]))
-    c = s.get_sblock("C")
-    i, j, k = s.get_loops(c)
-    (i, it), (j, jt), (k, kt) = (s.split(axis, [None, 16]) for axis in (i, j, k))
-    s.reorder(i, j, k, it, jt, kt)
-    tiles = s.blockize(it)
-    block, warp, i = s.split(i, [None, 2, 1])
-    outer, inner = s.split(k, [None, 2])
-    s.reorder(block, warp, outer, inner, i, j)
-    s.bind(block, "blockIdx.x")
-    s.bind(warp, "threadIdx.y")
-    for operand in (0, 1):
-        copy = s.cache_read(tiles, operand, "shared")
-        s.compute_at(copy, outer)
-        _, ty, tx, lane = s.split(s.fuse(*s.get_loops(copy)[-2:]), [None, 2, 32, 8])
-        s.bind(ty, "threadIdx.y")
-        s.bind(tx, "threadIdx.x")
-        s.vectorize(lane)
-        s.storage_align(copy, 0, axis=-2, factor=32, offset=8)
-    fragments = [s.cache_read(tiles, operand, "warp") for operand in (0, 1)]
-    for fragment in fragments:
-        s.compute_at(fragment, inner)
-    sums = s.cache_write(tiles, 0, "warp")
-    s.reverse_compute_at(sums, warp)
-    first = s.decompose_reduction(tiles, outer)
-
-    def to_lanes(i: object, j: object) -> tuple[object, ...]:
-        return (i // 16, j // 16, *cuda.shared_16x16_to_ldmatrix_32x8_layout(i % 16, j % 16))  # type: ignore[operator]
-
-    names = ("mma_ldmatrix_f16_a", "mma_ldmatrix_f16_b", "mma_store_16x16_f32_global_")
-    for stage, name, access in zip((*fragments, sums), names, ("write", "write", "read"), strict=True):
-        x, y = s.get_loops(stage)[-2:]
-        (x0, x1), (y0, y1) = s.split(x, [None, 16]), s.split(y, [None, 16])
-        s.reorder(x0, y0, x1, y1)
-        s.transform_layout(stage, (access, 0), to_lanes)
-        s.tensorize(x1 if stage is not sums else s.get_loops(stage)[-2], name)
-    s.tensorize(s.get_loops(c)[-3], "mma_f16f16f32")
-    s.tensorize(s.get_loops(s.get_child_blocks(first)[0])[-2], "mma_fill_16x16_f32")
-    s.annotate(outer, "software_pipeline_stage", [0, 0, 2])
-    s.annotate(outer, "software_pipeline_order", [0, 1, 2])
-    s.annotate(outer, "software_pipeline_async_stages", [0])
+    function = tensor_core_matmul(
+        32, 32, 128, tile=(32, 32, 32), warps=(2, 1), scope="shared", annotate=stock_three_stages
+    )
     return GoodKernel(
         name="stock_tensor_core_matmul",
-        function=s.mod["main"],
+        function=function,
         reference=lambda a, b: a.astype(np.float64) @ b.astype(np.float64),
         async_copy=True,
     )

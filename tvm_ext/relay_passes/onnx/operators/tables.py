@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from . import (
-    arrangement,
-    attention,
-    convolution,
-    deformable,
-    detection,
-    elementwise,
-    indexing,
-    integers,
-    linear_algebra,
-    logarithms,
-    max_pool_indices,
-    normalization,
-    number_types,
-    quantized,
-    reduction,
-    resize,
-    scans,
-    sequences,
-    signal,
-)
 from .context import Check, Converter, Rule
 
-_FAMILIES: tuple[ModuleType, ...] = (
-    arrangement,
-    attention,
-    convolution,
-    deformable,
-    detection,
-    elementwise,
-    indexing,
-    integers,
-    logarithms,
-    linear_algebra,
-    max_pool_indices,
-    normalization,
-    number_types,
-    quantized,
-    reduction,
-    resize,
-    scans,
-    sequences,
-    signal,
+_FAMILIES: tuple[ModuleType, ...] = tuple(
+    importlib.import_module(f".{name}", __package__)
+    for name in [
+        "arrangement",
+        "attention",
+        "convolution",
+        "deformable",
+        "detection",
+        "elementwise",
+        "indexing",
+        "integers",
+        "linear_algebra",
+        "logarithms",
+        "max_pool_indices",
+        "normalization",
+        "number_types",
+        "quantized",
+        "reduction",
+        "resize",
+        "scans",
+        "sequences",
+        "signal",
+    ]
 )
+"""The modules beside this one that have tables."""
 
 
 def _joined(table: str) -> dict[str, Any]:
