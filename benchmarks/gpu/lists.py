@@ -15,7 +15,6 @@ from programs import PROGRAMS
 from tvm_ext._tvm import te, tirx, topi
 
 HALF = "float16"
-ACTIVATIONS = ("relu", "gelu", "hardswish", "softplus")
 
 
 def alcop(workload: Path) -> Iterator[Case]:

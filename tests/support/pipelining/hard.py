@@ -24,8 +24,6 @@ STEPS = 5
 WIDTH = THREADS
 """Elements of a row; each thread has one."""
 
-Body = Callable[[Any, Any, Expr], Stmt]  # (tile in shared memory, the thread's total, thread) -> statements of a kernel
-
 
 def barrier() -> Stmt:
     """A barrier that the kernel's author wrote."""

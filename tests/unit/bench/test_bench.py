@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 
 import numpy as np
@@ -16,10 +15,6 @@ from tvm_ext.bench.compare import BenchResult, bench, relative_error
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.records.serialise import from_json, to_json
-
-needs_onnx_runtime = pytest.mark.skipif(
-    importlib.util.find_spec("onnxruntime") is None, reason="ONNX Runtime is not installed"
-)
 
 
 @pytest.fixture(scope="module")

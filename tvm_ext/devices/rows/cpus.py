@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ..device_facts import LayerText, fact, spec_from_facts
 from ..hal import DeviceSpec, Fact
@@ -317,4 +316,3 @@ CPU_NEON = _row(
     ),
 )
 CPU_ROWS = (CPU_AVX512, CPU_AVX2, CPU_SSE2, CPU_NEON)
-ISA_OF_ROW: Mapping[str, Isa] = MappingProxyType({isa.row: isa for isa in (*X86_ISAS, NEON)})

@@ -108,12 +108,3 @@ def check_results(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], lim
                     "compare the node with the definition of its operator",
                 )
             check_extents(shape, f"the result '{name}' of {describe_node(node)}", limits)
-
-
-def check_table(node: onnx.NodeProto, elements: int, limits: ImportLimits) -> None:
-    """A constant of so many elements may be made for ``node`` at import. Raises ModelError."""
-    if elements > limits.constant_elements:
-        raise ModelError(
-            f"{describe_node(node)} needs a constant of {elements} elements (limit {limits.constant_elements})",
-            raise_limit("constant_elements", elements),
-        )

@@ -27,10 +27,6 @@ class CanonicalForm:
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     dropped: tuple[str, ...]
 
-    def original_axes(self, axis: str) -> tuple[str, ...]:
-        """The original axes behind the canonical ``axis``, outermost first."""
-        return dict(self.groups)[axis]
-
 
 def canonicalise(expr: TensorExpr, *, fuse: bool = True) -> CanonicalForm:
     """Drop axes of extent 1 and, where ``fuse``, merge axes until no legal pair is left."""

@@ -1,34 +1,11 @@
-"""rTiles (paper §3.1): what data a tile touches, how it is stored, and how well it pays to enlarge it."""
+"""rTiles (paper §3.1): how well it pays to enlarge one, and how what it touches is stored."""
 
 from __future__ import annotations
 
 from math import gcd
 
-from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import PerfModel
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.rprogram import RTile
-
-
-def data_tiles(expr: TensorExpr, tile: RTile) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor's data tile: [i=4, j=4, k=2] of a matmul is A 4x2, B 2x4, C 4x4 (Figure 4)."""
-    return {access.tensor: access.tile_shape(tile.sizes) for access in expr.accesses}
-
-
-def mem_footprint_bytes(
-    expr: TensorExpr, tile: RTile, device: DeviceSpec, layer: str, vector_axis: str | None
-) -> float:
-    """MemFootprint of ``tile`` held in ``layer``, storage padding included."""
-    model = PerfModel(expr, device, vector_axis)
-    padding = dict(tile.storage_padding)
-    level = int(layer[1:])
-    return model.footprint_bytes(level, tile.shape, [padding.get(access.tensor, 0) for access in expr.inputs])
-
-
-def mem_traffic_bytes(expr: TensorExpr, tile: RTile, device: DeviceSpec, layer: str, vector_axis: str | None) -> float:
-    """MemTraffic of ``tile``: bytes moved into ``layer`` over the whole operator."""
-    return PerfModel(expr, device, vector_axis).traffic_bytes(int(layer[1:]), tile.shape)
 
 
 def reuse_score(model: PerfModel, level: int, tile: Shape, larger: Shape) -> float:

@@ -224,7 +224,7 @@ def test_steps_explain_the_best_program():
 def test_axis_fusion_of_the_papers_example():
     form = canonicalise(elementwise(17, 11, 3))
     assert [axis.extent for axis in form.expr.axes] == [561]
-    assert form.original_axes("d0*d1*d2") == ("d0", "d1", "d2")
+    assert dict(form.groups)["d0*d1*d2"] == ("d0", "d1", "d2")
     assert form.expr.output.shape == (561,)
 
 

@@ -8,28 +8,22 @@ from tvm_ext.bench.tensor_exprs import conv2d, matmul
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
 from tvm_ext.records.rprogram import RTile
-from tvm_ext.tir_passes.roller.rtile import (
-    bank_padding,
-    conflict_degree,
-    data_tiles,
-    mem_footprint_bytes,
-    mem_traffic_bytes,
-    reuse_score,
-    storage_padding,
-)
+from tvm_ext.tir_passes.roller.rtile import bank_padding, conflict_degree, reuse_score, storage_padding
 
 V100 = device_db.lookup("nvidia-v100")
 
 
 def test_data_tiles_of_figure_4():
     tile = RTile(axes=("i", "j", "k"), shape=(4, 4, 2))
-    assert data_tiles(matmul(64, 64, 64), tile) == {"A": (4, 2), "B": (2, 4), "C": (4, 4)}
+    shapes = {access.tensor: access.tile_shape(tile.sizes) for access in matmul(64, 64, 64).accesses}
+    assert shapes == {"A": (4, 2), "B": (2, 4), "C": (4, 4)}
 
 
 def test_data_tile_of_a_strided_convolution_includes_the_halo():
     expr = conv2d(1, 8, 28, 28, 16, (3, 3), stride=2)
     tile = RTile(axes=("n", "f", "h", "w", "c", "r", "s"), shape=(1, 4, 4, 7, 2, 3, 3))
-    assert data_tiles(expr, tile)["X"] == (1, 2, 2 * 3 + 2 + 1, 2 * 6 + 2 + 1)
+    assert expr.inputs[0].tensor == "X"
+    assert expr.inputs[0].tile_shape(tile.sizes) == (1, 2, 2 * 3 + 2 + 1, 2 * 6 + 2 + 1)
 
 
 def test_padding_of_figure_5b():
@@ -67,11 +61,6 @@ def test_reuse_score_by_hand():
 
 
 def test_footprint_includes_storage_padding():
-    expr = matmul(1024, 1024, 1024)
-    plain = RTile(axes=("i", "j", "k"), shape=(64, 64, 8))
-    padded = RTile(axes=plain.axes, shape=plain.shape, storage_padding=(("A", 25),))
-    difference = mem_footprint_bytes(expr, padded, V100, "L1", None) - mem_footprint_bytes(
-        expr, plain, V100, "L1", None
-    )
-    assert difference == 64 * 25 * 4
-    assert mem_traffic_bytes(expr, padded, V100, "L1", None) == mem_traffic_bytes(expr, plain, V100, "L1", None)
+    model = PerfModel(matmul(1024, 1024, 1024), V100)
+    padded, plain = (model.footprint_bytes(1, (64, 64, 8), padding) for padding in ((25, 0), ()))
+    assert padded - plain == 64 * 25 * 4
