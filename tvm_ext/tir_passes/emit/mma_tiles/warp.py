@@ -13,7 +13,7 @@ Before, fragments are opaque objects of wmma, 16 x 16 each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tvm_ext._tvm import Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
@@ -29,17 +29,6 @@ MMA_COLUMNS = 8
 STEP_CHUNKS = 2
 """Chunks of 16 bytes that one step of the reduction takes of each line: 16 halves or 32 bytes."""
 PTX_TYPES = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32", "int32": "int32"}
-
-
-class Multiplier(Protocol):
-    """How the warps of a threadblock multiply: fragments of sm_80 and later, or wmma's."""
-
-    accumulators: Any
-    buffers: tuple[Any, ...]
-
-    def clear(self) -> Stmt: ...
-
-    def multiply(self, a: SharedTile, b: SharedTile, warp: WarpPlace) -> Stmt: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
