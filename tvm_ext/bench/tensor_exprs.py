@@ -56,17 +56,22 @@ def matmul(
     )
 
 
+def _windows(n: int, c: int, oh: int, ow: int, kernel: tuple[int, int], stride: int) -> Access:
+    """The NCHW input of an operator over windows, padded to (oh-1)*stride + kernel rows, and columns alike."""
+    rows, columns = (("h", stride), ("r", 1)), (("w", stride), ("s", 1))
+    padded = (n, c, (oh - 1) * stride + kernel[0], (ow - 1) * stride + kernel[1])
+    return access("X", padded, ("n", "c", rows, columns))
+
+
 def conv2d(
     n: int, c: int, oh: int, ow: int, f: int, kernel: tuple[int, int], stride: int = 1, *, constant: bool = False
 ) -> TensorExpr:
     """NCHW convolution with an output of ``oh`` x ``ow`` over a padded input of (oh-1)*stride + kernel rows."""
     r, s = kernel
-    padded = (n, c, (oh - 1) * stride + r, (ow - 1) * stride + s)
-    rows, columns = (("h", stride), ("r", 1)), (("w", stride), ("s", 1))
     return TensorExpr(
         name=f"conv2d_{n}_{c}_{oh}_{ow}_{f}_{r}_{s}_s{stride}",
         axes=(*axes("spatial", n=n, f=f, h=oh, w=ow), *axes("reduce", c=c, r=r, s=s)),
-        inputs=(access("X", padded, ("n", "c", rows, columns)), access("W", (f, c, r, s), "fcrs", constant=constant)),
+        inputs=(_windows(n, c, oh, ow, kernel, stride), access("W", (f, c, r, s), "fcrs", constant=constant)),
         output=access("Y", (n, f, oh, ow), "nfhw"),
         combiner="sum",
         flops_per_point=2.0,
@@ -76,12 +81,10 @@ def conv2d(
 def depthwise_conv2d(n: int, c: int, oh: int, ow: int, kernel: tuple[int, int], stride: int = 1) -> TensorExpr:
     """NCHW depthwise convolution, one filter a channel."""
     r, s = kernel
-    padded = (n, c, (oh - 1) * stride + r, (ow - 1) * stride + s)
-    rows, columns = (("h", stride), ("r", 1)), (("w", stride), ("s", 1))
     return TensorExpr(
         name=f"depthwise_{n}_{c}_{oh}_{ow}_{r}_{s}_s{stride}",
         axes=(*axes("spatial", n=n, c=c, h=oh, w=ow), *axes("reduce", r=r, s=s)),
-        inputs=(access("X", padded, ("n", "c", rows, columns)), access("W", (c, r, s), "crs")),
+        inputs=(_windows(n, c, oh, ow, kernel, stride), access("W", (c, r, s), "crs")),
         output=access("Y", (n, c, oh, ow), "nchw"),
         combiner="sum",
         flops_per_point=2.0,
@@ -91,12 +94,10 @@ def depthwise_conv2d(n: int, c: int, oh: int, ow: int, kernel: tuple[int, int], 
 def pool2d(n: int, c: int, oh: int, ow: int, kernel: tuple[int, int], stride: int = 1) -> TensorExpr:
     """NCHW sum pooling."""
     r, s = kernel
-    padded = (n, c, (oh - 1) * stride + r, (ow - 1) * stride + s)
-    rows, columns = (("h", stride), ("r", 1)), (("w", stride), ("s", 1))
     return TensorExpr(
         name=f"pool_{n}_{c}_{oh}_{ow}_{r}_{s}_s{stride}",
         axes=(*axes("spatial", n=n, c=c, h=oh, w=ow), *axes("reduce", r=r, s=s)),
-        inputs=(access("X", padded, ("n", "c", rows, columns)),),
+        inputs=(_windows(n, c, oh, ow, kernel, stride),),
         output=access("Y", (n, c, oh, ow), "nchw"),
         combiner="sum",
         flops_per_point=1.0,

@@ -7,7 +7,7 @@ import random
 
 from . import sizes
 from .record import CaseInput, OperatorCase
-from .sizes import UNSET, require
+from .sizes import drawn_case, require
 
 
 def attention(rng: random.Random) -> OperatorCase:
@@ -17,10 +17,7 @@ def attention(rng: random.Random) -> OperatorCase:
     queries, keys = sizes.size(rng, 129), sizes.size(rng, 129)
     require(heads * queries * keys * width <= sizes.budget(rng))
     scale = math.sqrt(3 / math.sqrt(width))
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="chain.attention",
         inputs=(
             CaseInput(shape=(heads, queries, width), dtype=dtype, scale=scale),
@@ -37,10 +34,7 @@ def gram(rng: random.Random) -> OperatorCase:
     shape = (*sizes.shape(rng, rng.choice((0, 1)), 8), *sizes.shape(rng, 2, 128 * 128)) if rng.random() < 0.5 else ()
     shape = shape or sizes.shape(rng, 2, 128 * 128)
     require(math.prod(shape) * shape[-2] <= sizes.budget(rng))
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="chain.gram",
         inputs=(CaseInput(shape=shape, dtype=sizes.float_dtype(rng), scale=math.sqrt(3) / shape[-1] ** 0.25),),
         reduction_size=shape[-1],
@@ -54,10 +48,7 @@ def centre(rng: random.Random) -> OperatorCase:
     axes = sizes.subset(rng, len(shape))
     dtype, count = sizes.float_dtype(rng), math.prod(shape[axis] for axis in axes)
     require(dtype != "float16" or count <= sizes.MOST_SUMMED)
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="chain.centre",
         inputs=(CaseInput(shape=shape, dtype=dtype),),
         attributes=(("axes", axes),),
@@ -74,10 +65,7 @@ def separable(rng: random.Random) -> OperatorCase:
     kernel, stride = rng.choice((3, 5)), rng.choice((1, 2))
     output = sizes.window_steps((height, width), (kernel,) * 2, (stride,) * 2, (1, 1), (kernel // 2,) * 4)
     require(batch * channels * filters * math.prod(output) <= sizes.budget(rng))
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="chain.separable",
         inputs=(
             CaseInput(shape=(batch, channels, height, width), dtype=dtype),
@@ -113,10 +101,7 @@ def residual_block(rng: random.Random) -> OperatorCase:
         scale = 3 / math.sqrt(inputs * window * window)
         return CaseInput(shape=(outputs, inputs, window, window), dtype=dtype, constant=True, scale=scale)
 
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="chain.residual_block",
         inputs=(
             CaseInput(shape=(batch, channels, height, width), dtype=dtype),

@@ -7,22 +7,10 @@ import random
 
 from . import reference, sizes
 from .record import CaseInput, OperatorCase
-from .sizes import UNSET, require
+from .sizes import drawn_case, require
 
 ELEMENTS = sizes.WORK // 4
 DTYPES = ("float32", "float32", "float32", "float16", "int32", "int8", "int64")
-
-
-def _case(operator: str, inputs: tuple[CaseInput, ...], **others: object) -> OperatorCase:
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
-        operator=operator,
-        inputs=inputs,
-        arity=len(inputs),
-        **others,  # type: ignore[arg-type]
-    )
 
 
 def _tensor(rng: random.Random, shape: tuple[int, ...], dtype: str | None = None) -> CaseInput:
@@ -55,7 +43,7 @@ def unary(rng: random.Random) -> OperatorCase:
         scale=8.0 if operator in STEPS or operator.startswith("nn.") else 1.0,
     )
     # A logarithm near 1 is near 0.
-    return _case(operator, (data,), typical_magnitude=1.0, epilogue="fixed" if operator in BOUNDED else "none")
+    return drawn_case(operator, (data,), typical_magnitude=1.0, epilogue="fixed" if operator in BOUNDED else "none")
 
 
 FLOAT_BINARY = ("add", "divide", "log_add_exp", "maximum", "minimum", "multiply", "power", "subtract")
@@ -77,7 +65,7 @@ def binary(rng: random.Random) -> OperatorCase:
         first, second = (_tensor(rng, s, "int32") for s in (left, right))
         if operator in ("floor_divide", "floor_mod"):
             second = CaseInput(shape=right, dtype="int32", values="divisor", limit=9)
-            return _case(operator, (first, second))
+            return drawn_case(operator, (first, second))
     elif group == "logical":
         operator = rng.choice(LOGICAL)
         first, second = (CaseInput(shape=s, dtype="bool", values="bool") for s in (left, right))
@@ -93,7 +81,7 @@ def binary(rng: random.Random) -> OperatorCase:
         )
     if rng.random() < 0.5:
         first, second = second, first
-    return _case(
+    return drawn_case(
         operator,
         (first, second),
         typical_magnitude=1.0,
@@ -110,7 +98,7 @@ def where(rng: random.Random) -> OperatorCase:
     shape = _shape(rng)
     dtype = rng.choice(DTYPES)
     condition = CaseInput(shape=_broadcasting(rng, shape), dtype="bool", values="bool")
-    return _case("where", (condition, _tensor(rng, shape, dtype), _tensor(rng, _broadcasting(rng, shape), dtype)))
+    return drawn_case("where", (condition, _tensor(rng, shape, dtype), _tensor(rng, _broadcasting(rng, shape), dtype)))
 
 
 def cast(rng: random.Random) -> OperatorCase:
@@ -119,7 +107,7 @@ def cast(rng: random.Random) -> OperatorCase:
     if "float" in data.dtype:
         data = CaseInput(shape=data.shape, dtype=data.dtype, scale=100.0)
     targets = [dtype for dtype in ("float32", "float16", "int32", "int8", "int64", "bool") if dtype != data.dtype]
-    return _case("astype", (data,), out_dtype=rng.choice(targets), epilogue="fixed")
+    return drawn_case("astype", (data,), out_dtype=rng.choice(targets), epilogue="fixed")
 
 
 # --- moving elements -----------------------------------------------------------------------------------------------
@@ -127,7 +115,7 @@ def permute_dims(rng: random.Random) -> OperatorCase:
     shape = _shape(rng, 2)
     axes = list(range(len(shape)))
     rng.shuffle(axes)
-    return _case("permute_dims", (_tensor(rng, shape),), attributes=(("axes", tuple(axes)),))
+    return drawn_case("permute_dims", (_tensor(rng, shape),), attributes=(("axes", tuple(axes)),))
 
 
 def reshape(rng: random.Random) -> OperatorCase:
@@ -138,7 +126,7 @@ def reshape(rng: random.Random) -> OperatorCase:
         divisors = [d for d in range(1, min(left, 4096) + 1) if left % d == 0]
         result.append(rng.choice(divisors))
         left //= result[-1]
-    return _case(
+    return drawn_case(
         "reshape",
         (_tensor(rng, shape),),
         attributes=(("shape", (*result, left)),),
@@ -148,7 +136,7 @@ def reshape(rng: random.Random) -> OperatorCase:
 
 def broadcast(rng: random.Random) -> OperatorCase:
     shape = _shape(rng)
-    return _case("broadcast_to", (_tensor(rng, _broadcasting(rng, shape)),), attributes=(("shape", shape),))
+    return drawn_case("broadcast_to", (_tensor(rng, _broadcasting(rng, shape)),), attributes=(("shape", shape),))
 
 
 def concat(rng: random.Random) -> OperatorCase:
@@ -156,10 +144,10 @@ def concat(rng: random.Random) -> OperatorCase:
     axis, dtype = rng.randrange(len(shape)), rng.choice(DTYPES)
     if rng.random() < 0.3:
         inputs = tuple(_tensor(rng, shape, dtype) for _ in range(rng.randint(1, 3)))
-        return _case("stack", inputs, attributes=(("axis", (axis,)),))
+        return drawn_case("stack", inputs, attributes=(("axis", (axis,)),))
     lengths = [shape[axis], *[sizes.size(rng, max(1, shape[axis])) for _ in range(rng.randint(1, 3))]]
     inputs = tuple(_tensor(rng, (*shape[:axis], length, *shape[axis + 1 :]), dtype) for length in lengths)
-    return _case("concat", inputs, attributes=(("axis", (axis,)),))
+    return drawn_case("concat", inputs, attributes=(("axis", (axis,)),))
 
 
 def split(rng: random.Random) -> OperatorCase:
@@ -167,7 +155,9 @@ def split(rng: random.Random) -> OperatorCase:
     axis = rng.randrange(len(shape))
     require(shape[axis] > 1)
     at = sorted(rng.sample(range(1, shape[axis]), rng.randint(1, min(3, shape[axis] - 1))))
-    return _case("split", (_tensor(rng, shape),), attributes=(("at", tuple(at)), ("axis", (axis,))), epilogue="fixed")
+    return drawn_case(
+        "split", (_tensor(rng, shape),), attributes=(("at", tuple(at)), ("axis", (axis,))), epilogue="fixed"
+    )
 
 
 def strided_slice(rng: random.Random) -> OperatorCase:
@@ -182,7 +172,7 @@ def strided_slice(rng: random.Random) -> OperatorCase:
         ends.append(high + 1 if stride > 0 else low - 1)
         strides.append(stride)
     attributes = (("axes", axes), ("begin", tuple(begins)), ("end", tuple(ends)), ("strides", tuple(strides)))
-    return _case("strided_slice", (_tensor(rng, shape),), attributes=attributes)
+    return drawn_case("strided_slice", (_tensor(rng, shape),), attributes=attributes)
 
 
 def pad(rng: random.Random) -> OperatorCase:
@@ -193,24 +183,24 @@ def pad(rng: random.Random) -> OperatorCase:
         # Reflection and wrapping need that many elements; the batch and channels are left alone, as networks do.
         most = min(3, n - 1) if mode else 3
         width += [rng.randint(0, most), rng.randint(0, most)] if not mode or position >= 2 else [0, 0]
-    return _case("nn.pad", (_tensor(rng, shape),), attributes=(("pad_width", tuple(width)), ("mode", (mode,))))
+    return drawn_case("nn.pad", (_tensor(rng, shape),), attributes=(("pad_width", tuple(width)), ("mode", (mode,))))
 
 
 def tile(rng: random.Random) -> OperatorCase:
     shape = sizes.shape(rng, sizes.rank(rng), ELEMENTS // 32)
     repeats = tuple(rng.randint(1, 3) for _ in range(rng.choice((len(shape), len(shape), 1, len(shape) + 1))))
-    return _case("tile", (_tensor(rng, shape),), attributes=(("repeats", repeats),))
+    return drawn_case("tile", (_tensor(rng, shape),), attributes=(("repeats", repeats),))
 
 
 def repeat(rng: random.Random) -> OperatorCase:
     shape = sizes.shape(rng, sizes.rank(rng), ELEMENTS // 4)
     attributes = (("repeats", (rng.randint(1, 4),)), ("axis", (rng.randrange(len(shape)),)))
-    return _case("repeat", (_tensor(rng, shape),), attributes=attributes)
+    return drawn_case("repeat", (_tensor(rng, shape),), attributes=attributes)
 
 
 def flip(rng: random.Random) -> OperatorCase:
     shape = _shape(rng)
-    return _case("flip", (_tensor(rng, shape),), attributes=(("axis", (rng.randrange(len(shape)),)),))
+    return drawn_case("flip", (_tensor(rng, shape),), attributes=(("axis", (rng.randrange(len(shape)),)),))
 
 
 def take(rng: random.Random) -> OperatorCase:
@@ -220,7 +210,7 @@ def take(rng: random.Random) -> OperatorCase:
     counts = sizes.shape(rng, rng.choice((1, 1, 2)), 64)
     require(math.prod(shape) // shape[axis] * math.prod(counts) <= ELEMENTS)
     index = CaseInput(shape=counts, dtype=rng.choice(("int32", "int64")), values="index", limit=shape[axis])
-    return _case("take", (_tensor(rng, shape), index), attributes=(("axis", (axis,)),))
+    return drawn_case("take", (_tensor(rng, shape), index), attributes=(("axis", (axis,)),))
 
 
 def gather(rng: random.Random) -> OperatorCase:
@@ -229,4 +219,4 @@ def gather(rng: random.Random) -> OperatorCase:
     counts = tuple(sizes.size(rng, 65) if position == axis else n for position, n in enumerate(shape))
     require(math.prod(counts) <= ELEMENTS)
     index = CaseInput(shape=counts, dtype="int64", values="index", limit=shape[axis])
-    return _case("gather_elements", (_tensor(rng, shape), index), attributes=(("axis", (axis,)),))
+    return drawn_case("gather_elements", (_tensor(rng, shape), index), attributes=(("axis", (axis,)),))

@@ -7,7 +7,7 @@ import random
 
 from . import sizes
 from .record import CaseInput, OperatorCase
-from .sizes import UNSET, require
+from .sizes import drawn_case, require
 
 INTEGER_LIMIT = 127
 
@@ -52,10 +52,7 @@ def _matmul(
     transpose_a, transpose_b = rng.random() < 0.25, rng.random() < 0.4
     a = (*batch_a, *((k, m) if transpose_a else (m, k)))
     b = (*batch_b, *((n, k) if transpose_b else (k, n)))
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="matmul",
         inputs=(_operand(a, dtype), _operand(b, dtype, constant=rng.random() < 0.6, scale=3 / math.sqrt(k))),
         attributes=(("transpose_a", (int(transpose_a),)), ("transpose_b", (int(transpose_b),))),
@@ -73,10 +70,7 @@ def gemv(rng: random.Random) -> OperatorCase:
     n = min(sizes.size(rng, 1021) * rng.choice((1, 1, 4)), max(1, sizes.WORK // k))
     transpose_b = rng.random() < 0.5
     weights = (n, k) if transpose_b else (k, n)
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="matmul",
         inputs=(
             _operand((m, k), dtype),
@@ -135,10 +129,7 @@ def depthwise_image(rng: random.Random) -> OperatorCase:
     sizes.window_steps(spatial, kernel, strides, dilation, padding)
     dtype, out_dtype = _dtypes(rng)
     taps = math.prod(kernel)
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator="nn.conv2d",
         inputs=(
             _operand((batch, channels, *spatial), dtype),
@@ -175,10 +166,7 @@ def _convolution(
     require(batch * groups * channels * math.prod(spatial) <= sizes.WORK)
     names = dict(zip("DHW"[-rank:], spatial, strict=True)) | {"N": batch, "C": groups * channels}
     weights = dict(zip("DHW"[-rank:], kernel, strict=True)) | {"O": groups * filters, "I": channels}
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator=f"nn.conv{rank}d",
         inputs=(
             _operand(tuple(names[letter] for letter in data_layout), dtype),
@@ -251,10 +239,7 @@ def _transposed(rng: random.Random, rank: int) -> OperatorCase:
     dtype = sizes.float_dtype(rng)
     data_layout, weight_layout = {1: ("NCW", "IOW"), 2: ("NCHW", "IOHW"), 3: ("NCDHW", "IODHW")}[rank]
     density = k / math.prod(strides)
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
+    return drawn_case(
         operator=f"nn.conv{rank}d_transpose",
         inputs=(
             _operand((batch, groups * channels, *spatial), dtype),

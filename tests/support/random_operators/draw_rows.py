@@ -7,23 +7,11 @@ import random
 
 from . import sizes
 from .record import CaseInput, OperatorCase, Values
-from .sizes import UNSET, require
+from .sizes import drawn_case, require
 
 LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 MOST_FACTORS = 32
 """Of a product: 0.5 to 1.5 to the power of 32 stays far from the ends of float16 on average."""
-
-
-def _case(operator: str, inputs: tuple[CaseInput, ...], **others: object) -> OperatorCase:
-    return OperatorCase(
-        seed=UNSET,
-        index=UNSET,
-        kind="",
-        operator=operator,
-        inputs=inputs,
-        arity=len(inputs),
-        **others,  # type: ignore[arg-type]
-    )
 
 
 # --- pools ---------------------------------------------------------------------------------------------------------
@@ -56,7 +44,7 @@ def _pool(
     require(batch * channels * math.prod(output) * math.prod(kernel) <= sizes.budget(rng))
     names = dict(zip("DHW"[-rank:], spatial, strict=True)) | {"N": batch, "C": channels}
     data = CaseInput(shape=tuple(names[letter] for letter in layout), dtype=sizes.float_dtype(rng), values=values)
-    return _case(
+    return drawn_case(
         f"nn.{name}_pool{rank}d",
         (data,),
         attributes=(
@@ -83,7 +71,7 @@ def pool_image(rng: random.Random) -> OperatorCase:
     sizes.window_steps(spatial, kernel, strides, dilation, padding)
     shape = (rng.choice((1, 1, 2)), rng.choice((1, 3, 8, 13, 16, 37)), *spatial)
     flags = (("count_include_pad", (rng.randint(0, 1),)),) if name == "avg" else ()
-    return _case(
+    return drawn_case(
         f"nn.{name}_pool2d",
         (CaseInput(shape=shape, dtype=sizes.float_dtype(rng), values="signed" if name == "max" else "positive"),),
         attributes=(
@@ -109,7 +97,7 @@ def adaptive_pool(rng: random.Random) -> OperatorCase:
     require(batch * channels * math.prod(spatial) <= sizes.WORK)
     names = dict(zip("DHW"[-rank:], spatial, strict=True)) | {"N": batch, "C": channels}
     shape = tuple(names[letter] for letter in layout)
-    return _case(
+    return drawn_case(
         f"nn.adaptive_avg_pool{rank}d",
         (CaseInput(shape=shape, dtype=sizes.float_dtype(rng), values="positive"),),
         attributes=(("output_size", output),),
@@ -137,7 +125,7 @@ def reduce(rng: random.Random) -> OperatorCase:
         data = CaseInput(shape=shape, dtype=dtype, values="integer", limit=100)
     else:
         data = CaseInput(shape=shape, dtype=dtype, values="signed" if operator in ("max", "min") else "positive")
-    return _case(
+    return drawn_case(
         operator,
         (data,),
         attributes=(("axes", axes), ("keepdims", (rng.randint(0, 1),))),
@@ -155,7 +143,7 @@ def reduce_short_rows(rng: random.Random) -> OperatorCase:
     data = CaseInput(
         shape=shape, dtype=sizes.float_dtype(rng), values="signed" if operator in ("max", "min") else "positive"
     )
-    return _case(
+    return drawn_case(
         operator,
         (data,),
         attributes=(("axes", axes), ("keepdims", (rng.randint(0, 1),))),
@@ -166,7 +154,7 @@ def reduce_short_rows(rng: random.Random) -> OperatorCase:
 def argument(rng: random.Random) -> OperatorCase:
     """Where the largest or smallest element is; of float32, where two random values hardly ever are equal."""
     shape = sizes.shape(rng, sizes.rank(rng), sizes.WORK // 16)
-    return _case(
+    return drawn_case(
         rng.choice(("argmax", "argmin")),
         (CaseInput(shape=shape, dtype="float32"),),
         attributes=(("axis", (rng.randrange(len(shape)),)), ("keepdims", (rng.randint(0, 1),))),
@@ -178,7 +166,7 @@ def argument(rng: random.Random) -> OperatorCase:
 def cumsum(rng: random.Random) -> OperatorCase:
     shape = sizes.shape(rng, sizes.rank(rng), sizes.WORK // 16)
     axis = rng.randrange(len(shape))
-    return _case(
+    return drawn_case(
         "cumsum",
         (CaseInput(shape=shape, dtype="float32", values="positive"),),
         attributes=(("axis", (axis,)),),
@@ -203,7 +191,7 @@ def _along_axis(rng: random.Random, operator: str) -> OperatorCase:
     data = CaseInput(shape=shape, dtype=sizes.float_dtype(rng), scale=rng.choice((1.0, 8.0)))
     # The log of a softmax over one class is 0: what is left of rounding then has no size to be compared with.
     magnitude = 1.0 if operator == "nn.log_softmax" else 0.0
-    return _case(
+    return drawn_case(
         operator, (data,), attributes=(("axis", (axis,)),), reduction_size=shape[axis], typical_magnitude=magnitude
     )
 
@@ -219,7 +207,7 @@ def layer_norm(rng: random.Random) -> OperatorCase:
     shape = sizes.shape(rng, sizes.rank(rng, 2), sizes.budget(rng) // 8)
     first = rng.choice((len(shape) - 1, rng.randrange(1, len(shape))))
     data = CaseInput(shape=shape, dtype=sizes.float_dtype(rng))
-    return _case(
+    return drawn_case(
         "nn.layer_norm",
         _affine(rng, data, shape[first:], 2),
         attributes=(("axes", tuple(range(first, len(shape)))),),
@@ -231,7 +219,7 @@ def layer_norm(rng: random.Random) -> OperatorCase:
 def rms_norm(rng: random.Random) -> OperatorCase:
     shape = sizes.shape(rng, sizes.rank(rng, 2), sizes.budget(rng) // 8)
     data = CaseInput(shape=shape, dtype=sizes.float_dtype(rng))
-    return _case(
+    return drawn_case(
         "nn.rms_norm",
         _affine(rng, data, shape[-1:], 1),
         attributes=(("axes", (len(shape) - 1,)),),
@@ -250,7 +238,7 @@ def _image(rng: random.Random, channels: int) -> CaseInput:
 def group_norm(rng: random.Random) -> OperatorCase:
     groups = rng.choice((1, 2, 3, 4, 8, 13))
     data = _image(rng, groups * rng.choice((1, 2, 3, 4, 8)))
-    return _case(
+    return drawn_case(
         "nn.group_norm",
         _affine(rng, data, data.shape[1:2], 2),
         attributes=(("num_groups", (groups,)),),
@@ -261,7 +249,7 @@ def group_norm(rng: random.Random) -> OperatorCase:
 
 def instance_norm(rng: random.Random) -> OperatorCase:
     data = _image(rng, sizes.size(rng, 65))
-    return _case(
+    return drawn_case(
         "nn.instance_norm",
         _affine(rng, data, data.shape[1:2], 2),
         reduction_size=math.prod(data.shape[2:]),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from .record import OperatorCase
+from .record import CaseInput, OperatorCase
 
 Draw = Callable[[random.Random], OperatorCase]
 """Draws an operator; `draw_case` fills in seed, index and kind, and adds what goes before and after."""
@@ -27,6 +28,12 @@ MOST_SUMMED = 2**14
 
 UNSET = -1
 """Seed and index of a case until `draw_case` sets them."""
+
+
+def drawn_case(operator: str, inputs: tuple[CaseInput, ...], **others: Any) -> OperatorCase:
+    """A case before `draw_case` numbers it: of as many operands as ``inputs`` unless ``others`` has ``arity``."""
+    settings = {"arity": len(inputs), **others}
+    return OperatorCase(seed=UNSET, index=UNSET, kind="", operator=operator, inputs=inputs, **settings)
 
 
 class Unsuitable(Exception):  # noqa: N818 - no error: the generator draws again
