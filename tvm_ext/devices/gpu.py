@@ -19,3 +19,6 @@ VECTOR_BYTES = 16
 
 REGISTER_BYTES = 4
 """A thread's registers have 32 bits; ``register_bytes`` of every row of a GPU."""
+
+ALL_BANKS_BYTES = 128
+"""What shared memory serves at once: 32 banks of 4 bytes. (The K80's have 8; nothing here is laid out for that.)"""

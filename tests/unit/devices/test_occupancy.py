@@ -230,7 +230,7 @@ ANSWERED_HERE = {
     "max_threads_per_block", "max_threads_per_unit", "opt_in_capacity_bytes", "register_granule", "registers_per_block",
     "registers_per_unit", "unit_capacity_bytes", "warp_granule",
 }  # fmt: skip
-NAMED_ONCE = {"REGISTER_BYTES", "SECTOR_BYTES", "VECTOR_BYTES", "WARP"}
+NAMED_ONCE = {"ALL_BANKS_BYTES", "REGISTER_BYTES", "SECTOR_BYTES", "VECTOR_BYTES", "WARP"}
 
 
 @functools.cache
@@ -270,6 +270,7 @@ def test_rows_agree_with_what_all_gpus_have(row: DeviceSpec) -> None:
     if row.kind == "cuda":
         assert row.teu_lanes == gpu.WARP
         assert row.lowest_layer.transaction_bytes == gpu.SECTOR_BYTES
+        assert row.layer("L1").transaction_bytes == gpu.ALL_BANKS_BYTES * (2 if row.name == "nvidia-k80" else 1)
 
 
 def test_a_row_without_any_limit_is_a_mistake_of_the_table() -> None:

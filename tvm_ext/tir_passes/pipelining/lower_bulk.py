@@ -23,6 +23,7 @@ from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Stmt, Var, structural_map, structural_walk, tirx
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
+from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
@@ -48,7 +49,6 @@ from .part_copies import NOTHING, Loader
 from .plan import shared_bytes_around
 from .primitives import read_primitive
 from .transform import Pipeline
-from .versions import SHARED_GRANULE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -222,7 +222,7 @@ def _as_bulk(pipeline: Pipeline, function: Function, device: DeviceSpec) -> tupl
 def _check_room(pipeline: Pipeline, function: Function, device: DeviceSpec, mbarriers: int) -> None:
     """The versions were chosen to fit; the mbarriers, and the gap before what is aligned behind them, must as well."""
     more = sum(buffer_bytes(loaded.versions.new) - buffer_bytes(loaded.load_use.buffer) for loaded in pipeline.buffers)
-    taken = shared_bytes_around(function, pipeline.loop) + more + mbarriers * MBARRIER_BYTES + SHARED_GRANULE_BYTES
+    taken = shared_bytes_around(function, pipeline.loop) + more + mbarriers * MBARRIER_BYTES + ALL_BANKS_BYTES
     if taken > shared_limit_bytes(device):
         raise IllegalRewrite(f"{mbarriers} mbarriers do not fit beside the tiles into shared memory")
 

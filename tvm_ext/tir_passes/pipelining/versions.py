@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, structural_map, tirx
+from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.ir.build_ir import cast_to
 
 from .loops import (
@@ -21,9 +22,6 @@ from .loops import (
     size_of,
 )
 
-SHARED_GRANULE_BYTES = 128
-"""Versions start at multiples of all 32 banks, so that a layout without bank conflicts stays one in each version."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Versioned:
@@ -36,12 +34,15 @@ class Versioned:
 
 
 def version_elements(buffer: Buffer) -> int:
-    """Elements from one version of the flat ``buffer`` to the next."""
+    """Elements from one version of the flat ``buffer`` to the next, in shared memory a multiple of all banks.
+
+    So a layout without bank conflicts stays one in each version.
+    """
     size = size_of(buffer)
     assert size is not None, buffer
     if not is_shared(buffer):
         return size
-    granule = SHARED_GRANULE_BYTES // bytes_per_element(str(buffer.ty.dtype))
+    granule = ALL_BANKS_BYTES // bytes_per_element(str(buffer.ty.dtype))
     return -(-size // granule) * granule
 
 

@@ -13,6 +13,7 @@ from math import prod
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
 from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
+from tvm_ext.devices.gpu import ALL_BANKS_BYTES, VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 
@@ -72,8 +73,8 @@ def split_of(program: RProgram) -> TileSplit:
     return TileSplit(rows=block[-3], columns=block[-2], depth=block[-1], warp_rows=warp[-3], warp_columns=warp[-2])
 
 
-CHUNKS_OF_ALL_BANKS = 8
-"""Chunks of 16 bytes that shared memory's 32 banks of 4 bytes serve at once."""
+CHUNKS_OF_ALL_BANKS = ALL_BANKS_BYTES // VECTOR_BYTES
+"""Chunks of 16 bytes that shared memory's banks serve at once."""
 
 
 ODD_PITCHES, EVEN_PITCHES = (3, 5), (2, 6)

@@ -23,7 +23,7 @@ SCATTER_SHARE = 0.25
 """Share of the time that partial transactions of a store cost although the cache of the lowest layer joins them."""
 
 OTHER_REGISTERS = 24
-"""Registers of a GPU's thread beside accumulators and operands."""
+"""Registers of a thread beside accumulators and operands: addresses, loop counters, what a copy has in flight."""
 
 
 def resident_share(model: PerfModel, shapes: Sequence[Shape], padding: Sequence[int]) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_ext.devices.gpu import WARP
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression, constant_int
@@ -68,7 +69,7 @@ def _spread(m: Machine, rows: Value) -> Value:
 
 def _gathered(rows: Array, tables: LdmatrixSources, per_half: int) -> Array:
     """(lanes, elements of a row) to (lanes, elements of the registers): ``per_half`` elements to 16 bits."""
-    warps = rows.reshape(-1, 32, 8, per_half)
+    warps = rows.reshape(-1, WARP, 8, per_half)
     return warps[:, tables.lane, tables.element].reshape(rows.shape[0], -1)
 
 
@@ -79,7 +80,7 @@ def _byte_loop(call: Call, target: Pointer, to: View, frm: View, source: Pointer
 
     def run(m: Machine) -> None:
         offsets = np.tile(
-            transposed_byte_offsets(int(m.decided(stride(m), frm.site, "a stride"))), (m.lanes.count // 32, 1)
+            transposed_byte_offsets(int(m.decided(stride(m), frm.site, "a stride"))), (m.lanes.count // WARP, 1)
         )
         index = apply(lambda first: np.reshape(first, (-1, 1)) + offsets, source.index(m))
         _store_registers(m, target, to, m.memory[source.binding.slot].read(m, single, index))
@@ -94,12 +95,12 @@ def _store_registers(m: Machine, target: Pointer, view: View, registers: Value) 
 
 
 def _load_registers(m: Machine, pointer: Pointer, view: View, count: int) -> tuple[Array, Array]:
-    """(warps, 32, count) values, and their origins."""
+    """(warps, WARP, count) values, and their origins."""
     index = apply(lambda first: np.reshape(first, (-1, 1)) + np.arange(count), pointer.index(m))
     value = m.memory[pointer.binding.slot].read(m, view, index)
     plain = in_lanes(strip(value), m.lanes.count, count)
     origin = in_lanes(origin_of(value), m.lanes.count, count)
-    return plain.reshape(-1, 32, count), origin.reshape(-1, 32, count)
+    return plain.reshape(-1, WARP, count), origin.reshape(-1, WARP, count)
 
 
 def _mma(scope: Scope, call: Call) -> Run:
@@ -116,7 +117,7 @@ def _mma(scope: Scope, call: Call) -> Run:
         parts = [_load_registers(m, p, v, n) for p, v, n in zip(pointers, views, counts, strict=True)]
         (a, a_from), (b, b_from), (c, c_from) = parts
         result = mma(shape, a, b, c, accumulator=kinds[2], saturate=saturate).reshape(m.lanes.count, -1)
-        warps = int(m.mask.flags.reshape(-1, 32).any(axis=1).sum())
+        warps = int(m.mask.flags.reshape(-1, WARP).any(axis=1).sum())
         m.record.mma_count += warps
         m.record.flops += 2 * shape.m * shape.n * shape.k * warps
         value: Value = result
@@ -148,7 +149,7 @@ def _mma_store(scope: Scope, call: Call) -> Run:
     def run(m: Machine) -> None:
         values, origins = _load_registers(m, source, frm, 8)
         values, origins = values.reshape(-1, 8), origins.reshape(-1, 8)
-        offsets = np.tile(store_offsets(int(m.decided(stride(m), to.site, "a stride"))), (m.lanes.count // 32, 1))
+        offsets = np.tile(store_offsets(int(m.decided(stride(m), to.site, "a stride"))), (m.lanes.count // WARP, 1))
         start = target.index(m)
         for i in range(8):
             index = apply(lambda first, i=i: first + offsets[:, i], start)
@@ -183,7 +184,7 @@ def _fragment_arguments(scope: Scope, call: Call) -> tuple[Pointer, FragmentRole
 
 def _merge(m: Machine, held: dict[int, _Fragment], index: int, values: Array, origin: Array) -> None:
     """Write the fragments of the active warps."""
-    active = np.asarray(m.mask.flags.reshape(-1, 32).any(axis=1))[:, None, None]
+    active = np.asarray(m.mask.flags.reshape(-1, WARP).any(axis=1))[:, None, None]
     old = held.get(index)
     if not active.all():
         before = old or _Fragment(np.zeros_like(values), np.full(origin.shape, NEVER_WRITTEN, np.int32))
@@ -196,7 +197,7 @@ def _held(m: Machine, pointer: Pointer, index: Value, site: Site, like: tuple[in
     number = int(m.decided(index(m), site, "the index of a fragment"))
     if number in held:
         return held[number]
-    warps = m.lanes.count // 32
+    warps = m.lanes.count // WARP
     origin = m.new_origin(site, number, int(m.active_lanes()[0]))
     return _Fragment(np.zeros((warps, *like), pointer.binding.dtype), np.full((warps, *like), origin, np.int32))
 
@@ -207,7 +208,7 @@ def _wmma_fill(scope: Scope, call: Call) -> Run:
 
     def run(m: Machine) -> None:
         m.whole_warps(site, "fill_fragment")
-        full = np.full((m.lanes.count // 32, *fragment_shape(role, *shape)), strip(value(m))).astype(
+        full = np.full((m.lanes.count // WARP, *fragment_shape(role, *shape)), strip(value(m))).astype(
             pointer.binding.dtype
         )
         _merge(m, m.memory[pointer.binding.slot], int(strip(index(m))), full, np.zeros(full.shape, np.int32))
@@ -216,9 +217,9 @@ def _wmma_fill(scope: Scope, call: Call) -> Run:
 
 
 def _matrix_index(m: Machine, pointer: Pointer, offsets: Array) -> Value:
-    """Index of the elements that each lane moves: element e of a matrix is lane ``e % 32``'s, as good as any."""
-    columns = offsets.reshape(-1, 32).T  # (32, elements of a lane)
-    every = np.tile(columns, (m.lanes.count // 32, 1))
+    """Index of the elements that each lane moves: element e of a matrix is lane ``e % WARP``'s, as good as any."""
+    columns = offsets.reshape(-1, WARP).T  # (WARP, elements of a lane)
+    every = np.tile(columns, (m.lanes.count // WARP, 1))
     return apply(lambda first: np.reshape(first, (-1, 1)) + every, pointer.index(m))
 
 
@@ -260,13 +261,13 @@ def _wmma_move(*, load: bool) -> Any:
 
 
 def _as_matrix(lanes: Array, size: tuple[int, int]) -> Array:
-    """(warps * 32, elements of a lane) to (warps, rows, columns)."""
-    return np.asarray(lanes.reshape(-1, 32, lanes.shape[1]).transpose(0, 2, 1).reshape(-1, *size))
+    """(warps * WARP, elements of a lane) to (warps, rows, columns)."""
+    return np.asarray(lanes.reshape(-1, WARP, lanes.shape[1]).transpose(0, 2, 1).reshape(-1, *size))
 
 
 def _as_lanes(matrices: Array) -> Array:
-    flat = matrices.reshape(len(matrices), -1, 32).transpose(0, 2, 1)
-    return np.asarray(flat.reshape(len(matrices) * 32, -1))
+    flat = matrices.reshape(len(matrices), -1, WARP).transpose(0, 2, 1)
+    return np.asarray(flat.reshape(len(matrices) * WARP, -1))
 
 
 def _wmma_mma(scope: Scope, call: Call) -> Run:
@@ -283,7 +284,7 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
         result = wmma(a.values, b.values, c.values, accumulator=accumulator)
         poison = wmma_poison(a.origin != 0, b.origin != 0, c.origin != 0)
         worst = max(int(part.origin.max()) for part in parts)
-        warps = int(m.mask.flags.reshape(-1, 32).any(axis=1).sum())
+        warps = int(m.mask.flags.reshape(-1, WARP).any(axis=1).sum())
         m.record.mma_count += warps
         m.record.flops += 2 * result.shape[1] * result.shape[2] * a.values.shape[2] * warps
         origin = np.where(poison, np.int32(worst), np.int32(0))

@@ -14,24 +14,22 @@ from tvm_ext.devices.occupancy import registers_left, shared_limit_bytes, static
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import gpu_buffer
 
+from ...roller.scale_out import OTHER_REGISTERS
 from .banks import with_buffer
 from .operands import Operand, plan_operands
 from .tiling import SimtTiling
-
-ADDRESS_REGISTERS = 24
-"""Registers beside accumulators and operands: addresses, loop counters, what a copy has in flight."""
 
 
 def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: DeviceSpec) -> int:
     """Registers that the plan needs; raises IllegalRewrite where a thread has not so many."""
     accumulators = -(-int(tiling.accumulators * itemsize_bytes(tiling.accumulator_dtype)) // 4)
     fragments = sum(operand.registers for operand in operands)
-    needed = accumulators + fragments + ADDRESS_REGISTERS
-    limit = min(device.register_limit + ADDRESS_REGISTERS, registers_left(tiling.thread_count, device))
+    needed = accumulators + fragments + OTHER_REGISTERS
+    limit = min(device.register_limit + OTHER_REGISTERS, registers_left(tiling.thread_count, device))
     if needed > limit:
         raise IllegalRewrite(
             f"{tiling.computation.name}: "
-            f"{accumulators} accumulators, {fragments} operands and {ADDRESS_REGISTERS} others "
+            f"{accumulators} accumulators, {fragments} operands and {OTHER_REGISTERS} others "
             f"are {needed} registers; {device.name} leaves {limit} to each of {tiling.thread_count} threads"
         )
     return needed
