@@ -52,6 +52,7 @@ from .emit.cpu_rows.emit import emit_rows
 from .emit.cpu_tiles.emit import TileKernel, emit_tile_kernel
 from .emit.schedule_fallback import schedule_fallback
 from .expressions.cut_expressions import cut_nested, cut_notes, name_of
+from .expressions.deep_bindings import store_deep_bindings
 from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
 from .expressions.turn_divisions import with_turned_divisions
 from .expressions.vector_math import FUNCTIONS, expand_math, has_scale
@@ -235,7 +236,7 @@ def on_cpu(body: Any, device: DeviceSpec) -> Any:
         return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
     if call_notes(exact):
         return exact
-    return expand_math(exact, scales_by_instruction=has_scale(device))
+    return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
 
 
 def call_notes(body: Any) -> list[str]:

@@ -13,26 +13,23 @@ with one t of as many elements as the loop has SIMD lanes. LLVM keeps it in regi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext._tvm import (
-    IF_THEN_ELSE,
     AllocBuffer,
     BufferStore,
     Call,
-    Expr,
-    For,
-    ForKind,
     structural_map,
-    structural_mutate,
     structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.ir.build_ir import allocate, load, new_buffer, sequence, store
+from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.float_ir import is_float
 from tvm_ext.support.limits import limits
+
+from .lane_stores import Temporaries, may_be_parted, rewrite_stores
 
 _PREFIX = "nested_"  # of the names of buffers for arguments
 
@@ -44,13 +41,7 @@ def cut_nested(node: Any, functions: frozenset[str]) -> Any:
 
     What is nested below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
     """
-    return structural_mutate(
-        node,
-        [
-            (For, lambda loop, mutator: _loop(loop, mutator, functions)),
-            (BufferStore, lambda item, _: _with_allocations(_Cut(functions, 1, tirx.IntImm("int64", 0)), item)),
-        ],
-    )
+    return rewrite_stores(node, lambda item, temporaries: _Cut(functions, temporaries).stores(item))
 
 
 def cut_notes(body: Any) -> list[str]:
@@ -72,18 +63,6 @@ def name_of(call: Any) -> str:
     return str(getattr(call.op, "name", ""))
 
 
-def _loop(loop: Any, mutator: Any, functions: frozenset[str]) -> Any:
-    extent = getattr(loop.extent, "value", None)
-    if loop.kind != ForKind.VECTORIZED or extent is None:
-        return mutator.default_mutate(loop)
-    return _with_allocations(_Cut(functions, int(extent), loop.loop_var - loop.min), loop)
-
-
-def _with_allocations(cut: _Cut, statement: Any) -> Any:
-    rewritten = structural_map(statement, (BufferStore, cut.stores))
-    return sequence(*map(allocate, cut.buffers), rewritten) if cut.buffers else statement
-
-
 def _has_copies(extreme: Any) -> bool:
     """Whether a maximum computes or looks at an operand more than once, see `float_ir.nan_passing`."""
     constant = isinstance(extreme.a, tirx.FloatImm) or isinstance(extreme.b, tirx.FloatImm)
@@ -92,15 +71,13 @@ def _has_copies(extreme: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The temporaries of one loop over lanes, or of one store outside of such loops."""
+    """Cuts what is stored by the statements of one loop over lanes."""
 
     functions: frozenset[str]
-    lanes: int
-    lane: Expr
-    buffers: list[Any] = field(default_factory=list)
+    temporaries: Temporaries
 
     def stores(self, item: Any) -> Any:
-        if _may_not_be_cut(item.value):
+        if not may_be_parted(item) or _binds(item.value):
             return item
         before: list[Any] = []
 
@@ -136,10 +113,7 @@ class _Cut:
         return self._stored(argument, before) if contains(argument, self.functions) else argument
 
     def _stored(self, argument: Any, before: list[Any]) -> Any:
-        buffer = new_buffer((self.lanes,), dtype_of(argument), f"{_PREFIX}{len(self.buffers)}", "local")
-        self.buffers.append(buffer)
-        before.append(store(buffer, argument, [self.lane]))
-        return load(buffer, [self.lane])
+        return self.temporaries.stored(argument, before, _PREFIX)
 
 
 def _extremes_in(value: Any) -> int:
@@ -149,14 +123,8 @@ def _extremes_in(value: Any) -> int:
     return sum(found)
 
 
-def _may_not_be_cut(value: Any) -> bool:
-    """Conditions guard loads; variables bound inside a value exist nowhere else; vectors have lanes already."""
-    found: list[bool] = ["x" in dtype_of(value)]
-    structural_walk(
-        value,
-        [
-            (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))),
-            (tirx.Let, lambda _: found.append(True)),
-        ],
-    )
+def _binds(value: Any) -> bool:
+    """Whether variables are bound inside of ``value``, which exist nowhere else."""
+    found: list[bool] = []
+    structural_walk(value, (tirx.Let, lambda _: found.append(True)))
     return any(found)

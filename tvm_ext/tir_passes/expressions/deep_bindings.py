@@ -1,0 +1,72 @@
+"""Stores what is bound many levels deep, so that machine code is made in time.
+
+A function written as arithmetic binds its steps to variables. Stock TVM's code generator for CPUs simplifies what it
+binds, with the variables inside replaced by what they are bound to, and so looks at every copy: erf's last step holds
+erf's argument 680 times, which took 0.1 s for each place where erf stands. Here a step that would hold many copies
+becomes a store of its own, ::
+
+    y[i] = let t = f(x[i]) in g(t)      ->      b[i] = f(x[i]);  y[i] = g(b[i])
+
+A load is looked at once; LLVM keeps what is stored in registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_ext._tvm import TensorLoad, Var, structural_mutate, structural_walk, tirx
+from tvm_ext.analysis.computations import substitute
+from tvm_ext.ir.build_ir import sequence
+
+from .lane_stores import Temporaries, may_be_parted, rewrite_stores
+
+MOST_COPIES = 64
+"""Of loaded elements in what a variable is bound to. exp, sigmoid and log of a sum have fewer."""
+
+_PREFIX = "bound_"  # of the names of buffers
+
+
+def store_deep_bindings(node: Any) -> Any:
+    """``node``, a statement, in which no variable is bound to more than `MOST_COPIES` copies of what is loaded.
+
+    What is bound below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
+    """
+    return rewrite_stores(node, _parted)
+
+
+def _parted(item: Any, temporaries: Temporaries) -> Any:
+    """All steps become stores where one is too deep, for each may use variables of those around it."""
+    if not may_be_parted(item) or _most_copies(item.value) <= MOST_COPIES:
+        return item
+    before: list[Any] = []
+
+    def let(node: Any, mutator: Any) -> Any:
+        load = temporaries.stored(mutator.mutate(node.value), before, _PREFIX)
+        return mutator.mutate(substitute(node.body, [(node.var, load)]))
+
+    value = structural_mutate(item.value, (tirx.Let, let))
+    return sequence(*before, type(item)(item.buffer, value, list(item.indices)))
+
+
+def _most_copies(value: Any) -> int:
+    """How many loaded elements a variable inside of ``value`` is bound to, with every variable there replaced."""
+    copies: dict[Any, int] = {}
+
+    def let(node: Any, mutator: Any) -> Any:
+        mutator.mutate(node.value)
+        copies[node.var] = _loads(node.value, copies)
+        mutator.mutate(node.body)
+        return node
+
+    structural_mutate(value, (tirx.Let, let))
+    return max(copies.values(), default=0)
+
+
+def _loads(value: Any, copies: dict[Any, int]) -> int:
+    """Loads in ``value``; a bound variable counts ``copies[variable]`` of them, also where it is bound in ``value``."""
+    found: list[int] = []
+    structural_walk(
+        value,
+        [(TensorLoad, lambda _: found.append(1)), (Var, lambda variable: found.append(copies.get(variable, 0)))],
+    )
+    return sum(found)

@@ -1,0 +1,65 @@
+"""Temporaries of one element for each SIMD lane, for parts of a long value. LLVM makes registers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    BufferStore,
+    Call,
+    Expr,
+    For,
+    ForKind,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.ir.build_ir import allocate, load, new_buffer, sequence, store
+
+
+@dataclass(frozen=True, slots=True)
+class Temporaries:
+    """Those of one loop over lanes, or of one store outside of such loops."""
+
+    lanes: int
+    lane: Expr
+    buffers: list[Any] = field(default_factory=list)
+
+    def stored(self, value: Any, before: list[Any], prefix: str) -> Any:
+        """``value`` as a load of a new temporary, ``<prefix><number>``; its store is appended to ``before``."""
+        buffer = new_buffer((self.lanes,), dtype_of(value), f"{prefix}{len(self.buffers)}", "local")
+        self.buffers.append(buffer)
+        before.append(store(buffer, value, [self.lane]))
+        return load(buffer, [self.lane])
+
+
+def rewrite_stores(node: Any, rewrite: Callable[[Any, Temporaries], Any]) -> Any:
+    """``node``, a statement, with every store as ``rewrite(store, temporaries)`` has it, and those allocated."""
+
+    def loop(item: Any, mutator: Any) -> Any:
+        extent = getattr(item.extent, "value", None)
+        if item.kind != ForKind.VECTORIZED or extent is None:
+            return mutator.default_mutate(item)
+        return _rewritten(item, rewrite, Temporaries(int(extent), item.loop_var - item.min))
+
+    def alone(item: Any, _: Any) -> Any:
+        return _rewritten(item, rewrite, Temporaries(1, tirx.IntImm("int64", 0)))
+
+    return structural_mutate(node, [(For, loop), (BufferStore, alone)])
+
+
+def _rewritten(statement: Any, rewrite: Callable[[Any, Temporaries], Any], temporaries: Temporaries) -> Any:
+    new = structural_map(statement, (BufferStore, lambda item: rewrite(item, temporaries)))
+    return sequence(*map(allocate, temporaries.buffers), new) if temporaries.buffers else statement
+
+
+def may_be_parted(item: Any) -> bool:
+    """Whether parts of what is stored may be computed first: conditions guard loads, vectors have lanes already."""
+    found: list[bool] = ["x" in dtype_of(item.value)]
+    structural_walk(item.value, (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))))
+    return not any(found)
