@@ -36,8 +36,8 @@ from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.pack_constants import pack
-from tvm_ext.tir_passes.construct_kernels import construct_anchor
 from tvm_ext.tir_passes.emit.cpu_tiles.emit import emit_tile_kernel
+from tvm_ext.tir_passes.plan.anchors import construct_anchor
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import Construction, construct

@@ -46,12 +46,13 @@ from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels, StockGpuKernels
-from tvm_ext.tir_passes.construct_kernels import ConstructKernels
+from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
+from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
+from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
 
@@ -128,7 +129,7 @@ def kernel_passes(
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
-        ConstructKernels(device, options, cache),
+        ConstructCpuKernels(device, options, cache),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
         # On one core no kernel starts threads, however it was made.

@@ -28,9 +28,10 @@ from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
-from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
-from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.canonical import canonical_computation
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
 from tvm_ext.tir_passes.roller.align import BANK, MEMORY, SHAPE, UNIT
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import construct
@@ -73,7 +74,7 @@ class Anchor:
 
     computation: Computation
     expr: TensorExpr
-    group: GpuTileGroup
+    group: TileGroup
     operator: OperatorBody
 
 
@@ -139,7 +140,7 @@ def anchor_of(case: Case, *, fused: bool = True) -> Anchor | None:
     """The only tile group of ``case``, in canonical form unless not ``fused``; None where rows of threads serve it."""
     operator = simplify_for_gpu(read_operator(program(case), case.id))
     groups = plan_for_gpu(operator)
-    if len(groups) != 1 or not isinstance(groups[0], GpuTileGroup):
+    if len(groups) != 1 or not isinstance(groups[0], TileGroup):
         return None
     group = groups[0]
     computation, expr = canonical_computation(

@@ -46,7 +46,8 @@ from tvm_ext.records.choice import CHOICE, OWN_PATHS
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.support.files import write_atomically
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.tir_passes.construct_gpu_kernels import StockGpuKernels, candidates, construct_gpu_kernel
+from tvm_ext.tir_passes.construct_gpu_kernels import candidates, construct_gpu_kernel
+from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_export import architecture_of
 from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
 from tvm_ext.toolchains.device_modules import LIBRARY_SYMBOL, assembly, replace_source

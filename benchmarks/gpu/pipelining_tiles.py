@@ -13,8 +13,9 @@ from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_anchor
-from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
 from tvm_ext.tir_passes.roller.gemm_form import GemmForm, gemm_expr, gemm_form, reduction_step, split_of
 from tvm_ext.tir_passes.roller.mma_grid import grid_group
 from tvm_ext.tir_passes.roller.mma_model import resident_blocks, shape_of, thread_registers, tile_bytes
@@ -85,7 +86,7 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
     """The operator's constructed tiles, best predicted by Roller's model first."""
     operator = simplify_for_gpu(read_operator(program(case), case.id))
     group = plan_for_gpu(operator)[0]
-    assert isinstance(group, GpuTileGroup), case.id
+    assert isinstance(group, TileGroup), case.id
     options = BuildOptions(candidates=CONSTRUCTED)
     _, expr, construction = construct_gpu_anchor(group, operator, device, options)
     return [

@@ -63,7 +63,7 @@ def visible_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
-PASSES = ["LegalizeOps", "tvm_ext.ConstructKernels", "tvm_ext.PackConstants", "VMShapeLower", "tirx.MakePackedAPI"]
+PASSES = ["LegalizeOps", "tvm_ext.ConstructCpuKernels", "tvm_ext.PackConstants", "VMShapeLower", "tirx.MakePackedAPI"]
 
 
 @pytest.mark.parametrize("pass_name", PASSES)
@@ -80,7 +80,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(pass_name: str)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("pass_name", ["tvm_ext.ConstructKernels", "tirx.MakePackedAPI"])
+@pytest.mark.parametrize("pass_name", ["tvm_ext.ConstructCpuKernels", "tirx.MakePackedAPI"])
 def test_a_build_that_is_killed_leaves_no_half_written_file(
     pass_name: str, name: str, tmp_path: Path, run_python: RunPython
 ) -> None:
@@ -299,7 +299,7 @@ COMMAND = """
 """
 
 
-@pytest.mark.parametrize("moment", ["LegalizeOps", "tvm_ext.ConstructKernels", "link"])
+@pytest.mark.parametrize("moment", ["LegalizeOps", "tvm_ext.ConstructCpuKernels", "link"])
 def test_ctrl_c_of_the_command(moment: str, tmp_path: Path) -> None:
     """More moments, in time: tests/attack/test_interrupts.py."""
     onnx.save(libraries.model(40), tmp_path / "model.onnx")

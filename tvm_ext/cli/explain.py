@@ -20,11 +20,11 @@ from tvm_ext.pass_pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.recorder import call_counts
 from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_anchor
-from tvm_ext.tir_passes.construct_kernels import construct_anchor
-from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.emit.cpu_windows.kernel import window_kernel
+from tvm_ext.tir_passes.plan.anchors import construct_anchor, construct_gpu_anchor
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, plan, simplify
-from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows, window_kernel
+from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows
 from tvm_ext.tir_passes.roller.construct import Construction
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
             operator=name, calls=calls[name], device=device.name, anchors=(), row_computations=(), note=refusal.problem
         )
     constants = _constants(function, operator)
-    tiled = [group for group in groups if isinstance(group, TileGroup | GpuTileGroup)]
+    tiled = [group for group in groups if isinstance(group, TileGroup)]
     rows = [computation.name for group in groups if isinstance(group, RowGroup) for computation in group.computations]
-    windows = [window_kernel(group, device)[2] for group in groups if isinstance(group, WindowGroup)]
+    windows = [
+        window_kernel(group.window, group.epilogue, device)[2] for group in groups if isinstance(group, WindowGroup)
+    ]
     return Explanation(
         operator=name,
         calls=calls[name],
@@ -117,13 +119,13 @@ def _constants(function: PrimFunc, operator: OperatorBody) -> list[Buffer]:
 
 
 def _anchor(
-    group: TileGroup | GpuTileGroup,
+    group: TileGroup,
     operator: OperatorBody,
     constants: list[Buffer],
     device: DeviceSpec,
     options: BuildOptions,
 ) -> AnchorExplanation:
-    if isinstance(group, GpuTileGroup):
+    if device.kind != "cpu":
         _, expr, construction = construct_gpu_anchor(group, operator, device, options)
     else:
         _, expr, construction = construct_anchor(group, operator, constants, device, options)

@@ -9,60 +9,47 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tvm_ext._tvm import (
-    ALREADY_SCHEDULED,
-    For,
-    PrimFunc,
-    ScheduleError,
-    Target,
-    copy_module,
-    gpu_schedule_rules,
-    module_pass,
-    tirx,
-)
-from tvm_ext.analysis.computation_exprs import count_operations
+from tvm_ext._tvm import For, copy_module, module_pass
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
-from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.choice import CHOICE, GpuPlan, KernelChoice, Path
+from tvm_ext.records.choice import GpuPlan, KernelChoice, Path
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.records.serialise import to_json
-from tvm_ext.support.limits import check_count, check_time, timed_construction
+from tvm_ext.support.limits import check_time, timed_construction
 
-from .construct_kernels import (
-    allocations,
-    bytes_of,
-    canonical_computation,
-    canonical_rows,
-    construct,
-    flops_of,
-    fused_note,
-    kept_buffers,
-    row_program,
-)
 from .emit.gpu_rows.emit import emit_simt_rows
-from .emit.mma_tiles.emit import emit_mma_tile, supports_mma
-from .emit.schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
+from .emit.mma_tiles.emit import emit_mma_tile
+from .emit.schedule_stock_gpu import schedule_by_stock
 from .emit.simt_tiles.emit import emit_simt_tile
-from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
-from .expressions.turn_divisions import turn_divisions, with_turned_divisions
+from .expressions.exact_floats import keep_floats, pass_nan_on
+from .expressions.turn_divisions import turn_divisions
 from .pipeline_kernels import with_pipelines
+from .plan.anchors import construct_for_vector_units, gpu_anchor, kept_buffers, row_program
+from .plan.canonical import canonical_rows
 from .plan.equal_functions import EqualFunctions
+from .plan.form import (
+    Form,
+    body_of,
+    choice_of,
+    flops_of,
+    function_like,
+    fused_note,
+    notes_of,
+    unscheduled,
+    with_choice,
+)
 from .plan.gpu_limits import check_types, index_limit_passed, nothing_fits
-from .plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
-from .plan.plan_kernels import RowGroup, size_notes
-from .roller.align import ALL_RULES, TENSOR_CORE
-from .roller.construct import Construction
+from .plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
+from .plan.plan_kernels import RowGroup, TileGroup, size_notes
 from .roller.construct_mma import construct_mma
+from .roller.gemm_form import supports_mma
 
-VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
 
@@ -96,30 +83,12 @@ class ConstructGpuKernels:
     def transform_module(self, mod: Any, _ctx: Any) -> Any:
         result = copy_module(mod)
         made = EqualFunctions()
-        for gv, func in mod.functions_items():
-            if not isinstance(func, PrimFunc) or (func.attrs and ALREADY_SCHEDULED in func.attrs):
-                continue
+        for gv, func in unscheduled(mod):
             kernel = made.find(func, gv.name_hint)
             if kernel is None:
                 kernel = construct_gpu_kernel(func, gv.name_hint, self.device, self.options, self.accept)
                 made.remember(func, kernel)
             result[gv] = kernel
-        return result
-
-
-@module_pass(opt_level=0, name="tvm_ext.StockGpuKernels")
-class StockGpuKernels:
-    """Schedule every unscheduled PrimFunc by stock TVM's dlight: what ``enable_roller=False`` means on a GPU."""
-
-    def __init__(self, device: DeviceSpec) -> None:
-        self.device = device
-
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
-        result = copy_module(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
-                body, choice = _stock(func, gv.name_hint, self.device, "enable_roller=False")
-                result[gv] = _with_choice(body, choice)
         return result
 
 
@@ -134,9 +103,9 @@ def construct_gpu_kernel(
         with timed_construction():
             body, choice = _accepted(func, name, device, options, accept)
     except IllegalRewrite as refusal:
-        body, choice = _stock(func, name, device, f"no kernel constructed: {refusal.problem}")
+        body, choice = schedule_by_stock(func, name, device, f"no kernel constructed: {refusal.problem}")
         body, choice = with_pipelines(body, choice, device, options)
-    return _with_choice(body, choice)
+    return with_choice(body, choice)
 
 
 def _accepted(
@@ -188,7 +157,7 @@ def candidates(
     except IllegalRewrite:
         return ()
     return tuple(
-        (program, _with_choice(*with_pipelines(body, choice, device, chosen)))
+        (program, with_choice(*with_pipelines(body, choice, device, chosen)))
         for program, body, choice in made
         if program is not None
     )
@@ -206,40 +175,6 @@ def _assemblies(
         yield form.program, body, choice
 
 
-def _with_choice(body: Any, choice: KernelChoice) -> Any:
-    return body.with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
-
-
-def construct_gpu_anchor(
-    group: GpuTileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> tuple[Computation, TensorExpr, Construction]:
-    """The group's anchor in canonical form, and what Roller constructs for it: for matrix units where they serve it."""
-    computation, expr = _canonical_anchor(group, operator)
-    if supports_mma(expr, device) is None:
-        return computation, expr, construct_mma(expr, device, k=options.candidates)
-    return computation, expr, _construct_for_vector_units(expr, device, options)
-
-
-def _canonical_anchor(group: GpuTileGroup, operator: OperatorBody) -> tuple[Computation, TensorExpr]:
-    return canonical_computation(
-        group.anchor, operator.name, prologue=group.prologue, epilogue=group.epilogue, params=operator.params
-    )
-
-
-def _construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Construction:
-    return construct(expr, device, k=options.candidates, first_epsilon=options.epsilon, rules=VECTOR_RULES)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Form:
-    """One way to run a group of computations: its kernel, the rProgram that it follows, and what to say of it."""
-
-    path: Path
-    kernel: SimtKernel
-    program: RProgram | None
-    note: str
-
-
 def _read(func: Any, name: str, device: DeviceSpec) -> OperatorBody:
     operator = simplify_for_gpu(read_operator(func, name))
     check_types(operator, device)
@@ -255,13 +190,13 @@ def _check_size(operator: OperatorBody, options: BuildOptions) -> None:
     raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
 
 
-def _computations(group: GpuTileGroup | RowGroup) -> tuple[Computation, ...]:
+def _computations(group: TileGroup | RowGroup) -> tuple[Computation, ...]:
     return group.computations if isinstance(group, RowGroup) else (group.anchor, *group.prologue, *group.epilogue)
 
 
 def _forms(
-    group: GpuTileGroup | RowGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> Iterator[_Form]:
+    group: TileGroup | RowGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> Iterator[Form]:
     """The group's kernels, best first. Raises IllegalRewrite, with every emitter's reason, where there are none."""
     if isinstance(group, RowGroup):
         yield _row_form(group, operator, device)
@@ -276,21 +211,19 @@ def _forms(
             refusals.append(f"{label}, tile {program.tile('L1')}: {refusal}")
             continue
         accepted += 1
-        yield _Form(
-            path="rtile", kernel=kernel, program=program, note=_tile_note(group, program, kernel, label, refusals)
-        )
+        yield _form("rtile", kernel, program, _tile_notes(group, program, kernel, label, refusals))
     if not accepted:
         raise IllegalRewrite(f"no kernel for {group.anchor.name}: " + "; ".join(_first_and_count(refusals)))
 
 
 def _tile_attempts(
-    group: GpuTileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str]
+    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str]
 ) -> Iterator[tuple[Callable[[RProgram], SimtKernel], RProgram, str]]:
     """(emitter of an rProgram, rProgram, the units that it uses), in the order to try them.
 
     What keeps the matrix units out is added to ``refusals``, but only where the device has them for the type.
     """
-    computation, expr = _canonical_anchor(group, operator)
+    computation, expr = gpu_anchor(group, operator)
 
     def emitter(emit: Callable[..., SimtKernel]) -> Callable[[RProgram], SimtKernel]:
         return lambda program: emit(computation, expr, group.prologue, group.epilogue, program, device, operator.params)
@@ -301,7 +234,7 @@ def _tile_attempts(
             yield emitter(emit_mma_tile), program, "matrix units"
     elif device.peak_gflops_of(f"{expr.inputs[0].dtype}_tensor") is not None:
         refusals.append(f"matrix units: {why_not}")
-    construction = _construct_for_vector_units(expr, device, options)
+    construction = construct_for_vector_units(expr, device, options)
     if not construction.programs:
         raise _nothing_fits(expr, device, options)
     label = "vector units" + "".join(f" ({note})" for note in construction.notes)
@@ -314,11 +247,13 @@ def _nothing_fits(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -
     return IllegalRewrite(error.problem) if options.enable_roller == "auto" else error
 
 
-def _tile_note(group: GpuTileGroup, program: RProgram, kernel: SimtKernel, label: str, refusals: Sequence[str]) -> str:
+def _tile_notes(
+    group: TileGroup, program: RProgram, kernel: SimtKernel, label: str, refusals: Sequence[str]
+) -> list[str]:
     how = f"{group.anchor.name} on {label} in tiles {program.tile('L1')}"
     computed = f", {', '.join(computation.name for computation in group.prologue)} computed on the way to shared memory"
-    parts = [how + (computed if group.prologue else "") + fused_note(group.epilogue), *kernel.notes]
-    return "; ".join([*parts, *_first_and_count(refusals)])
+    first = how + (computed if group.prologue else "") + fused_note(group.epilogue)
+    return [first, *kernel.notes, *_first_and_count(refusals)]
 
 
 def _first_and_count(refusals: Sequence[str]) -> list[str]:
@@ -329,79 +264,28 @@ def _first_and_count(refusals: Sequence[str]) -> list[str]:
     return [f"not taken: {refusals[0]}{others}"]
 
 
-def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> _Form:
+def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
     rows = canonical_rows(group)
     kernel = emit_simt_rows(rows.computations, device, kept_buffers(rows, operator), operator.params)
     name = " + ".join(computation.name for computation in group.computations)
-    program = row_program(group, operator, device)
-    return _Form(path="rows", kernel=kernel, program=program, note="; ".join([f"{name} row by row", *kernel.notes]))
+    return _form("rows", kernel, row_program(group, operator, device), [f"{name} row by row", *kernel.notes])
 
 
-def _assemble(
-    func: Any, operator: OperatorBody, device: DeviceSpec, forms: Sequence[_Form]
-) -> tuple[Any, KernelChoice]:
+def _assemble(func: Any, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form]) -> tuple[Any, KernelChoice]:
     """One function that runs the forms of all groups in order, with the buffers that pass between them."""
-    kernels = [form.kernel for form in forms]
-    assert not any(kernel.packs for kernel in kernels), "constants are not announced to GPU emitters"
-    statements = [statement for kernel in kernels for statement in kernel.statements]
-    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
-    emitted = sequence(*allocations(statements, operator), *statements)
-    check_count("kernel_operations", count_operations(emitted), "operations in its kernels")
-    body = turn_divisions(emitted)
-    body = pass_nan_on(keep_floats(body))
-    new = tirx.PrimFunc(list(operator.params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
-    programs = [form.program for form in forms if form.program is not None]
-    choice = KernelChoice(
-        operator=operator.name,
-        path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
-        reason="; ".join([*(form.note for form in forms), *size_notes(operator)]),
-        device=device.name,
-        flops=sum(flops_of(computation) for computation in operator.computations),
-        bytes=sum(bytes_of(param) for param in operator.params),
-        program=max(programs, key=lambda program: program.prediction.time_s, default=None),
-        gpu=tuple(_gpu_plan(kernel) for kernel in kernels),
-    )
-    return new, choice
+    body = pass_nan_on(keep_floats(turn_divisions(body_of(forms, operator))))
+    choice = choice_of(operator, forms, [*notes_of(forms), *size_notes(operator)], device)
+    return function_like(func, operator.params, body), choice
 
 
-def _gpu_plan(kernel: SimtKernel) -> GpuPlan:
-    return GpuPlan(
+def _form(path: Path, kernel: SimtKernel, program: RProgram | None, notes: Sequence[str]) -> Form:
+    """The emitter's kernel as a `Form`."""
+    assert not kernel.packs, "constants are not announced to GPU emitters"
+    planned = GpuPlan(
         launches=sum(isinstance(statement, For) for statement in kernel.statements),
         blocks=kernel.blocks,
         threads=kernel.threads,
         shared_bytes=kernel.shared_bytes,
         register_count=kernel.register_count,
     )
-
-
-def _stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, KernelChoice]:
-    """``func`` by the first of stock TVM's rules whose kernels leave nothing to the host; else by the fallback.
-
-    Raises TargetError where neither makes kernels of it: as it is, the host would reach into the device's memory.
-    """
-    func = func.with_body(keep_floats_outside_reductions(func.body))
-    target = Target.current(allow_none=True) or Target(dict(device.target))
-    for rule in gpu_schedule_rules():
-        schedule = _apply(rule, func, target)
-        if schedule is not None and runs_on_device(schedule.mod["main"]):
-            what = f"{reason}; stock TVM's dlight.gpu.{type(rule).__name__}"
-            return with_turned_divisions(schedule.mod["main"]), KernelChoice(
-                operator=name, path="stock", reason=what, device=device.name
-            )
-    try:
-        scheduled, note = schedule_gpu_fallback(func)
-    except IllegalRewrite as refusal:
-        problem = f"operator {name} has no kernel for {device.name}: {reason}; none of stock TVM's schedules takes it, "
-        raise TargetError(problem + f"and the fallback does not: {refusal.problem}.", "build it for a CPU") from refusal
-    choice = KernelChoice(operator=name, path="fallback", reason=f"{reason}; {note}", device=device.name)
-    return with_turned_divisions(scheduled), choice
-
-
-def _apply(rule: Any, func: Any, target: Any) -> Any:
-    """The rule's schedule of ``func``; None where it does not take it, or cannot carry out what it began."""
-    try:
-        with target:
-            found = rule.apply(func, target, False)
-    except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError):
-        return None
-    return found[0] if isinstance(found, list) else found
+    return Form(path=path, statements=kernel.statements, program=program, notes=tuple(notes), gpu=planned)

@@ -20,8 +20,8 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes import construct_gpu_kernels as gpu
-from tvm_ext.tir_passes.plan.plan_gpu_kernels import GpuTileGroup, plan_for_gpu, simplify_for_gpu
-from tvm_ext.tir_passes.plan.plan_kernels import RowGroup
+from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
+from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup
 from tvm_ext.verify import opencl_cpu
 from tvm_ext.verify.threads_as_loops import is_thread_bound, run_threads_as_loops
 
@@ -51,7 +51,7 @@ def planned(func: Any) -> list[Any]:
 # --- the plan -----------------------------------------------------------------------------------------------------
 def test_padding_is_the_prologue_and_relu_the_epilogue_of_a_convolution() -> None:
     (group,) = planned(convolution())
-    assert isinstance(group, GpuTileGroup)
+    assert isinstance(group, TileGroup)
     assert [computation.name for computation in group.prologue] == ["pad_temp"]
     assert [computation.name for computation in group.epilogue] == ["compute"]
 
@@ -80,7 +80,7 @@ def product_of_an_exponential() -> Any:
 def test_an_expensive_producer_is_a_kernel_of_its_own() -> None:
     rows, tile = planned(product_of_an_exponential())
     assert isinstance(rows, RowGroup)
-    assert isinstance(tile, GpuTileGroup)
+    assert isinstance(tile, TileGroup)
     assert tile.prologue == ()
 
 

@@ -15,25 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
+from tvm_ext.analysis.predicates import has_call
 
-from ..emit.cpu_rows.emit import has_call
-from .plan_kernels import RowGroup, epilogue_of, is_tiled, simplify
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class GpuTileGroup:
-    """A reduction with reuse, what is computed while its inputs are copied, and what is fused behind it.
-
-    A computation of ``prologue`` is injective, writes at its own axes, and is read by ``anchor`` alone.
-    """
-
-    anchor: Computation
-    prologue: tuple[Computation, ...]
-    epilogue: tuple[Computation, ...]
+from .plan_kernels import RowGroup, TileGroup, epilogue_of, is_tiled, simplify
 
 
 def simplify_for_gpu(operator: OperatorBody) -> OperatorBody:
@@ -67,9 +54,9 @@ def has_reuse(computation: Computation) -> bool:
     return len(computation.loads()) > 1 and is_tiled(computation)
 
 
-def plan_for_gpu(operator: OperatorBody) -> list[GpuTileGroup | RowGroup]:
+def plan_for_gpu(operator: OperatorBody) -> list[TileGroup | RowGroup]:
     """The kernels of a simplified operator, in order of execution."""
-    groups: list[GpuTileGroup | RowGroup] = []
+    groups: list[TileGroup | RowGroup] = []
     computations = operator.computations
     epilogues = {
         id(s): epilogue_of(operator, s, computations[p + 1 :]) for p, s in enumerate(computations) if has_reuse(s)
@@ -85,7 +72,7 @@ def plan_for_gpu(operator: OperatorBody) -> list[GpuTileGroup | RowGroup]:
         if any(computation is other for other in taken):
             continue
         if id(computation) in prologues:
-            tile = GpuTileGroup(
+            tile = TileGroup(
                 anchor=computation, prologue=prologues[id(computation)], epilogue=epilogues[id(computation)]
             )
             groups.append(tile)

@@ -15,21 +15,25 @@ from tvm_ext._tvm import TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, count_flops, count_operations, linear_index
 from tvm_ext.analysis.computation_rewrites import inline, split_divided_axes
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
+from tvm_ext.analysis.predicates import has_call, reads_only_its_own_element, shared_axes
 from tvm_ext.support.limits import check_count, check_time, limits
 
-from ..emit.cpu_rows.emit import has_call, shared_axes
-from ..emit.cpu_tiles.epilogue import reads_only_its_own_element
-from ..emit.cpu_windows.window import is_padding
+from .window import is_padding
 
 CHEAP_FLOPS = 2  # recomputing this much costs less than storing and loading the element
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileGroup:
-    """A reduction kept in register tiles, with its fused epilogue."""
+    """A reduction with reuse, kept in tiles, with its fused epilogue.
+
+    A computation of ``prologue`` is computed while the inputs are copied to shared memory: it is injective, writes at
+    its own axes, and is read by ``anchor`` alone. CPUs have none.
+    """
 
     anchor: Computation
     epilogue: tuple[Computation, ...]
+    prologue: tuple[Computation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Stmt
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
-from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import outer_kind
-from tvm_ext.records.rprogram import RProgram
 
-from ..emit.cpu_windows.division import multiply_by_reciprocals
-from ..emit.cpu_windows.emit import emit_window, may_overrun
-from ..emit.cpu_windows.layout import lay_out_window
-from ..emit.cpu_windows.program import window_program
-from ..emit.cpu_windows.window import Window, find_window, is_padding
 from .plan_kernels import RowGroup, TileGroup
+from .window import Window, find_window, is_padding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,12 +62,3 @@ def _without(group: CpuGroup, pads: Sequence[Computation]) -> CpuGroup | None:
         return group
     left = tuple(computation for computation in group.computations if not any(computation is pad for pad in pads))
     return RowGroup(computations=left) if left else None
-
-
-def window_kernel(group: WindowGroup, device: DeviceSpec) -> tuple[list[Stmt], RProgram, str]:
-    """The statements of a window operator, what the model expects of them, and how it is done in words."""
-    divided = multiply_by_reciprocals(group.window, group.epilogue)
-    layout = lay_out_window(group.window, device, may_overrun=may_overrun(group.window, divided.epilogue))
-    program = window_program(layout, divided.epilogue, device)
-    kind = outer_kind(program.prediction.busy_s, device)
-    return [*divided.tables, emit_window(layout, divided.epilogue, kind)], program, layout.describe()

@@ -13,9 +13,8 @@ from typing import Any
 from tvm_ext._tvm import Call, structural_walk
 from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.hal import DeviceSpec
-
-from ..emit.cpu_rows.emit import is_in
 
 CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known

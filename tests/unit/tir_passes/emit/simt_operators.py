@@ -16,8 +16,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram, RTile
-from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
+from tvm_ext.tir_passes.plan.canonical import canonical_computation
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.tir_passes.roller.align import ALL_RULES, TENSOR_CORE
 from tvm_ext.tir_passes.roller.construct import construct

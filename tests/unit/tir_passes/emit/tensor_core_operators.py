@@ -18,8 +18,8 @@ from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.tir_passes.construct_kernels import canonical_computation
 from tvm_ext.tir_passes.emit.mma_tiles.emit import emit_mma_tile, supports_mma
+from tvm_ext.tir_passes.plan.canonical import canonical_computation
 from tvm_ext.tir_passes.roller.construct_mma import construct_mma
 from tvm_ext.verify import simt
 

@@ -11,7 +11,7 @@ from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.rprogram import Prediction
-from tvm_ext.tir_passes.construct_kernels import row_program
+from tvm_ext.tir_passes.plan.anchors import row_program
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup
 from tvm_ext.tir_passes.plan.row_time import row_time_s
 

@@ -9,8 +9,7 @@ of all computations run together, so that what one computation leaves in a row-s
       for k: y[row, k] = exp(x[row, k] - m); s += y[row, k]    # the exponentials go where the result will be
       for k: y[row, k] *= 1 / s
 
-Worked example of p: softmax over (n, h, k) has maxelem[n, h], exp[n, h, k] and sum[n, h]; every read of one of
-them addresses n and h by the reader's own first two axes, and no other axis agrees, so p is 2.
+`analysis.predicates.shared_axes` finds p.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Stmt, structural_walk, tirx
+from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.predicates import is_in, shared_axes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -49,19 +49,6 @@ LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread'
 TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
 
 
-def shared_axes(computations: Sequence[Computation]) -> int:
-    """How many leading axes all computations have in common (see the module's example); a lone reduction has all its
-    own.
-    """
-    limit = min(len(computation.spatial) for computation in computations)
-    if len(computations) == 1:
-        return limit
-    count = 0
-    while count < limit and _agree(computations, count):
-        count += 1
-    return count
-
-
 def _task_axes(computation: Computation, device: DeviceSpec) -> int:
     """Leading axes of a lone injective computation that are divided into tasks; the others stay plain loops inside.
 
@@ -73,26 +60,6 @@ def _task_axes(computation: Computation, device: DeviceSpec) -> int:
         tasks *= computation.extent(computation.spatial[count])
         count += 1
     return count
-
-
-def _agree(computations: Sequence[Computation], position: int) -> bool:
-    extents = {computation.extent(computation.spatial[position]) for computation in computations}
-    written = [
-        computation.target
-        for computation in computations
-        if any(reads(other.value, computation.target) for other in computations)
-    ]
-    if len(extents) != 1:
-        return False
-    for computation in computations:
-        variable = computation.spatial[position]
-        if len(computation.indices) <= position or not computation.indices[position].same_as(variable):
-            return False
-        for item in computation.loads():
-            internal = any(item.source.same_as(buffer) for buffer in written)
-            if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
-                return False
-    return True
 
 
 def emit_rows(computations: Sequence[Computation], device: DeviceSpec, keep: Sequence[Any], kind: Any) -> list[Stmt]:
@@ -130,11 +97,6 @@ def emit_rows(computations: Sequence[Computation], device: DeviceSpec, keep: Seq
     if chunks is not None:
         return [_chunked(computations[0], chunks, device, kind)]
     return [loop(rows, kind, "row", row)]
-
-
-def is_in(buffer: Any, buffers: Sequence[Any]) -> bool:
-    """Whether ``buffer`` itself, not one like it, is among ``buffers``."""
-    return any(buffer.same_as(other) for other in buffers)
 
 
 def _distinct(buffers: Iterable[Any]) -> list[Any]:
@@ -307,10 +269,3 @@ def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: An
         return loop(length, SERIAL, "i", lambda i: body(start + i))
 
     return loop(chunks, kind, "chunk", run)
-
-
-def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
-    """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
-    found: list[Any] = []
-    structural_walk(computation.value, (Call, found.append))
-    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import Expr, Stmt, tirx
-from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -27,25 +27,6 @@ from tvm_ext.ir.build_ir import (
 
 from .register_tile import TileLayout, flat, vectors
 from .transpose_registers import transpose_registers
-
-
-def reads_only_its_own_element(consumer: Computation, anchor: Computation) -> bool:
-    """Whether an epilogue computation reads the anchor's result exactly at the element that it writes itself,
-    everywhere.
-
-    The tile stores over the anchor's extents: a consumer of others reads its own element too, but not over the same
-    elements. Worked example: ``y[i, j]`` for j < 3 of ``x`` with 8 columns (a slice from 0) would be written past its
-    end, ``if j < 8: x[i, j] else: 0`` for j < 10 (padding behind) would keep two columns that nothing writes.
-    """
-    if consumer.is_reduction or not consumer.writes_at_its_own_axes():
-        return False
-    shape = static_shape(anchor.target)
-    if tuple(consumer.extent(v) for v in consumer.spatial) != shape or static_shape(consumer.target) != shape:
-        return False
-    loads = [item for item in consumer.loads() if item.source.same_as(anchor.target)]
-    return reads(consumer.value, anchor.target) and all(
-        all(i.same_as(v) for i, v in zip(item.indices, consumer.spatial, strict=True)) for item in loads
-    )
 
 
 def store_tile(

@@ -18,7 +18,7 @@ from tvm_ext._tvm import Expr, Stmt, TensorLoad, Var, structural_map, structural
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, store
 
-from .window import Window
+from ...plan.window import Window
 
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,

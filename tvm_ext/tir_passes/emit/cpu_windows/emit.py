@@ -37,9 +37,9 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
 )
 
+from ...plan.window import Window
 from .fill import Table, stage_band
 from .layout import WindowLayout
-from .window import Window
 
 FEW_PARTS = 4
 """Vectors of a row written out one by one."""

@@ -18,7 +18,7 @@ from itertools import product
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import lanes_of
 
-from .window import Window, WindowAxis
+from ...plan.window import Window, WindowAxis
 
 ACCUMULATOR_SHARE = 5 / 8
 """Of the vector registers; the others hold a column of taps and the vectors being loaded."""

@@ -14,13 +14,13 @@ from typing import Any
 
 from tvm_ext._tvm import Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.tensor_expr import AxisKind
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import accumulator_dtype, allocate, index, load
 from tvm_ext.ir.simt_ir import SimtKernel
 
-from ..cpu_rows.emit import is_in
 from ..cpu_rows.rewrite_rows import with_reciprocals
 from .combine import shared_bytes
 from .form import RowForm

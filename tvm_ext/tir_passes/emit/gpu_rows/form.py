@@ -18,8 +18,7 @@ from typing import Any
 from tvm_ext._tvm import Analyzer, Expr, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
-
-from ..cpu_rows.emit import is_in
+from tvm_ext.analysis.predicates import is_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

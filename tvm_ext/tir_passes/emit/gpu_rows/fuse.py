@@ -13,8 +13,8 @@ from typing import Any
 from tvm_ext._tvm import Expr, Var, tirx
 from tvm_ext.analysis.computation_rewrites import fuse_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.analysis.predicates import is_in
 
-from ..cpu_rows.emit import is_in
 from .form import Address, LoopAxis, RowForm, accesses, address_of, divides, position_of
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, substitute
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -39,7 +40,6 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
 
-from ..cpu_rows.emit import is_in
 from .combine import add_initial, allreduce, meet, neutral, starts_neutral
 from .form import RowForm
 from .lanes import TableAt, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units

@@ -1,0 +1,76 @@
+"""Questions about computations that planners and emitters ask alike, answered from the computations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_walk
+
+from .computations import Computation, reads, static_shape
+
+
+def is_in(buffer: Any, buffers: Sequence[Any]) -> bool:
+    """Whether ``buffer`` itself, not one like it, is among ``buffers``."""
+    return any(buffer.same_as(other) for other in buffers)
+
+
+def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:
+    """Whether the computation's value calls a function, so that computing it twice costs more than storing it."""
+    found: list[Any] = []
+    structural_walk(computation.value, (Call, found.append))
+    return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)
+
+
+def reads_only_its_own_element(consumer: Computation, anchor: Computation) -> bool:
+    """Whether an epilogue computation reads the anchor's result exactly at the element that it writes itself,
+    everywhere.
+
+    The tile stores over the anchor's extents: a consumer of others reads its own element too, but not over the same
+    elements. Worked example: ``y[i, j]`` for j < 3 of ``x`` with 8 columns (a slice from 0) would be written past its
+    end, ``if j < 8: x[i, j] else: 0`` for j < 10 (padding behind) would keep two columns that nothing writes.
+    """
+    if consumer.is_reduction or not consumer.writes_at_its_own_axes():
+        return False
+    shape = static_shape(anchor.target)
+    if tuple(consumer.extent(v) for v in consumer.spatial) != shape or static_shape(consumer.target) != shape:
+        return False
+    loads = [item for item in consumer.loads() if item.source.same_as(anchor.target)]
+    return reads(consumer.value, anchor.target) and all(
+        all(i.same_as(v) for i, v in zip(item.indices, consumer.spatial, strict=True)) for item in loads
+    )
+
+
+def shared_axes(computations: Sequence[Computation]) -> int:
+    """How many leading axes all computations have in common; a lone reduction has all its own.
+
+    Worked example: softmax over (n, h, k) has maxelem[n, h], exp[n, h, k] and sum[n, h]; every read of one of them
+    addresses n and h by the reader's own first two axes, and no other axis agrees: 2.
+    """
+    limit = min(len(computation.spatial) for computation in computations)
+    if len(computations) == 1:
+        return limit
+    count = 0
+    while count < limit and _agree(computations, count):
+        count += 1
+    return count
+
+
+def _agree(computations: Sequence[Computation], position: int) -> bool:
+    extents = {computation.extent(computation.spatial[position]) for computation in computations}
+    written = [
+        computation.target
+        for computation in computations
+        if any(reads(other.value, computation.target) for other in computations)
+    ]
+    if len(extents) != 1:
+        return False
+    for computation in computations:
+        variable = computation.spatial[position]
+        if len(computation.indices) <= position or not computation.indices[position].same_as(variable):
+            return False
+        for item in computation.loads():
+            internal = any(item.source.same_as(buffer) for buffer in written)
+            if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
+                return False
+    return True

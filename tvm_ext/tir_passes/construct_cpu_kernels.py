@@ -1,0 +1,242 @@
+"""The pass that gives every TensorIR function its CPU kernel: constructed by Roller, or a fallback, with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm_ext._tvm import ALREADY_SCHEDULED, Call, Target, copy_module, module_pass, structural_walk, tirx
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import OperatorBody, dtype_of, read_operator, substitute
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import outer_kind
+from tvm_ext.ir.float_ir import uses_bfloat16
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.support.kernel_cache import (
+    KERNEL_KEY,
+    CachedKernel,
+    KernelCache,
+    build_context,
+    kernel_key,
+    misfit,
+    params_of,
+    seal,
+)
+from tvm_ext.support.limits import check_time, limits, timed_construction
+
+from .emit.cpu_rows.emit import emit_rows
+from .emit.cpu_tiles.emit import emit_tile_kernel
+from .emit.cpu_windows.kernel import window_kernel
+from .emit.schedule_fallback import schedule_fallback
+from .expressions.cut_expressions import cut_nested, cut_notes, name_of
+from .expressions.deep_bindings import store_deep_bindings
+from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
+from .expressions.turn_divisions import with_turned_divisions
+from .expressions.vector_math import FUNCTIONS, expand_math, has_scale
+from .plan.anchors import construct_anchor, kept_buffers, row_program
+from .plan.canonical import canonical_rows
+from .plan.equal_functions import EqualFunctions
+from .plan.form import Form, body_of, choice_of, function_like, fused_note, notes_of, unscheduled, with_choice
+from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
+from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
+from .plan.row_time import row_time_s
+
+
+@module_pass(opt_level=0, name="tvm_ext.ConstructCpuKernels")
+class ConstructCpuKernels:
+    """Replace every unscheduled PrimFunc by a scheduled one, with its `KernelChoice` in attribute ``tvm_ext.choice``.
+
+    A kernel whose choice has ``packs`` wants its constants in another layout: `PackConstants` must follow.
+
+    Parameters
+    ----------
+    device
+        The CPU to construct for.
+    options
+        ``candidates`` and ``epsilon`` go to the construction (paper §3.2).
+    cache
+        Where compiled kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
+        follow. Left out: every kernel is constructed.
+    """
+
+    def __init__(self, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None) -> None:
+        self.device, self.options = device, options
+        self.cache = cache if cache is not None else KernelCache(None)
+
+    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+        result = copy_module(mod)
+        context = kernel_context(self.device, self.options) if self.cache.is_on else ""
+        made = EqualFunctions()
+        for gv, func in unscheduled(mod):
+            result[gv] = self._kernel(func, gv.name_hint, context, made)
+        return result
+
+    def _kernel(self, func: Any, name: str, context: str, made: EqualFunctions) -> Any:
+        """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
+        key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
+        entry = self._entry(func, key) if key is not None else None
+        if key is not None and entry is not None:
+            return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
+        kernel = made.find(func, name)
+        if kernel is not None:
+            self.cache.duplicates += 1
+        else:
+            kernel = construct_cpu_kernel(func, name, self.device, self.options)
+            made.remember(func, kernel)
+        return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+
+    def _entry(self, func: Any, key: str) -> CachedKernel | None:
+        """The cache's entry under ``key``, if it can be the kernel of ``func``."""
+        entry = self.cache.get(key)
+        if entry is None:
+            return None
+        try:
+            choice = from_json(KernelChoice, entry.record.choice)
+            reason = misfit(func, entry, {how.param_index: how.extents for how in choice.packs})
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            self.cache.reject(key, reason)
+            return None
+        return entry
+
+
+def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
+    """Digest of what decides every kernel of a build beside its PrimFunc."""
+    target = Target.current(allow_none=True)
+    return build_context(
+        str(target), to_json(device), repr((options.candidates, options.epsilon, options.guard_memory))
+    )
+
+
+def construct_cpu_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
+    """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice."""
+    try:
+        with timed_construction():
+            body, choice = _constructed(func, name, device, options)
+    except IllegalRewrite as refusal:
+        body, choice = _fallback(func, name, device, refusal)
+    return with_choice(with_turned_divisions(body), choice)
+
+
+def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[Any, KernelChoice]:
+    func = func.with_body(keep_floats_outside_reductions(func.body))
+    try:
+        scheduled, what = schedule_fallback(func)
+    except IllegalRewrite as second:
+        reason = f"no kernel constructed: {refusal}; not scheduled either: {second}"
+        return func, KernelChoice(operator=name, path="stock", reason=reason, device=device.name)
+    reason = f"no kernel constructed: {refusal}; {what}"
+    scheduled = scheduled.with_body(pass_nan_on(scheduled.body))
+    return scheduled, KernelChoice(operator=name, path="fallback", reason=reason, device=device.name)
+
+
+def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[Any, KernelChoice]:
+    operator = simplify(read_operator(func, name))
+    constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
+    constants = [operator.params[i] for i in constant]
+    groups, refusals = take_windows(plan(operator), operator)
+    forms = [form for group in groups for form in _forms(group, operator, constants, device, options)]
+    body = on_cpu(body_of(forms, operator), device)
+    notes = [*refusals, *notes_of(forms), *size_notes(operator), *cut_notes(body), *call_notes(body)]
+    params, body = _any_alignment(_packed(operator.params, forms), body)
+    return function_like(func, params, body), choice_of(operator, forms, notes, device)
+
+
+def _forms(
+    group: CpuGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+) -> list[Form]:
+    """How the group is run: by one kernel, or row by row where no rTile has a spatial axis to vectorise."""
+    check_time()
+    if isinstance(group, WindowGroup):
+        return [_window_form(group, device)]
+    if isinstance(group, RowGroup):
+        return [_row_form(canonical_rows(group), operator, device)]
+    return _tile_forms(group, operator, constants, device, options)
+
+
+def _window_form(group: WindowGroup, device: DeviceSpec) -> Form:
+    statements, program, how = window_kernel(group.window, group.epilogue, device)
+    note = how + fused_note(group.epilogue)
+    return Form(path="rtile", statements=tuple(statements), program=program, notes=(note,))
+
+
+def _tile_forms(
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+) -> list[Form]:
+    """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
+    anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
+    spatial = [axis.name for axis in expr.spatial]
+    program = next((program for program in construction.programs if program.vector_axis in spatial), None)
+    if program is None:
+        single = [
+            canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *group.epilogue)
+        ]
+        first, *rest = [_row_form(rows, operator, device) for rows in single]
+        return [replace(first, notes=(*construction.notes, *first.notes)), *rest]
+    kernel = emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params)
+    note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue)
+    return [
+        Form(
+            path="rtile",
+            statements=kernel.statements,
+            program=program,
+            notes=(*construction.notes, note),
+            packs=kernel.packs,
+        )
+    ]
+
+
+def _row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
+    kind = outer_kind(row_time_s(rows.computations, device), device)
+    return Form(
+        path="rows",
+        statements=tuple(emit_rows(rows.computations, device, kept_buffers(rows, operator), kind)),
+        program=row_program(rows, operator, device),
+        notes=(f"{' + '.join(computation.name for computation in rows.computations)} row by row",),
+    )
+
+
+def _packed(params: Sequence[Any], forms: Sequence[Form]) -> list[Any]:
+    """The function's parameters, those repacked at compile time in the form that their kernel reads."""
+    packed = list(params)
+    for form in forms:
+        for buffer, how in form.packs:
+            packed[how.param_index] = buffer
+    return packed
+
+
+def on_cpu(body: Any, device: DeviceSpec) -> Any:
+    """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
+    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
+    if uses_bfloat16(exact):
+        return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
+    if call_notes(exact):
+        return exact
+    return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
+
+
+def call_notes(body: Any) -> list[str]:
+    """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
+    calls: list[bool] = []
+    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
+    most = limits().expanded_functions
+    return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
+
+
+def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
+    """The parameters without TVM's promise of 64-byte alignment, which a NumPy array handed to the VM does not keep.
+
+    Vector instructions for unaligned addresses cost nothing where the address happens to be aligned.
+    """
+    relaxed = [
+        tirx.decl_buffer(
+            param.ty.shape, dtype_of(param), param.name, data_alignment=max(1, int(itemsize_bytes(dtype_of(param))))
+        )
+        for param in params
+    ]
+    return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))

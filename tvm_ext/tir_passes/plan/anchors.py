@@ -1,0 +1,80 @@
+"""What Roller constructs for a group of computations: for the anchor of a tile group, for the largest computation of
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_ext.analysis.computations import Computation, OperatorBody
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.rprogram import RProgram
+
+from ..roller.align import ALL_RULES, TENSOR_CORE
+from ..roller.construct import Construction
+from ..roller.construct_mma import construct_mma
+from ..roller.construct_once import construct_once
+from ..roller.gemm_form import supports_mma
+from .canonical import canonical_computation
+from .plan_kernels import RowGroup, TileGroup
+
+VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
+
+
+def construct_anchor(
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+) -> tuple[Computation, TensorExpr, Construction]:
+    """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it.
+
+    Of ``constants``, those that one load alone reads count as repackable.
+    """
+    readers: dict[Any, int] = {}
+    for computation in operator.computations:
+        for load in computation.loads():
+            readers[load.source] = readers.get(load.source, 0) + 1
+    packable = [c for c in constants if readers.get(c, 0) == 1]
+    anchor, expr = canonical_computation(
+        group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
+    )
+    return anchor, expr, construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon)
+
+
+def construct_gpu_anchor(
+    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> tuple[Computation, TensorExpr, Construction]:
+    """The group's anchor in canonical form, and what Roller constructs for it: for matrix units where they serve it."""
+    computation, expr = gpu_anchor(group, operator)
+    if supports_mma(expr, device) is None:
+        return computation, expr, construct_mma(expr, device, k=options.candidates)
+    return computation, expr, construct_for_vector_units(expr, device, options)
+
+
+def gpu_anchor(group: TileGroup, operator: OperatorBody) -> tuple[Computation, TensorExpr]:
+    return canonical_computation(
+        group.anchor, operator.name, prologue=group.prologue, epilogue=group.epilogue, params=operator.params
+    )
+
+
+def construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Construction:
+    return construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon, rules=VECTOR_RULES)
+
+
+def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:
+    """The rProgram of the group's largest computation: what the model expects of it (the rows decide the loops)."""
+    largest = max(group.computations, key=lambda computation: computation.point_count)
+    _, expr = canonical_computation(largest, operator.name)
+    return next(iter(construct_once(expr, device, k=1).programs), None)
+
+
+def kept_buffers(group: RowGroup, operator: OperatorBody) -> list[Any]:
+    """Buffers of the group that others read later, and outputs."""
+    outside = [s for s in operator.computations if not any(s.target.same_as(own.target) for own in group.computations)]
+    return [
+        computation.target
+        for computation in group.computations
+        if operator.is_output(computation.target)
+        or any(load.source.same_as(computation.target) for s in outside for load in s.loads())
+    ]

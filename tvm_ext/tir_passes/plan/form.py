@@ -1,0 +1,110 @@
+"""How a group of computations is run, one record for CPUs and GPUs; a function and its `KernelChoice` of several of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext._tvm import ALREADY_SCHEDULED, BufferStore, GlobalVar, IRModule, PrimFunc, Stmt, structural_walk, tirx
+from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, static_shape
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import allocate, sequence
+from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.serialise import to_json
+from tvm_ext.support.limits import check_count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Form:
+    """One way to run a group of computations: its statements, the rProgram that they follow, and what to say of it.
+
+    ``packs``: parameters to repack at compile time, each as the buffer that replaces it and how; CPUs only. ``gpu``:
+    what the emitter planned of threads and memory; GPUs only.
+    """
+
+    path: Path
+    statements: tuple[Stmt, ...]
+    program: RProgram | None
+    notes: tuple[str, ...]
+    packs: tuple[tuple[Any, ConstantPack], ...] = ()
+    gpu: GpuPlan | None = None
+
+
+def body_of(forms: Sequence[Form], operator: OperatorBody) -> Stmt:
+    """The statements of all forms in order, with the buffers that pass between them; LimitPassed where too many."""
+    statements = [statement for form in forms for statement in form.statements]
+    body = sequence(*_allocations(statements, operator), *statements)
+    check_count("kernel_operations", count_operations(body), "operations in its kernels")
+    return body
+
+
+def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stmt]:
+    """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles."""
+    used: list[Any] = []
+
+    def visit(store: Any) -> None:
+        used.append(store.buffer)
+
+    for statement in statements:
+        structural_walk(statement, (BufferStore, visit))
+    inner = [computation.target for computation in operator.computations if not operator.is_output(computation.target)]
+    return [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
+
+
+def function_like(func: PrimFunc, params: Sequence[Any], body: Stmt) -> PrimFunc:
+    """A function with ``func``'s attributes and result, of plain loops."""
+    attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
+    return tirx.PrimFunc(list(params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
+
+
+def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str], device: DeviceSpec) -> KernelChoice:
+    """What ``forms``, which run all groups of the operator, come to; ``notes`` say all that is to be said of them."""
+    programs = [form.program for form in forms if form.program is not None]
+    return KernelChoice(
+        operator=operator.name,
+        path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
+        reason="; ".join(notes),
+        device=device.name,
+        flops=sum(flops_of(computation) for computation in operator.computations),
+        bytes=sum(_bytes_of(param) for param in operator.params),
+        program=max(programs, key=lambda program: program.prediction.time_s, default=None),
+        packs=tuple(how for form in forms for _, how in form.packs),
+        gpu=tuple(form.gpu for form in forms if form.gpu is not None),
+    )
+
+
+def notes_of(forms: Sequence[Form]) -> list[str]:
+    return [note for form in forms for note in form.notes]
+
+
+def flops_of(computation: Computation) -> float:
+    return (count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0)) * computation.point_count
+
+
+def _bytes_of(param: Any) -> float:
+    size = itemsize_bytes(dtype_of(param))
+    for extent in static_shape(param):
+        size *= extent
+    return size
+
+
+def fused_note(epilogue: Sequence[Computation]) -> str:
+    return f" with {', '.join(computation.name for computation in epilogue)} fused" if epilogue else ""
+
+
+# --- a module's functions ------------------------------------------------------------------------------------------
+def unscheduled(mod: IRModule) -> Iterator[tuple[GlobalVar, PrimFunc]]:
+    """(global variable, function) of the PrimFuncs of ``mod`` that nobody has scheduled yet."""
+    for gv, func in mod.functions_items():
+        if isinstance(func, PrimFunc) and not (func.attrs and ALREADY_SCHEDULED in func.attrs):
+            yield gv, func
+
+
+def with_choice(kernel: PrimFunc, choice: KernelChoice) -> PrimFunc:
+    """``kernel`` as whoever comes next finds it: scheduled, its `KernelChoice` attached."""
+    return kernel.with_attr(CHOICE, to_json(choice)).with_attr(ALREADY_SCHEDULED, True)
