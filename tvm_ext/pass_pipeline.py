@@ -49,8 +49,8 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
-from tvm_ext.tir_passes.pipeline_kernels import pipelining_settings
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
@@ -123,7 +123,10 @@ def kernel_passes(
         # A loop that is bound to no threads is no GPU kernel at all: without Roller, stock TVM's schedules.
         if options.enable_roller is False:
             return [StockGpuKernels(device)]
-        return [ConstructGpuKernels(device, options, _compiler_check(device, options))]
+        # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
+        # pipelines, then in other tiles. The pipelines are those that `AutoPipeline` and `InjectPipelines` would give
+        # (see `tir_pipeline`): both call `pipelining/route.py`.
+        return [ConstructGpuKernels(device, options, _compiler_check(device, options), wishes_of(options))]
     if options.enable_roller is False:
         return [GuardWorkspaces()] if options.guard_memory else []
     return [
@@ -208,7 +211,7 @@ def tir_pipeline() -> Any:
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         options = BuildOptions.current()
         if options.enable_pipelining is not False:
-            passes = [AutoPipeline(**pipelining_settings(options)), InjectPipelines()]
+            passes = [AutoPipeline(wishes=wishes_of(options)), InjectPipelines()]
             mod = tvm.transform.Sequential(passes)(mod)
         return stock(mod)
 

@@ -42,9 +42,8 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
-from tvm_ext.tir_passes.pipeline_kernels import with_pipelines
-from tvm_ext.tir_passes.pipelining.passes import pipelined
 from tvm_ext.tir_passes.pipelining.plan import Wishes
+from tvm_ext.tir_passes.pipelining.route import pipelined, wishes_of, with_pipelines
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import simt
 from tvm_ext.verify.simt.compile_expr import split_dtype
@@ -107,7 +106,7 @@ def _timed(kernel: Any, device: DeviceSpec, mode: Any) -> tuple[Any, PipelinePla
     seconds = []
     for _ in range(REPEATS):
         start = time.process_time()
-        function, made = with_pipelines(kernel, choice, device, options)
+        function, made = with_pipelines(kernel, choice, device, wishes_of(options))
         seconds.append(time.process_time() - start)
     return function, made.pipeline or PipelinePlan(), min(seconds) * 1e3
 

@@ -63,6 +63,12 @@ INSIDE_TVM: dict[str, str] = {
 }
 TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.topi", "tvm.transform", "tvm.script"}
 
+# The floors inside tir_passes/, from below: planners do not know emitters, and neither knows the passes, which meet as
+# data in pipeline.py. Every module of the folder itself is a pass, or what passes share is in one of these.
+TIR_FLOORS = ("expressions roller", "plan pipelining", "emit")
+TIR_FLOOR_OF = {name: number for number, floor in enumerate(TIR_FLOORS) for name in floor.split()}
+PASS_MAKERS = {"module_pass", "prim_func_pass", "relax_function_pass"}
+
 ENVIRONMENT_READERS = {"options": "the one place that reads the environment"}
 
 
@@ -145,6 +151,59 @@ def test_relative_imports_are_resolved() -> None:
 def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
     wrong = {item for item in _ours(name) if not _allowed(name, item) and (name, item) not in CROSSINGS}
     assert not wrong, f"{name} imports {', '.join(sorted(wrong))}"
+
+
+def _tir_floor(name: str) -> int:
+    """The floor of a module of tir_passes/; that of the passes is above all folders."""
+    return TIR_FLOOR_OF.get(name.split(".")[1], len(TIR_FLOORS))
+
+
+def _too_high(name: str, imported: set[str]) -> set[str]:
+    """What a module of tir_passes/ imports though it lies above it, or beside it in another folder."""
+    own = name.split(".")[1]
+    inside = {item for item in imported if item.startswith("tir_passes.") and item.split(".")[1] != own}
+    return {item for item in inside if _tir_floor(item) >= _tir_floor(name)}
+
+
+TIR_MODULES = [name for name in MODULES if name.startswith("tir_passes.")]
+
+
+@pytest.mark.parametrize("name", TIR_MODULES)
+def test_planners_know_no_emitters_and_neither_knows_a_pass(name: str) -> None:
+    assert not _too_high(name, _ours(name))
+
+
+def test_every_folder_of_the_passes_has_a_floor() -> None:
+    folders = {path.name for path in (PACKAGE / "tir_passes").iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(TIR_FLOOR_OF)
+
+
+def test_a_planner_that_imports_an_emitter_is_found() -> None:
+    assert _too_high("tir_passes.plan.form", {"tir_passes.emit.cpu_rows.emit", "tir_passes.roller.align"})
+    assert _too_high("tir_passes.emit.cpu_rows.emit", {"tir_passes.construct_cpu_kernels"})
+    assert not _too_high("tir_passes.emit.cpu_rows.emit", {"tir_passes.plan.form", "tir_passes.emit.cpu_tiles.emit"})
+
+
+def _defines_a_pass(tree: ast.Module) -> bool:
+    """Whether a class or function of the module is decorated to be a pass of TVM's."""
+    marked = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    makers = [item.func if isinstance(item, ast.Call) else item for node in marked for item in node.decorator_list]
+    return any(isinstance(maker, ast.Name) and maker.id in PASS_MAKERS for maker in makers)
+
+
+PASSES = {name for name in MODULES if _defines_a_pass(_tree(name))}
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_no_pass_imports_another(name: str) -> None:
+    assert not _ours(name) & PASSES
+
+
+def test_passes_are_known_by_their_decorator() -> None:
+    assert {"tir_passes.construct_cpu_kernels", "tir_passes.construct_gpu_kernels"} < PASSES
+    assert "tir_passes.plan.form" not in PASSES
+    modules = {name for name in TIR_MODULES if name.count(".") == 1 and MODULES[name].name != "__init__.py"}
+    assert modules <= PASSES
 
 
 def test_the_package_needs_nothing_of_the_repository() -> None:

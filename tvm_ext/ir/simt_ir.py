@@ -16,6 +16,9 @@ from tvm_ext.records.choice import ConstantPack
 
 from .build_ir import INDEX_DTYPE, index
 
+MIN_BLOCKS_PER_UNIT = "tirx.launch_bounds_min_blocks_per_sm"
+"""The statement that stock TVM prints as the second number of ``__launch_bounds__``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SimtKernel:

@@ -29,7 +29,8 @@ from .emit.schedule_stock_gpu import schedule_by_stock
 from .emit.simt_tiles.emit import emit_simt_tile
 from .expressions.exact_floats import keep_floats, pass_nan_on
 from .expressions.turn_divisions import turn_divisions
-from .pipeline_kernels import with_pipelines
+from .pipelining.plan import Wishes
+from .pipelining.route import wishes_of, with_pipelines
 from .plan.anchors import construct_for_vector_units, gpu_anchor, kept_buffers, row_program
 from .plan.canonical import canonical_rows
 from .plan.equal_functions import EqualFunctions
@@ -69,6 +70,8 @@ class ConstructGpuKernels:
         what is too large or too small for the device.
     accept
         Looks at each kernel and refuses it by raising IllegalRewrite: the compiler's word, see `cuda_check`.
+    wishes
+        The pipelines that a kernel gets before it is accepted; None: those that ``options`` ask for.
 
     Raises
     ------
@@ -77,8 +80,10 @@ class ConstructGpuKernels:
         in its smallest tile.
     """
 
-    def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Check | None = None) -> None:
-        self.device, self.options, self.accept = device, options, accept
+    def __init__(
+        self, device: DeviceSpec, options: BuildOptions, accept: Check | None = None, wishes: Wishes | None = None
+    ) -> None:
+        self.device, self.options, self.accept, self.wishes = device, options, accept, wishes
 
     def transform_module(self, mod: Any, _ctx: Any) -> Any:
         result = copy_module(mod)
@@ -86,36 +91,43 @@ class ConstructGpuKernels:
         for gv, func in unscheduled(mod):
             kernel = made.find(func, gv.name_hint)
             if kernel is None:
-                kernel = construct_gpu_kernel(func, gv.name_hint, self.device, self.options, self.accept)
+                kernel = construct_gpu_kernel(func, gv.name_hint, self.device, self.options, self.accept, self.wishes)
                 made.remember(func, kernel)
             result[gv] = kernel
         return result
 
 
 def construct_gpu_kernel(
-    func: Any, name: str, device: DeviceSpec, options: BuildOptions, accept: Check | None = None
+    func: Any,
+    name: str,
+    device: DeviceSpec,
+    options: BuildOptions,
+    accept: Check | None = None,
+    wishes: Wishes | None = None,
 ) -> Any:
     """``func`` as GPU kernels for ``device``, its `KernelChoice` attached; raises TargetError as the pass says.
 
     ``accept`` may refuse a kernel, by IllegalRewrite: the next candidate follows, after `ATTEMPTS` stock TVM's.
+    ``wishes``: pipelines other than those that ``options`` ask for.
     """
+    wishes = wishes or wishes_of(options)
     try:
         with timed_construction():
-            body, choice = _accepted(func, name, device, options, accept)
+            body, choice = _accepted(func, name, device, options, wishes, accept)
     except IllegalRewrite as refusal:
         body, choice = schedule_by_stock(func, name, device, f"no kernel constructed: {refusal.problem}")
-        body, choice = with_pipelines(body, choice, device, options)
+        body, choice = with_pipelines(body, choice, device, wishes)
     return with_choice(body, choice)
 
 
 def _accepted(
-    func: Any, name: str, device: DeviceSpec, options: BuildOptions, accept: Check | None
+    func: Any, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Check | None
 ) -> tuple[Any, KernelChoice]:
     refusals: list[str] = []
     operator = _read(func, name, device)
     _check_size(operator, options)
     for _, plain, choice_of_plain in itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS):
-        for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, options):
+        for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, wishes):
             problem = _refusal(body, accept)
             if problem is None:
                 return body, replace(choice, reason="; ".join([choice.reason, *_first_and_count(refusals)]))
@@ -124,10 +136,10 @@ def _accepted(
 
 
 def _with_and_without_pipelines(
-    body: Any, choice: KernelChoice, device: DeviceSpec, options: BuildOptions
+    body: Any, choice: KernelChoice, device: DeviceSpec, wishes: Wishes
 ) -> Iterator[tuple[Any, KernelChoice]]:
     """The kernel with the pipelines that were asked for; then, in case that is refused, without."""
-    pipelined, described = with_pipelines(body, choice, device, options)
+    pipelined, described = with_pipelines(body, choice, device, wishes)
     yield pipelined, described
     if pipelined is not body:
         yield body, choice
@@ -157,7 +169,7 @@ def candidates(
     except IllegalRewrite:
         return ()
     return tuple(
-        (program, with_choice(*with_pipelines(body, choice, device, chosen)))
+        (program, with_choice(*with_pipelines(body, choice, device, wishes_of(chosen))))
         for program, body, choice in made
         if program is not None
     )

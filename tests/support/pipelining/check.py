@@ -14,7 +14,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
-from tvm_ext.tir_passes.pipelining.passes import PIPELINED, AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.route import PIPELINED
 from tvm_ext.verify.opencl_cpu import run_opencl
 from tvm_ext.verify.threads_as_loops import run_threads_as_loops
 from tvm_ext.verify.verification import TOLERANCES, Verification, verify

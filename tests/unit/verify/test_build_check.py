@@ -17,7 +17,6 @@ from tests.support.small_modules import module_of
 from tvm_ext import pass_pipeline, relay
 from tvm_ext.bench.models import build_model
 from tvm_ext.cli.app import main
-from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
@@ -50,8 +49,8 @@ def constructing(change: Callable[[str, Any], Any]) -> Any:
     """The pass that constructs kernels, and changes each."""
 
     class Changed:
-        def __init__(self, device: DeviceSpec, options: BuildOptions, accept: Any) -> None:
-            self.inner = ConstructGpuKernels(device, options, accept)
+        def __init__(self, *settings: Any) -> None:
+            self.inner = ConstructGpuKernels(*settings)
 
         def __call__(self, mod: Any) -> Any:
             result = self.inner(mod)
@@ -60,10 +59,10 @@ def constructing(change: Callable[[str, Any], Any]) -> Any:
                     result[variable] = change(str(variable.name_hint), function)
             return result
 
-    def make(device: DeviceSpec, options: BuildOptions, accept: Any) -> Any:
+    def make(*settings: Any) -> Any:
         from tvm_ext._tvm import module_pass
 
-        changed = Changed(device, options, accept)
+        changed = Changed(*settings)
         return module_pass(lambda mod, _context: changed(mod), opt_level=0, name="Changed")
 
     return make

@@ -1,5 +1,5 @@
-"""ALCOP (MLSys 2023): automatic multi-stage, multi-level load-compute pipelining, as passes for any GPU schedule.
+"""ALCOP (MLSys 2023): automatic multi-stage, multi-level load-compute pipelining, for any GPU schedule.
 
-Not here: what a depth costs (`cost.pipeline_model`); a build's own wishes (`tir_passes.pipeline_kernels`).
-Start at `passes.AutoPipeline`.
+Not here: what a depth costs (`cost.pipeline_model`).
+Start at `route.py`; the passes for a user's kernels are in `passes.py`.
 """

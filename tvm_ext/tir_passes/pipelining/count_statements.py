@@ -19,8 +19,6 @@ from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, Te
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.choice import CHOICE, KernelChoice
-from tvm_ext.records.serialise import from_json
 
 from ..roller.mma_model import ADDRESS_REGISTERS
 from .analyse import LoadUse
@@ -84,8 +82,11 @@ class _Leaf:
 class Counts:
     """The kernel that ``group``'s loop is in. Raises IllegalRewrite where an extent is not known beforehand."""
 
-    def __init__(self, function: Function, group: LoadGroup, device: DeviceSpec) -> None:
+    def __init__(
+        self, function: Function, group: LoadGroup, device: DeviceSpec, planned_registers: int | None = None
+    ) -> None:
         self.function, self.group, self.device = function, group, device
+        self.planned_registers = planned_registers
         self.launch = function.launch_of(group.loop)
         self.tiles: list[LoadUse] = [load_use for load_use, _ in group.shared]
         self.indices = list(_indices_of(self.launch))
@@ -145,10 +146,8 @@ class Counts:
     @cached_property
     def registers(self) -> int:
         """Of a thread: as the emitter planned, else all buffers in registers and those of addresses."""
-        if self.function.func.attrs and CHOICE in self.function.func.attrs:
-            plans = from_json(KernelChoice, str(self.function.func.attrs[CHOICE])).gpu
-            if len(plans) == 1 and plans[0].launches == 1:
-                return plans[0].register_count
+        if self.planned_registers is not None:
+            return self.planned_registers
         held = [leaf.statement.buffer for leaf in self.leaves if isinstance(leaf.statement, tirx.AllocBuffer)]
         return ADDRESS_REGISTERS + sum(self.registers_of(buffer) for buffer in held if _is_of_thread(buffer))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,8 +85,13 @@ def move_functions(function: Function, names: tuple[str, ...]) -> Function:
     return function
 
 
-def decide(function: Function, device: DeviceSpec, wishes: Wishes) -> PipelinePlan:
-    """Detect what can be pipelined in the canonical ``function`` and choose the versions of every buffer."""
+def decide(
+    function: Function, device: DeviceSpec, wishes: Wishes, planned_registers: Sequence[int] = ()
+) -> PipelinePlan:
+    """Detect what can be pipelined in the canonical ``function`` and choose the versions of every buffer.
+
+    ``planned_registers`` are those of a thread of each launch, in order; none, or another number of them: estimated.
+    """
     if wishes.mode == "none":
         reason = PipelineRefusal(buffer="*", scope="", rule="switched off", reason="pipelining is switched off")
         return PipelinePlan(refusals=(reason,))
@@ -95,7 +100,7 @@ def decide(function: Function, device: DeviceSpec, wishes: Wishes) -> PipelinePl
     while found.moved:
         moved += found.moved
         found = _detected(move_functions(found.function, tuple(found.moved)), device)
-    planner = _Planner(found, device, wishes)
+    planner = _Planner(found, device, wishes, planned_registers)
     for group in found.groups:
         planner.add(group)
     planner.refuse_alone()
@@ -115,8 +120,9 @@ def _detected(function: Function, device: DeviceSpec) -> Detection:
 
 
 class _Planner:
-    def __init__(self, found: Detection, device: DeviceSpec, wishes: Wishes) -> None:
+    def __init__(self, found: Detection, device: DeviceSpec, wishes: Wishes, planned_registers: Sequence[int]) -> None:
         self.found, self.device, self.wishes = found, device, wishes
+        self.planned_registers = planned_registers
         self.buffers: list[PipelinedBuffer] = []
         self.notes: list[str] = []
 
@@ -170,6 +176,15 @@ class _Planner:
     def _trips(self, group: LoadGroup) -> int | None:
         return integer(group.loop.extent)
 
+    def _planned_registers_of(self, group: LoadGroup) -> int | None:
+        """As planned for the launch that ``group``'s loop is in; None where the plans are not of these launches."""
+        function = self.found.function
+        if len(self.planned_registers) != len(function.launches):
+            return None
+        own = function.launch_of(group.loop)
+        pairs = zip(self.planned_registers, function.launches, strict=True)
+        return next((count for count, launch in pairs if launch.same_as(own)), None)
+
     def _choose(self, group: LoadGroup, with_registers: bool) -> tuple[int, int]:
         wishes = self.wishes
         late = any(loader.is_late for _, loader in group.shared)
@@ -182,7 +197,7 @@ class _Planner:
         if wishes.mode == "double":
             fixed = 2
         try:
-            workload = workload_of(self.found.function, group, self.device)
+            workload = workload_of(self.found.function, group, self.device, self._planned_registers_of(group))
             choice = choose_stages(
                 workload, self.device, fixed_shared=fixed, fixed_register=fixed_registers, asynchronous=not late
             )

@@ -15,8 +15,12 @@ from .loops import buffer_bytes, is_shared
 from .versions import version_bytes
 
 
-def workload_of(function: Function, group: LoadGroup, device: DeviceSpec) -> PipelineWorkload:
+def workload_of(
+    function: Function, group: LoadGroup, device: DeviceSpec, planned_registers: int | None = None
+) -> PipelineWorkload:
     """What one threadblock does in the loop of ``group``, in the canonical ``function``, and how many blocks there are.
+
+    ``planned_registers`` of a thread are the emitter's; without, they are estimated from the buffers in registers.
 
     Worked example, tiles of 128 x 128 x 64 in halves by eight warps of 64 x 32, mma.m16n8k16: 32 KiB are loaded in each
     iteration; each of its four inner steps reads 8 * (4 + 2) ldmatrix.x4 of 512 bytes, 24 KiB, and does
@@ -28,7 +32,7 @@ def workload_of(function: Function, group: LoadGroup, device: DeviceSpec) -> Pip
     IllegalRewrite
         where an extent is not known before the kernel runs, or not even one version fits the device.
     """
-    counts = Counts(function, group, device)
+    counts = Counts(function, group, device, planned_registers)
     staged = [item.buffer for item in counts.tiles]
     stage = sum(version_bytes(b) for b in staged)
     shared = sum(buffer_bytes(s.buffer) for s in function.allocations_beside(group.loop) if is_shared(s.buffer))

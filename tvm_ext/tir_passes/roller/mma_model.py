@@ -23,6 +23,9 @@ ACCUMULATOR_BYTES = 4
 ADDRESS_REGISTERS = 40
 """Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
 
+SPARE_REGISTERS = 8
+"""What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
+
 WARPS_PER_TEU = 2
 """Warps that a warp scheduler needs to hide one's waiting behind another's work."""
 

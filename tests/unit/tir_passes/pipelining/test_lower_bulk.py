@@ -37,7 +37,8 @@ from tvm_ext.ir.simt_ir import gpu_buffer, launch
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.pipelining import lower_bulk
-from tvm_ext.tir_passes.pipelining.passes import PIPELINED, AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.route import PIPELINED
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import simt, verify
 from tvm_ext.verify.verification import Verification

@@ -17,8 +17,8 @@ from tvm.ir import IRModule
 from tvm.script import tirx as T  # noqa: N812
 
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.tir_passes.pipelining.passes import inject_pipelines, plan_pipelines
 from tvm_ext.tir_passes.pipelining.plan import Wishes
+from tvm_ext.tir_passes.pipelining.route import inject_pipelines, plan_pipelines
 from tvm_ext.verify.verification import verify
 
 A100 = "nvidia-a100"

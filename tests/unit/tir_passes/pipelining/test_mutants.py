@@ -18,7 +18,7 @@ from tests.support.pipelining.simt import Product, matmul, simt_kernels
 from tests.support.simt.mutate_pipelines import KINDS, pipeline_mutants
 from tests.unit.tir_passes.pipelining.pipeline_judge import Judge, Judged
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.tir_passes.pipelining.passes import lowered, with_primitives
+from tvm_ext.tir_passes.pipelining.injection import lowered, with_primitives
 
 SYNCHRONISATION = ("drop", "weaken", "move")
 

@@ -29,17 +29,12 @@ from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinePlan
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.pipelining.detect import STAGES_HINT
+from tvm_ext.tir_passes.pipelining.injection import with_primitives
 from tvm_ext.tir_passes.pipelining.loops import allocations_of, op_name, to_loops
-from tvm_ext.tir_passes.pipelining.passes import (
-    PIPELINED,
-    AutoPipeline,
-    InjectPipelines,
-    inject_pipelines,
-    plan_pipelines,
-    with_primitives,
-)
+from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.plan import MODES, Wishes
 from tvm_ext.tir_passes.pipelining.primitives import read_primitive
+from tvm_ext.tir_passes.pipelining.route import PIPELINED, inject_pipelines, plan_pipelines
 
 A100, T4 = "nvidia-a100", "nvidia-t4"
 

@@ -27,6 +27,7 @@ from tvm_ext.tir_passes.pipelining.function import Function
 from tvm_ext.tir_passes.pipelining.index_values import index_values
 from tvm_ext.tir_passes.pipelining.loops import to_loops
 from tvm_ext.tir_passes.pipelining.plan import make_loader
+from tvm_ext.tir_passes.pipelining.planned import registers_by_launch
 from tvm_ext.tir_passes.pipelining.workload import workload_of
 from tvm_ext.tir_passes.roller.gemm_form import split_of
 from tvm_ext.tir_passes.roller.mma_model import fragment_registers, thread_registers, tile_bytes
@@ -48,7 +49,9 @@ def product(rows: int, columns: int, depth: int, dtype: str) -> Any:
 def counted(make: Callable[[], Any], device: DeviceSpec = A100) -> PipelineWorkload:
     function = Function(to_loops(make()))
     (group,) = detect(function, lambda load_use: make_loader(function, load_use, device)).groups
-    return workload_of(function, group, device)
+    attributes = function.func.attrs or {}
+    plans = from_json(KernelChoice, str(attributes[CHOICE])).gpu if CHOICE in attributes else ()
+    return workload_of(function, group, device, registers_by_launch(plans)[0] if plans else None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
-from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
+from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
 from tvm_ext.records.rprogram import RProgram
 
 from ...roller.gemm_form import (
@@ -38,7 +38,7 @@ from ...roller.gemm_form import (
     wmma_pitches,
 )
 from ...roller.mma_grid import BlockPlace, GemmGrid, grid_group, place_block
-from ...roller.mma_model import ACCUMULATOR_BYTES, block_use, resident_blocks, thread_registers
+from ...roller.mma_model import ACCUMULATOR_BYTES, SPARE_REGISTERS, block_use, resident_blocks, thread_registers
 from .operand import Factor, read_operands
 from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
 from .warp import MmaSync, Wmma, place_of, rolled
@@ -57,14 +57,8 @@ __all__ = ["emit_mma_tile", "supports_mma"]
 
 REDUCE_THREADS = 256
 
-MIN_BLOCKS_PER_UNIT = "tirx.launch_bounds_min_blocks_per_sm"
-"""The statement that stock TVM prints as the second number of ``__launch_bounds__``."""
-
 SMALL_PLAN = 72
 """Registers of a thread up to which ptxas is told how many blocks are planned."""
-
-SPARE_REGISTERS = 8
-"""What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Pipelines for the GPU kernels of a build: what `BuildOptions` asks, what the kernel's record says afterwards."""
+"""What emitters planned of a kernel's launches: what the model of pipelines is told, and what becomes of it by them."""
 
 from __future__ import annotations
 
@@ -6,74 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, SBlock, structural_map, structural_walk, tirx
-from tvm_ext.analysis.computation_exprs import count_operations
+from tvm_ext._tvm import structural_map, structural_walk, tirx
 from tvm_ext.devices.gpu import REGISTER_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
-from tvm_ext.errors import IllegalRewrite
-from tvm_ext.options import BuildOptions
-from tvm_ext.records.choice import GpuPlan, KernelChoice
+from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
+from tvm_ext.records.choice import GpuPlan
 from tvm_ext.records.pipelines import PipelinePlan
-from tvm_ext.support.limits import check_count
 
-from .emit.mma_tiles.emit import MIN_BLOCKS_PER_UNIT, SPARE_REGISTERS
-from .pipelining.analyse import REGISTER_LEVEL, SHARED_LEVEL
-from .pipelining.fragment_functions import APPLIED
-from .pipelining.function import Function
-from .pipelining.loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, size_of
-from .pipelining.passes import pipelined
-from .pipelining.plan import Wishes
+from ..roller.mma_model import SPARE_REGISTERS
+from .analyse import REGISTER_LEVEL, SHARED_LEVEL
+from .fragment_functions import APPLIED
+from .function import Function
+from .loops import allocations_of, buffer_bytes, bytes_per_element, is_shared, size_of
 
 
-def with_pipelines(
-    body: Any, choice: KernelChoice, device: DeviceSpec, options: BuildOptions
-) -> tuple[Any, KernelChoice]:
-    """``body``, a thread-bound PrimFunc, with pipelines where ``options`` ask and the rules allow; and its record.
-
-    What stock TVM cannot lower to loops stays as it is, and what fits in no version; the record says why.
-    """
-    if options.enable_pipelining is False or not _has_shared_memory(body):
-        return body, choice
-    try:
-        check_count("pipelined_operations", count_operations(body.body), "operations")
-        made, plan = pipelined(body, device, Wishes(**pipelining_settings(options)))
-    except IllegalRewrite as refusal:
-        return body, replace(choice, reason=f"{choice.reason}; not pipelined: {refusal.problem}")
-    if not plan.buffers:
-        return body, replace(choice, pipeline=plan)
-    reason = f"{choice.reason}; loaded ahead: {plan}"
-    plans = _with_versions(choice.gpu, made, plan)
-    return _with_fewer_blocks(made, plans, device), replace(choice, reason=reason, pipeline=plan, gpu=plans)
+def registers_by_launch(plans: Sequence[GpuPlan]) -> tuple[int, ...]:
+    """Registers of a thread of each launch, as planned for the largest launch of its group of computations."""
+    return tuple(plan.register_count for plan in plans for _ in range(plan.launches))
 
 
-def pipelining_settings(options: BuildOptions) -> dict[str, Any]:
-    """What ``options`` say to `AutoPipeline` and to `Wishes`."""
-    return {
-        "mode": "none" if options.enable_pipelining is False else options.pipelining,
-        "shared_stages": options.shared_stages,
-        "register_stages": options.register_stages,
-        "always": options.enable_pipelining is True,
-        "bulk_copies": options.bulk_copies,
-    }
-
-
-def _has_shared_memory(func: Any) -> bool:
-    found: list[bool] = []
-
-    def allocation(node: Any) -> None:
-        if is_shared(node.buffer):
-            found.append(True)
-
-    def block(node: Any) -> None:
-        if any(is_shared(buffer) for buffer in node.alloc_buffers):
-            found.append(True)
-
-    structural_walk(func.body, [(AllocBuffer, allocation), (SBlock, block)], order="pre")
-    return bool(found)
-
-
-def _with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) -> tuple[GpuPlan, ...]:
+def with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) -> tuple[GpuPlan, ...]:
     """What the emitters planned, with the memory of all versions; each plan is of as many launches as it says."""
     launches = Function(made).launches
     if sum(plan.launches for plan in plans) != len(launches):
@@ -88,7 +41,7 @@ def _with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) 
     return tuple(found)
 
 
-def _with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -> Any:
+def with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -> Any:
     """``made``, telling ptxas for each launch to fit no more blocks into a unit than its versions leave room for.
 
     Worked example, sm_80: 192 threads of 56 registers were told to be 4 blocks; with 104 registers they are 3, for 4
