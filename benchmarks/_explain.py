@@ -31,6 +31,7 @@ from tvm_ext.bench.timing import settle
 from tvm_ext.cli.explain import operators_of
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.reports.text import format_time
+from tvm_ext.support.arithmetic import ceil_div
 
 REPEATS = 15
 CHANNEL_BLOCK = 16
@@ -205,7 +206,7 @@ def _text(shape: Shape) -> str:
 def _elements(shape: Shape) -> int:
     """Elements, channels filled up to whole blocks: (1, 1000, 13, 13) counts as 1008 x 13 x 13."""
     if len(shape) == 4:
-        shape = (shape[0], -(-shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK, *shape[2:])
+        shape = (shape[0], ceil_div(shape[1], CHANNEL_BLOCK) * CHANNEL_BLOCK, *shape[2:])
     return math.prod(shape)
 
 

@@ -28,6 +28,7 @@ from scipy.stats import spearmanr
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.records.rprogram import RProgram, RTile
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.roller.construct import legal_vector_axes
 
 PRODUCTS = tuple(name for name in MATMULS if name.startswith(("BERT", "M2")) or name == "matmul 512")
@@ -48,7 +49,7 @@ def random_tile(model: PerfModel, rng: random.Random, level: int, start: Shape) 
         larger = []
         for axis in model.spatial:
             step = start[axis] if level else model.lanes if axis == model.vector else 1
-            whole = -(-model.extents[axis] // step) * step
+            whole = ceil_div(model.extents[axis], step) * step
             for count in (1, 2, 4) if level else (1,):
                 size = min(tile[axis] + count * step, whole)
                 grown = (*tile[:axis], size, *tile[axis + 1 :])

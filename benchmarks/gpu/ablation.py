@@ -45,6 +45,7 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import SimtKernel
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.emit.simt_tiles.tiling import SimtTiling, tile_threads
 from tvm_ext.verify import simt
 from tvm_ext.verify.simt.counters import Counters
@@ -135,7 +136,7 @@ def _note_plan(outcome: Outcome, emitted: Emitted, tiling: SimtTiling, device: D
     outcome.predicted_s, outcome.predicted_bound = rprogram.prediction.time_s, rprogram.prediction.bound
     outcome.blocks, outcome.threads = kernel.blocks, kernel.threads
     outcome.registers, outcome.shared_bytes = kernel.register_count, kernel.shared_bytes
-    outcome.lane_share = kernel.threads / (-(-kernel.threads // lanes) * lanes)
+    outcome.lane_share = kernel.threads / (ceil_div(kernel.threads, lanes) * lanes)
     computed = prod(tiling.tile[p] for p in tiling.spatial) * prod(tiling.grid)
     outcome.padded_points = computed / prod(extents[p] for p in tiling.spatial)
 

@@ -13,6 +13,7 @@ from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
@@ -42,14 +43,14 @@ def workload_of_program(program: RProgram, expr: TensorExpr, case: Case, device:
     form = gemm_form(expr)
     assert isinstance(form, GemmForm), form
     shape, split, dtype = shape_of(gemm_expr(expr, form)), split_of(program), expr.inputs[0].dtype
-    tiles = -(-shape.rows // split.rows), -(-shape.columns // split.columns)
+    tiles = ceil_div(shape.rows, split.rows), ceil_div(shape.columns, split.columns)
     per_batch, splits = tiles[0] * tiles[1], _splits(program, expr)
     blocks = shape.batch * per_batch * splits
-    steps = -(-shape.depth // (split.depth * splits))
+    steps = ceil_div(shape.depth, split.depth * splits)
     concurrent = min(resident_blocks(split, dtype, device) * device.unit_count, blocks)
     at_once = max(1, min(concurrent // splits, per_batch))
     group = grid_group(tiles[0], tiles[1], at_once, (split.rows, split.columns))
-    lines = min(group, tiles[0]) * split.rows + min(tiles[1], -(-at_once // group)) * split.columns
+    lines = min(group, tiles[0]) * split.rows + min(tiles[1], ceil_div(at_once, group)) * split.columns
     workset = lines * split.depth * shape.itemsize * max(1.0, concurrent / per_batch)
     step = reduction_step(dtype, device)
     fragments = (split.warp_rows + split.warp_columns) * step * shape.itemsize
@@ -66,7 +67,7 @@ def workload_of_program(program: RProgram, expr: TensorExpr, case: Case, device:
         bytes_per_shared_trip=float((split.rows + split.columns) * split.depth * shape.itemsize),
         shared_bytes_per_register_trip=float(fragments * split.warps),
         output_bytes_per_block=split.rows * split.columns * shape.output_bytes,
-        workset_bytes=_reaching_memory(workset, case, steps * -(-blocks // concurrent), device),
+        workset_bytes=_reaching_memory(workset, case, steps * ceil_div(blocks, concurrent), device),
         workset_blocks=concurrent,
         throughput=f"{dtype}_tensor",
     )
@@ -102,7 +103,7 @@ def _splits(program: RProgram, expr: TensorExpr) -> int:
     form = gemm_form(expr)
     assert isinstance(form, GemmForm), form
     shape, split = shape_of(gemm_expr(expr, form)), split_of(program)
-    tiles = shape.batch * -(-shape.rows // split.rows) * -(-shape.columns // split.columns)
+    tiles = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns)
     return max(1, program.partition_count // tiles)
 
 

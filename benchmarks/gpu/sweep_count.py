@@ -19,6 +19,7 @@ from tvm_ext.devices.gpu import SECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.verify import simt
 from tvm_ext.verify.verification import random_array
 
@@ -76,7 +77,7 @@ def run_blocks(case: Case, kernel: Any, device: DeviceSpec) -> tuple[Any, dict[s
 def _rows_of(tensors: Sequence[Any], case: Case, elements: int) -> int:
     """Rows of the output, and of what has as many, such that the largest tensor holds so many elements."""
     row = max(prod(tensor.shape[1:]) for tensor in tensors if tensor.shape[0] == case.output.shape[0])
-    return max(1, -(-elements // row))
+    return max(1, ceil_div(elements, row))
 
 
 def _part(tensor: Any, case: Case, rows: int) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import onnx
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from .networks.graph import GraphWriter, he_normal
 
 WORKLOAD_BATCH = 128
@@ -49,7 +51,7 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int = 1) -> tupl
 
     Worked example: 83 by steps of 2 in windows of 5 gives 42 outputs, which span 41 * 2 + 5 = 87: 2 before, 2 after.
     """
-    output = -(-size // stride)
+    output = ceil_div(size, stride)
     missing = max((output - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return output, missing // 2, missing - missing // 2
 

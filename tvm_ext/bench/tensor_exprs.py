@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+from tvm_ext.support.arithmetic import ceil_div
 
 Term = tuple[str, int]
 ITEMSIZE_BYTES = {"float64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
@@ -147,8 +148,8 @@ def _roller_operator(row: dict[str, str]) -> TensorExpr:
         return reduce_sum(prod(shape[:kept]), prod(shape[kept:]))
     n, c, height, width, r, s, stride = (int(row[key]) for key in ("N", "C", "H", "W", "KH", "KW", "stride"))
     same = row["padding"] == "SAME"
-    oh = -(-height // stride) if same else (height - r) // stride + 1
-    ow = -(-width // stride) if same else (width - s) // stride + 1
+    oh = ceil_div(height, stride) if same else (height - r) // stride + 1
+    ow = ceil_div(width, stride) if same else (width - s) // stride + 1
     if kind == "Conv2D":
         return conv2d(n, c, oh, ow, int(row["F"]), (r, s), stride)
     make = depthwise_conv2d if kind == "DepthwiseConv" else pool2d

@@ -21,6 +21,7 @@ from math import ceil, prod
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RTile
+from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import Shape, access_table, vector_lanes
 from .register_tiles import RegisterTiles, overlapped
@@ -170,9 +171,9 @@ class PerfModel:
         """(tiles over the spatial axes, steps over the reduction axes)."""
         spatial, steps = 1, 1
         for i in self.spatial:
-            spatial *= -(-self.extents[i] // shape[i])
+            spatial *= ceil_div(self.extents[i], shape[i])
         for i in self.reduction:
-            steps *= -(-self.extents[i] // shape[i])
+            steps *= ceil_div(self.extents[i], shape[i])
         return spatial, steps
 
     def _tile_ratios(self, shape: Shape) -> tuple[float, float]:
@@ -216,23 +217,23 @@ class PerfModel:
         """Seconds of computing on all units, padding included; ``upper_tile`` is a GPU's threadblock tile."""
         if self.is_cpu and self.clock_hz:
             return self.core.total_cycles(register_tile) / (self.clock_hz * self.device.unit_count)
-        points = float(prod(-(-e // t) * t for e, t in zip(self.extents, register_tile, strict=True)))
+        points = float(prod(ceil_div(e, t) * t for e, t in zip(self.extents, register_tile, strict=True)))
         if upper_tile is not None:
-            points = float(prod(-(-e // t) * t for e, t in zip(self.extents, upper_tile, strict=True)))
+            points = float(prod(ceil_div(e, t) * t for e, t in zip(self.extents, upper_tile, strict=True)))
             points /= self._lane_utilisation(register_tile, upper_tile)
         peak = self.max_compute_gflops() * REPORTED_UNITS_PER_G
         return points * max(1.0, self.expr.flops_per_point) / peak
 
     def threads(self, register_tile: Shape, upper_tile: Shape) -> int:
         """Threads of a GPU's threadblock (a warp each where tensor cores compute the register tile)."""
-        tiles = prod(-(-upper_tile[i] // register_tile[i]) for i in self.spatial)
+        tiles = prod(ceil_div(upper_tile[i], register_tile[i]) for i in self.spatial)
         return tiles * (self.device.teu_lanes if self.tensor_core else 1)
 
     def _lane_utilisation(self, register_tile: Shape, upper_tile: Shape) -> float:
         """Share of lanes with work: 40 threads take 2 warps of 32 and use 40 / 64 of them."""
         threads = self.threads(register_tile, upper_tile)
         lanes = self.device.teu_lanes
-        return threads / (-(-threads // lanes) * lanes)
+        return threads / (ceil_div(threads, lanes) * lanes)
 
     @property
     def clock_hz(self) -> float:
@@ -259,7 +260,7 @@ class PerfModel:
     def balance(self, partitions: int) -> float:
         """Share of the units' time that is used: 81 partitions on 80 units take 2 waves and use 81 / 160."""
         units = self.device.unit_count
-        return partitions / (units * -(-partitions // units))
+        return partitions / (units * ceil_div(partitions, units))
 
     def predict(self, shapes: Sequence[Shape], padding: Sequence[int] = (), conflict_degree: float = 1.0) -> Prediction:
         """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
@@ -305,7 +306,7 @@ class PerfModel:
     def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Shape:
         """``tile`` repeated along ``axis`` as often as the layer holds, at most to ``bound``."""
         capacity = self.capacity_bytes(level)
-        fits, too_many = 1, -(-bound // tile[axis]) + 1
+        fits, too_many = 1, ceil_div(bound, tile[axis]) + 1
         while too_many - fits > 1:
             count = (fits + too_many) // 2
             larger = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])

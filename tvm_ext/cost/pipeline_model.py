@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED
+from tvm_ext.support.arithmetic import ceil_div
 
 from .pipeline_workload import PipelineWorkload, blocks_per_unit, registers, shared_bytes
 
@@ -211,7 +212,7 @@ class _Batch:
 
 def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, blocks: int) -> _Batch:
     """Threadblock Latency Model for a batch of ``blocks``, which the units share evenly."""
-    per_unit = -(-blocks // device.unit_count)
+    per_unit = ceil_div(blocks, device.unit_count)
     memory = _memory(workload, device, blocks)
     inner = (
         _inner_printed(workload, device, stages, per_unit)

@@ -9,6 +9,7 @@ from tvm_ext.devices import occupancy
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, max_thread_registers, shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arithmetic import ceil_div
 
 ASSEMBLER_SHARE = 1.1
 """Registers that ptxas takes for each one planned: 1.06 to 1.10 in the median of Roller's kernels (docs/gpu.md)."""
@@ -65,7 +66,7 @@ def registers(
     """
     count = workload.registers_per_thread + (register_stages - 1) * workload.register_stage_registers
     if held and shared_stages > 1:
-        count += -(-workload.stage_bytes // (workload.warps_per_block * device.teu_lanes * device.register_bytes))
+        count += ceil_div(workload.stage_bytes, workload.warps_per_block * device.teu_lanes * device.register_bytes)
     return count
 
 

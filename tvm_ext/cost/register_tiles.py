@@ -11,6 +11,7 @@ from math import log2, pow, prod
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import AccessTable, Shape
 
@@ -70,7 +71,7 @@ class RegisterTiles:
         37 elements of 16 lanes are 16 + 16 + 4 + 1: four registers; three where panels are padded with zeros.
         """
         size = min(size, self.extents[self.vector]) if self.vector is not None else size
-        return -(-size // self.lanes) if self.rounds_lanes else size // self.lanes + (size % self.lanes).bit_count()
+        return ceil_div(size, self.lanes) if self.rounds_lanes else size // self.lanes + (size % self.lanes).bit_count()
 
     def in_registers(self, shape: Shape) -> Shape:
         """The tile's shape with the vector axis counted in registers."""
@@ -126,7 +127,7 @@ class RegisterTiles:
         return self._total[shape]
 
     def _total_cycles(self, shape: Shape) -> float:
-        steps = prod(-(-self.extents[i] // shape[i]) for i in self.reduction)
+        steps = prod(ceil_div(self.extents[i], shape[i]) for i in self.reduction)
         kinds: list[tuple[int, Shape]] = [(1, shape)]
         for i in self.spatial:
             full, rest = divmod(self.extents[i], shape[i])

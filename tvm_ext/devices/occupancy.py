@@ -22,6 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from .hal import DeviceSpec, MemoryLayer
 
 SHARED, GLOBAL = "L1", "L2"
@@ -197,7 +199,7 @@ def _by_threads(threads: int, device: DeviceSpec) -> int | None:
 
 
 def _warps(threads: int, device: DeviceSpec) -> int:
-    return -(-threads // device.teu_lanes)
+    return ceil_div(threads, device.teu_lanes)
 
 
 def _counted_warps(threads: int, device: DeviceSpec) -> int:
@@ -205,4 +207,4 @@ def _counted_warps(threads: int, device: DeviceSpec) -> int:
 
 
 def _rounded_up(count: int, granule: int) -> int:
-    return -(-count // granule) * granule
+    return ceil_div(count, granule) * granule

@@ -32,6 +32,7 @@ from tvm_ext._tvm import (
     relax,
     tirx,
 )
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
@@ -57,7 +58,7 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
     length = (size - 1) * stride - sum(padding) + kernel + extra
     first = padding[0] // stride
     return _Phases(
-        taps=-(-kernel // stride),
+        taps=ceil_div(kernel, stride),
         first=first,
         last=(padding[0] + length - 1) // stride,
         crop=padding[0] - first * stride,
@@ -68,7 +69,7 @@ def _phases(size: int, kernel: int, stride: int, padding: tuple[int, int], extra
 def phase_filters(weight: Array, strides: Sequence[int], groups: int) -> Array:
     """The filters [F * sy * sx, C / groups, jy, jx] of all phases, from a transposed kernel [C, F / groups, ky, kx]."""
     channels, filters, *kernel = weight.shape
-    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    taps = [ceil_div(k, s) for k, s in zip(kernel, strides, strict=True)]
     whole = np.zeros((channels, filters, taps[0] * strides[0], taps[1] * strides[1]), weight.dtype)
     whole[:, :, : kernel[0], : kernel[1]] = weight
     # tap = stride * j + phase: split it, flip j, and bring the phases to the filters

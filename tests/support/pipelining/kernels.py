@@ -26,6 +26,7 @@ from tvm_ext._tvm import Expr, ForKind, Stmt, Var, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, index, load, loop, split_index, store
 from tvm_ext.records.pipelines import PipelineRule
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 from tvm_ext.verify.simt.number_types import storage_dtype
 
@@ -133,7 +134,7 @@ class Copy:
             copied = loop(self.vector, VECTORIZED, "v", element)
             return tirx.IfThenElse(number < index(units), copied, None) if units % self.threads else copied
 
-        return loop(-(-units // self.threads), self.kind, "copy", unit)
+        return loop(ceil_div(units, self.threads), self.kind, "copy", unit)
 
     def _value(self, source: Any, place: Sequence[Expr]) -> Expr:
         value = load(source, place)

@@ -11,6 +11,7 @@ import numpy as np
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from ..simt.good_kernels import argument, primitive_function
@@ -148,7 +149,7 @@ def matmul(
     if product.copy.transposed:
         a, b = argument("A", k, m, dtype=dtype), argument("B", n, k, dtype=dtype)
         product = replace(product, a=a, b=b)
-    grid = (-(-m // TILE), -(-n // TILE))
+    grid = (ceil_div(m, TILE), ceil_div(n, TILE))
     sums = gpu_buffer((2, 2), "float32", "sums", "local")
 
     def kernel(block: Expr, thread: Expr) -> Stmt:
@@ -156,7 +157,7 @@ def matmul(
         return sequence(
             allocate(sums),
             clear(sums),
-            product.reduce(sums, (row, column), thread, -(-k // DEPTH) if steps is None else steps),
+            product.reduce(sums, (row, column), thread, ceil_div(k, DEPTH) if steps is None else steps),
             write_sums(c, sums, (row, column), thread),
         )
 
@@ -249,7 +250,7 @@ def _persistent_matmul(tiles: int, k: int, *, fragment_depth: int = 1) -> Any:
             return sequence(
                 allocate(sums),
                 clear(sums),
-                Product(a=a, b=b, fragment_depth=fragment_depth).reduce(sums, corner, thread, -(-k // DEPTH)),
+                Product(a=a, b=b, fragment_depth=fragment_depth).reduce(sums, corner, thread, ceil_div(k, DEPTH)),
                 write_sums(c, sums, corner, thread),
             )
 

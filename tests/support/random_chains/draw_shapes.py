@@ -6,6 +6,8 @@ import itertools
 import math
 import random
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from ..random_operators.sizes import require
 from .chain import Chain, Value
 
@@ -33,10 +35,10 @@ def slice_(chain: Chain, x: Value) -> Value:
         n, step = x.shape[a], rng.choice((1, 1, 1, 2, 3))
         first = 0 if rng.random() < 0.5 else rng.randrange(n)
         last = rng.randint(first + 1, n)
-        shape[a] = -(-(last - first) // step)
+        shape[a] = ceil_div(last - first, step)
         if rng.random() < 0.15:  # backwards over the same elements
             first, last, step = n - 1, _LEAST, -step
-            shape[a] = -(-n // -step)
+            shape[a] = ceil_div(n, -step)
         starts.append(first)
         ends.append(_GREATEST if last == n and step > 0 and rng.random() < 0.5 else last)
         steps.append(step)

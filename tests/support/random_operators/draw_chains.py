@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from . import sizes
 from .record import CaseInput, OperatorCase
 from .sizes import drawn_case, require
@@ -94,7 +96,7 @@ def residual_block(rng: random.Random) -> OperatorCase:
     batch, dtype = rng.choice((1, 1, 2)), "float32"
     height, width = rng.randint(4, 24), rng.randint(4, 24)
     stride, pool_stride = rng.choice((1, 1, 2)), rng.choice((1, 2))
-    points = batch * -(-height // stride) * -(-width // stride)
+    points = batch * ceil_div(height, stride) * ceil_div(width, stride)
     require(points * middle * (9 * channels + middle + 9 * filters) <= sizes.LARGE_WORK)
 
     def weight(outputs: int, inputs: int, window: int) -> CaseInput:

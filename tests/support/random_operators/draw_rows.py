@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from . import sizes
 from .record import CaseInput, OperatorCase, Values
 from .sizes import drawn_case, require
@@ -102,7 +104,7 @@ def adaptive_pool(rng: random.Random) -> OperatorCase:
         (CaseInput(shape=shape, dtype=sizes.float_dtype(rng), values="positive"),),
         attributes=(("output_size", output),),
         layouts=(layout,),
-        reduction_size=math.prod(-(-n // size) + 1 for n, size in zip(spatial, output, strict=True)),
+        reduction_size=math.prod(ceil_div(n, size) + 1 for n, size in zip(spatial, output, strict=True)),
         # Windows of different lengths have no rectangular iteration space, hence no rTile.
         must_be_constructed=all(n % size == 0 for n, size in zip(spatial, output, strict=True)),
     )

@@ -28,6 +28,7 @@ from tvm_ext.ir.build_ir import (
     store,
 )
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer, launch
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 from tvm_ext.verify.simt.number_types import storage_dtype
 
@@ -104,7 +105,7 @@ def matmul_in_tiles(m: int, n: int, k: int, *, slots: int = 1) -> Any:
     a_tile = gpu_buffer((slots, TILE, DEPTH), "float32", "A_shared", "shared")
     b_tile = gpu_buffer((slots, DEPTH, TILE), "float32", "B_shared", "shared")
     sums = gpu_buffer((2, 2), "float32", "sums", "local")
-    grid = (-(-m // TILE), -(-n // TILE))
+    grid = (ceil_div(m, TILE), ceil_div(n, TILE))
 
     def kernel(block: Expr, thread: Expr) -> Stmt:
         row, column = (part * index(TILE) for part in split_index(block, grid))
@@ -134,7 +135,7 @@ def matmul_in_tiles(m: int, n: int, k: int, *, slots: int = 1) -> Any:
         return sequence(
             allocate(a_tile), allocate(b_tile), allocate(sums),
             nest((2, 2), UNROLLED, ("i", "j"), lambda ij: store(sums, tirx.const(0, "float32"), ij)),
-            loop(-(-k // DEPTH), SERIAL, "step", step),
+            loop(ceil_div(k, DEPTH), SERIAL, "step", step),
             nest((2, 2), SERIAL, ("i", "j"), write),
         )  # fmt: skip
 
@@ -185,7 +186,7 @@ def stencil_with_halo(size: int = 200) -> Any:
             tirx.IfThenElse(first + thread < index(size), store(b, value, [first + thread]), None),
         )
 
-    return primitive_function([a, b], launch(-(-size // threads), threads, kernel))
+    return primitive_function([a, b], launch(ceil_div(size, threads), threads, kernel))
 
 
 def smooth_in_place(steps: int = 4) -> Any:

@@ -19,6 +19,7 @@ from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, Te
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arithmetic import ceil_div
 
 from ..roller.mma_model import ADDRESS_REGISTERS
 from .analyse import LoadUse
@@ -92,7 +93,7 @@ class Counts:
         self.indices = list(_indices_of(self.launch))
         self.blocks = prod(item.extent for item in self.indices if item.tag.startswith("blockIdx"))
         self.threads = prod(item.extent for item in self.indices if item.tag.startswith("threadIdx"))
-        self.warps = -(-self.threads // device.teu_lanes)
+        self.warps = ceil_div(self.threads, device.teu_lanes)
 
     @cached_property
     def leaves(self) -> list[_Leaf]:
@@ -141,7 +142,7 @@ class Counts:
     def registers_of(self, buffer: Buffer) -> int:
         """32-bit registers of a thread that hold a register buffer."""
         lanes = self.device.teu_lanes if scope_of(buffer) in WARP_SCOPES else 1
-        return -(-buffer_bytes(buffer) // (lanes * self.device.register_bytes))
+        return ceil_div(buffer_bytes(buffer), lanes * self.device.register_bytes)
 
     @cached_property
     def registers(self) -> int:

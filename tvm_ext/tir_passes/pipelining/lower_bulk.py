@@ -40,6 +40,7 @@ from tvm_ext.ir.bulk_ir import (
     shared_pointer,
     wait_for_phase,
 )
+from tvm_ext.support.arithmetic import ceil_div
 
 from .analyse import LoadUse
 from .bulk_rows import BulkRows, bulk_rows
@@ -139,7 +140,7 @@ class BulkLoader(Loader):
         copied = (
             one(row) if rows.count % threads == 0 else tirx.IfThenElse(row < constant(rows.count, row), one(row), None)
         )
-        return For(turn, zero(turn), constant(-(-rows.count // threads), turn), ForKind.SERIAL, copied)
+        return For(turn, zero(turn), constant(ceil_div(rows.count, threads), turn), ForKind.SERIAL, copied)
 
 
 def _starts(rows: BulkRows, row: Expr) -> tuple[Expr, Expr]:

@@ -13,6 +13,7 @@ from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
 from tvm_ext.records.choice import GpuPlan
 from tvm_ext.records.pipelines import PipelinePlan
+from tvm_ext.support.arithmetic import ceil_div
 
 from ..roller.mma_model import SPARE_REGISTERS
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL
@@ -97,7 +98,7 @@ def _registers(launch: Any, pipeline: PipelinePlan, threads: int) -> int:
         if item.name not in names:
             continue
         if item.level == REGISTER_LEVEL:
-            total += (item.stages - 1) * -(-item.tile_bytes // REGISTER_BYTES)
+            total += (item.stages - 1) * ceil_div(item.tile_bytes, REGISTER_BYTES)
         elif item.level == SHARED_LEVEL and item.copy_bytes is None:
-            total += -(-item.tile_bytes // (threads * REGISTER_BYTES))
+            total += ceil_div(item.tile_bytes, threads * REGISTER_BYTES)
     return total

@@ -9,6 +9,7 @@ from typing import Any
 from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, structural_map, tirx
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.ir.build_ir import cast_to
+from tvm_ext.support.arithmetic import ceil_div
 
 from .loops import (
     ACCESS_PTR,
@@ -43,7 +44,7 @@ def version_elements(buffer: Buffer) -> int:
     if not is_shared(buffer):
         return size
     granule = ALL_BANKS_BYTES // bytes_per_element(str(buffer.ty.dtype))
-    return -(-size // granule) * granule
+    return ceil_div(size, granule) * granule
 
 
 def version_bytes(buffer: Buffer) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit, shared_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
+from tvm_ext.support.arithmetic import ceil_div
 
 from .count_statements import Counts, extent_of
 from .detect import LoadGroup
@@ -67,6 +68,6 @@ def _with_workset(workload: PipelineWorkload, counts: Counts) -> PipelineWorkloa
     workset = sum(counts.distinct_tiles(item, blocks) * counts.loaded_bytes(item) for item in counts.tiles)
     sources = counts.source_bytes
     if sources is not None and sources <= (device.layer(GLOBAL).cache_bytes or 0):
-        iterations = workload.shared_trips * counts.loop_repeats * -(-workload.blocks // blocks)
+        iterations = workload.shared_trips * counts.loop_repeats * ceil_div(workload.blocks, blocks)
         workset = min(workset, sources / iterations)
     return replace(workload, workset_bytes=workset, workset_blocks=blocks)

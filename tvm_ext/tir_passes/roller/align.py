@@ -15,6 +15,7 @@ from tvm_ext.cost.access_table import AccessTable, Shape
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
+from tvm_ext.support.arithmetic import ceil_div
 
 UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE = "unit", "memory", "shape", "bank", "tensor_core"
 ALL_RULES = frozenset({UNIT, MEMORY, SHAPE, BANK, TENSOR_CORE})
@@ -42,13 +43,13 @@ def next_shape_aligned(extent: int, size: int, step: int, epsilon: float) -> int
     the first size that needs q - 1 tiles. N=49, step 7, epsilon 0: 14 fails (4 tiles, 56), 21 is the first with
     3 tiles (63), 28 with 2 (56), 49 with 1: aligned.
     """
-    whole = -(-extent // step) * step
+    whole = ceil_div(extent, step) * step
     while size < whole:
         if padding_waste(extent, size) <= epsilon:
             return size
-        tiles = -(-whole // size)
-        fewer_tiles = -(-whole // (tiles - 1))
-        size = max(size + step, -(-fewer_tiles // step) * step)
+        tiles = ceil_div(whole, size)
+        fewer_tiles = ceil_div(whole, tiles - 1)
+        size = max(size + step, ceil_div(fewer_tiles, step) * step)
     return whole if size == whole else None
 
 
@@ -145,7 +146,7 @@ class Aligner:
     def whole(self, axis: int) -> int:
         """The size that spans the axis: its extent rounded up to tiles of the layer above."""
         nest = self._nesting_step(axis)
-        return -(-self.model.extents[axis] // nest) * nest
+        return ceil_div(self.model.extents[axis], nest) * nest
 
     def start(self, shape: Shape) -> Shape:
         """``shape`` with each axis at its first aligned size: whole vectors, fragments, transactions.
@@ -179,7 +180,7 @@ class Aligner:
     def _aligned(self, axis: int, size: int) -> int:
         """The smallest size >= ``size`` that the rules for one axis allow; the whole axis at the latest."""
         whole, step = self.whole(axis), self.steps[axis]
-        size = -(-size // step) * step
+        size = ceil_div(size, step) * step
         if size >= whole:
             return whole
         if SHAPE not in self.rules:

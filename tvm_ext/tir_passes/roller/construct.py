@@ -16,6 +16,7 @@ from tvm_ext.cost.access_table import Shape, vector_use
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import limits
 
 from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
@@ -219,7 +220,7 @@ def _conflicts(model: PerfModel, shapes: tuple[Shape, ...]) -> float:
     if not layer.bank_count or not layer.bank_bytes:
         return 1.0
     step = model.one_reduction_step(shapes[0])
-    run = 1 if model.vector is None else -(-shapes[1][model.vector] // shapes[0][model.vector])
+    run = 1 if model.vector is None else ceil_div(shapes[1][model.vector], shapes[0][model.vector])
     turns = reads = 0.0
     for table, padding in zip(model.inputs, storage_padding(model, shapes[1], shapes[0]), strict=True):
         degree = 1

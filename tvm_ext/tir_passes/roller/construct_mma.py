@@ -13,6 +13,7 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import static_shared_bytes
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.support.arithmetic import ceil_div
 
 from .align import padding_waste
 from .canonical import CanonicalForm
@@ -118,11 +119,11 @@ def _beyond(extent: int, size: int, warp_size: int) -> bool:
 
 def _depths(extent: int, step: int, itemsize: int) -> list[int]:
     """Reduction steps to try, the longest first: 64 halves of 576; 16 of 147, which 3 x 64 would pad by a fifth."""
-    least = -(-extent // step) * step
+    least = ceil_div(extent, step) * step
     return [
         size
         for size in (max(step, width // itemsize) for width in DEPTH_BYTES)
-        if -(-extent // size) * size <= least * (1 + MAX_DEPTH_WASTE) or size == step
+        if ceil_div(extent, size) * size <= least * (1 + MAX_DEPTH_WASTE) or size == step
     ]
 
 
@@ -153,11 +154,11 @@ def _with_split_k(
     by_size = sorted(candidates, key=lambda c: (-c.split.rows * c.split.columns, c.rank))
     for candidate in (*candidates[:SPLIT_CANDIDATES], *by_size):
         split = candidate.split
-        tiles = shape.batch * -(-shape.rows // split.rows) * -(-shape.columns // split.columns)
+        tiles = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns)
         if tiles >= device.unit_count or (split.rows, split.columns) in tried:
             continue
         tried.add((split.rows, split.columns))
-        steps = -(-shape.depth // split.depth)
+        steps = ceil_div(shape.depth, split.depth)
         for splits in SPLITS:
             if steps // splits < MIN_SPLIT_STEPS:
                 break
@@ -174,7 +175,7 @@ def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device:
     step = reduction_step(product.inputs[0].dtype, device)
     warp = RTile(axes=axes, shape=(*batch, split.warp_rows, split.warp_columns, step))
     block = RTile(axes=axes, shape=(*batch, split.rows, split.columns, split.depth))
-    blocks = shape.batch * -(-shape.rows // split.rows) * -(-shape.columns // split.columns) * item.splits
+    blocks = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns) * item.splits
     waste = max(padding_waste(shape.rows, split.rows), padding_waste(shape.columns, split.columns))
     return RProgram(
         device=device.name,

@@ -16,6 +16,7 @@ from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES, VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 from .canonical import FUSED
 
@@ -201,5 +202,5 @@ def _waste(product: TensorExpr, step: int) -> float:
     """Multiply-adds of the padded product over those that are asked for: 4 rows of 16 are a factor of 4."""
     waste = 1.0
     for axis, fragment in zip(product.axes[-3:], (FRAGMENT, FRAGMENT, step), strict=True):
-        waste *= -(-axis.extent // fragment) * fragment / axis.extent
+        waste *= ceil_div(axis.extent, fragment) * fragment / axis.extent
     return waste

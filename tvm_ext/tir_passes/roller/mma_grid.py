@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, tirx
 from tvm_ext.ir.build_ir import index
+from tvm_ext.support.arithmetic import ceil_div
 
 MAX_GROUP = 16
 MIN_UNEVEN_GAIN = 1.1
@@ -48,7 +49,7 @@ def grid_group(rows: int, columns: int, resident: int, tile: tuple[int, int]) ->
     """
 
     def panel_elements(group: int) -> float:
-        wide = -(-min(resident, rows * columns) // group)
+        wide = ceil_div(min(resident, rows * columns), group)
         elements = group * tile[0] + min(wide, columns) * tile[1] + max(0, wide - columns) * tile[0]
         return elements * (MIN_UNEVEN_GAIN if rows % group else 1.0)
 
@@ -60,7 +61,7 @@ def place_block(grid: GemmGrid, block: Expr) -> BlockPlace:
     tiles = grid.rows * grid.columns
     outer, tile = _divide(block, tiles, grid.batch * grid.splits)
     split, batch = _divide(outer, grid.batch, grid.splits)
-    group, within = _divide(tile, grid.group * grid.columns, -(-grid.rows // grid.group))
+    group, within = _divide(tile, grid.group * grid.columns, ceil_div(grid.rows, grid.group))
     height: Expr = index(grid.group)
     if grid.rows % grid.group:  # the last group has fewer rows
         height = tirx.min(height, index(grid.rows) - group * index(grid.group))

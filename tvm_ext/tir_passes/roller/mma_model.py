@@ -15,6 +15,7 @@ from tvm_ext.devices.gpu import REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.rprogram import LayerCost, Prediction
+from tvm_ext.support.arithmetic import ceil_div
 
 from .gemm_form import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, TileSplit, padded_chunks, reduction_step, uses_mma_sync
 from .mma_grid import grid_group
@@ -106,11 +107,11 @@ def block_use(split: TileSplit, dtype: str, device: DeviceSpec) -> BlockUse:
 
 def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, device: DeviceSpec) -> Prediction:
     """Predicted time; compute, shared memory and global memory overlap, so that the slowest binds (paper §3.3)."""
-    tile_rows, tile_columns = -(-shape.rows // split.rows), -(-shape.columns // split.columns)
+    tile_rows, tile_columns = ceil_div(shape.rows, split.rows), ceil_div(shape.columns, split.columns)
     blocks = shape.batch * tile_rows * tile_columns * splits
-    padded_depth = -(-shape.depth // (split.depth * splits)) * split.depth
+    padded_depth = ceil_div(shape.depth, split.depth * splits) * split.depth
     resident = resident_blocks(split, dtype, device)
-    rounds = -(-blocks // device.unit_count)  # blocks that the busiest unit runs
+    rounds = ceil_div(blocks, device.unit_count)  # blocks that the busiest unit runs
     warps = min(resident, rounds) * split.warps
     filled = min(1.0, warps / (WARPS_PER_TEU * device.teus_per_unit))
     peak = (device.emitted_gflops_of(f"{dtype}_tensor") or float("inf")) * 1e9 / device.unit_count
@@ -165,7 +166,7 @@ def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[
     per_batch = tiles[0] * tiles[1]
     at_once = max(1, min(concurrent // splits, per_batch))
     group = grid_group(tiles[0], tiles[1], at_once, (split.rows, split.columns))
-    wide = min(tiles[1], -(-at_once // group))
+    wide = min(tiles[1], ceil_div(at_once, group))
     panels = min(group, tiles[0]) * split.rows + wide * split.columns
     waves = per_batch / at_once
     once = float(shape.rows + shape.columns)

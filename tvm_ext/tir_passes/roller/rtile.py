@@ -6,6 +6,7 @@ from math import gcd
 
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.support.arithmetic import ceil_div
 
 
 def reuse_score(model: PerfModel, level: int, tile: Shape, larger: Shape) -> float:
@@ -29,7 +30,7 @@ def bank_padding(row: int, read: int, banks: int, width: int) -> int:
     (4 - 0 + 1) % 4 = 1.
     """
     cycle = banks * width
-    return (cycle - row % cycle + width * -(-read // width)) % cycle
+    return (cycle - row % cycle + width * ceil_div(read, width)) % cycle
 
 
 def conflict_degree(row: int, read: int, rows: int, banks: int, width: int) -> int:

@@ -8,6 +8,7 @@ from math import ceil, prod
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import REPORTED_UNITS_PER_G, PerfModel
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
+from tvm_ext.support.arithmetic import ceil_div
 
 from .align import tensor_core_steps, transaction_step
 from .rtile import reuse_score
@@ -53,7 +54,7 @@ def scattered_store_s(model: PerfModel, shapes: Sequence[Shape]) -> float:
     if model.is_cpu or model.tensor_core or model.vector is None or len(shapes) < 2:
         return 0.0
     layer = model.device.lowest_layer
-    lanes = -(-shapes[1][model.vector] // shapes[0][model.vector])
+    lanes = ceil_div(shapes[1][model.vector], shapes[0][model.vector])
     whole = min(layer.transaction_bytes, model.extents[model.vector] * model.output.itemsize_bytes)
     stored = prod(model.extents[i] for i in model.spatial) * model.output.itemsize_bytes
     lost = stored * max(0.0, whole / (lanes * model.output.itemsize_bytes) - 1.0)
@@ -126,7 +127,7 @@ def _halvings(size: int, smallest: int) -> list[int]:
     """``size`` and its halves, in whole steps of ``smallest``: 40, 20, 10, 5, 3, 2, 1."""
     sizes = [size]
     while sizes[-1] > smallest:
-        sizes.append(max(smallest, -(-sizes[-1] // (2 * smallest)) * smallest))
+        sizes.append(max(smallest, ceil_div(sizes[-1], 2 * smallest) * smallest))
         if sizes[-1] == sizes[-2]:
             break
     return sizes

@@ -14,6 +14,7 @@ import numpy as np
 
 from tvm_ext.errors import InputError
 from tvm_ext.ir.bulk_ir import BULK_BYTES
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression, constant_int, op_name
@@ -261,7 +262,7 @@ def _count(m: Machine, view: View, request: Request, size_bytes: int, scope: str
     total.lanes += copies
     total.requests += copies
     if store:
-        lines = copies * -(-size_bytes // (hardware.banks * hardware.bank_bytes))
+        lines = copies * ceil_div(size_bytes, hardware.banks * hardware.bank_bytes)
         total.wavefronts += lines
         total.least_wavefronts += lines
         return

@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 AXES = "xyz"
@@ -47,7 +48,7 @@ class Lanes:
         self.thread_extents = [extents.get(f"threadIdx.{axis}", 1) for axis in AXES]
         self.block_extents = [extents.get(f"blockIdx.{axis}", 1) for axis in AXES]
         self.threads = prod(self.thread_extents)
-        self.padded_threads = -(-self.threads // warp_lanes) * warp_lanes
+        self.padded_threads = ceil_div(self.threads, warp_lanes) * warp_lanes
         self.blocks = np.asarray(blocks, np.int64)
         self.count = len(self.blocks) * self.padded_threads
         self.number = np.arange(self.count)

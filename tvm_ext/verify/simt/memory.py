@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array, DType
 
 from .local_memory import View, tell_bounds
@@ -313,7 +314,7 @@ class SharedMemory(AddressableMemory):
     scope = "shared"
 
     def __init__(self, size_bytes: int, granule: int, blocks: int) -> None:
-        padded = -(-size_bytes // 16) * 16
+        padded = ceil_div(size_bytes, 16) * 16
         cells = blocks * padded // granule
         super().__init__(
             np.zeros((blocks, padded), np.uint8),

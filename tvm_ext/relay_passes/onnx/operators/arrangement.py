@@ -10,6 +10,7 @@ import onnx
 
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
+from tvm_ext.support.arithmetic import ceil_div
 
 from ..graph import attribute
 from .context import Check, Context, Converter, Pen, Rule, operand, refusal, result, text_attribute
@@ -42,7 +43,7 @@ def _even_split(node: onnx.NodeProto, context: Context, extent: int) -> list[onn
         raise refusal(
             node, f"has {parts} outputs and num_outputs {attribute(node, 'num_outputs', parts)}", "make them equal"
         )
-    size = -(-extent // parts)
+    size = ceil_div(extent, parts)
     last = extent - size * (parts - 1)
     if last < 0 or (last != size and context.opset < 18):
         raise refusal(node, f"splits {extent} elements into {parts} equal parts", "give the sizes")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from ..graph import attribute
@@ -74,7 +75,7 @@ def _automatic_pads(windows: Windows, *, same: bool, lower: bool) -> tuple[int, 
     for extent, kernel, stride, dilation in zip(
         windows.extents, windows.kernel, windows.strides, windows.dilations, strict=True
     ):
-        total = max((-(-extent // stride) - 1) * stride + (kernel - 1) * dilation + 1 - extent, 0) if same else 0
+        total = max((ceil_div(extent, stride) - 1) * stride + (kernel - 1) * dilation + 1 - extent, 0) if same else 0
         begins.append(total - total // 2 if lower else total // 2)
         ends.append(total - begins[-1])
     return (*begins, *ends)

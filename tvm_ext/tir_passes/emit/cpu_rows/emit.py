@@ -40,6 +40,7 @@ from tvm_ext.ir.build_ir import (
     store,
     vector_kind,
 )
+from tvm_ext.support.arithmetic import ceil_div
 
 from .reduce_row import contiguous_in, reduce_row, runs_inside
 from .rewrite_rows import in_place, with_reciprocals
@@ -260,8 +261,8 @@ def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: An
     if kind == SERIAL:
         return loop(extent, SERIAL, "i", body)
     grain = 4 * device.teu_lanes
-    chunk = -(-extent // (device.unit_count * grain)) * grain
-    chunks = -(-extent // chunk)
+    chunk = ceil_div(extent, device.unit_count * grain) * grain
+    chunks = ceil_div(extent, chunk)
 
     def run(task: Expr) -> Stmt:
         start = task * index(chunk)

@@ -45,6 +45,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 from .epilogue import store_tile
 from .pack_inputs import PackedInput, pack_on_entry
@@ -92,7 +93,7 @@ def emit_tile_kernel(
 def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: Any) -> Stmt:
     """One task per L2 tile."""
     update = update_template(layout)
-    extents = [-(-layout.counts[p] // layout.blocks[p][0]) for p in layout.order]
+    extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
     tasks = 1
     for extent in extents:
         tasks *= extent
@@ -124,7 +125,7 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
 def _steps(count: int, start: Expr, size: int, step: int) -> int | Expr:
     """Steps of ``step`` tiles in a block of ``size`` tiles that begins at ``start``, cut off after tile ``count``."""
     if count % size == 0:
-        return -(-size // step)
+        return ceil_div(size, step)
     left = tirx.min(index(size), index(count) - start)
     return left if step == 1 else tirx.floordiv(left + index(step - 1), index(step))
 
@@ -160,7 +161,7 @@ def _register_tile(
     for size in rows:
         count *= size
     # Rows start on whole registers, whatever the pieces: an aligned row is one aligned spill.
-    width = -(-sum(length for _, length in pieces) // layout.lanes) * layout.lanes
+    width = ceil_div(sum(length for _, length in pieces), layout.lanes) * layout.lanes
     accumulators = new_buffer((count, width), layout.accumulator_dtype, "acc", "local")
     kind = vector_kind(update)
 

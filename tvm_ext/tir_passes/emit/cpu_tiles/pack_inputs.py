@@ -19,6 +19,7 @@ from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_th
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, loop, new_buffer, sequence, split_index, store
 from tvm_ext.records.choice import ConstantPack
+from tvm_ext.support.arithmetic import ceil_div
 
 from .phase_pack import PhasePack, phase_pack
 
@@ -71,7 +72,7 @@ def pack_input(
             enough = computation.point_count >= MIN_REUSE_TO_PACK * prod(static_shape(phases.buffer))
             return phases if enough else None
     used = [p for p, name in enumerate(names) if access.stride(name)]
-    panels = -(-computation.extents[vector] // width)
+    panels = ceil_div(computation.extents[vector], width)
     copied = prod(computation.extents[p] for p in used)
     if not access.is_constant:
         extents_by_name = {name: computation.extents[p] for p, name in enumerate(names)}
@@ -88,7 +89,7 @@ def pack_input(
     panel_dim = len(rows)
     strides[panel_dim] *= width
     extents[panel_dim] = panels
-    extents[-1] = -(-width // lanes) * lanes if access.is_constant else width
+    extents[-1] = ceil_div(width, lanes) * lanes if access.is_constant else width
     return PackedInput(
         original=load,
         buffer=new_buffer(extents, dtype_of(load.source), f"{load.source.name}_packed"),

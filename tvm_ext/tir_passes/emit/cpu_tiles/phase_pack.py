@@ -28,6 +28,7 @@ from tvm_ext.ir.build_ir import (
     split_index,
     store,
 )
+from tvm_ext.support.arithmetic import ceil_div
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,7 +76,7 @@ class PhasePack:
                 table[name] = coordinate if len(dim.terms) == 1 else coordinate - index(dim.constant)
 
             def phase(number: int) -> Stmt:
-                held = min(width, -(-(self.columns - number) // self.stride))
+                held = min(width, ceil_div(self.columns - number, self.stride))
 
                 def column(x: Expr) -> Stmt:
                     here = dict(table)

@@ -13,6 +13,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 from .pack_inputs import PackedInput, pack_input
 from .phase_pack import PhasePack
@@ -76,7 +77,7 @@ class TileLayout:
 
     def pieces(self, size: int) -> list[tuple[int, int]]:
         """(first lane, lanes) of each SIMD register over ``size`` lanes of the vector axis."""
-        return vectors(-(-size // self.lanes) * self.lanes if self.round_lanes else size, self.lanes)
+        return vectors(ceil_div(size, self.lanes) * self.lanes if self.round_lanes else size, self.lanes)
 
     def element(
         self, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr, ks: Sequence[Expr] = ()
@@ -101,7 +102,7 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
     vector = names.index(program.vector_axis)
     register = program.tile("L0").sizes
     tile = {p: min(register.get(names[p], 1), computation.extents[p]) for p in spatial}
-    counts = {p: -(-computation.extents[p] // tile[p]) for p in spatial}
+    counts = {p: ceil_div(computation.extents[p], tile[p]) for p in spatial}
     dtype = accumulator_dtype(dtype_of(computation.target))
     lanes = lanes_of(dtype, device.register_bytes)
     reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")

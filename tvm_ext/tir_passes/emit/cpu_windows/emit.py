@@ -36,6 +36,7 @@ from tvm_ext.ir.build_ir import (
     store,
     vector_kind,
 )
+from tvm_ext.support.arithmetic import ceil_div
 
 from ...plan.window import Window
 from .fill import Table, stage_band
@@ -105,7 +106,7 @@ def _by_rows(
         buffers = [allocate(spill)] if spilled else []
         return sequence(*buffers, _tile(layout, data, outer, place, finish), *rows)
 
-    parts = -(-x.extent // chunk)
+    parts = ceil_div(x.extent, chunk)
     groups = _quotient(count, layout.rows)
     return loop(groups, SERIAL, "group", lambda g: loop(parts, SERIAL, "part", lambda p: tile(g, p)))
 
@@ -152,7 +153,7 @@ def _store_row(
         place = at + column
         return _write(layout, epilogue, lambda lane: load(result, [place + lane]), outer, (row, column), layout.stored)
 
-    parts = -(-x.extent // layout.stored)
+    parts = ceil_div(x.extent, layout.stored)
     kind = UNROLLED if parts <= FEW_PARTS else SERIAL
     return loop(parts, kind, "part", part)
 
@@ -315,7 +316,7 @@ def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
 def _quotient(count: int | Expr, size: int) -> int | Expr:
     """Tiles of ``size`` that cover ``count``."""
     if isinstance(count, int):
-        return -(-count // size)
+        return ceil_div(count, size)
     return count if size == 1 else tirx.floordiv(count + index(size - 1), index(size))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, new_buffer, sequence, store
+from tvm_ext.support.arithmetic import ceil_div
 
 from .layout import WindowLayout
 
@@ -67,7 +68,7 @@ def _fill(layout: WindowLayout, data: Any, base: Expr, size: int) -> list[Stmt]:
         to = base + number * index(width)
         return loop(width, VECTORIZED, "lane", lambda lane: store(data, layout.window.pad_value, [to + lane]))
 
-    return [loop(-(-size // width), SERIAL, "fill", one)]
+    return [loop(ceil_div(size, width), SERIAL, "fill", one)]
 
 
 def _pad_row(layout: WindowLayout, data: Any, base: Expr) -> Stmt:
@@ -82,7 +83,7 @@ def _copy_row(layout: WindowLayout, data: Any, outer: Table, base: Expr, row: Ex
     """A source row to its places, then the padding up to the next row."""
     used, stride = layout.used_columns(), layout.window.x.stride
     width = min(layout.lanes, 1 << ((used // stride).bit_length() - 1))
-    groups = -(-used // (width * stride))
+    groups = ceil_div(used, width * stride)
     copies: list[Stmt] = []
 
     def group(number: Expr) -> Stmt:

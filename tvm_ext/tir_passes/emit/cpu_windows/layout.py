@@ -17,6 +17,7 @@ from itertools import product
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import lanes_of
+from tvm_ext.support.arithmetic import ceil_div
 
 from ...plan.window import Window, WindowAxis
 
@@ -54,7 +55,7 @@ class WindowLayout:
 
     @property
     def bands(self) -> int:
-        return -(-self.window.y.extent // self.band)
+        return ceil_div(self.window.y.extent, self.band)
 
     @property
     def last_band(self) -> int:
@@ -116,11 +117,11 @@ def lay_out_window(window: Window, device: DeviceSpec, *, may_overrun: bool = Tr
         planes *= window.anchor.extent(v)
     best: WindowLayout | None = None
     for bands in _band_counts(window, pitch, device, planes, lanes):
-        band = -(-y.extent // bands)
+        band = ceil_div(y.extent, bands)
         tile = min(_tiles(window, pitch, band, device, may_overrun=may_overrun), key=lambda t: t.cycles)
         phase_rows = _phase_rows(y, band)
         reach = _last_place(y) * pitch + _last_place(x)
-        run = -(-((band - 1) * pitch + x.extent) // (tile.vectors * lanes)) * tile.vectors * lanes
+        run = ceil_div((band - 1) * pitch + x.extent, tile.vectors * lanes) * tile.vectors * lanes
         needed = (phase_rows + 1) * pitch + x.before + 2 * lanes
         staging = _staging_cycles(window, pitch, phase_rows, device, lanes)
         layout = WindowLayout(
@@ -128,7 +129,7 @@ def lay_out_window(window: Window, device: DeviceSpec, *, may_overrun: bool = Tr
             band=band,
             pitch=pitch,
             phase_rows=phase_rows,
-            phase_size=-(-(max(needed, run + reach + 1) if tile.is_flat else needed) // lanes) * lanes,
+            phase_size=ceil_div(max(needed, run + reach + 1) if tile.is_flat else needed, lanes) * lanes,
             result_size=run if tile.is_flat else 0,
             width=tile.width,
             stored=_stored_lanes(x, lanes),
@@ -148,7 +149,7 @@ def lay_out_window(window: Window, device: DeviceSpec, *, may_overrun: bool = Tr
 def _pitch(x: WindowAxis) -> int:
     """Places per row and phase: each row's own elements, and padding on one side only (see the module's example)."""
     used = min(x.size, x.span - x.before)
-    return -(-max(x.before + used, x.span - x.before) // x.stride)
+    return ceil_div(max(x.before + used, x.span - x.before), x.stride)
 
 
 def _last_place(axis: WindowAxis) -> int:
@@ -171,7 +172,7 @@ def _band_counts(window: Window, pitch: int, device: DeviceSpec, planes: int, la
     phases = len(y.phases) * len(x.phases)
 
     def bytes_of(bands: int) -> int:
-        band = -(-y.extent // bands)
+        band = ceil_div(y.extent, bands)
         return item * ((_phase_rows(y, band) + 1) * pitch * phases + band * pitch)
 
     fitting = next((n for n in range(1, y.extent + 1) if bytes_of(n) <= l1 * 3 // 4), y.extent)
@@ -186,24 +187,24 @@ def _tiles(window: Window, pitch: int, band: int, device: DeviceSpec, *, may_ove
     lanes = lanes_of(window.dtype, device.register_bytes)
     budget = max(1, int(device.register_limit * ACCUMULATOR_SHARE))
     stored = _stored_lanes(x, lanes)
-    across = -(-x.extent // stored)
+    across = ceil_div(x.extent, stored)
     # A store and a load of each row's vectors, which mostly straddle cache lines.
     copying = across * (2 + _loads_per_vector(device))
     tiles = []
-    last = y.extent - (-(-y.extent // band) - 1) * band
+    last = y.extent - (ceil_div(y.extent, band) - 1) * band
     for rows, vectors in product(range(1, min(MAX_ROWS, last, budget) + 1), range(1, across + 1)):
         if rows * vectors <= budget:
-            count = -(-band // rows) * -(-across // vectors)
+            count = ceil_div(band, rows) * ceil_div(across, vectors)
             cycles = count * _tile_cycles(window, rows, vectors, device)
             tiles.append(_Tile(cycles=cycles, rows=rows, vectors=vectors, width=stored, is_flat=False))
     wider = min(lanes, 1 << (x.extent - 1).bit_length())
     for rows in range(1, min(MAX_ROWS, last, budget) + 1) if stored < wider else ():
         copied = 1 if may_overrun else rows
-        cycles = -(-band // rows) * (_tile_cycles(window, rows, 1, device) + copied * copying)
+        cycles = ceil_div(band, rows) * (_tile_cycles(window, rows, 1, device) + copied * copying)
         tiles.append(_Tile(cycles=cycles, rows=rows, vectors=1, width=wider, is_flat=False))
     places = (band - 1) * pitch + x.extent
-    for vectors in range(1, min(8, budget, -(-places // lanes)) + 1):
-        count = -(-places // (vectors * lanes))
+    for vectors in range(1, min(8, budget, ceil_div(places, lanes)) + 1):
+        count = ceil_div(places, vectors * lanes)
         cycles = count * _tile_cycles(window, 1, vectors, device) + band * copying
         tiles.append(_Tile(cycles=cycles, rows=1, vectors=vectors, width=lanes, is_flat=True))
     return tiles
@@ -237,7 +238,7 @@ def _loads_per_vector(device: DeviceSpec) -> float:
 def _staging_cycles(window: Window, pitch: int, phase_rows: int, device: DeviceSpec, lanes: int) -> float:
     """Cycles of filling the scratch memory for one band: a load, a shuffle where there are phases, and a store."""
     y, x = window.y, window.x
-    vectors = -(-pitch // lanes) * len(x.phases)
+    vectors = ceil_div(pitch, lanes) * len(x.phases)
     shuffled = 1 if x.stride > 1 else 0
     each = _loads_per_vector(device) * (x.stride / len(x.phases)) / (device.loads_per_cycle or 1) + shuffled + 2
     return phase_rows * len(y.phases) * (vectors * each + 2)

@@ -9,6 +9,7 @@ from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
+from tvm_ext.support.arithmetic import ceil_div
 
 from .layout import WindowLayout
 
@@ -62,7 +63,7 @@ def _tile(layout: WindowLayout, *, rows: int, columns: int) -> RTile:
 
 def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Prediction:
     """Cycles of the register tiles and of staging against moving each tensor once, in the slowest layer it needs."""
-    waves = -(-layout.task_count // device.unit_count)
+    waves = ceil_div(layout.task_count, device.unit_count)
     balance = layout.task_count / (waves * device.unit_count)
     compute_s = layout.cycles / ((device.clock_ghz or 1.0) * GIGA) / device.unit_count / balance
     extra = sum(computation.extra_bytes_per_element for computation in expr.epilogue)

@@ -24,6 +24,7 @@ from tvm_ext.ir.build_ir import (
     store,
 )
 from tvm_ext.ir.simt_ir import allocate_shared, gpu_buffer
+from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm
 from .lanes import access_lanes
@@ -71,7 +72,7 @@ def _allreduce_bytes(plan: RowPlan, size: int, device: DeviceSpec) -> int:
 
 
 def _aligned_bytes(size: int) -> int:
-    return -(-size // STOCK_ALIGNMENT_BYTES) * STOCK_ALIGNMENT_BYTES
+    return ceil_div(size, STOCK_ALIGNMENT_BYTES) * STOCK_ALIGNMENT_BYTES
 
 
 def add_initial(computation: Computation, total: Any, width: int) -> Stmt:

@@ -19,6 +19,7 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads, registers_left
+from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm, accesses, address_of
 from .lanes import VectorLanes, find_lanes, vector_units
@@ -69,7 +70,7 @@ class RowPlan:
 
     @property
     def grid_blocks(self) -> int:
-        return -(-self.grid_chunks // self.grid_threads)
+        return ceil_div(self.grid_chunks, self.grid_threads)
 
     @property
     def blocks(self) -> int:
@@ -159,22 +160,22 @@ def _plan_along(form: RowForm, device: DeviceSpec, *, may_split: bool) -> RowPla
     most = min(ROW_ITEMS, ROW_ELEMENTS // lanes.width)
     threads = min(warp, power_of_two(chunks))
     if chunks > warp * most:
-        threads = min(limit, power_of_two(-(-chunks // most)))
+        threads = min(limit, power_of_two(ceil_div(chunks, most)))
     wanted = BLOCKS_PER_UNIT * device.unit_count
     while threads < min(limit, power_of_two(chunks)) and form.row_count * threads < wanted * BLOCK_THREADS:
         threads *= 2  # few rows: more threads for each
     rows = 1 if threads > warp else min(max(1, BLOCK_THREADS // threads), power_of_two(form.row_count))
-    while rows > 1 and -(-form.row_count // rows) < wanted and rows * threads > warp:
+    while rows > 1 and ceil_div(form.row_count, rows) < wanted and rows * threads > warp:
         rows //= 2
-    splits = _splits(form, device, -(-form.row_count // rows), chunks // (4 * threads)) if may_split else 1
-    items = -(-chunks // (threads * splits))
+    splits = _splits(form, device, ceil_div(form.row_count, rows), chunks // (4 * threads)) if may_split else 1
+    items = ceil_div(chunks, threads * splits)
     return RowPlan(
         lanes=lanes,
         along_row=True,
         row_threads=threads,
         grid_threads=rows,
         items=items,
-        splits=-(-chunks // (threads * items)),
+        splits=ceil_div(chunks, threads * items),
         held=_is_held(form, lanes, items * lanes.width, rows * threads, device),
         grid_chunks=form.row_count,
         row_chunks=chunks,
@@ -201,22 +202,22 @@ def _plan_with(form: RowForm, device: DeviceSpec, lanes: VectorLanes, *, may_spl
     wanted = BLOCKS_PER_UNIT * device.unit_count
     if form.row_length <= WINDOW_ITEMS:
         columns, parts = min(BLOCK_THREADS, max(warp, power_of_two(chunks))), 1
-        while columns > 2 * warp and -(-chunks // columns) < wanted:
+        while columns > 2 * warp and ceil_div(chunks, columns) < wanted:
             columns //= 2
     else:
         columns = min(warp, power_of_two(chunks))
         parts = min(BLOCK_THREADS // columns, power_of_two(form.row_length // 4))
-        while columns * parts > 4 * warp and -(-chunks // columns) >= 4 * wanted:
+        while columns * parts > 4 * warp and ceil_div(chunks, columns) >= 4 * wanted:
             parts //= 2
-    splits = _splits(form, device, -(-chunks // columns), form.row_length // (8 * parts)) if may_split else 1
-    items = -(-form.row_length // (parts * splits))
+    splits = _splits(form, device, ceil_div(chunks, columns), form.row_length // (8 * parts)) if may_split else 1
+    items = ceil_div(form.row_length, parts * splits)
     return RowPlan(
         lanes=lanes,
         along_row=False,
         row_threads=parts,
         grid_threads=columns,
         items=items,
-        splits=-(-form.row_length // (parts * items)),
+        splits=ceil_div(form.row_length, parts * items),
         held=_is_held(form, lanes, items * lanes.width, columns * parts, device),
         grid_chunks=chunks,
         row_chunks=form.row_length,

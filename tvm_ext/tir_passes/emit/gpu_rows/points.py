@@ -11,6 +11,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, as_index, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
+from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm
 from .lanes import MAX_LANES, VectorLanes, distinct, evaluate, fetch, find_lanes, is_vector, store_values, vector_units
@@ -43,7 +44,7 @@ class _Points:
 
     @property
     def blocks(self) -> int:
-        return -(-(self.chunks + (self.tail > 0)) // (self.threads * self.items))
+        return ceil_div(self.chunks + (self.tail > 0), self.threads * self.items)
 
     @property
     def covers(self) -> bool:

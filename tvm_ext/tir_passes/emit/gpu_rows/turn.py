@@ -20,6 +20,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.ir.build_ir import UNROLLED, as_index, cast_to, index, load, loop, sequence, split_index, store
 from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
+from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm, address_of
 from .lanes import distinct, evaluate, outer_loads
@@ -59,7 +60,7 @@ class _Tiles:
     def counts(self) -> list[int]:
         """Tiles along the two axes, points along the others."""
         turned = (self.read, self.written)
-        return [-(-a.extent // self.side) if p in turned else a.extent for p, a in enumerate(self.form.grid)]
+        return [ceil_div(a.extent, self.side) if p in turned else a.extent for p, a in enumerate(self.form.grid)]
 
     def element(self, at: Sequence[Expr], read: Expr, written: Expr) -> _Element:
         """The element of the tile at ``at`` that is so far along the two axes."""

@@ -24,6 +24,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 from ...roller.gemm_form import (
     ACCUMULATORS,
@@ -151,7 +152,7 @@ def _product(
     split = split_of(program)
     _check_split(split, operands[0].dtype, device, computation.name)
     extents = (operands[0].batch.size, operands[0].lines.size, operands[1].lines.size, operands[0].depth.size)
-    tile_rows, tile_columns = -(-extents[1] // split.rows), -(-extents[2] // split.columns)
+    tile_rows, tile_columns = ceil_div(extents[1], split.rows), ceil_div(extents[2], split.columns)
     splits = max(1, program.partition_count // (extents[0] * tile_rows * tile_columns))
     resident = device.unit_count * resident_blocks(split, operands[0].dtype, device)
     grid = GemmGrid(
@@ -339,4 +340,4 @@ def _add_up(product: _Product, workspace: Any, to: Destination) -> Stmt:
         added = add(at)
         return added if units % REDUCE_THREADS == 0 else tirx.IfThenElse(unit < index(units), added, None)
 
-    return launch(-(-units // REDUCE_THREADS), REDUCE_THREADS, body)
+    return launch(ceil_div(units, REDUCE_THREADS), REDUCE_THREADS, body)

@@ -16,6 +16,7 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
 from tvm_ext.ir.simt_ir import gpu_buffer
+from tvm_ext.support.arithmetic import ceil_div
 
 from ...roller.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
 from .operand import Factor, guarded, within
@@ -171,7 +172,7 @@ def copy_tile(tile: SharedTile, origin: TileOrigin, thread: Expr, threads: int) 
     if operand.dtype == "int8" and (not operand.plain or origin.line_bound or origin.depth_bound):
         vector = gcd(vector, ZEROED_BYTES)
     units = tile.line_count * tile.depth_count // vector
-    count = -(-units // threads)
+    count = ceil_div(units, threads)
     padded = not tile.swizzled and operand.along_depth == operand.lanes_along_depth
 
     def one(i: Expr) -> Stmt:

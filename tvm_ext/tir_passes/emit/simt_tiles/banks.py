@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import MemoryLayer
 from tvm_ext.devices.occupancy import layer_limit_bytes
+from tvm_ext.support.arithmetic import ceil_div
 
 from .box import Box, window_stride
 from .copy_shape import CopyShape
@@ -92,8 +93,8 @@ def stored(
         phase = window_stride(box, d, tiling) if position == 0 else 1
         if phase > 1:
             phases[d] = phase
-            phase_strides[d] = -(-shape[d] // phase) + padding.get(d, 0)
-            pitch = (phase - 1) * phase_strides[d] + -(-shape[d] // phase)
+            phase_strides[d] = ceil_div(shape[d], phase) + padding.get(d, 0)
+            pitch = (phase - 1) * phase_strides[d] + ceil_div(shape[d], phase)
         else:
             pitch = strides[d] * shape[d]
     return StoredBox(
@@ -163,7 +164,7 @@ class AccessPattern:
 
 def sampled_warps(threads: int) -> Offsets:
     """Thread numbers (warps, 32) of the warps that are counted; a missing lane does what the first one does."""
-    count = -(-threads // WARP)
+    count = ceil_div(threads, WARP)
     chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLED_WARPS)).astype(np.int64))
     lanes = chosen[:, None] * WARP + np.arange(WARP)
     return np.where(lanes < threads, lanes, lanes[:, :1])
@@ -210,7 +211,7 @@ def _stacked(offsets: Sequence[Offsets], threads: Offsets) -> Offsets:
 def write_patterns(box: StoredBox, shape: CopyShape, threads: int) -> list[AccessPattern]:
     """What the lanes write in a copy: one vector, or its elements one by one."""
     vectors = stores_vectors(box, shape)
-    rounds = -(-shape.units // threads)
+    rounds = ceil_div(shape.units, threads)
     whole = threads % WARP == 0  # then warps of all rounds are runs of units
     sampled = sampled_warps(shape.units if whole else min(threads, shape.units))
     sampled = np.where(shape.used(sampled), sampled, sampled[:, :1])

@@ -18,6 +18,7 @@ from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, sta
 from tvm_ext.devices.gpu import SECTOR_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, load, loop, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer, unrolled
+from tvm_ext.support.arithmetic import ceil_div
 
 from .banks import StoredBox, stores_vectors
 from .box import Box, window_stride
@@ -55,7 +56,7 @@ def _element_patches(box: Box, sizes: Sequence[int]) -> list[CopyShape]:
     for run in range(1, len(sizes)):
         units = prod(sizes[len(sizes) - run :])
         for patch in (sector, 2 * sector):
-            whole = -(-units // patch) * patch
+            whole = ceil_div(units, patch) * patch
             if patch < min(units, WARP) and units >= LEAST_USED * whole:
                 shape = CopyShape(sizes=tuple(sizes), run=run, width=1, patch=patch, row_units=whole, last_resort=True)
                 shapes.append(shape)
@@ -69,12 +70,12 @@ def _run_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int) ->
     line = CopyShape(sizes=tuple(sizes), run=run, width=width, patch=units, row_units=units)
     phase = window_stride(box, len(sizes) - 1, tiling) if sizes else 1
     if phase > 1 and width == 1 and run == 1:
-        by_phase = phase * -(-units // phase)
+        by_phase = phase * ceil_div(units, phase)
         line = replace(line, phase=phase, patch=by_phase, row_units=by_phase)
         return [line, *_ended(line, by_phase)]
     shapes = [line]
     patch = max(1, int(SECTOR_BYTES // (itemsize_bytes(box.dtype) * width)))
-    whole = -(-units // patch) * patch
+    whole = ceil_div(units, patch) * patch
     if patch < units and units >= LEAST_USED * whole:
         shapes.append(replace(line, patch=patch, row_units=whole))
     return [*shapes, *_ended(line, units)]
@@ -84,7 +85,7 @@ def _ended(line: CopyShape, units: int) -> list[CopyShape]:
     """``line`` with lines that end where a warp, a half or a quarter of one ends."""
     shapes = []
     for lanes in (WARP, WARP // 2, WARP // 4):
-        whole = -(-units // lanes) * lanes
+        whole = ceil_div(units, lanes) * lanes
         if whole != units and units >= LEAST_USED * whole:
             shapes.append(replace(line, patch=whole, row_units=whole))
     return shapes
@@ -110,10 +111,10 @@ def _copy_width(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int) ->
         length *= size if d >= len(sizes) - run else 1
     threads = tiling.thread_count
     widths = [w for w in (16, 8, 4, 2) if w * itemsize_bytes(box.dtype) <= VECTOR_BYTES and length % w == 0]
-    best, best_key = 1, (-(-total // threads), int(total % threads != 0), -1)
+    best, best_key = 1, (ceil_div(total, threads), int(total % threads != 0), -1)
     for width in widths:
         units = total // width
-        key = (-(-units // threads), int(units % threads != 0), -width)
+        key = (ceil_div(units, threads), int(units % threads != 0), -width)
         if key < best_key and _is_vector(box, tiling, sizes, run, width):
             best, best_key = width, key
     return best
@@ -191,7 +192,7 @@ def emit_copy(
 ) -> Stmt:
     """Copy the box of the tile at ``starts``; ``tile`` is smaller than the tiling's in a last step."""
     threads = tiling.thread_count
-    rounds = -(-shape.units // threads)
+    rounds = ceil_div(shape.units, threads)
 
     def one(number: Expr) -> Stmt:
         unit = number * index(threads) + thread if rounds > 1 else thread

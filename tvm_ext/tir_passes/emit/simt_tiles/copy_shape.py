@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tvm_ext.support.arithmetic import ceil_div
+
 from .tiling import Number, both, quotient, remainder
 
 
@@ -60,7 +62,7 @@ class CopyShape:
         """The column that is the ``position``-th of its row to be copied."""
         if self.phase == 1:
             return position
-        each = -(-self.run_units // self.phase)
+        each = ceil_div(self.run_units, self.phase)
         return remainder(position, each) * self.phase + quotient(position, each)
 
     def used(self, unit: Number) -> Any:
@@ -70,7 +72,7 @@ class CopyShape:
         """
         position = self._parts(unit)[1]
         used = self._column(position) < self.run_units
-        sorted_units = self.phase * -(-self.run_units // self.phase)
+        sorted_units = self.phase * ceil_div(self.run_units, self.phase)
         if self.phase == 1 or self.row_units <= sorted_units:
             return used
         return both(used, position < sorted_units)

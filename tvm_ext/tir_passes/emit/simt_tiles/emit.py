@@ -41,6 +41,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, unrolled, unrolled_by_tvm
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 from ..cpu_tiles.register_tile import flat
 from .banks import with_buffer
@@ -237,7 +238,7 @@ def _points(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int]) ->
             return _point(body, starts, tile, local)
         p = tiling.reduction[position]
         shared = tiling.split if p == tiling.split_axis else 1
-        count = -(-tile[p] // shared)
+        count = ceil_div(tile[p], shared)
 
         def one(v: Expr) -> Stmt:
             at = v * index(shared) + body.group if shared > 1 else v

@@ -13,6 +13,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import registers_left, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import gpu_buffer
+from tvm_ext.support.arithmetic import ceil_div
 
 from ...roller.scale_out import OTHER_REGISTERS
 from .banks import with_buffer
@@ -22,7 +23,7 @@ from .tiling import SimtTiling
 
 def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: DeviceSpec) -> int:
     """Registers that the plan needs; raises IllegalRewrite where a thread has not so many."""
-    accumulators = -(-int(tiling.accumulators * itemsize_bytes(tiling.accumulator_dtype)) // 4)
+    accumulators = ceil_div(int(tiling.accumulators * itemsize_bytes(tiling.accumulator_dtype)), 4)
     fragments = sum(operand.registers for operand in operands)
     needed = accumulators + fragments + OTHER_REGISTERS
     limit = min(device.register_limit + OTHER_REGISTERS, registers_left(tiling.thread_count, device))
@@ -37,7 +38,7 @@ def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: D
 
 def _shared_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
     sizes = [int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None]
-    return sum(-(-size // VECTOR_BYTES) * VECTOR_BYTES for size in (*sizes, _partial_bytes(tiling)))
+    return sum(ceil_div(size, VECTOR_BYTES) * VECTOR_BYTES for size in (*sizes, _partial_bytes(tiling)))
 
 
 def _partial_bytes(tiling: SimtTiling) -> int:

@@ -12,6 +12,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, mentions, stati
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.simt_ir import gpu_buffer
+from tvm_ext.support.arithmetic import ceil_div
 
 from .banks import StoredBox, choose_storage
 from .box import Box, box_of
@@ -39,7 +40,7 @@ class Operand:
     def registers(self) -> int:
         """32-bit registers of the fragment."""
         size = prod(int(extent) for extent in static_shape(self.fragment))
-        return -(-int(size * itemsize_bytes(dtype_of(self.fragment))) // 4)
+        return ceil_div(int(size * itemsize_bytes(dtype_of(self.fragment))), 4)
 
     def stepped(self, tiling: SimtTiling) -> bool:
         """Whether its box moves with the steps of the reduction."""

@@ -18,6 +18,7 @@ from tvm_ext.devices.occupancy import max_block_threads, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import accumulator_dtype
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
 
 Number = Any
 """An int, an array of them (to count bank conflicts), or an index expression of TensorIR (to emit)."""
@@ -128,7 +129,7 @@ class SimtTiling:
     @property
     def grid(self) -> tuple[int, ...]:
         """Tiles along each spatial axis."""
-        return tuple(-(-self.computation.extents[p] // self.tile[p]) for p in self.spatial)
+        return tuple(ceil_div(self.computation.extents[p], self.tile[p]) for p in self.spatial)
 
     @property
     def accumulators(self) -> int:
@@ -188,7 +189,7 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
         spatial=spatial,
         reduction=reduction,
         register=register,
-        threads={p: -(-block[p] // register[p]) for p in spatial},
+        threads={p: ceil_div(block[p], register[p]) for p in spatial},
         step={p: min(lower.get(names[p], 1), computation.extents[p]) for p in reduction},
         piece=dict.fromkeys(spatial, 1),
         lane=(lane := _lane_axis(expr, spatial, names)),
@@ -208,7 +209,7 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
 
 
 def _whole(extent: int, step: int) -> int:
-    return -(-extent // step) * step
+    return ceil_div(extent, step) * step
 
 
 def _lane_axis(expr: TensorExpr, spatial: Sequence[int], names: Sequence[str]) -> int:
