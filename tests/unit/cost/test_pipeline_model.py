@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_ext.cost.pipeline_model import pipeline_latency, predict, predict_bottleneck
-from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit, expected_registers
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.errors import IllegalRewrite
@@ -164,6 +164,11 @@ def test_the_printed_model_is_the_printed_one() -> None:
 )
 def test_occupancy(size: int, registers: int, warps: int, expected: int) -> None:
     assert blocks_per_unit(replace(ONE, warps_per_block=warps), ROUND, size, registers) == expected
+
+
+@pytest.mark.parametrize(("planned", "expected"), [(0, 2), (10, 11), (76, 84), (80, 88), (160, 176), (200, 220)])
+def test_expected_registers_are_a_tenth_more_and_no_more(planned: int, expected: int) -> None:
+    assert expected_registers(planned) == expected
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
