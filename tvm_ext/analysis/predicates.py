@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, structural_walk
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, structural_walk
 
 from .computations import Computation, reads, static_shape
 
 
-def is_in(buffer: Any, buffers: Sequence[Any]) -> bool:
+def is_in(buffer: Buffer, buffers: Sequence[Buffer]) -> bool:
     """Whether ``buffer`` itself, not one like it, is among ``buffers``."""
     return any(buffer.same_as(other) for other in buffers)
 

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, Call, Target, copy_module, module_pass, structural_walk, tirx
+from tvm_ext._tvm import (
+    ALREADY_SCHEDULED,
+    Buffer,
+    Call,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    Stmt,
+    Target,
+    copy_module,
+    module_pass,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, read_operator, substitute
 from tvm_ext.devices.hal import DeviceSpec
@@ -67,7 +79,7 @@ class ConstructCpuKernels:
         self.device, self.options = device, options
         self.cache = cache if cache is not None else KernelCache(None)
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         context = kernel_context(self.device, self.options) if self.cache.is_on else ""
         made = EqualFunctions()
@@ -75,7 +87,7 @@ class ConstructCpuKernels:
             result[gv] = self._kernel(func, gv.name_hint, context, made)
         return result
 
-    def _kernel(self, func: Any, name: str, context: str, made: EqualFunctions) -> Any:
+    def _kernel(self, func: PrimFunc, name: str, context: str, made: EqualFunctions) -> PrimFunc:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
         key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
         entry = self._entry(func, key) if key is not None else None
@@ -89,7 +101,7 @@ class ConstructCpuKernels:
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
 
-    def _entry(self, func: Any, key: str) -> CachedKernel | None:
+    def _entry(self, func: PrimFunc, key: str) -> CachedKernel | None:
         """The cache's entry under ``key``, if it can be the kernel of ``func``."""
         entry = self.cache.get(key)
         if entry is None:
@@ -113,7 +125,7 @@ def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
     )
 
 
-def construct_cpu_kernel(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> Any:
+def construct_cpu_kernel(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> PrimFunc:
     """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice."""
     try:
         with timed_construction():
@@ -123,7 +135,7 @@ def construct_cpu_kernel(func: Any, name: str, device: DeviceSpec, options: Buil
     return with_choice(with_turned_divisions(body), choice)
 
 
-def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[Any, KernelChoice]:
+def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[PrimFunc, KernelChoice]:
     func = func.with_body(keep_floats_outside_reductions(func.body))
     try:
         scheduled, what = schedule_fallback(func)
@@ -135,7 +147,7 @@ def _fallback(func: Any, name: str, device: DeviceSpec, refusal: IllegalRewrite)
     return scheduled, KernelChoice(operator=name, path="fallback", reason=reason, device=device.name)
 
 
-def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[Any, KernelChoice]:
+def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[PrimFunc, KernelChoice]:
     operator = simplify(read_operator(func, name))
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [operator.params[i] for i in constant]
@@ -148,7 +160,7 @@ def _constructed(func: Any, name: str, device: DeviceSpec, options: BuildOptions
 
 
 def _forms(
-    group: CpuGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+    group: CpuGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> list[Form]:
     """How the group is run: by one kernel, or row by row where no rTile has a spatial axis to vectorise."""
     check_time()
@@ -166,7 +178,7 @@ def _window_form(group: WindowGroup, device: DeviceSpec) -> Form:
 
 
 def _tile_forms(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> list[Form]:
     """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
     anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
@@ -201,7 +213,7 @@ def _row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> For
     )
 
 
-def _packed(params: Sequence[Any], forms: Sequence[Form]) -> list[Any]:
+def _packed(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:
     """The function's parameters, those repacked at compile time in the form that their kernel reads."""
     packed = list(params)
     for form in forms:
@@ -210,7 +222,7 @@ def _packed(params: Sequence[Any], forms: Sequence[Form]) -> list[Any]:
     return packed
 
 
-def on_cpu(body: Any, device: DeviceSpec) -> Any:
+def on_cpu(body: PrimFunc, device: DeviceSpec) -> PrimFunc:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
     exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
     if uses_bfloat16(exact):
@@ -220,7 +232,7 @@ def on_cpu(body: Any, device: DeviceSpec) -> Any:
     return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
 
 
-def call_notes(body: Any) -> list[str]:
+def call_notes(body: Stmt) -> list[str]:
     """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
     calls: list[bool] = []
     structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
@@ -228,7 +240,7 @@ def call_notes(body: Any) -> list[str]:
     return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
 
 
-def _any_alignment(params: Sequence[Any], body: Any) -> tuple[list[Any], Any]:
+def _any_alignment(params: Sequence[Buffer], body: Stmt) -> tuple[list[Buffer], Stmt]:
     """The parameters without TVM's promise of 64-byte alignment, which a NumPy array handed to the VM does not keep.
 
     Vector instructions for unaligned addresses cost nothing where the address happens to be aligned.

@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from tvm_ext._tvm import For, copy_module, module_pass
+from tvm_ext._tvm import For, IRModule, PassContext, PrimFunc, copy_module, module_pass
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
@@ -54,7 +53,7 @@ from .roller.gemm_form import supports_mma
 ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
 
-Check = Callable[[Any], None]
+Check = Callable[[PrimFunc], None]
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructGpuKernels")
@@ -85,7 +84,7 @@ class ConstructGpuKernels:
     ) -> None:
         self.device, self.options, self.accept, self.wishes = device, options, accept, wishes
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         made = EqualFunctions()
         for gv, func in unscheduled(mod):
@@ -98,13 +97,13 @@ class ConstructGpuKernels:
 
 
 def construct_gpu_kernel(
-    func: Any,
+    func: PrimFunc,
     name: str,
     device: DeviceSpec,
     options: BuildOptions,
     accept: Check | None = None,
     wishes: Wishes | None = None,
-) -> Any:
+) -> PrimFunc:
     """``func`` as GPU kernels for ``device``, its `KernelChoice` attached; raises TargetError as the pass says.
 
     ``accept`` may refuse a kernel, by IllegalRewrite: the next candidate follows, after `ATTEMPTS` stock TVM's.
@@ -121,8 +120,8 @@ def construct_gpu_kernel(
 
 
 def _accepted(
-    func: Any, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Check | None
-) -> tuple[Any, KernelChoice]:
+    func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Check | None
+) -> tuple[PrimFunc, KernelChoice]:
     refusals: list[str] = []
     operator = _read(func, name, device)
     _check_size(operator, options)
@@ -136,8 +135,8 @@ def _accepted(
 
 
 def _with_and_without_pipelines(
-    body: Any, choice: KernelChoice, device: DeviceSpec, wishes: Wishes
-) -> Iterator[tuple[Any, KernelChoice]]:
+    body: PrimFunc, choice: KernelChoice, device: DeviceSpec, wishes: Wishes
+) -> Iterator[tuple[PrimFunc, KernelChoice]]:
     """The kernel with the pipelines that were asked for; then, in case that is refused, without."""
     pipelined, described = with_pipelines(body, choice, device, wishes)
     yield pipelined, described
@@ -145,7 +144,7 @@ def _with_and_without_pipelines(
         yield body, choice
 
 
-def _refusal(body: Any, accept: Check | None) -> str | None:
+def _refusal(body: PrimFunc, accept: Check | None) -> str | None:
     """Why ``accept`` refuses the kernel; None where it does not."""
     if accept is None:
         return None
@@ -157,8 +156,8 @@ def _refusal(body: Any, accept: Check | None) -> str | None:
 
 
 def candidates(
-    func: Any, device: DeviceSpec, k: int, *, name: str = "operator", options: BuildOptions | None = None
-) -> tuple[tuple[RProgram, Any], ...]:
+    func: PrimFunc, device: DeviceSpec, k: int, *, name: str = "operator", options: BuildOptions | None = None
+) -> tuple[tuple[RProgram, PrimFunc], ...]:
     """Up to ``k`` kernels of ``func``, best predicted first, each with the rProgram of its most laborious group.
 
     The other groups of the operator are in their best form in all of them. Empty where no emitter accepts ``func``.
@@ -176,8 +175,8 @@ def candidates(
 
 
 def _assemblies(
-    func: Any, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> Iterator[tuple[RProgram | None, Any, KernelChoice]]:
+    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
     """(rProgram of the most laborious group, function, choice) for each form of that group, best first."""
     groups = plan_for_gpu(operator)
     main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _computations(groups[position]))))
@@ -187,7 +186,7 @@ def _assemblies(
         yield form.program, body, choice
 
 
-def _read(func: Any, name: str, device: DeviceSpec) -> OperatorBody:
+def _read(func: PrimFunc, name: str, device: DeviceSpec) -> OperatorBody:
     operator = simplify_for_gpu(read_operator(func, name))
     check_types(operator, device)
     return operator
@@ -283,7 +282,9 @@ def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Fo
     return _form("rows", kernel, row_program(group, operator, device), [f"{name} row by row", *kernel.notes])
 
 
-def _assemble(func: Any, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form]) -> tuple[Any, KernelChoice]:
+def _assemble(
+    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form]
+) -> tuple[PrimFunc, KernelChoice]:
     """One function that runs the forms of all groups in order, with the buffers that pass between them."""
     body = pass_nan_on(keep_floats(turn_divisions(body_of(forms, operator))))
     choice = choice_of(operator, forms, [*notes_of(forms), *size_notes(operator)], device)

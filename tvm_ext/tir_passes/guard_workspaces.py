@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 from tvm_ext._tvm import (
     AllocBuffer,
+    Buffer,
     BufferStore,
     Call,
     Expr,
+    IRModule,
+    PassContext,
     PrimFunc,
     SBlock,
     Stmt,
@@ -51,7 +53,7 @@ REMEDY = (
 class GuardWorkspaces:
     """Put every workspace of every scheduled kernel of a module between guards; kernels without a body stay."""
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, PrimFunc) and not func.attrs.get(SEALED):
@@ -59,7 +61,7 @@ class GuardWorkspaces:
         return result
 
 
-def guard_workspaces(func: Any, name: str = "kernel") -> Any:
+def guard_workspaces(func: PrimFunc, name: str = "kernel") -> PrimFunc:
     """``func``, a scheduled kernel for CPUs, with its workspaces between guards.
 
     A workspace stays as it is where it is used otherwise than by loads and stores (its address goes to a library), its
@@ -83,23 +85,23 @@ def guard_workspaces(func: Any, name: str = "kernel") -> Any:
 
 
 def _has_blocks(body: Stmt) -> bool:
-    found: list[Any] = []
+    found: list[Buffer] = []
     structural_walk(body, (SBlock, found.append))
     return bool(found)
 
 
-def _opaque(body: Stmt) -> list[Any]:
+def _opaque(body: Stmt) -> list[Buffer]:
     """The buffers whose data calls are passed, and those that vectors are read from or written to as a whole.
 
     Stock TVM's StmtSimplify fails on scalar accesses beside vectors that are bound to names ("mismatched types").
     """
-    found: list[Any] = []
+    found: list[Buffer] = []
 
-    def access(buffer: Any, indices: Sequence[Expr]) -> None:
+    def access(buffer: Buffer, indices: Sequence[Expr]) -> None:
         if any("x" in dtype_of(item) for item in indices):
             found.append(buffer)
 
-    def visit(call: Any) -> None:
+    def visit(call: Call) -> None:
         if getattr(call.op, "name", "") == "tirx.buffer_data":
             found.extend(call.args)
 
@@ -203,10 +205,10 @@ class _Workspace:
     def moved(self, part: Stmt) -> Stmt:
         """``part`` with its accesses of the old buffer in the new one, behind the margin."""
 
-        def read(access: Any) -> Any:
+        def read(access: TensorLoad) -> Expr:
             return load(self.new, self._behind(access.indices)) if access.source.same_as(self.old) else access
 
-        def written(statement: Any) -> Any:
+        def written(statement: Stmt) -> Stmt:
             if not statement.buffer.same_as(self.old):
                 return statement
             return store(self.new, statement.value, self._behind(statement.indices))

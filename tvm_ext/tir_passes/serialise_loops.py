@@ -7,20 +7,18 @@ the device itself, the fallback and stock TVM's own kernels (cumsum) do not.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import For, ForKind, prim_func_pass, structural_map
+from tvm_ext._tvm import For, ForKind, IRModule, PassContext, PrimFunc, Stmt, prim_func_pass, structural_map
 
 
 @prim_func_pass(opt_level=0, name="tvm_ext.SerialiseLoops")
 class SerialiseLoops:
     """Turn every parallel loop of every TensorIR function into a serial one."""
 
-    def transform_function(self, func: Any, _mod: Any, _ctx: Any) -> Any:
+    def transform_function(self, func: PrimFunc, _mod: IRModule, _ctx: PassContext) -> PrimFunc:
         return func.with_body(structural_map(func.body, (For, _serial)))
 
 
-def _serial(loop: Any) -> Any:
+def _serial(loop: For) -> Stmt:
     if loop.kind != ForKind.PARALLEL:
         return loop
     return For(

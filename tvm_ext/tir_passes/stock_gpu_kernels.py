@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import copy_module, module_pass
+from tvm_ext._tvm import IRModule, PassContext, copy_module, module_pass
 from tvm_ext.devices.hal import DeviceSpec
 
 from .emit.schedule_stock_gpu import schedule_by_stock
@@ -18,7 +16,7 @@ class StockGpuKernels:
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         for gv, func in unscheduled(mod):
             result[gv] = with_choice(*schedule_by_stock(func, gv.name_hint, self.device, "enable_roller=False"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import For, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, tirx
 from tvm_ext.errors import IllegalRewrite
 
 INNER_LOOPS_LEFT = 1  # the last loop stays serial, for LLVM to vectorise
 
 
-def schedule_fallback(func: Any) -> tuple[Any, str]:
+def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
     """``func`` with the outer data-parallel loops of every block run in parallel, and a sentence that says so.
 
     Raises IllegalRewrite where the function has no block to schedule (external calls, hand-lowered loops).
@@ -31,7 +29,7 @@ def schedule_fallback(func: Any) -> tuple[Any, str]:
     return scheduled, f"fallback: {done} of {len(blocks)} blocks run in parallel over their outer loops"
 
 
-def _parallelise(schedule: Any, block: Any) -> int:
+def _parallelise(schedule: Schedule, block: SBlock) -> int:
     """Fuse and parallelise the leading data-parallel loops; 0 where there are none that may be."""
     loops = schedule.get_loops(block)
     kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]

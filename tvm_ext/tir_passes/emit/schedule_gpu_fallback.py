@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import For, ForKind, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext._tvm import For, ForKind, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, Stmt, tirx
 from tvm_ext.errors import IllegalRewrite
 
 THREADS = 128
 
 
-def runs_on_device(func: Any) -> bool:
+def runs_on_device(func: PrimFunc) -> bool:
     """Whether every block of a scheduled ``func`` lies in threads alone.
 
     A loop around the threads is one on the host, which launches a kernel for each turn; a block in no thread is
@@ -19,7 +17,7 @@ def runs_on_device(func: Any) -> bool:
     return isinstance(func.body, SBlockRealize) and not _outside_threads(func.body.block.body)
 
 
-def _outside_threads(statement: Any) -> bool:
+def _outside_threads(statement: Stmt) -> bool:
     """Whether the host has something to do in ``statement``, beyond launching kernels one after the other."""
     if isinstance(statement, tirx.SeqStmt):
         return any(_outside_threads(item) for item in statement.seq)
@@ -33,7 +31,7 @@ def _outside_threads(statement: Any) -> bool:
     return not once or _outside_threads(statement.body)
 
 
-def _launches_threads(statement: Any) -> bool:
+def _launches_threads(statement: Stmt) -> bool:
     """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators."""
     if isinstance(statement, tirx.SeqStmt):
         return all(_launches_threads(item) for item in statement.seq)
@@ -42,7 +40,7 @@ def _launches_threads(statement: Any) -> bool:
     return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
 
 
-def schedule_gpu_fallback(func: Any) -> tuple[Any, str]:
+def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
     """``func`` with a kernel for each of its blocks, and a sentence that says so.
 
     Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Blocks that
@@ -67,7 +65,7 @@ def schedule_gpu_fallback(func: Any) -> tuple[Any, str]:
     return scheduled, f"fallback: {kernels} with a thread for each element of a result"
 
 
-def _bind(schedule: Any, block: Any) -> None:
+def _bind(schedule: Schedule, block: SBlock) -> None:
     """Blocks and threads over the leading data-parallel loops of ``block``; one thread where it has none."""
     loops = schedule.get_loops(block)
     kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import ScheduleError, Target, gpu_schedule_rules
+from tvm_ext._tvm import PrimFunc, Schedule, ScheduleError, Target, gpu_schedule_rules
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.choice import KernelChoice
@@ -14,7 +14,7 @@ from ..expressions.turn_divisions import with_turned_divisions
 from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
 
 
-def schedule_by_stock(func: Any, name: str, device: DeviceSpec, reason: str) -> tuple[Any, KernelChoice]:
+def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str) -> tuple[PrimFunc, KernelChoice]:
     """``func`` by the first of stock TVM's rules whose kernels leave nothing to the host; else by the fallback.
 
     Raises TargetError where neither makes kernels of it: as it is, the host would reach into the device's memory.
@@ -37,7 +37,7 @@ def schedule_by_stock(func: Any, name: str, device: DeviceSpec, reason: str) -> 
     return with_turned_divisions(scheduled), choice
 
 
-def _apply(rule: Any, func: Any, target: Any) -> Any:
+def _apply(rule: Any, func: PrimFunc, target: Target) -> Schedule | None:
     """The rule's schedule of ``func``; None where it does not take it, or cannot carry out what it began."""
     try:
         with target:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm_ext._tvm import (
     AllocBuffer,
     BufferStore,
     Call,
+    Expr,
+    Node,
+    Stmt,
     structural_map,
     structural_walk,
     tirx,
@@ -34,7 +36,7 @@ from .lane_stores import Temporaries, may_be_parted, rewrite_stores
 _PREFIX = "nested_"  # of the names of buffers for arguments
 
 
-def cut_nested(node: Any, functions: frozenset[str]) -> Any:
+def cut_nested(node: Node, functions: frozenset[str]) -> Node:
     """``node``, a statement, with no call of ``functions`` and no maximum inside the argument of another one.
 
     Nor in what is rounded to bfloat16: stock TVM writes that out as arithmetic on copies of the argument.
@@ -44,14 +46,14 @@ def cut_nested(node: Any, functions: frozenset[str]) -> Any:
     return rewrite_stores(node, lambda item, temporaries: _Cut(functions, temporaries).stores(item))
 
 
-def cut_notes(body: Any) -> list[str]:
+def cut_notes(body: Stmt) -> list[str]:
     """For the report: how many arguments `cut_nested` made stores of in ``body``."""
     found: list[bool] = []
     structural_walk(body, (AllocBuffer, lambda node: found.append(node.buffer.name.startswith(_PREFIX))))
     return [f"{sum(found)} arguments of nested functions stored first"] if any(found) else []
 
 
-def contains(value: Any, functions: frozenset[str]) -> bool:
+def contains(value: Expr, functions: frozenset[str]) -> bool:
     """Whether a call of ``functions``, or a maximum or minimum of floats, is anywhere in ``value``."""
     found: list[bool] = []
     extreme = [(kind, lambda item: found.append(_has_copies(item))) for kind in (tirx.Max, tirx.Min)]
@@ -59,11 +61,11 @@ def contains(value: Any, functions: frozenset[str]) -> bool:
     return any(found)
 
 
-def name_of(call: Any) -> str:
+def name_of(call: Call) -> str:
     return str(getattr(call.op, "name", ""))
 
 
-def _has_copies(extreme: Any) -> bool:
+def _has_copies(extreme: Expr) -> bool:
     """Whether a maximum computes or looks at an operand more than once, see `float_ir.nan_passing`."""
     constant = isinstance(extreme.a, tirx.FloatImm) or isinstance(extreme.b, tirx.FloatImm)
     return is_float(extreme) and (not constant or dtype_of(extreme) == "bfloat16")
@@ -76,19 +78,19 @@ class _Cut:
     functions: frozenset[str]
     temporaries: Temporaries
 
-    def stores(self, item: Any) -> Any:
+    def stores(self, item: BufferStore) -> Stmt:
         if not may_be_parted(item) or _binds(item.value):
             return item
-        before: list[Any] = []
+        before: list[Stmt] = []
 
-        def call(node: Any) -> Any:
+        def call(node: Call) -> Expr:
             if name_of(node) not in self.functions:
                 return node
             arguments = self._arguments(node.args, before)
             kept = all(new.same_as(old) for new, old in zip(arguments, node.args, strict=True))
             return node if kept else Call(node.op, arguments, ret_ty=node.ty)
 
-        def extreme(node: Any) -> Any:
+        def extreme(node: Expr) -> Expr:
             if _has_copies(node):
                 return type(node)(*self._arguments([node.a, node.b], before))
             if is_float(node) and _extremes_in(node) > limits().nested_extremes:
@@ -97,7 +99,7 @@ class _Cut:
                 )
             return node
 
-        def narrowing(node: Any) -> Any:
+        def narrowing(node: Expr) -> Expr:
             if dtype_of(node) != "bfloat16":
                 return node
             return tirx.Cast("bfloat16", self._argument(node.value, before))
@@ -106,24 +108,24 @@ class _Cut:
         value = structural_map(item.value, rules)
         return sequence(*before, BufferStore(item.buffer, value, list(item.indices))) if before else item
 
-    def _arguments(self, arguments: Sequence[Any], before: list[Any]) -> list[Any]:
+    def _arguments(self, arguments: Sequence[Expr], before: list[Stmt]) -> list[Expr]:
         return [self._argument(argument, before) for argument in arguments]
 
-    def _argument(self, argument: Any, before: list[Any]) -> Any:
+    def _argument(self, argument: Expr, before: list[Stmt]) -> Expr:
         return self._stored(argument, before) if contains(argument, self.functions) else argument
 
-    def _stored(self, argument: Any, before: list[Any]) -> Any:
+    def _stored(self, argument: Expr, before: list[Stmt]) -> Expr:
         return self.temporaries.stored(argument, before, _PREFIX)
 
 
-def _extremes_in(value: Any) -> int:
+def _extremes_in(value: Expr) -> int:
     """How many maxima and minima of floats are in ``value``, itself included."""
     found: list[bool] = []
     structural_walk(value, [(kind, lambda item: found.append(is_float(item))) for kind in (tirx.Max, tirx.Min)])
     return sum(found)
 
 
-def _binds(value: Any) -> bool:
+def _binds(value: Expr) -> bool:
     """Whether variables are bound inside of ``value``, which exist nowhere else."""
     found: list[bool] = []
     structural_walk(value, (tirx.Let, lambda _: found.append(True)))

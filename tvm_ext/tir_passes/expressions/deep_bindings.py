@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import TensorLoad, Var, structural_mutate, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Expr, Stmt, TensorLoad, Var, structural_mutate, structural_walk, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.ir.build_ir import sequence
 
@@ -26,7 +26,7 @@ MOST_COPIES = 64
 _PREFIX = "bound_"  # of the names of buffers
 
 
-def store_deep_bindings(node: Any) -> Any:
+def store_deep_bindings(node: Stmt) -> Stmt:
     """``node``, a statement, in which no variable is bound to more than `MOST_COPIES` copies of what is loaded.
 
     What is bound below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
@@ -34,13 +34,13 @@ def store_deep_bindings(node: Any) -> Any:
     return rewrite_stores(node, _parted)
 
 
-def _parted(item: Any, temporaries: Temporaries) -> Any:
+def _parted(item: BufferStore, temporaries: Temporaries) -> Stmt:
     """All steps become stores where one is too deep, for each may use variables of those around it."""
     if not may_be_parted(item) or _most_copies(item.value) <= MOST_COPIES:
         return item
-    before: list[Any] = []
+    before: list[Stmt] = []
 
-    def let(node: Any, mutator: Any) -> Any:
+    def let(node: Expr, mutator: Any) -> Expr:
         load = temporaries.stored(mutator.mutate(node.value), before, _PREFIX)
         return mutator.mutate(substitute(node.body, [(node.var, load)]))
 
@@ -48,11 +48,11 @@ def _parted(item: Any, temporaries: Temporaries) -> Any:
     return sequence(*before, type(item)(item.buffer, value, list(item.indices)))
 
 
-def _most_copies(value: Any) -> int:
+def _most_copies(value: Expr) -> int:
     """How many loaded elements a variable inside of ``value`` is bound to, with every variable there replaced."""
-    copies: dict[Any, int] = {}
+    copies: dict[Var, int] = {}
 
-    def let(node: Any, mutator: Any) -> Any:
+    def let(node: Expr, mutator: Any) -> Expr:
         mutator.mutate(node.value)
         copies[node.var] = _loads(node.value, copies)
         mutator.mutate(node.body)
@@ -62,7 +62,7 @@ def _most_copies(value: Any) -> int:
     return max(copies.values(), default=0)
 
 
-def _loads(value: Any, copies: dict[Any, int]) -> int:
+def _loads(value: Expr, copies: dict[Var, int]) -> int:
     """Loads in ``value``; a bound variable counts ``copies[variable]`` of them, also where it is bound in ``value``."""
     found: list[int] = []
     structural_walk(

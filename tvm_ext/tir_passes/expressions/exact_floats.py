@@ -31,7 +31,9 @@ from tvm_ext._tvm import (
     BufferStore,
     Call,
     Expr,
+    Node,
     SBlock,
+    Stmt,
     structural_equal,
     structural_map,
     structural_mutate,
@@ -45,14 +47,14 @@ _ORDERINGS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _COMPARISONS = (*_ORDERINGS, tirx.EQ, tirx.NE)
 
 
-def keep_floats(node: Any, *, by_product: bool = False) -> Any:
+def keep_floats(node: Node, *, by_product: bool = False) -> Node:
     """``node``, a statement or an expression, in a form whose floats stock TVM's simplifier leaves alone.
 
     ``by_product`` hides sums by a factor of 1, not by a Let: stock TVM's code generator for CPUs looks through a Let
     within a Let, which is what functions written as arithmetic consist of. So are sums in what loads bfloat16.
     """
     by_product = by_product or uses_bfloat16(node)
-    rules: list[tuple[Any, Callable[[Any], Any]]] = [
+    rules: list[tuple[type[Node], Callable[[Any], Node]]] = [
         (tirx.Sub, lambda item: _subtraction(item, by_product)),
         (tirx.Add, _with_hidden_zeros),
         (tirx.Mul, _with_hidden_zeros),
@@ -69,7 +71,7 @@ def keep_floats(node: Any, *, by_product: bool = False) -> Any:
     return structural_map(node, rules)
 
 
-def keep_floats_outside_reductions(node: Any) -> Any:
+def keep_floats_outside_reductions(node: Node) -> Node:
     """`keep_floats` for what stock TVM still has to schedule: it knows a reduction by the form of its combiner."""
     return structural_mutate(
         node,
@@ -80,7 +82,7 @@ def keep_floats_outside_reductions(node: Any) -> Any:
     )
 
 
-def pass_nan_on(node: Any) -> Any:
+def pass_nan_on(node: Node) -> Node:
     """``node`` with each floating-point Max and Min in a form whose result is NaN where an operand is.
 
     The machine's instruction (x86's ``maxps a, b`` is ``a > b ? a : b``) keeps a NaN in its second operand only. Beside
@@ -100,14 +102,14 @@ def _is_zero(value: Expr) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
-def _with_hidden_zeros(item: Any) -> Any:
+def _with_hidden_zeros(item: Expr) -> Expr:
     if not is_float(item) or not (_is_zero(item.a) or _is_zero(item.b)):
         return item
     a, b = (hidden(side.value, dtype_of(side)) if _is_zero(side) else side for side in (item.a, item.b))
     return type(item)(a, b)
 
 
-def _subtraction(item: Any, by_product: bool) -> Any:
+def _subtraction(item: Expr, by_product: bool) -> Expr:
     """A sum that is subtracted from, or subtracted, gets a name of its own; so does x in x - x."""
     if not is_float(item):
         return item
@@ -124,38 +126,38 @@ def _subtraction(item: Any, by_product: bool) -> Any:
     return item
 
 
-def _equality(item: Any) -> Any:
+def _equality(item: Expr) -> Expr:
     """x == x is whether x is a number, and x != x the contrary."""
     if not is_float(item.a) or not structural_equal(item.a, item.b):
         return item
     return is_number(item.a) if isinstance(item, tirx.EQ) else tirx.Not(_hidden_ordering(is_number(item.a)))
 
 
-def _is_float_ordering(value: Any) -> bool:
+def _is_float_ordering(value: Expr) -> bool:
     return isinstance(value, _ORDERINGS) and is_float(value.a)
 
 
-def _hidden_ordering(value: Any) -> Any:
+def _hidden_ordering(value: Expr) -> Expr:
     """A comparison of floats whose contrary the simplifier does not know: not (x < y) is no y <= x where one is NaN."""
     if not _is_float_ordering(value):
         return value
     return tirx.NE(tirx.Cast("int32", value), tirx.IntImm("int32", 0))
 
 
-def _compares_floats(node: Any) -> bool:
+def _compares_floats(node: Node) -> bool:
     found: list[bool] = []
     structural_walk(node, [(kind, lambda item: found.append(is_float(item.a))) for kind in _COMPARISONS])
     return any(found)
 
 
-def _choice(item: Any) -> Any:
+def _choice(item: Expr) -> Expr:
     """Where a condition is false, the simplifier takes its contrary for granted."""
     if not _is_float_ordering(item.condition) or not _compares_floats(item.false_value):
         return item
     return tirx.Select(_hidden_ordering(item.condition), item.true_value, item.false_value)
 
 
-def _conditional(item: Any) -> Any:
+def _conditional(item: Expr) -> Expr:
     if not item.op.same_as(IF_THEN_ELSE) or not _is_float_ordering(item.args[0]):
         return item
     if not _compares_floats(item.args[2]):
@@ -163,7 +165,7 @@ def _conditional(item: Any) -> Any:
     return tirx.if_then_else(_hidden_ordering(item.args[0]), item.args[1], item.args[2])
 
 
-def _branch(item: Any) -> Any:
+def _branch(item: Stmt) -> Stmt:
     if item.else_case is None or not _is_float_ordering(item.condition) or not _compares_floats(item.else_case):
         return item
     return tirx.IfThenElse(_hidden_ordering(item.condition), item.then_case, item.else_case)

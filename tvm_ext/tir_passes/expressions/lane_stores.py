@@ -8,11 +8,13 @@ from typing import Any
 
 from tvm_ext._tvm import (
     IF_THEN_ELSE,
+    Buffer,
     BufferStore,
     Call,
     Expr,
     For,
     ForKind,
+    Stmt,
     structural_map,
     structural_mutate,
     structural_walk,
@@ -28,9 +30,9 @@ class Temporaries:
 
     lanes: int
     lane: Expr
-    buffers: list[Any] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
 
-    def stored(self, value: Any, before: list[Any], prefix: str) -> Any:
+    def stored(self, value: Expr, before: list[Stmt], prefix: str) -> Expr:
         """``value`` as a load of a new temporary, ``<prefix><number>``; its store is appended to ``before``."""
         buffer = new_buffer((self.lanes,), dtype_of(value), f"{prefix}{len(self.buffers)}", "local")
         self.buffers.append(buffer)
@@ -38,27 +40,27 @@ class Temporaries:
         return load(buffer, [self.lane])
 
 
-def rewrite_stores(node: Any, rewrite: Callable[[Any, Temporaries], Any]) -> Any:
+def rewrite_stores(node: Stmt, rewrite: Callable[[BufferStore, Temporaries], Stmt]) -> Stmt:
     """``node``, a statement, with every store as ``rewrite(store, temporaries)`` has it, and those allocated."""
 
-    def loop(item: Any, mutator: Any) -> Any:
+    def loop(item: For, mutator: Any) -> Stmt:
         extent = getattr(item.extent, "value", None)
         if item.kind != ForKind.VECTORIZED or extent is None:
             return mutator.default_mutate(item)
         return _rewritten(item, rewrite, Temporaries(int(extent), item.loop_var - item.min))
 
-    def alone(item: Any, _: Any) -> Any:
+    def alone(item: BufferStore, _: Any) -> Stmt:
         return _rewritten(item, rewrite, Temporaries(1, tirx.IntImm("int64", 0)))
 
     return structural_mutate(node, [(For, loop), (BufferStore, alone)])
 
 
-def _rewritten(statement: Any, rewrite: Callable[[Any, Temporaries], Any], temporaries: Temporaries) -> Any:
+def _rewritten(statement: Stmt, rewrite: Callable[[BufferStore, Temporaries], Stmt], temporaries: Temporaries) -> Stmt:
     new = structural_map(statement, (BufferStore, lambda item: rewrite(item, temporaries)))
     return sequence(*map(allocate, temporaries.buffers), new) if temporaries.buffers else statement
 
 
-def may_be_parted(item: Any) -> bool:
+def may_be_parted(item: BufferStore) -> bool:
     """Whether parts of what is stored may be computed first: conditions guard loads, vectors have lanes already."""
     found: list[bool] = ["x" in dtype_of(item.value)]
     structural_walk(item.value, (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))))

@@ -8,13 +8,11 @@ has that form. With x = j and c = 3 it is written as ``(4 - 1) - (x - c - 1) % 4
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import Expr, structural_map, tirx
+from tvm_ext._tvm import Expr, PrimFunc, Stmt, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 
 
-def with_turned_divisions(func: Any) -> Any:
+def with_turned_divisions(func: PrimFunc) -> PrimFunc:
     """``func`` with `turn_divisions` done to its body."""
     body = turn_divisions(func.body)
     if body.same_as(func.body):
@@ -23,24 +21,24 @@ def with_turned_divisions(func: Any) -> Any:
     return tirx.PrimFunc(list(func.params), body, func.ret_type).with_attrs(attrs)
 
 
-def turn_divisions(body: Any) -> Any:
+def turn_divisions(body: Stmt) -> Stmt:
     """``body``, a statement or an expression, without ``//`` and ``%`` of constants minus something."""
 
-    def remainder(node: Any) -> Expr:
+    def remainder(node: Expr) -> Expr:
         turned = _turned(node)
         if turned is None:
             return node
         last = tirx.IntImm(dtype_of(node), int(node.b.value) - 1)
         return last - tirx.floormod(turned, node.b)
 
-    def quotient(node: Any) -> Expr:
+    def quotient(node: Expr) -> Expr:
         turned = _turned(node)
         return node if turned is None else tirx.IntImm(dtype_of(node), -1) - tirx.floordiv(turned, node.b)
 
     return structural_map(body, [(tirx.FloorMod, remainder), (tirx.FloorDiv, quotient)])
 
 
-def _turned(node: Any) -> Expr | None:
+def _turned(node: Expr) -> Expr | None:
     """``x - c - 1`` up to multiples of the divisor for a remainder, where the dividend is ``c - x``; else None."""
     divisor = getattr(node.b, "value", None)
     if divisor is None or int(divisor) < 1:
@@ -57,7 +55,7 @@ def _turned(node: Any) -> Expr | None:
     return total + tirx.IntImm(dtype_of(node), first) if first else total
 
 
-def _sum(node: Any, sign: int) -> tuple[int, list[tuple[int, Expr]]]:
+def _sum(node: Expr, sign: int) -> tuple[int, list[tuple[int, Expr]]]:
     """``node`` as a constant and terms with their signs; a factor below 0 counts as a sign."""
     kind = type(node).__name__
     if kind == "IntImm":

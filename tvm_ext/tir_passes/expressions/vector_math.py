@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Call, Expr, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, Expr, Node, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.float_ir import bound
@@ -84,7 +83,7 @@ def has_scale(device: DeviceSpec) -> bool:
     return device.kind == "cpu" and device.register_bytes == AVX512_REGISTER_BYTES
 
 
-def expand_math(node: Any, *, scales_by_instruction: bool = False) -> Any:
+def expand_math(node: Node, *, scales_by_instruction: bool = False) -> Node:
     """``node`` (a statement or expression) with every float32 call of these functions replaced by arithmetic.
 
     Of nested calls the inner ones are replaced: `cut_expressions` has to come first.
@@ -95,7 +94,7 @@ def expand_math(node: Any, *, scales_by_instruction: bool = False) -> Any:
     return structural_map(node, (Call, lambda call: _expand(call, _Maker(scales_by_instruction))))
 
 
-def _expand(call: Any, make: _Maker) -> Any:
+def _expand(call: Call, make: _Maker) -> Expr:
     maker = make.functions().get(name_of(call))
     if maker is None or dtype_of(call) not in ("float32", "float16") or any(map(_is_expanded, call.args)):
         return call
@@ -106,7 +105,7 @@ def _expand(call: Any, make: _Maker) -> Any:
     return call if expanded is None else expanded
 
 
-def _is_expanded(argument: Any) -> bool:
+def _is_expanded(argument: Expr) -> bool:
     """Whether the argument holds a function that could not be cut off it: of the two, one stays a call."""
     found: list[bool] = []
     structural_walk(argument, (tirx.Let, lambda _: found.append(True)))

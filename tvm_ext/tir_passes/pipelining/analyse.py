@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Buffer, BufferStore, For, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Stmt, tirx
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.pipelines import PipelineRule
 
 from .copies import Copy, is_register_load, read_copies
-from .function import Function
+from .function import Function, PlacedAccess
 from .loops import (
     POINTERS,
     BufferAccess,
@@ -109,7 +108,7 @@ def loads_from_shared(function: Function, buffer: Buffer) -> bool:
     return any(is_shared(other.buffer) and other.reads for s in writers for other in accesses_of(s))
 
 
-def _check_known(buffer: Buffer, touched: list[Any], function: Function) -> None:
+def _check_known(buffer: Buffer, touched: list[PlacedAccess], function: Function) -> None:
     if size_of(buffer) is None:
         raise RefusedError("resources", f"the size of {buffer.name} is not known when the kernel is compiled")
     if function.is_viewed(buffer):
@@ -122,7 +121,7 @@ def _check_known(buffer: Buffer, touched: list[Any], function: Function) -> None
 
 
 # --- step 3 -------------------------------------------------------------------------------------------------------
-def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[Any]) -> Stmt:
+def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[PlacedAccess]) -> Stmt:
     """From the load outwards, the first sequential loop whose variable does not index inside the buffer (§3.1)."""
     inside = _index_of(access)
     for loop in reversed(around):
@@ -149,7 +148,7 @@ def _load_use_loop(buffer: Buffer, around: tuple[Stmt, ...], access: BufferAcces
     )
 
 
-def _index_of(access: BufferAccess) -> list[Any]:
+def _index_of(access: BufferAccess) -> list[Expr]:
     node = access.node
     if isinstance(node, BufferStore):
         return list(node.indices)
@@ -164,13 +163,13 @@ def _index_of(access: BufferAccess) -> list[Any]:
     ]
 
 
-def _uses_what_it_loads(loop: Stmt, touched: list[Any]) -> bool:
+def _uses_what_it_loads(loop: Stmt, touched: list[PlacedAccess]) -> bool:
     """Whether the buffer is read in ``loop``; the rounds of a copy do not."""
     return any(access.reads and any(outer.same_as(loop) for outer in around) for around, _, access in touched)
 
 
 def _loop_or_refusal(
-    buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[Any]
+    buffer: Buffer, around: tuple[Stmt, ...], access: BufferAccess, touched: list[PlacedAccess]
 ) -> Stmt | RefusedError:
     try:
         return _load_use_loop(buffer, around, access, touched)
@@ -178,7 +177,7 @@ def _loop_or_refusal(
         return refusal
 
 
-def _one_loop(buffer: Buffer, writes: list[Any], touched: list[Any]) -> Stmt:
+def _one_loop(buffer: Buffer, writes: list[PlacedAccess], touched: list[PlacedAccess]) -> Stmt:
     """The loop that all loads of ``buffer`` belong to; ``touched`` are its loads and its uses."""
     answers = [_loop_or_refusal(buffer, around, access, touched) for around, _, access in writes]
     refusals = [answer for answer in answers if isinstance(answer, RefusedError)]
@@ -209,13 +208,13 @@ def _check_loop(loop: Stmt, buffer: Buffer) -> None:
 
 
 # --- step 4 -------------------------------------------------------------------------------------------------------
-def _parts(buffer: Buffer, children: list[Stmt], writes: list[Any], loop: Stmt) -> list[Stmt]:
+def _parts(buffer: Buffer, children: list[Stmt], writes: list[PlacedAccess], loop: Stmt) -> list[Stmt]:
     parts = [child for child in children if any(a.buffer.same_as(buffer) and a.writes for a in accesses_of(child))]
     assert parts, (buffer, loop)
     return parts
 
 
-def _check_conditions(buffer: Buffer, writes: list[Any], loop: Stmt) -> None:
+def _check_conditions(buffer: Buffer, writes: list[PlacedAccess], loop: Stmt) -> None:
     """An iteration that loads nothing uses what an earlier one loaded, and that is in another version."""
     for around, _, _ in writes:
         for outer in around:
@@ -226,7 +225,9 @@ def _check_conditions(buffer: Buffer, writes: list[Any], loop: Stmt) -> None:
                 )
 
 
-def _check_uses(buffer: Buffer, touched: list[Any], loop: Stmt, children: list[Stmt], parts: list[Stmt]) -> None:
+def _check_uses(
+    buffer: Buffer, touched: list[PlacedAccess], loop: Stmt, children: list[Stmt], parts: list[Stmt]
+) -> None:
     """Every read is in the loop, behind the loads: a value from an iteration before would be another version's."""
     for around, statement, access in touched:
         if access.reads and not any(outer.same_as(loop) for outer in around):

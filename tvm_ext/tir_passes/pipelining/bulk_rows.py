@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Expr, For, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, For, Var, structural_walk, tirx
 from tvm_ext._tvm import Var as Variable
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
@@ -59,7 +59,7 @@ class BulkRows:
         return prod(level.count for level in self.levels)
 
 
-def bulk_rows(copy: Copy, threads: Mapping[Any, int], ranges: Mapping[Any, Any]) -> BulkRows:
+def bulk_rows(copy: Copy, threads: Mapping[Var, int], ranges: Mapping[Var, Expr]) -> BulkRows:
     """The rows that ``copy`` is, over all ``threads`` (thread index to extent) and the loops around it.
 
     Raises IllegalRewrite, with the reason, where it is not that regular, or not aligned to 16 bytes.
@@ -99,7 +99,7 @@ def _check_kind(copy: Copy) -> None:
         raise IllegalRewrite(f"{name} is loaded under a predicate, which a bulk copy does not have")
 
 
-def _extents(copy: Copy, threads: Mapping[Any, int]) -> dict[Any, int]:
+def _extents(copy: Copy, threads: Mapping[Var, int]) -> dict[Var, int]:
     """Everything that numbers the copies of a block: thread indices and the loops around."""
     found = dict(threads)
     for loop in copy.around:
@@ -114,20 +114,20 @@ def _extents(copy: Copy, threads: Mapping[Any, int]) -> dict[Any, int]:
     return found
 
 
-def _variables(expr: Expr, known: Mapping[Any, int]) -> list[str]:
+def _variables(expr: Expr, known: Mapping[Var, int]) -> list[str]:
     """Names of the variables in ``expr`` that are not ``known``."""
-    found: list[Any] = []
+    found: list[Var] = []
     structural_walk(expr, [(Variable, found.append)], order="pre")
     return list(dict.fromkeys(str(v.name) for v in found if not any(v.same_as(other) for other in known)))
 
 
-def _points(extents: Mapping[Any, int]) -> Known:
+def _points(extents: Mapping[Var, int]) -> Known:
     """Every combination of the variables' values: one flat array for each."""
     places = np.indices(tuple(extents.values()), dtype=np.int64).reshape(len(extents), -1)
     return list(zip(extents, places, strict=True))
 
 
-def _condition(copy: Copy, points: Known, inner: Mapping[Any, int]) -> Array:
+def _condition(copy: Copy, points: Known, inner: Mapping[Var, int]) -> Array:
     """Which points copy at all: where the conditions around the copy hold."""
     chosen = np.ones(points[0][1].shape, bool)
     for around in copy.around:
@@ -185,7 +185,7 @@ def _levels(name: str, starts: Array) -> tuple[Level, ...]:
     return (*_levels(name, blocks[:, 0]), level)
 
 
-def _check_alignment(copy: Copy, analyzer: Any, base: Expr) -> None:
+def _check_alignment(copy: Copy, analyzer: Analyzer, base: Expr) -> None:
     elements = BULK_BYTES // bytes_per_element(str(copy.buffer.ty.dtype))
     known = analyzer.modular_set(base)
     if int(known.coeff) % elements or int(known.base) % elements:

@@ -21,8 +21,10 @@ from tvm_ext._tvm import (
     Expr,
     For,
     ForKind,
+    Node,
     Stmt,
     TensorLoad,
+    Var,
     ir,
     structural_equal,
     structural_map,
@@ -108,7 +110,7 @@ def read_copies(part: Stmt, buffer: Buffer) -> list[Copy]:
     return found
 
 
-def _read(store: Stmt, around: tuple[Stmt, ...], staged: Mapping[Any, tuple[Any, Any, Expr]]) -> Copy:
+def _read(store: Stmt, around: tuple[Stmt, ...], staged: Mapping[Buffer, tuple[Buffer, Var | None, Expr]]) -> Copy:
     index = store.indices[0]
     value, predicate = _open_predicate(_through_registers(store.value, staged), store)
     load = _only_load(value, store)
@@ -143,44 +145,44 @@ def _open_predicate(value: Expr, store: Stmt) -> tuple[Expr, Expr | None]:
     return _replaced(value, guard, then), condition
 
 
-def _guards_of_loads(value: Expr) -> list[tuple[Any, Expr, Expr, Expr]]:
+def _guards_of_loads(value: Expr) -> list[tuple[TensorLoad, Expr, Expr, Expr]]:
     """(expression, condition, what is loaded, what otherwise) for every choice with a load in a branch.
 
     A choice by what is loaded, as in ``x if x > 0 or isnan(x) else 0``, is no guard but a function of it.
     """
     found = []
 
-    def note(node: Any, condition: Expr, then: Expr, otherwise: Expr) -> None:
+    def note(node: TensorLoad, condition: Expr, then: Expr, otherwise: Expr) -> None:
         if _loads_in(condition):
             return
         if _loads_in(then) or _loads_in(otherwise):
             found.append((node, condition, then, otherwise))
 
-    def call(node: Any) -> None:
+    def call(node: Node) -> None:
         if node.op.same_as(IF_THEN_ELSE):
             note(node, *node.args)
 
-    def select(node: Any) -> None:
+    def select(node: Node) -> None:
         note(node, node.condition, node.true_value, node.false_value)
 
     structural_walk(value, [(Call, call), (tirx.Select, select)], order="pre")
     return found
 
 
-def _replaced(value: Expr, old: Any, new: Expr) -> Expr:
+def _replaced(value: Expr, old: TensorLoad, new: Expr) -> Expr:
     """``value`` with the node ``old`` replaced."""
     if value.same_as(old):
         return new
     return structural_map(value, (type(old), lambda node: new if node.same_as(old) else node))
 
 
-def _with_loads(value: Expr, load: Any, new: Expr) -> Expr:
+def _with_loads(value: Expr, load: TensorLoad, new: Expr) -> Expr:
     """``value`` with ``load``, wherever it stands in it, replaced."""
     return structural_map(value, (TensorLoad, lambda node: new if structural_equal(node, load) else node))
 
 
-def _loads_in(expr: Expr) -> list[Any]:
-    found: list[Any] = []
+def _loads_in(expr: Expr) -> list[TensorLoad]:
+    found: list[TensorLoad] = []
     structural_walk(expr, [(TensorLoad, found.append)], order="pre")
     return found
 
@@ -193,7 +195,7 @@ def is_zero(expr: Expr) -> bool:
     return isinstance(expr, tirx.Broadcast) and is_zero(expr.value)
 
 
-def _only_load(value: Expr, store: Stmt) -> Any:
+def _only_load(value: Expr, store: Stmt) -> TensorLoad:
     loads = _loads_in(value)
     if not loads or not all(structural_equal(other, loads[0]) for other in loads[1:]):
         what = "nothing" if not loads else " and ".join(dict.fromkeys(str(load.source.name) for load in loads))
@@ -201,7 +203,7 @@ def _only_load(value: Expr, store: Stmt) -> Any:
     return loads[0]
 
 
-def _staging(part: Stmt) -> dict[Any, tuple[Any, Any, Expr]]:
+def _staging(part: Stmt) -> dict[Buffer, tuple[Buffer, Var | None, Expr]]:
     """Registers that a load part fills first: buffer to (its loop variable, the value stored there).
 
     Worked example: ``for v in vectorized(4): r[v] = A[i + v]``, then ``for e: S[e * 64] = r[e]``: r is A's row, turned.
@@ -226,7 +228,7 @@ def _staging(part: Stmt) -> dict[Any, tuple[Any, Any, Expr]]:
     return staged
 
 
-def _through_registers(value: Expr, staged: Mapping[Any, tuple[Any, Any, Expr]]) -> Expr:
+def _through_registers(value: Expr, staged: Mapping[Buffer, tuple[Buffer, Var | None, Expr]]) -> Expr:
     if not isinstance(value, TensorLoad):
         return value
     for buffer, variable, stored in staged.values():
@@ -245,7 +247,7 @@ class AsyncShape:
     count: int
 
 
-def async_shape(copy: Copy, ranges: Mapping[Any, Any]) -> AsyncShape:
+def async_shape(copy: Copy, ranges: Mapping[Var, Expr]) -> AsyncShape:
     """The widest cp.async that is legal for ``copy``; raises IllegalRewrite, with the reason, where none is.
 
     ``ranges`` are those of the variables around the load part. Alignment must be provable: worked example, an index
@@ -275,7 +277,7 @@ def async_shape(copy: Copy, ranges: Mapping[Any, Any]) -> AsyncShape:
     raise IllegalRewrite(f"cp.async copies 4, 8 or 16 bytes; {copy.buffer.name}: {why}")
 
 
-def _is_aligned_run(copy: Copy, elements: int, ranges: Mapping[Any, Any]) -> bool:
+def _is_aligned_run(copy: Copy, elements: int, ranges: Mapping[Var, Expr]) -> bool:
     """Whether lanes ``c * elements + (0 .. elements - 1)`` are neighbours, aligned, under one predicate."""
     if elements == 1:
         return True
@@ -287,7 +289,7 @@ def _is_aligned_run(copy: Copy, elements: int, ranges: Mapping[Any, Any]) -> boo
     return all(_is_run(analyzer, without_casts(index), lane, elements) for index in (copy.index, copy.from_index))
 
 
-def is_vector_load(copy: Copy, ranges: Mapping[Any, Any]) -> bool:
+def is_vector_load(copy: Copy, ranges: Mapping[Var, Expr]) -> bool:
     """Whether the innermost loop around ``copy`` loads neighbouring, aligned elements that one vector load can fetch.
 
     Such a loop is no vectorised one where the elements are stored apart, in a tile that is turned while it is copied.
@@ -302,7 +304,7 @@ def is_vector_load(copy: Copy, ranges: Mapping[Any, Any]) -> bool:
     return _is_run(analyzer, without_casts(copy.from_index), innermost.loop_var, extent)
 
 
-def _is_run(analyzer: Any, index: Expr, lane: Any, elements: int) -> bool:
+def _is_run(analyzer: Analyzer, index: Expr, lane: Var, elements: int) -> bool:
     first = substitute(index, [(lane, zero(lane))])
     for place in range(1, elements):
         there = substitute(index, [(lane, constant(place, lane))])
@@ -315,7 +317,7 @@ def _is_run(analyzer: Any, index: Expr, lane: Any, elements: int) -> bool:
 def without_casts(index: Expr) -> Expr:
     """``index`` without casts there and back: int64(int32(x)) is x, for no kernel of ours passes 32-bit indices."""
 
-    def visit(cast: Any) -> Any:
+    def visit(cast: Expr) -> Expr:
         inner = cast.value
         if isinstance(inner, tirx.Cast) and str(inner.value.ty.dtype) == str(cast.ty.dtype):
             return inner.value
@@ -324,7 +326,7 @@ def without_casts(index: Expr) -> Expr:
     return structural_map(index, (tirx.Cast, visit))
 
 
-def analyzer_for(around: Sequence[Stmt], ranges: Mapping[Any, Any]) -> Any:
+def analyzer_for(around: Sequence[Stmt], ranges: Mapping[Var, Expr]) -> Analyzer:
     """An analyzer that knows the ranges of the loops ``around`` and of other variables."""
     analyzer = Analyzer()
     for variable, extent in ranges.items():

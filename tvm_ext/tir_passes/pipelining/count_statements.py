@@ -11,11 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, TensorLoad, structural_walk, tirx
+from tvm_ext._tvm import (
+    Buffer,
+    BufferStore,
+    Call,
+    Expr,
+    For,
+    ForKind,
+    Node,
+    Stmt,
+    TensorLoad,
+    Var,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computations import mentions
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -62,7 +74,7 @@ WARP_SCOPES = ("warp", "wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 class Index:
     """The index of a thread, a block or a virtual thread: its tag (``blockIdx.x``, ``vthread``) and extent."""
 
-    variable: Any
+    variable: Var
     tag: str
     extent: int
 
@@ -73,7 +85,7 @@ class _Leaf:
 
     around: tuple[Stmt, ...]
     statement: Stmt
-    calls: tuple[Any, ...]
+    calls: tuple[Call, ...]
 
     @property
     def of_warp(self) -> bool:
@@ -166,7 +178,7 @@ class Counts:
             each = sum(self._matrix_operations(call) for call in leaf.calls)
         return each * self._repeats(leaf) if each else 0
 
-    def _matrix_operations(self, call: Any) -> int:
+    def _matrix_operations(self, call: Call) -> int:
         if op_name(call) == MMA:
             return 2 * prod(int(size) for size in re.findall(r"\d+", str(call.args[0].value)))
         return 2 * self._fragment_shape if op_name(call) == WMMA else 0
@@ -214,7 +226,7 @@ class Counts:
             total += self._wavefront_bytes(load, leaf.around) * warps
         return total
 
-    def _wavefront_bytes(self, load: Any, around: tuple[Stmt, ...]) -> float:
+    def _wavefront_bytes(self, load: TensorLoad, around: tuple[Stmt, ...]) -> float:
         """What one load of a warp occupies: the distinct bytes, at least one turn of all banks.
 
         Worked example: float4 of eight different places among 32 lanes are 128 bytes, one turn; one place for all,
@@ -233,19 +245,19 @@ class Counts:
         turn = self.device.layer("L1").transaction_bytes
         return max(turn, places * bytes_per_element(str(load.source.ty.dtype)))
 
-    def _lanes(self, threads: Values) -> Iterator[tuple[Any, Values]]:
+    def _lanes(self, threads: Values) -> Iterator[tuple[Var, Values]]:
         """Thread indices of linear thread numbers, x fastest."""
         for item in sorted((i for i in self.indices if i.tag.startswith("threadIdx")), key=lambda i: i.tag):
             yield item.variable, threads % item.extent
             threads = threads // item.extent
 
-    def _blocks(self, blocks: Values) -> Iterator[tuple[Any, Values]]:
+    def _blocks(self, blocks: Values) -> Iterator[tuple[Var, Values]]:
         for item in sorted((i for i in self.indices if i.tag.startswith("blockIdx")), key=lambda i: i.tag):
             yield item.variable, blocks % item.extent
             blocks = blocks // item.extent
 
     @cached_property
-    def _bound(self) -> list[tuple[Any, Expr]]:
+    def _bound(self) -> list[tuple[Var, Expr]]:
         return [(s.var, s.value) for s in (leaf.statement for leaf in self.leaves) if isinstance(s, tirx.Bind)]
 
     def loaded_bytes(self, tile: LoadUse) -> float:
@@ -332,7 +344,7 @@ def _indices_of(launch: Stmt) -> Iterator[Index]:
     """The thread, block and virtual thread indices of a kernel, each once."""
     found: list[Index] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if node.attr_key not in ("thread_extent", "virtual_thread"):
             return
         if any(item.variable.same_as(node.node.var) for item in found):
@@ -347,7 +359,7 @@ def _indices_of(launch: Stmt) -> Iterator[Index]:
     return iter(found)
 
 
-def _calls_of(statement: Stmt) -> list[Any]:
+def _calls_of(statement: Stmt) -> list[Call]:
     """The call that ``statement`` evaluates, if it is one."""
     if isinstance(statement, tirx.Evaluate) and isinstance(statement.value, Call):
         return [statement.value]
@@ -380,7 +392,7 @@ def _operations_of(value: Expr) -> int:
     return 0
 
 
-def _shared_loads(statement: Stmt) -> list[Any]:
-    found: list[Any] = []
+def _shared_loads(statement: Stmt) -> list[TensorLoad]:
+    found: list[TensorLoad] = []
     structural_walk(statement, [(TensorLoad, found.append)], order="pre")
     return [load for load in found if is_shared(load.source)]

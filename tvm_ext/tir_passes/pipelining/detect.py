@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, SBlock, Stmt, TensorLoad, structural_walk
+from tvm_ext._tvm import (
+    AllocBuffer,
+    Buffer,
+    BufferStore,
+    Call,
+    Expr,
+    Node,
+    PrimFunc,
+    SBlock,
+    Stmt,
+    TensorLoad,
+    structural_walk,
+)
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.pipelines import PipelineRefusal, PipelineRule
 
@@ -205,26 +216,26 @@ def _why_alone(found: Detection, item: LoadUse, registers: list[LoadUse]) -> str
 
 
 # --- what the user asks ---------------------------------------------------------------------------------------------
-def read_hints(func: Any) -> dict[str, int]:
+def read_hints(func: PrimFunc) -> dict[str, int]:
     """What the user asked for, buffer name to versions, from annotations of blocks and allocations.
 
     Raises InputError for a number that is none, and where two annotations disagree about a buffer.
     """
     found: dict[str, int] = {}
 
-    def note(buffer: Any, value: Any) -> None:
+    def note(buffer: Buffer, value: Expr) -> None:
         name, count = str(buffer.name), _count(value, str(buffer.name))
         if found.setdefault(name, count) != count:
             raise InputError(
                 f"{STAGES_HINT} says both {found[name]} and {count} for buffer {name}", "annotate one block of a buffer"
             )
 
-    def block(node: Any) -> None:
+    def block(node: Node) -> None:
         if STAGES_HINT in node.annotations:
             for region in node.writes:
                 note(region.source, node.annotations[STAGES_HINT])
 
-    def allocation(node: Any) -> None:
+    def allocation(node: Node) -> None:
         if STAGES_HINT in node.annotations:
             note(node.buffer, node.annotations[STAGES_HINT])
 
@@ -232,7 +243,7 @@ def read_hints(func: Any) -> dict[str, int]:
     return found
 
 
-def _count(value: Any, name: str) -> int:
+def _count(value: Expr, name: str) -> int:
     try:
         count = int(value)
     except (TypeError, ValueError) as error:

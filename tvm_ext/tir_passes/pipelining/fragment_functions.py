@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Stmt, TensorLoad, Var, structural_map, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, Var, structural_map, tirx
 
 from .copies import Copy
 from .function import Function
@@ -68,7 +68,7 @@ def _why_not_one(function: Function, fragment: Buffer, tile: Buffer) -> str | No
 def apply_on_fragments(body: Stmt, fragments: list[Buffer], copy: Copy) -> Stmt:
     """``body`` with the function of ``copy`` between the loads of ``fragments`` and their uses."""
 
-    def visit(sequence: Any) -> Any:
+    def visit(sequence: Stmt) -> Stmt:
         statements = list(sequence.seq)
         for fragment in fragments:
             first = _first_use(statements, fragment)
@@ -97,10 +97,10 @@ def _with_function(statements: list[Stmt], first: int, fragment: Buffer, copy: C
 def _using(statement: Stmt, old: Buffer, new: Buffer) -> Stmt:
     """``statement`` with ``new`` in place of ``old`` in its loads and calls."""
 
-    def load(node: Any) -> Any:
+    def load(node: TensorLoad) -> Expr:
         return tirx.BufferLoad(new, list(node.indices)) if node.source.same_as(old) else node
 
-    def call(node: Any) -> Any:
+    def call(node: Call) -> Expr:
         arguments = list(node.args)
         places = [p.position for p in POINTERS.get(op_name(node), ()) if _names(arguments[p.position], old)]
         for place in places:
@@ -110,7 +110,7 @@ def _using(statement: Stmt, old: Buffer, new: Buffer) -> Stmt:
     return structural_map(statement, [(TensorLoad, load), (Call, call)])
 
 
-def _names(expr: Any, buffer: Buffer) -> bool:
+def _names(expr: Expr, buffer: Buffer) -> bool:
     behind = buffer_behind(expr)
     return behind is not None and bool(behind.same_as(buffer))
 
@@ -119,7 +119,7 @@ def _home(body: Stmt, fragment: Buffer) -> Stmt | None:
     """The sequence that holds all loads and, behind them, all uses of ``fragment``, as statements of their own."""
     found: list[Any] = []
 
-    def visit(sequence: Any) -> Any:
+    def visit(sequence: Stmt) -> Stmt:
         if _first_use(list(sequence.seq), fragment) is not None:
             found.append(sequence)
         return sequence

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
-from tvm_ext._tvm import Buffer, For, Stmt, TensorLoad, Var, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, For, Node, PrimFunc, Stmt, TensorLoad, Var, structural_walk, tirx
 
 from .loops import (
     BufferAccess,
@@ -18,11 +17,14 @@ from .loops import (
     scope_of,
 )
 
+PlacedAccess = tuple[tuple[Stmt, ...], Stmt, BufferAccess]
+"""Loops and conditions around, statement, access."""
+
 
 class Function:
     """A canonical PrimFunc, its statements with what is around them, its buffers by name."""
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: PrimFunc) -> None:
         self.func = func
         self.body = func.body
 
@@ -31,7 +33,7 @@ class Function:
         return list(enclosing_loops(self.body))
 
     @cached_property
-    def accesses(self) -> list[tuple[tuple[Stmt, ...], Stmt, BufferAccess]]:
+    def accesses(self) -> list[PlacedAccess]:
         """(loops and conditions around, statement, access), conditions' and extents' own reads left out."""
         return [
             (around, statement, access) for around, statement in self.leaves for access in accesses_of(statement)
@@ -52,15 +54,15 @@ class Function:
         return found
 
     @cached_property
-    def thread_extents(self) -> dict[Any, Any]:
+    def thread_extents(self) -> dict[Var, Expr]:
         """Thread and block indices with their extents."""
-        found: dict[Any, Any] = {}
+        found: dict[Var, Expr] = {}
         for node in self._thread_attributes:
             found.setdefault(node.node.var, node.value)
         return found
 
     @cached_property
-    def ranges(self) -> dict[Any, Any]:
+    def ranges(self) -> dict[Var, Expr]:
         """Extents of thread indices and of loops that count from 0."""
         loops = [loop for around, _ in self.leaves for loop in around if isinstance(loop, For)]
         return {**self.thread_extents, **{loop.loop_var: loop.extent for loop in loops if integer(loop.min) == 0}}
@@ -129,14 +131,14 @@ class Function:
                 return _up_to(around, loop)
         return []
 
-    def is_same_for_all_threads(self, expr: Any) -> bool:
+    def is_same_for_all_threads(self, expr: Expr) -> bool:
         """Whether all threads of a block compute the same value of ``expr``, as far as can be seen.
 
         It may use block indices, parameters, loops that themselves are the same for all, and global memory at places
         that are.
         """
-        variables: list[Any] = []
-        sources: list[Any] = []
+        variables: list[Var] = []
+        sources: list[Buffer] = []
         structural_walk(expr, [(Var, variables.append), (TensorLoad, lambda n: sources.append(n.source))], order="pre")
         known = [*self._uniform_variables, *sources]
         return all(scope_of(source) == "global" for source in sources) and all(
@@ -144,21 +146,21 @@ class Function:
         )
 
     @cached_property
-    def _uniform_variables(self) -> list[Any]:
+    def _uniform_variables(self) -> list[Var]:
         """Block indices, loop variables, parameters, their sizes; a loop that some threads leave is refused."""
         blocks = [node.node.var for node in self._thread_attributes if str(node.node.thread_tag).startswith("blockIdx")]
         loops = [loop.loop_var for around, _ in self.leaves for loop in around if isinstance(loop, For)]
-        sizes: list[Any] = []
+        sizes: list[int] = []
         for param in self.func.params:
             for size in getattr(param.ty, "shape", ()):
                 structural_walk(size, [(Var, sizes.append)], order="pre")
         return [*blocks, *loops, *self.func.params, *sizes]
 
     @cached_property
-    def _thread_attributes(self) -> list[Any]:
-        found: list[Any] = []
+    def _thread_attributes(self) -> list[Stmt]:
+        found: list[Stmt] = []
 
-        def visit(node: Any) -> None:
+        def visit(node: Node) -> None:
             if node.attr_key in ("thread_extent", "virtual_thread"):
                 found.append(node)
 
@@ -166,8 +168,8 @@ class Function:
         return found
 
     @cached_property
-    def _aliases(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+    def _aliases(self) -> dict[Buffer, Buffer]:
+        found: dict[Buffer, Buffer] = {}
         for _, statement in self.leaves:
             if isinstance(statement, tirx.DeclBuffer) and statement.data is not None:
                 source = buffer_behind(statement.data)

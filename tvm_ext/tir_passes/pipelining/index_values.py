@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Var, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, Node, Var, tirx
 from tvm_ext.errors import IllegalRewrite
 
 from .loops import op_name
 
 Values = npt.NDArray[np.int64]
-Known = Sequence[tuple[Any, Values]]
+Known = Sequence[tuple[Var, Values]]
 """Variables with their values, all of one shape; variables that are not among them are 0."""
 
-_BINARY: tuple[tuple[Any, Callable[[Values, Values], Any]], ...] = (
+_BINARY: tuple[tuple[type[Node], Callable[[Values, Values], Values]], ...] = (
     (tirx.Add, np.add),
     (tirx.Sub, np.subtract),
     (tirx.Mul, np.multiply),
@@ -36,7 +35,7 @@ _BINARY: tuple[tuple[Any, Callable[[Values, Values], Any]], ...] = (
     (tirx.And, np.logical_and),
     (tirx.Or, np.logical_or),
 )
-_CALLS: dict[str, Callable[[Values, Values], Any]] = {
+_CALLS: dict[str, Callable[[Values, Values], Values]] = {
     "tirx.bitwise_xor": np.bitwise_xor,
     "tirx.bitwise_and": np.bitwise_and,
     "tirx.bitwise_or": np.bitwise_or,
@@ -45,7 +44,7 @@ _CALLS: dict[str, Callable[[Values, Values], Any]] = {
 }
 
 
-def index_values(index: Expr, known: Known, bound: Sequence[tuple[Any, Expr]] = ()) -> Values:
+def index_values(index: Expr, known: Known, bound: Sequence[tuple[Var, Expr]] = ()) -> Values:
     """``index`` for each of the values of ``known``; ``bound`` are variables that stand for expressions.
 
     Worked example: ``t // 8 * 64 + t % 8`` with t = 0 .. 31 gives 32 values, 0 to 7 and 64 to 71 among them. Raises
@@ -55,7 +54,7 @@ def index_values(index: Expr, known: Known, bound: Sequence[tuple[Any, Expr]] = 
 
 
 class _Evaluation:
-    def __init__(self, known: Known, bound: Sequence[tuple[Any, Expr]]) -> None:
+    def __init__(self, known: Known, bound: Sequence[tuple[Var, Expr]]) -> None:
         self.known, self.bound, self.shape = known, bound, known[0][1].shape
 
     def value(self, node: Expr) -> Values:
@@ -74,7 +73,7 @@ class _Evaluation:
                 return np.asarray(function(self.value(node.a), self.value(node.b)), dtype=np.int64)
         raise _not_arithmetic(node)
 
-    def _call(self, node: Any) -> Values:
+    def _call(self, node: Call) -> Values:
         if node.op.same_as(IF_THEN_ELSE):
             return self._select(*node.args)
         if op_name(node) not in _CALLS:
@@ -84,7 +83,7 @@ class _Evaluation:
     def _select(self, condition: Expr, then: Expr, otherwise: Expr) -> Values:
         return np.where(self.value(condition), self.value(then), self.value(otherwise))
 
-    def _variable(self, variable: Any) -> Values:
+    def _variable(self, variable: Var) -> Values:
         for name, values in self.known:
             if name.same_as(variable):
                 return values

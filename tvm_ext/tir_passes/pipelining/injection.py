@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from tvm_ext._tvm import PrimFunc
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -23,7 +23,7 @@ from .transform import LoadedBuffer, Pipeline, Transformer, loaded_buffer
 from .versions import version_elements
 
 
-def grouped_loops(func: Any) -> Any:
+def grouped_loops(func: PrimFunc) -> PrimFunc:
     """The form that detection and transformation look at."""
     loops = to_loops(func)
     return loops.with_body(group_loads(loops.body))
@@ -45,7 +45,9 @@ class Lowering:
     bulk: Mapping[int, BulkPipeline] = field(default_factory=dict)
 
 
-def with_primitives(func: Any, plan: PipelinePlan, device: DeviceSpec, loops: Any = None) -> tuple[Any, Lowering]:
+def with_primitives(
+    func: PrimFunc, plan: PipelinePlan, device: DeviceSpec, loops: PrimFunc | None = None
+) -> tuple[PrimFunc, Lowering]:
     """``func`` transformed, synchronised by the four primitives, and how they are to be lowered.
 
     ``loops`` is what `to_loops` made of it, where that is at hand.
@@ -68,7 +70,7 @@ def with_primitives(func: Any, plan: PipelinePlan, device: DeviceSpec, loops: An
     return staged, lowering
 
 
-def lowered(func: Any, lowering: Lowering) -> Any:
+def lowered(func: PrimFunc, lowering: Lowering) -> PrimFunc:
     """``func`` with its primitives as instructions of the target."""
     body = lower_bulk_primitives(ungroup_loads(func.body), lowering.bulk)
     body = lower_primitives(body, dict(lowering.asynchronous), dict(lowering.scopes))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tvm_ext._tvm import (
     AllocBuffer,
@@ -20,7 +19,9 @@ from tvm_ext._tvm import (
     For,
     ForKind,
     IRModule,
+    Node,
     PassContext,
+    PrimFunc,
     Sequential,
     Stmt,
     TensorLoad,
@@ -39,7 +40,7 @@ UNROLL_HINT = "pragma_unroll_explicit"
 """Attribute of an unrolled loop; 0: the device's compiler unrolls it, and it stays a loop until then."""
 
 
-def to_loops(func: Any) -> Any:
+def to_loops(func: PrimFunc) -> PrimFunc:
     """``func`` (a thread-bound PrimFunc, scheduled or not) as loops over flat buffers; raises what stock TVM raises."""
     lowering = s_tir.transform
     passes = [
@@ -62,7 +63,7 @@ def _laid_out(statement: Stmt) -> Stmt:
     return AllocBuffer(statement.buffer, kept) if len(kept) < len(statement.annotations) else statement
 
 
-def rename_apart(func: Any) -> Any:
+def rename_apart(func: PrimFunc) -> PrimFunc:
     """``func`` with a definition of its own for every loop variable: rewriting has duplicated statements."""
     return tirx.transform.ConvertSSA()(IRModule({"main": func}))["main"]
 
@@ -91,7 +92,7 @@ def is_sequential(loop: Stmt, *, registers: bool) -> bool:
     return loop.kind == ForKind.SERIAL or (registers and loop.kind == ForKind.UNROLLED)
 
 
-def unrolled_loop(variable: Any, extent: int, body: Stmt, *, by_compiler: bool = True) -> Stmt:
+def unrolled_loop(variable: Var, extent: int, body: Stmt, *, by_compiler: bool = True) -> Stmt:
     """A loop that the device's compiler unrolls; else TVM: LLVM's back ends take no hint."""
     new = For(variable, zero(variable), constant(extent, variable), ForKind.UNROLLED, body, None, {})
     if not by_compiler:
@@ -113,7 +114,7 @@ def integer(expr: Expr) -> int | None:
     return int(expr) if isinstance(expr, int) else int(expr.value) if isinstance(expr, tirx.IntImm) else None
 
 
-def op_name(call: Any) -> str:
+def op_name(call: Call) -> str:
     return str(call.op.name) if isinstance(call.op, ir.Op) else ""
 
 
@@ -169,7 +170,7 @@ class BufferAccess:
     """One place where ``buffer`` is read or written: a `TensorLoad`, a `BufferStore` or a call."""
 
     buffer: Buffer
-    node: Any
+    node: TensorLoad | BufferStore | Call
     reads: bool
     writes: bool
     is_known: bool = True
@@ -182,18 +183,18 @@ def buffer_behind(expr: Expr) -> Buffer | None:
     return expr if isinstance(expr, Var) else None
 
 
-def accesses_of(node: Any) -> list[BufferAccess]:
+def accesses_of(node: Node) -> list[BufferAccess]:
     """Every access in ``node``, in no particular order."""
     found: list[BufferAccess] = []
-    explained: list[Any] = []  # buffer.data expressions that a call has accounted for
+    explained: list[Expr] = []  # buffer.data expressions that a call has accounted for
 
-    def load(n: Any) -> None:
+    def load(n: TensorLoad) -> None:
         found.append(BufferAccess(buffer=n.source, node=n, reads=True, writes=False))
 
-    def store(n: Any) -> None:
+    def store(n: BufferStore) -> None:
         found.append(BufferAccess(buffer=n.buffer, node=n, reads=False, writes=True))
 
-    def call(n: Any) -> None:
+    def call(n: Call) -> None:
         name = op_name(n)
         if name == ACCESS_PTR:
             rights = integer(n.args[4]) or 3
@@ -240,9 +241,9 @@ def buffer_bytes(buffer: Buffer) -> int:
     return (size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype))
 
 
-def allocations_of(node: Any) -> list[Any]:
+def allocations_of(node: Node) -> list[AllocBuffer]:
     """The `AllocBuffer` statements in ``node``."""
-    found: list[Any] = []
+    found: list[AllocBuffer] = []
     structural_walk(node, [(AllocBuffer, found.append)], order="pre")
     return found
 

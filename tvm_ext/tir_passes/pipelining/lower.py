@@ -12,8 +12,6 @@ consumer_release      nothing: the barrier of the next wait says it
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm_ext._tvm import Call, Stmt, ir, structural_map, tirx
 
 from .primitives import read_primitive
@@ -24,7 +22,7 @@ COMMIT, WAIT, BARRIER = "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wai
 def lower_primitives(body: Stmt, asynchronous: dict[int, bool], scopes: dict[int, str]) -> Stmt:
     """``body`` with every primitive lowered; by pipeline number, whether it uses cp.async, and its memory's scope."""
 
-    def visit(statement: Any) -> Any:
+    def visit(statement: Stmt) -> Stmt:
         found = read_primitive(statement)
         if found is None:
             return statement
@@ -44,7 +42,7 @@ def lower_primitives(body: Stmt, asynchronous: dict[int, bool], scopes: dict[int
 def flattened(body: Stmt) -> Stmt:
     """``body`` without sequences in sequences and without statements that do nothing."""
 
-    def visit(statement: Any) -> Any:
+    def visit(statement: Stmt) -> Stmt:
         kept = [s for s in statement.seq if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
         return tirx.stmt_seq(*kept) if len(kept) > 1 else kept[0] if kept else tirx.Evaluate(tirx.IntImm("int32", 0))
 

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Stmt, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, Expr, For, ForKind, Node, Stmt, Var, structural_map, structural_walk, tirx
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.devices.hal import DeviceSpec
@@ -56,7 +55,7 @@ from .transform import Pipeline
 class Threads:
     """The threads of a block: their indices with extents, x first."""
 
-    extents: Mapping[Any, int]
+    extents: Mapping[Var, int]
 
     @property
     def count(self) -> int:
@@ -73,9 +72,9 @@ class Threads:
 
 def threads_around(function: Function, loop: Stmt) -> Threads:
     """The threads of the kernel that ``loop`` is in; raises IllegalRewrite where they are virtual or not constant."""
-    found: dict[str, tuple[Any, int]] = {}
+    found: dict[str, tuple[Var, int]] = {}
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if node.attr_key == "virtual_thread" and integer(node.value) != 1:
             raise IllegalRewrite("virtual threads would announce each tile several times")
         if node.attr_key == "thread_extent" and str(node.node.thread_tag).startswith("threadIdx"):
@@ -248,14 +247,14 @@ def lower_bulk_primitives(body: Stmt, pipelines: Mapping[int, BulkPipeline]) -> 
     return body
 
 
-def _in_loop(loop: Any, pipeline: BulkPipeline) -> Any:
+def _in_loop(loop: For, pipeline: BulkPipeline) -> Stmt:
     variable = pipeline.loop.loop_var
     if not loop.loop_var.same_as(variable):
         return loop
     ahead = variable + constant(1, variable) if pipeline.runs_on else variable
     guard = ahead < loop.extent if pipeline.runs_on else None
 
-    def visit(statement: Any) -> Any:
+    def visit(statement: Stmt) -> Stmt:
         found = read_primitive(statement)
         if found is None or found[1] != pipeline.number:
             return statement
@@ -268,7 +267,7 @@ def _in_loop(loop: Any, pipeline: BulkPipeline) -> Any:
     return tirx.stmt_seq(new, *_end(pipeline)) if pipeline.has_others or pipeline.begun_anew else new
 
 
-def _before_loop(statement: Any, pipeline: BulkPipeline) -> Any:
+def _before_loop(statement: Stmt, pipeline: BulkPipeline) -> Stmt:
     found = read_primitive(statement)
     if found is None or found[1] != pipeline.number:
         return statement

@@ -13,6 +13,7 @@ from tvm_ext._tvm import (
     Analyzer,
     Buffer,
     BufferStore,
+    Expr,
     Stmt,
     TensorLoad,
     Var,
@@ -69,19 +70,19 @@ def move_function(function: Function, load_use: LoadUse) -> Stmt:
     body = apply_on_fragments(function.body, fragments, copies[0]) if fragments else function.body
     new = old if fragments else _retyped(old, dtype)
 
-    def store(node: Any) -> Any:
+    def store(node: BufferStore) -> Stmt:
         copy = next((c for c in copies if node.same_as(c.store)), None)
         if copy is None:
             return node
         return BufferStore(new, copy.loaded(), [copy.index])
 
-    def load(node: Any) -> Any:
+    def load(node: TensorLoad) -> Expr:
         if not node.source.same_as(old):
             return node
         value = tirx.BufferLoad(new, [node.indices[0]])
         return value if copies[0].function is None else copies[0].function(value)
 
-    def allocate(node: Any) -> Any:
+    def allocate(node: AllocBuffer) -> Stmt:
         return AllocBuffer(new, dict(node.annotations)) if node.buffer.same_as(old) else node
 
     stored = structural_map(body, (BufferStore, store))

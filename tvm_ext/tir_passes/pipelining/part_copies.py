@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, ir, tirx
+from tvm_ext._tvm import AllocBuffer, Buffer, BufferStore, Call, Expr, For, ForKind, Stmt, Var, ir, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import cast_to
@@ -70,7 +69,7 @@ class AsyncLoader(Loader):
         return None
 
 
-def asynchronous(copies: Sequence[Copy], ranges: Mapping[Any, Any]) -> AsyncLoader:
+def asynchronous(copies: Sequence[Copy], ranges: Mapping[Var, Expr]) -> AsyncLoader:
     """Raises IllegalRewrite where a copy cannot be cp.async."""
     return AsyncLoader(copies=copies, shapes=[async_shape(copy, ranges) for copy in copies])
 
@@ -83,7 +82,7 @@ def _async_vector(copy: Copy, shape: AsyncShape) -> Stmt:
     return unrolled_loop(lane, shape.count, _async_call(copy, shape, [(lane, lane * constant(shape.elements, lane))]))
 
 
-def _async_call(copy: Copy, shape: AsyncShape, lanes: Sequence[tuple[Any, Expr]]) -> Stmt:
+def _async_call(copy: Copy, shape: AsyncShape, lanes: Sequence[tuple[Var, Expr]]) -> Stmt:
     """Source: PTX ISA, cp.async; TVM's operator takes (to, offset, from, offset, bytes[, predicate]).
 
     The tile is named by a pointer of its element type. Stock StorageRewrite does not take a bare ``tile.data`` for an
@@ -148,7 +147,9 @@ class RegisterLoader(Loader):
         return None
 
 
-def through_registers(copies: Sequence[Copy], ranges: Mapping[Any, Any], *, by_compiler: bool = True) -> RegisterLoader:
+def through_registers(
+    copies: Sequence[Copy], ranges: Mapping[Var, Expr], *, by_compiler: bool = True
+) -> RegisterLoader:
     """Raises IllegalRewrite where the number of a thread's elements is not known."""
     buffers = []
     for copy in copies:

@@ -6,9 +6,19 @@ library = tvm.compile(mod, target)
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import For, ForKind, PrimFunc, Target, copy_module, module_pass, structural_walk, tirx
+from tvm_ext._tvm import (
+    For,
+    ForKind,
+    IRModule,
+    Node,
+    PassContext,
+    PrimFunc,
+    Target,
+    copy_module,
+    module_pass,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
@@ -55,7 +65,7 @@ class AutoPipeline:
 
     def __init__(
         self,
-        device: Any = None,
+        device: str | DeviceSpec | None = None,
         mode: PipeliningMode = "full",
         shared_stages: int | None = None,
         register_stages: int | None = None,
@@ -72,7 +82,7 @@ class AutoPipeline:
             bulk_copies=bulk_copies, replace_stock=replace_stock,
         )  # fmt: skip
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             if not isinstance(func, PrimFunc) or not _is_for_gpu(func):
@@ -97,10 +107,10 @@ class InjectPipelines:
         where a plan does not fit its function: the function was changed in between.
     """
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: str | DeviceSpec | None = None) -> None:
         self.device = device
 
-    def transform_module(self, mod: Any, _ctx: Any) -> Any:
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             text = _attribute(func, PIPELINE_PLAN) if isinstance(func, PrimFunc) else None
@@ -109,7 +119,7 @@ class InjectPipelines:
         return result
 
 
-def _with_plan(func: Any, plan: PipelinePlan, device: DeviceSpec) -> Any:
+def _with_plan(func: PrimFunc, plan: PipelinePlan, device: DeviceSpec) -> PrimFunc:
     """``func`` with ``plan`` carried out, its record brought up to date where construction left one."""
     choice = _choice_of(func)
     if choice is None:
@@ -119,14 +129,14 @@ def _with_plan(func: Any, plan: PipelinePlan, device: DeviceSpec) -> Any:
 
 
 # --- functions and devices ----------------------------------------------------------------------------------------
-def _is_for_gpu(func: Any) -> bool:
+def _is_for_gpu(func: PrimFunc) -> bool:
     found: list[bool] = []
 
-    def loop(node: Any) -> None:
+    def loop(node: Node) -> None:
         if node.kind == ForKind.THREAD_BINDING:
             found.append(True)
 
-    def attribute(node: Any) -> None:
+    def attribute(node: Node) -> None:
         if node.attr_key == "thread_extent":
             found.append(True)
 
@@ -134,18 +144,18 @@ def _is_for_gpu(func: Any) -> bool:
     return bool(found)
 
 
-def _choice_of(func: Any) -> KernelChoice | None:
+def _choice_of(func: PrimFunc) -> KernelChoice | None:
     """What construction noted of the kernel; None for kernels from elsewhere."""
     text = _attribute(func, CHOICE)
     return None if text is None else from_json(KernelChoice, text)
 
 
-def _attribute(func: Any, *names: str) -> str | None:
+def _attribute(func: PrimFunc, *names: str) -> str | None:
     attributes = func.attrs or {}
     return next((str(attributes[name]) for name in names if name in attributes), None)
 
 
-def _device_of(func: Any, device: Any) -> DeviceSpec:
+def _device_of(func: PrimFunc, device: str | DeviceSpec | None) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     target = device

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from tvm_ext._tvm import structural_map, structural_walk, tirx
+from tvm_ext._tvm import Node, PrimFunc, Stmt, structural_map, structural_walk, tirx
 from tvm_ext.devices.gpu import REGISTER_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
@@ -27,7 +26,7 @@ def registers_by_launch(plans: Sequence[GpuPlan]) -> tuple[int, ...]:
     return tuple(plan.register_count for plan in plans for _ in range(plan.launches))
 
 
-def with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) -> tuple[GpuPlan, ...]:
+def with_versions(plans: Sequence[GpuPlan], made: PrimFunc, pipeline: PipelinePlan) -> tuple[GpuPlan, ...]:
     """What the emitters planned, with the memory of all versions; each plan is of as many launches as it says."""
     launches = Function(made).launches
     if sum(plan.launches for plan in plans) != len(launches):
@@ -42,7 +41,7 @@ def with_versions(plans: Sequence[GpuPlan], made: Any, pipeline: PipelinePlan) -
     return tuple(found)
 
 
-def with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -> Any:
+def with_fewer_blocks(made: PrimFunc, plans: Sequence[GpuPlan], device: DeviceSpec) -> PrimFunc:
     """``made``, telling ptxas for each launch to fit no more blocks into a unit than its versions leave room for.
 
     Worked example, sm_80: 192 threads of 56 registers were told to be 4 blocks; with 104 registers they are 3, for 4
@@ -53,7 +52,7 @@ def with_fewer_blocks(made: Any, plans: Sequence[GpuPlan], device: DeviceSpec) -
     if len(least) != len(launches):
         return made
 
-    def visit(node: Any) -> Any:
+    def visit(node: Node) -> Stmt:
         if node.attr_key != MIN_BLOCKS_PER_UNIT:
             return node
         own = next((n for n, launch in zip(least, launches, strict=True) if _contains(launch, node)), None)
@@ -69,10 +68,10 @@ def _blocks_that_fit(plan: GpuPlan, device: DeviceSpec) -> int:
     return max(1, blocks_per_unit(use, device))
 
 
-def _contains(launch: Any, statement: Any) -> bool:
+def _contains(launch: Stmt, statement: Stmt) -> bool:
     found: list[bool] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Node) -> None:
         if node.same_as(statement):
             found.append(True)
 
@@ -80,11 +79,11 @@ def _contains(launch: Any, statement: Any) -> bool:
     return bool(found)
 
 
-def _shared_bytes(launch: Any) -> int:
+def _shared_bytes(launch: Stmt) -> int:
     return sum(buffer_bytes(s.buffer) for s in allocations_of(launch) if is_shared(s.buffer))
 
 
-def _registers(launch: Any, pipeline: PipelinePlan, threads: int) -> int:
+def _registers(launch: Stmt, pipeline: PipelinePlan, threads: int) -> int:
     """Registers of a thread beyond one version of each: further fragments, fragments that a function has been applied
     to, and what is on its way to shared memory.
     """

@@ -7,15 +7,15 @@ are external calls, which no pass of TVM moves or removes, so that tests can dro
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from tvm_ext._tvm import ir, tirx
+from tvm_ext._tvm import ForKind, Stmt, ir, tirx
 
 PREFIX = "tvm_ext."
 Primitive = Literal["producer_acquire", "producer_commit", "consumer_wait", "consumer_release"]
 
 
-def primitive(kind: Primitive, pipeline: int, argument: int = 0) -> Any:
+def primitive(kind: Primitive, pipeline: int, argument: int = 0) -> Stmt:
     """A statement: ``kind`` of pipeline number ``pipeline``.
 
     ``argument`` of ``consumer_wait`` is the number of commits that may still be on their way; of ``producer_acquire`` 1
@@ -24,7 +24,7 @@ def primitive(kind: Primitive, pipeline: int, argument: int = 0) -> Any:
     return tirx.Evaluate(tirx.call_extern("int32", PREFIX + kind, pipeline, argument))
 
 
-def read_primitive(statement: Any) -> tuple[Primitive, int, int] | None:
+def read_primitive(statement: Stmt) -> tuple[Primitive, int, int] | None:
     """(kind, pipeline, argument) of a primitive; None for any other statement."""
     call = getattr(statement, "value", None) if isinstance(statement, tirx.Evaluate) else None
     if call is None or type(call).__name__ != "Call" or not call.args or not isinstance(call.args[0], ir.StringImm):
@@ -32,5 +32,5 @@ def read_primitive(statement: Any) -> tuple[Primitive, int, int] | None:
     name = str(call.args[0].value)
     if not name.startswith(PREFIX):
         return None
-    kind: Any = name.removeprefix(PREFIX)
+    kind: ForKind = name.removeprefix(PREFIX)
     return kind, int(call.args[1].value), int(call.args[2].value)

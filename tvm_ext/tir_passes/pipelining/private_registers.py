@@ -7,8 +7,6 @@ one statement in both cases, held together by an attribute until the function is
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm_ext._tvm import AllocBuffer, Buffer, Stmt, structural_map, tirx
 
 from .loops import accesses_of, is_register, is_shared
@@ -27,7 +25,7 @@ def ungroup_loads(body: Stmt) -> Stmt:
     return structural_map(body, (tirx.AttrStmt, lambda node: node.body if node.attr_key == TOGETHER else node))
 
 
-def _grouped(sequence: Any) -> Any:
+def _grouped(sequence: Stmt) -> Stmt:
     statements = list(sequence.seq)
     for allocation in list(statements):
         if isinstance(allocation, AllocBuffer) and is_register(allocation.buffer):

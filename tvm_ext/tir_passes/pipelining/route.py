@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from tvm_ext._tvm import AllocBuffer, SBlock, structural_walk
+from tvm_ext._tvm import AllocBuffer, Node, PrimFunc, SBlock, structural_walk
 from tvm_ext.analysis.computation_exprs import count_operations
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -45,7 +44,9 @@ def wishes_of(options: BuildOptions) -> Wishes:
     )
 
 
-def with_pipelines(func: Any, choice: KernelChoice, device: DeviceSpec, wishes: Wishes) -> tuple[Any, KernelChoice]:
+def with_pipelines(
+    func: PrimFunc, choice: KernelChoice, device: DeviceSpec, wishes: Wishes
+) -> tuple[PrimFunc, KernelChoice]:
     """``func``, a thread-bound PrimFunc, with pipelines where ``wishes`` ask and the rules allow; and its record.
 
     What stock TVM cannot lower to loops stays as it is, and what fits in no version; the record says why.
@@ -61,7 +62,7 @@ def with_pipelines(func: Any, choice: KernelChoice, device: DeviceSpec, wishes: 
 
 
 def plan_pipelines(
-    func: Any, device: DeviceSpec, wishes: Wishes | None = None, planned: Sequence[GpuPlan] = ()
+    func: PrimFunc, device: DeviceSpec, wishes: Wishes | None = None, planned: Sequence[GpuPlan] = ()
 ) -> PipelinePlan:
     """The plan for one thread-bound PrimFunc, scheduled or not; raises InputError as `AutoPipeline` does.
 
@@ -70,20 +71,22 @@ def plan_pipelines(
     return _planned(func, device, wishes or Wishes(), planned)[0]
 
 
-def inject_pipelines(func: Any, plan: PipelinePlan, device: DeviceSpec, planned: Sequence[GpuPlan] = ()) -> Any:
+def inject_pipelines(
+    func: PrimFunc, plan: PipelinePlan, device: DeviceSpec, planned: Sequence[GpuPlan] = ()
+) -> PrimFunc:
     """``func`` with ``plan`` carried out for ``device``; unchanged but for its attributes where nothing is planned."""
     return _injected(func, plan, device, planned, None)
 
 
 def pipelined(
-    func: Any, device: DeviceSpec, wishes: Wishes, planned: Sequence[GpuPlan] = ()
-) -> tuple[Any, PipelinePlan]:
+    func: PrimFunc, device: DeviceSpec, wishes: Wishes, planned: Sequence[GpuPlan] = ()
+) -> tuple[PrimFunc, PipelinePlan]:
     """Both steps at once for one function, which is lowered to loops but once."""
     plan, loops = _planned(func, device, wishes, planned)
     return _injected(func, plan, device, planned, loops), plan
 
 
-def recorded(choice: KernelChoice, made: Any, plan: PipelinePlan) -> KernelChoice:
+def recorded(choice: KernelChoice, made: PrimFunc, plan: PipelinePlan) -> KernelChoice:
     """``choice`` of a kernel that became ``made`` by ``plan``."""
     if not plan.buffers:
         return replace(choice, pipeline=plan)
@@ -91,7 +94,9 @@ def recorded(choice: KernelChoice, made: Any, plan: PipelinePlan) -> KernelChoic
     return replace(choice, reason=reason, pipeline=plan, gpu=with_versions(choice.gpu, made, plan))
 
 
-def _planned(func: Any, device: DeviceSpec, wishes: Wishes, planned: Sequence[GpuPlan]) -> tuple[PipelinePlan, Any]:
+def _planned(
+    func: PrimFunc, device: DeviceSpec, wishes: Wishes, planned: Sequence[GpuPlan]
+) -> tuple[PipelinePlan, PrimFunc | None]:
     """The plan, and the function as loops, where it got so far."""
     hints = read_hints(func)
     replaces = False
@@ -116,7 +121,9 @@ def _planned(func: Any, device: DeviceSpec, wishes: Wishes, planned: Sequence[Gp
     return plan, loops
 
 
-def _injected(func: Any, plan: PipelinePlan, device: DeviceSpec, planned: Sequence[GpuPlan], loops: Any) -> Any:
+def _injected(
+    func: PrimFunc, plan: PipelinePlan, device: DeviceSpec, planned: Sequence[GpuPlan], loops: PrimFunc | None
+) -> PrimFunc:
     if not plan.buffers:
         return func.without_attr(PIPELINE_PLAN).with_attr(PIPELINED, to_json(plan))
     staged, lowering = with_primitives(func, plan, device, loops)
@@ -124,14 +131,14 @@ def _injected(func: Any, plan: PipelinePlan, device: DeviceSpec, planned: Sequen
     return with_fewer_blocks(made, with_versions(planned, made, plan), device) if planned else made
 
 
-def _has_shared_memory(func: Any) -> bool:
+def _has_shared_memory(func: PrimFunc) -> bool:
     found: list[bool] = []
 
-    def allocation(node: Any) -> None:
+    def allocation(node: Node) -> None:
         if is_shared(node.buffer):
             found.append(True)
 
-    def block(node: Any) -> None:
+    def block(node: Node) -> None:
         if any(is_shared(buffer) for buffer in node.alloc_buffers):
             found.append(True)
 

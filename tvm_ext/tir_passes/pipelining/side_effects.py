@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm_ext._tvm import BufferStore, Call, Stmt, structural_walk, tirx
+from tvm_ext._tvm import BufferStore, Call, Node, Stmt, structural_walk, tirx
 
 from .loops import POINTERS, op_name
 
@@ -20,11 +18,11 @@ def side_effect_in(body: Stmt) -> str | None:
     """What in ``body`` may depend on the order of loads: barriers, asynchronous copies, calls of unknown effect."""
     found: list[str] = []
 
-    def attribute(node: Any) -> None:
+    def attribute(node: Node) -> None:
         if str(node.attr_key).startswith("async_"):
             found.append("has asynchronous copies already")
 
-    def evaluate(node: Any) -> None:
+    def evaluate(node: Node) -> None:
         call = node.value
         if not isinstance(call, Call):
             return
@@ -34,7 +32,7 @@ def side_effect_in(body: Stmt) -> str | None:
         elif name not in HARMLESS_CALLS:
             found.append(f"has a side effect: {text_of(node)}")
 
-    def leave(node: Any) -> None:
+    def leave(node: Node) -> None:
         found.append(f"can be left early by {type(node).__name__.lower()}")
 
     structural_walk(
@@ -48,7 +46,7 @@ def side_effect_in(body: Stmt) -> str | None:
 _WAYS_OUT = (tirx.stmt.Break, tirx.stmt.Continue, tirx.stmt.Return)
 
 
-def text_of(node: Any) -> str:
+def text_of(node: Node) -> str:
     """A statement or an expression on one line, shortened."""
     if isinstance(node, BufferStore):  # its own text declares the buffers first
         node = f"{node.buffer.name}[{node.indices[0]}] = {node.value}"

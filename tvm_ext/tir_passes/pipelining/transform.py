@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, Expr, For, ForKind, Stmt, Var, tirx
 from tvm_ext.analysis.computations import substitute
@@ -139,7 +138,7 @@ class Transformer:
         registers = [AllocBuffer(r, {}) for loaded in every if loaded.loader for r in loaded.loader.registers]
         return [*(self._allocation(statement) for statement in inside), *registers]
 
-    def loop_over(self, variable: Any, extent: int, turns: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    def loop_over(self, variable: Var, extent: int, turns: int, body: Callable[[Expr], Stmt]) -> Stmt:
         """A loop in which ``variable % turns`` is constant once it is unrolled: a register's number must be."""
         whole = extent <= LONGEST_UNROLLED or extent % turns != 0
         if whole:
@@ -149,7 +148,7 @@ class Transformer:
         inner = self._unrolled(variable, turns, body(outer * step + variable))
         return For(outer, zero(outer), constant(extent // turns, outer), ForKind.SERIAL, inner)
 
-    def _unrolled(self, variable: Any, extent: int, body: Stmt) -> Stmt:
+    def _unrolled(self, variable: Var, extent: int, body: Stmt) -> Stmt:
         return unrolled_loop(variable, extent, body, by_compiler=self._unroll_hint)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, structural_map, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Node, Stmt, TensorLoad, structural_map, tirx
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES
 from tvm_ext.ir.build_ir import cast_to
 from tvm_ext.support.arithmetic import ceil_div
@@ -69,18 +68,18 @@ def use_versions(statement: Stmt, versions: Sequence[tuple[Versioned, Expr]]) ->
     passed to calls move the same way; a fragment's index counts fragments: 4 of them a version move it by ``slot * 4``.
     """
 
-    def find(buffer: Any) -> tuple[Versioned, Expr] | None:
+    def find(buffer: Buffer) -> tuple[Versioned, Expr] | None:
         return next((item for item in versions if buffer is not None and buffer.same_as(item[0].old)), None)
 
-    def load(node: Any) -> Any:
+    def load(node: TensorLoad) -> Node:
         item = find(node.source)
         return node if item is None else tirx.BufferLoad(item[0].new, [_moved(node.indices[0], item)])
 
-    def store(node: Any) -> Any:
+    def store(node: BufferStore) -> Node:
         item = find(node.buffer)
         return node if item is None else BufferStore(item[0].new, node.value, [_moved(node.indices[0], item)])
 
-    def call(node: Any) -> Any:
+    def call(node: Call) -> Node:
         name = op_name(node)
         if name == ACCESS_PTR:
             item = find(buffer_behind(node.args[1]))
@@ -101,7 +100,7 @@ def use_versions(statement: Stmt, versions: Sequence[tuple[Versioned, Expr]]) ->
     return structural_map(statement, [(TensorLoad, load), (BufferStore, store), (Call, call)])
 
 
-def _same_or_new(node: Any, arguments: list[Any]) -> Any:
+def _same_or_new(node: Node, arguments: list[Expr]) -> Node:
     if all(new.same_as(old) for new, old in zip(arguments, node.args, strict=True) if hasattr(new, "same_as")):
         return node
     return Call(node.op, arguments, attrs=node.attrs, ret_ty=node.ty)
@@ -116,7 +115,7 @@ def _moved(index: Expr, item: tuple[Versioned, Expr], elements: int = 1) -> Expr
     return index + cast_to(slot, dtype) * step
 
 
-def _elements_of_fragment(call: Any, versioned: Versioned) -> int:
+def _elements_of_fragment(call: Call, versioned: Versioned) -> int:
     """Elements of the fragments that a wmma call counts. A's are m x k, B's k x n."""
     shapes = {"wmma.matrix_a": (1, 3), "wmma.matrix_b": (3, 2), "wmma.accumulator": (1, 2)}
     if op_name(call) == "tirx.tvm_mma_sync":

@@ -5,8 +5,8 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computations import Computation, OperatorBody
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
@@ -25,13 +25,13 @@ VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 
 
 def construct_anchor(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Any], device: DeviceSpec, options: BuildOptions
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> tuple[Computation, TensorExpr, Construction]:
     """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it.
 
     Of ``constants``, those that one load alone reads count as repackable.
     """
-    readers: dict[Any, int] = {}
+    readers: dict[Buffer, int] = {}
     for computation in operator.computations:
         for load in computation.loads():
             readers[load.source] = readers.get(load.source, 0) + 1
@@ -69,7 +69,7 @@ def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> 
     return next(iter(construct_once(expr, device, k=1).programs), None)
 
 
-def kept_buffers(group: RowGroup, operator: OperatorBody) -> list[Any]:
+def kept_buffers(group: RowGroup, operator: OperatorBody) -> list[Buffer]:
     """Buffers of the group that others read later, and outputs."""
     outside = [s for s in operator.computations if not any(s.target.same_as(own.target) for own in group.computations)]
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import axis_names, tensor_expr_of
 from tvm_ext.analysis.computation_rewrites import (
     address_runs,
@@ -21,7 +22,7 @@ from .plan_kernels import RowGroup
 
 
 def canonical_computation(
-    computation: Computation, expr_name: str = "", *, params: Sequence[Any] = (), **about: Any
+    computation: Computation, expr_name: str = "", *, params: Sequence[Buffer] = (), **about: Any
 ) -> tuple[Computation, TensorExpr]:
     """``computation`` and its expression in canonical form: unit axes dropped, divided axes split, axes fused (paper
     §3.2).
@@ -41,7 +42,7 @@ def _with_runs(
     fused: Computation,
     groups: Sequence[Sequence[int]],
     epilogue: Sequence[Computation],
-    params: Sequence[Any],
+    params: Sequence[Buffer],
 ) -> Computation:
     """``fused`` addressing parameters along its fused axes; its result too, where its consumers do not mind."""
     joined = [(i, group) for i, group in enumerate(groups) if len(group) > 1]

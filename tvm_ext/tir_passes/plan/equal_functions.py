@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from tvm_ext._tvm import structural_equal, structural_hash
+from tvm_ext._tvm import PrimFunc, structural_equal, structural_hash
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json, to_json
 
@@ -14,9 +13,9 @@ class EqualFunctions:
     """Kernels by unscheduled function; functions are equal up to their names and those of their variables."""
 
     def __init__(self) -> None:
-        self._made: dict[int, list[tuple[Any, Any]]] = {}  # by structural hash: (unscheduled, kernel)
+        self._made: dict[int, list[tuple[PrimFunc, PrimFunc]]] = {}  # by structural hash: (unscheduled, kernel)
 
-    def find(self, func: Any, name: str) -> Any | None:
+    def find(self, func: PrimFunc, name: str) -> PrimFunc | None:
         """The kernel of a function equal to ``func``, for operator ``name``; None where there is none yet."""
         alike = self._made.get(structural_hash(func), [])
         kernel = next((kernel for other, kernel in alike if structural_equal(func, other)), None)
@@ -25,5 +24,5 @@ class EqualFunctions:
         choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
         return kernel.with_attr(CHOICE, to_json(replace(choice, operator=name)))
 
-    def remember(self, func: Any, kernel: Any) -> None:
+    def remember(self, func: PrimFunc, kernel: PrimFunc) -> None:
         self._made.setdefault(structural_hash(func), []).append((func, kernel))

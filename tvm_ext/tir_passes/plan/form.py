@@ -6,9 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, BufferStore, GlobalVar, IRModule, PrimFunc, Stmt, structural_walk, tirx
+from tvm_ext._tvm import (
+    ALREADY_SCHEDULED,
+    Buffer,
+    BufferStore,
+    GlobalVar,
+    IRModule,
+    PrimFunc,
+    Stmt,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
@@ -31,7 +40,7 @@ class Form:
     statements: tuple[Stmt, ...]
     program: RProgram | None
     notes: tuple[str, ...]
-    packs: tuple[tuple[Any, ConstantPack], ...] = ()
+    packs: tuple[tuple[Buffer, ConstantPack], ...] = ()
     gpu: GpuPlan | None = None
 
 
@@ -45,9 +54,9 @@ def body_of(forms: Sequence[Form], operator: OperatorBody) -> Stmt:
 
 def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stmt]:
     """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles."""
-    used: list[Any] = []
+    used: list[Buffer] = []
 
-    def visit(store: Any) -> None:
+    def visit(store: BufferStore) -> None:
         used.append(store.buffer)
 
     for statement in statements:
@@ -56,7 +65,7 @@ def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stm
     return [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
 
 
-def function_like(func: PrimFunc, params: Sequence[Any], body: Stmt) -> PrimFunc:
+def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimFunc:
     """A function with ``func``'s attributes and result, of plain loops."""
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     return tirx.PrimFunc(list(params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
@@ -86,7 +95,7 @@ def flops_of(computation: Computation) -> float:
     return (count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0)) * computation.point_count
 
 
-def _bytes_of(param: Any) -> float:
+def _bytes_of(param: Buffer) -> float:
     size = itemsize_bytes(dtype_of(param))
     for extent in static_shape(param):
         size *= extent

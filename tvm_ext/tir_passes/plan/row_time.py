@@ -8,9 +8,8 @@ other one takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Call, structural_walk
+from tvm_ext._tvm import Buffer, Call, structural_walk
 from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape
 from tvm_ext.analysis.predicates import is_in
@@ -31,7 +30,7 @@ def row_time_s(computations: Sequence[Computation], device: DeviceSpec) -> float
 
 
 def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
-    buffers: list[Any] = []
+    buffers: list[Buffer] = []
     gathered_s = 0.0
     inner = [computation.target for computation in computations[:-1]]
     for computation in computations:
@@ -47,7 +46,7 @@ def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> floa
     return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
 
 
-def _gathered_s(table: Any, computation: Computation, device: DeviceSpec) -> float:
+def _gathered_s(table: Buffer, computation: Computation, device: DeviceSpec) -> float:
     """Seconds of reading a part of ``table`` from the layer that holds all of it.
 
     Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
@@ -57,7 +56,7 @@ def _gathered_s(table: Any, computation: Computation, device: DeviceSpec) -> flo
     return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
 
 
-def _bytes(buffer: Any) -> float:
+def _bytes(buffer: Buffer) -> float:
     size = itemsize_bytes(dtype_of(buffer))
     for extent in static_shape(buffer):
         size *= extent

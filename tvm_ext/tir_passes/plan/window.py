@@ -13,9 +13,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, structural_equal, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, TensorLoad, Var, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import linear_index
 from tvm_ext.analysis.computation_rewrites import split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
@@ -40,8 +39,8 @@ class WindowAxis:
     positions that exist are ``first`` ... ``first + size - 1`` in the index of the source's own dimension.
     """
 
-    variable: Any
-    tap: Any
+    variable: Var | None
+    tap: Var | None
     extent: int
     taps: int
     stride: int
@@ -71,17 +70,17 @@ class Window:
 
     anchor: Computation
     pad: Computation | None
-    read: Any
+    read: TensorLoad
     y: WindowAxis
     x: WindowAxis
-    outer: tuple[Any, ...]  # the other spatial variables: which plane
+    outer: tuple[Var, ...]  # the other spatial variables: which plane
     pad_value: Expr
 
     @property
     def dtype(self) -> str:
         return dtype_of(self.anchor.target)
 
-    def source(self, outer: Sequence[tuple[Any, Expr]], row: Expr, column: Expr) -> Expr:
+    def source(self, outer: Sequence[tuple[Var, Expr]], row: Expr, column: Expr) -> Expr:
         """The element of the source at ``row`` and ``column`` of its dimensions, in the plane that ``outer`` gives."""
         lead = [substitute(i, outer) for i in self.read.indices]
         if self.y.variable is not None:
@@ -134,7 +133,7 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
     return Window(anchor=anchor, pad=pad, read=read, y=y, x=x, outer=outer, pad_value=pad_value)
 
 
-def _check(anchor: Computation, read: Any, y: WindowAxis, x: WindowAxis) -> None:
+def _check(anchor: Computation, read: TensorLoad, y: WindowAxis, x: WindowAxis) -> None:
     for dtype in (dtype_of(anchor.target), dtype_of(read)):
         if dtype != "float32":
             raise IllegalRewrite(f"{anchor.name}: window kernels are made for float32, not {dtype}")
@@ -159,12 +158,12 @@ def _drop_unit_reductions(computation: Computation) -> Computation:
     )
 
 
-def _uses(expression: Any, *axes: WindowAxis) -> bool:
+def _uses(expression: Expr, *axes: WindowAxis) -> bool:
     """Whether ``expression`` depends on where along ``axes`` the output is."""
     return any(axis.variable is not None and mentions(expression, axis.variable) for axis in axes)
 
 
-def _axes_of(load: Any, anchor: Computation) -> tuple[WindowAxis, WindowAxis] | None:
+def _axes_of(load: TensorLoad, anchor: Computation) -> tuple[WindowAxis, WindowAxis] | None:
     """The window's axes, if ``load`` is of planes with contiguous rows: one spatial axis per dimension."""
     names = [str(p) for p in range(len(anchor.variables))]
     forms = [linear_index(i, anchor.variables, names) for i in load.indices]

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
 from tvm_ext.analysis.predicates import is_in, shared_axes
@@ -63,7 +62,9 @@ def _task_axes(computation: Computation, device: DeviceSpec) -> int:
     return count
 
 
-def emit_rows(computations: Sequence[Computation], device: DeviceSpec, keep: Sequence[Any], kind: Any) -> list[Stmt]:
+def emit_rows(
+    computations: Sequence[Computation], device: DeviceSpec, keep: Sequence[Buffer], kind: ForKind
+) -> list[Stmt]:
     """Statements that run ``computations`` in an outer loop of ``kind``, PARALLEL or SERIAL.
 
     Buffers in ``keep`` are read by others and written whole, the rest row by row.
@@ -100,8 +101,8 @@ def emit_rows(computations: Sequence[Computation], device: DeviceSpec, keep: Seq
     return [loop(rows, kind, "row", row)]
 
 
-def _distinct(buffers: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+def _distinct(buffers: Iterable[Buffer]) -> list[Buffer]:
+    found: list[Buffer] = []
     for buffer in buffers:
         if not is_in(buffer, found):
             found.append(buffer)
@@ -124,7 +125,7 @@ def _paired(
     return pairs
 
 
-def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
+def _shrink(buffer: Buffer, count: int) -> tuple[Buffer, Buffer]:
     shape = list(static_shape(buffer)[count:]) or [1]
     size = 1
     for extent in shape:
@@ -133,10 +134,10 @@ def _shrink(buffer: Any, count: int) -> tuple[Any, Any]:
     return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
 
 
-def _relocate(computation: Computation, shrunk: Sequence[tuple[Any, Any]], count: int) -> Computation:
+def _relocate(computation: Computation, shrunk: Sequence[tuple[Buffer, Buffer]], count: int) -> Computation:
     """``computation`` reading and writing the row buffers, whose first ``count`` dimensions are gone."""
 
-    def swap(item: Any) -> Any:
+    def swap(item: TensorLoad) -> TensorLoad:
         for old, new in shrunk:
             if item.source.same_as(old):
                 return load(new, list(item.indices[count:]) or [index(0)])
@@ -161,11 +162,11 @@ def _computation_statement(
     return _spatial(computation, table, inner)
 
 
-def _row_table(computation: Computation, at: Sequence[Expr], count: int) -> list[tuple[Any, Expr]]:
+def _row_table(computation: Computation, at: Sequence[Expr], count: int) -> list[tuple[Var, Expr]]:
     return [(v, as_index(a, v)) for v, a in zip(computation.spatial[:count], at, strict=True)]
 
 
-def _spatial(computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]]) -> Stmt:
     """Plain nested loops with the last axis innermost, which LLVM vectorises."""
 
     def body(values: tuple[Expr, ...]) -> Stmt:
@@ -188,7 +189,7 @@ def _spatial(computation: Computation, table: list[tuple[Any, Expr]], inner: lis
 
 
 def _reduction(
-    computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]], device: DeviceSpec
+    computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]], device: DeviceSpec
 ) -> Stmt:
     if inner and not contiguous_in(computation, computation.reduction[-1]):
         return _accumulate_in_place(computation, table, inner)
@@ -200,14 +201,14 @@ def _reduction(
     return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
 
 
-def _accumulate_in_place(computation: Computation, table: list[tuple[Any, Expr]], inner: list[tuple[Any, int]]) -> Stmt:
+def _accumulate_in_place(computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]]) -> Stmt:
     """Reduction axes outside, the row's own axes inside: ``for k: for j: y[j] += x[k, j]`` runs along contiguous j."""
     dtype = accumulator_dtype(dtype_of(computation.target))
     extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
     wide = dtype != dtype_of(computation.target)
     sums = new_buffer(extents, dtype, "sums") if wide else computation.target
 
-    def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Any, Expr]]:
+    def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Var, Expr]]:
         own = [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
         return table + own + [(v, as_index(k, v)) for v, k in zip(computation.reduction, ks, strict=False)]
 
@@ -246,7 +247,7 @@ def _single_loop(computations: Sequence[Computation], count: int) -> int | None:
     return computations[0].extents[0]
 
 
-def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: Any) -> Stmt:
+def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: ForKind) -> Stmt:
     """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
     variable = computation.variables[0]
 
@@ -266,7 +267,7 @@ def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: An
 
     def run(task: Expr) -> Stmt:
         start = task * index(chunk)
-        length: Any = chunk if extent % chunk == 0 else tirx.min(index(chunk), index(extent) - start)
+        length: Expr = chunk if extent % chunk == 0 else tirx.min(index(chunk), index(extent) - start)
         return loop(length, SERIAL, "i", lambda i: body(start + i))
 
     return loop(chunks, kind, "chunk", run)

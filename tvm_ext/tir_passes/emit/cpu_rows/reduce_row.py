@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import flat_stride
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
@@ -40,7 +39,7 @@ from ..cpu_tiles.register_tile import vectors
 PARTIAL_REGISTERS = 4  # independent partial results: the latency of an addition over its throughput
 
 
-def contiguous_in(computation: Computation, variable: Any) -> bool:
+def contiguous_in(computation: Computation, variable: Var) -> bool:
     """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
     strides = [flat_stride(item, variable, computation) for item in computation.loads()]
     return 1 in strides and all(stride in (0, 1) for stride in strides)
@@ -74,9 +73,9 @@ def runs_inside(producer: Computation, computation: Computation, count: int, dev
 
 def reduce_row(
     computation: Computation,
-    table: list[tuple[Any, Expr]],
+    table: list[tuple[Var, Expr]],
     device: DeviceSpec,
-    producer: tuple[Computation, list[tuple[Any, Expr]]] | None = None,
+    producer: tuple[Computation, list[tuple[Var, Expr]]] | None = None,
 ) -> Stmt:
     """Statements that store one element of the reduction ``computation``, its spatial variables given by ``table``.
 
@@ -103,17 +102,17 @@ def reduce_row(
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Row:
     computation: Computation
-    producer: tuple[Computation, list[tuple[Any, Expr]]] | None  # runs inside
-    table: tuple[tuple[Any, Expr], ...]
+    producer: tuple[Computation, list[tuple[Var, Expr]]] | None  # runs inside
+    table: tuple[tuple[Var, Expr], ...]
     dtype: str
     extent: int  # of the last reduction axis
     lanes: int
     registers: int
-    total: Any
-    partial: Any
+    total: Buffer
+    partial: Buffer
 
     @property
-    def outer(self) -> tuple[Any, ...]:
+    def outer(self) -> tuple[Var, ...]:
         """Reduction axes around the last one."""
         return self.computation.reduction[:-1]
 
@@ -186,7 +185,7 @@ class _Row:
         full = [*table, (made.spatial[-1], as_index(k, made.spatial[-1]))]
         return [store(made.target, substitute(made.value, full), [substitute(i, full) for i in made.indices])]
 
-    def _into(self, buffer: Any, at: Expr, value: Expr) -> Stmt:
+    def _into(self, buffer: Buffer, at: Expr, value: Expr) -> Stmt:
         return store(buffer, combine(self.computation.combiner, load(buffer, [at]), value), [at])
 
     def _elements(self, ks: Sequence[Expr], start: int) -> Stmt:

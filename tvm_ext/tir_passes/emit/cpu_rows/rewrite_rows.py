@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Call, Expr, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Call, Expr, TensorLoad, ir, structural_equal, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, replace_loads, static_shape
 from tvm_ext.ir.build_ir import load
 
@@ -33,7 +32,7 @@ def with_reciprocals(computations: Sequence[Computation]) -> list[Computation]:
 
 
 def _multiply(computation: Computation, computations: Sequence[Computation]) -> Expr:
-    def rewrite(quotient: Any) -> Any:
+    def rewrite(quotient: Expr) -> Expr:
         if dtype_of(quotient) != "float32" or mentions(quotient.b, *computation.spatial[-1:]):
             return quotient
         if not mentions(quotient.a, *computation.spatial[-1:]) or not _is_bounded_below(quotient.b, computations):
@@ -68,13 +67,13 @@ def _is_exp_below_maximum(value: Expr, computations: Sequence[Computation]) -> b
 
 def _same_tensors(a: Expr, b: Expr) -> bool:
     """Whether two values read the same tensors; their index variables differ, as those of two computations do."""
-    found: tuple[list[Any], list[Any]] = ([], [])
+    found: tuple[list[Expr], list[Expr]] = ([], [])
     for value, sources in zip((a, b), found, strict=True):
         structural_walk(value, (TensorLoad, lambda item, sources=sources: sources.append(item.source)))
     return len(found[0]) == len(found[1]) and all(x.same_as(y) for x, y in zip(*found, strict=True))
 
 
-def _writer(item: Any, computations: Sequence[Computation]) -> Computation | None:
+def _writer(item: TensorLoad, computations: Sequence[Computation]) -> Computation | None:
     return next((computation for computation in computations if computation.target.same_as(item.source)), None)
 
 
@@ -83,7 +82,7 @@ def _is_call(value: Expr, name: str) -> bool:
 
 
 # --- fewer buffers -------------------------------------------------------------------------------------------------
-def in_place(computations: Sequence[Computation], keep: Sequence[Any]) -> list[Computation]:
+def in_place(computations: Sequence[Computation], keep: Sequence[Buffer]) -> list[Computation]:
     """The computations with a buffer that the last one reads at its own element only replaced by the last one's target.
 
     Worked example, softmax: ``e[n, k]`` is written, summed, and read for ``y[n, k] = e[n, k] / s[n]``: the exponentials
@@ -97,7 +96,7 @@ def in_place(computations: Sequence[Computation], keep: Sequence[Any]) -> list[C
 
 
 def _may_replace(
-    computation: Computation, last: Computation, before: Sequence[Computation], keep: Sequence[Any]
+    computation: Computation, last: Computation, before: Sequence[Computation], keep: Sequence[Buffer]
 ) -> bool:
     own, final = computation.target, last.target
     if computation.is_reduction or last.is_reduction or any(own.same_as(kept) for kept in keep):
@@ -115,8 +114,8 @@ def _may_replace(
     )
 
 
-def _redirect(computation: Computation, old: Any, new: Any) -> Computation:
-    def swap(item: Any) -> Any:
+def _redirect(computation: Computation, old: Buffer, new: Buffer) -> Computation:
+    def swap(item: TensorLoad) -> TensorLoad:
         return load(new, list(item.indices)) if item.source.same_as(old) else item
 
     target = new if computation.target.same_as(old) else computation.target

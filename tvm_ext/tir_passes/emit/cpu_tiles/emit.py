@@ -20,9 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, replace_loads, substitute
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
@@ -57,7 +56,7 @@ class TileKernel:
     """What the emitter made: statements to run in order, and the parameters to repack at compile time."""
 
     statements: tuple[Stmt, ...]
-    packs: tuple[tuple[Any, ConstantPack], ...]  # (the packed buffer that replaces the parameter, how)
+    packs: tuple[tuple[Buffer, ConstantPack], ...]  # (the packed buffer that replaces the parameter, how)
 
 
 def emit_tile_kernel(
@@ -66,7 +65,7 @@ def emit_tile_kernel(
     epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
-    params: Sequence[Any],
+    params: Sequence[Buffer],
 ) -> TileKernel:
     """The kernel of ``program`` for ``computation`` with its fused ``epilogue``.
 
@@ -90,7 +89,7 @@ def emit_tile_kernel(
 
 
 # --- loops ---------------------------------------------------------------------------------------------------------
-def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: Any) -> Stmt:
+def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: ForKind) -> Stmt:
     """One task per L2 tile."""
     update = update_template(layout)
     extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
@@ -234,7 +233,7 @@ def _over_registers(
 def update_template(layout: TileLayout) -> Expr:
     """The anchor's update over its axis variables, with packed loads addressed through panel and lane."""
 
-    def swap(item: Any) -> Any:
+    def swap(item: TensorLoad) -> Expr:
         for packed in layout.packed:
             if structural_equal(item, packed.original):
                 return load(packed.buffer, packed.indices(layout.computation.variables, layout.panel, layout.lane))

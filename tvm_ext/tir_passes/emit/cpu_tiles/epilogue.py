@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -32,7 +31,7 @@ from .transpose_registers import transpose_registers
 def store_tile(
     layout: TileLayout,
     epilogue: Sequence[Computation],
-    accumulators: Any,
+    accumulators: Buffer,
     at: dict[int, Expr],
     sizes: dict[int, int],
 ) -> list[Stmt]:
@@ -47,7 +46,7 @@ def store_element(
     accumulator_dtype: str,
     epilogue: Sequence[Computation],
     element: Expr,
-    table: Sequence[tuple[Any, Expr]],
+    table: Sequence[tuple[Var, Expr]],
 ) -> Stmt:
     """Store one accumulated element, or what each epilogue computation makes of it; ``table`` has the axes."""
     own = dtype_of(computation.target)
@@ -66,7 +65,11 @@ def store_element(
 
 
 def _store_along_vector(
-    layout: TileLayout, epilogue: Sequence[Computation], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+    layout: TileLayout,
+    epilogue: Sequence[Computation],
+    accumulators: Buffer,
+    at: dict[int, Expr],
+    sizes: dict[int, int],
 ) -> Stmt:
     """The output is contiguous along the vector axis: one vector store per accumulator register."""
     rows = [sizes[p] for p in layout.rows]
@@ -92,7 +95,7 @@ class _Spill:
     transposed in blocks of a power of two.
     """
 
-    buffer: Any
+    buffer: Buffer
     rows: tuple[int, ...]
     along: int | None  # position in ``rows``
     blocks: tuple[tuple[int, int, int], ...]  # (first row, rows, registers: rows rounded up to a power of two)
@@ -105,17 +108,21 @@ class _Spill:
     def padded_rows(self) -> int:
         return sum(registers for _, _, registers in self.blocks)
 
-    def row(self, offsets: Sequence[Any], position: Any) -> list[Any]:
+    def row(self, offsets: Sequence[Expr], position: Expr) -> list[Expr]:
         """The rows' offsets with ``position`` along the contiguous one."""
         return [position if i == self.along else offset for i, offset in enumerate(offsets)]
 
-    def start(self, first_lane: int, width: int, outer: Any, first_row: int) -> Any:
+    def start(self, first_lane: int, width: int, outer: int | Expr, first_row: int) -> Expr:
         """Where a block's elements begin; ``outer`` numbers the combination of the outer rows."""
         return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
 
 
 def _store_transposed(
-    layout: TileLayout, epilogue: Sequence[Computation], accumulators: Any, at: dict[int, Expr], sizes: dict[int, int]
+    layout: TileLayout,
+    epilogue: Sequence[Computation],
+    accumulators: Buffer,
+    at: dict[int, Expr],
+    sizes: dict[int, int],
 ) -> list[Stmt]:
     """The output is contiguous along another axis: transpose the tile in registers, then write it along that axis."""
     rows = tuple(sizes[p] for p in layout.rows)
@@ -141,7 +148,7 @@ def _blocks(rows: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
     return tuple((first, own, 1 << (own - 1).bit_length()) for first, own in sizes)
 
 
-def _transpose(spill: _Spill, accumulators: Any, first: int, width: int) -> list[Stmt]:
+def _transpose(spill: _Spill, accumulators: Buffer, first: int, width: int) -> list[Stmt]:
     """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the accumulators in memory.
 
     The registers beyond a block's rows repeat its last one and are not stored.
@@ -200,7 +207,7 @@ def _row_names(layout: TileLayout) -> list[str]:
     return [f"{layout.computation.variables[p].name}_r" for p in layout.rows]
 
 
-def _vector_loops(kind: Any, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
+def _vector_loops(kind: ForKind, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
     """``body(position)`` in one loop over lanes per (first, length) of ``pieces``."""
 
     def piece(first: int, length: int) -> Stmt:

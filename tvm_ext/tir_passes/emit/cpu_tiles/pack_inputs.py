@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_thrash
@@ -32,8 +31,8 @@ class PackedInput:
     ``offset`` address the original, row-major, in elements.
     """
 
-    original: Any
-    buffer: Any
+    original: Buffer
+    buffer: Buffer
     axes: tuple[int, ...]
     panel_dim: int
     extents: tuple[int, ...]
@@ -41,11 +40,11 @@ class PackedInput:
     offset: int
     is_constant: bool
 
-    def constant_pack(self, params: Sequence[Any]) -> ConstantPack:
+    def constant_pack(self, params: Sequence[Buffer]) -> ConstantPack:
         position = next(i for i, param in enumerate(params) if param.same_as(self.original.source))
         return ConstantPack(param_index=position, extents=self.extents, strides=self.strides, offset=self.offset)
 
-    def indices(self, variables: Sequence[Any], panel: Expr, lane: Expr) -> list[Expr]:
+    def indices(self, variables: Sequence[Var], panel: Expr, lane: Expr) -> list[Expr]:
         """Where in the packed buffer the element of the given axis values is."""
         at = [variables[p] for p in self.axes]
         at[self.panel_dim], at[-1] = panel, lane
@@ -53,7 +52,7 @@ class PackedInput:
 
 
 def pack_input(
-    load: Any,
+    load: TensorLoad,
     access: Access,
     computation: Computation,
     names: Sequence[str],
@@ -113,7 +112,7 @@ def _offset(access: Access) -> int:
 
 
 def pack_on_entry(
-    packed: PackedInput | PhasePack, computation: Computation, vector: int, width: int, kind: Any
+    packed: PackedInput | PhasePack, computation: Computation, vector: int, width: int, kind: ForKind
 ) -> Stmt:
     """Copy a strided input into panels; lanes beyond the axis' end stay unwritten, for no tile reads them."""
     if isinstance(packed, PhasePack):
@@ -125,7 +124,7 @@ def pack_on_entry(
     def body(task: Expr) -> Stmt:
         coordinates = split_index(task, outer)
         start = coordinates[packed.panel_dim] * index(width)
-        length: Any = width if extent % width == 0 else tirx.min(index(width), index(extent) - start)
+        length: Expr = width if extent % width == 0 else tirx.min(index(width), index(extent) - start)
 
         def copy(lane: Expr) -> Stmt:
             table = [

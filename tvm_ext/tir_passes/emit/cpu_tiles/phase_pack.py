@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access, LinearIndex
 from tvm_ext.cost.access_table import phase_split
@@ -38,8 +37,8 @@ class PhasePack:
     ``dims`` holds the affine index of each, over axis names; the last one's axes besides the vector axis are the taps.
     """
 
-    original: Any
-    buffer: Any
+    original: Buffer
+    buffer: Buffer
     names: tuple[str, ...]  # of the anchor's axes
     vector_axis: str
     dims: tuple[LinearIndex, ...]
@@ -50,7 +49,7 @@ class PhasePack:
     def stride(self) -> int:
         return self.dims[-1].coefficient(self.vector_axis)
 
-    def indices(self, variables: Sequence[Any], _panel: Expr, _lane: Expr) -> list[Expr]:
+    def indices(self, variables: Sequence[Var], _panel: Expr, _lane: Expr) -> list[Expr]:
         """Where in the copy the element of the given axis values is."""
         named = dict(zip(self.names, variables, strict=True))
         at = [_value(_copied_as(dim), named) for dim in self.dims[:-1]]
@@ -61,7 +60,7 @@ class PhasePack:
         phase, shift = tirx.floormod(tap, index(self.stride)), tirx.floordiv(tap, index(self.stride))
         return [*at, phase, cast_to(named[self.vector_axis], INDEX_DTYPE) + shift]
 
-    def copy(self, computation: Computation, kind: Any) -> Stmt:
+    def copy(self, computation: Computation, kind: ForKind) -> Stmt:
         """Statements that allocate and fill the copy, its rows in an outer loop of ``kind``."""
         *outer, phases, width = static_shape(self.buffer)
         named = dict(zip(self.names, computation.variables, strict=True))
@@ -98,7 +97,7 @@ class PhasePack:
 
 
 def phase_pack(
-    load: Any, access: Access, computation: Computation, names: Sequence[str], vector: int
+    load: TensorLoad, access: Access, computation: Computation, names: Sequence[str], vector: int
 ) -> PhasePack | None:
     """How ``load`` is de-interleaved along axis ``vector``; None where it is not a strided window over its last dim."""
     extents = phase_split(access, names[vector], {name: computation.extents[p] for p, name in enumerate(names)})
@@ -124,7 +123,7 @@ def _copied_as(dim: LinearIndex) -> LinearIndex:
     return LinearIndex(terms=((dim.terms[0][0], 1),)) if len(dim.terms) == 1 else dim
 
 
-def _value(dim: LinearIndex, named: dict[str, Any]) -> Expr:
+def _value(dim: LinearIndex, named: dict[str, Expr]) -> Expr:
     value: Expr = index(dim.constant)
     for name, coefficient in dim.terms:
         value = value + cast_to(named[name], INDEX_DTYPE) * index(coefficient)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm_ext._tvm import Expr, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of
@@ -40,8 +39,8 @@ class TileLayout:
     accumulator_dtype: str  # half precision is accumulated in float32
     packed: tuple[PackedInput | PhasePack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
-    panel: Any  # variables of the packed addressing: which panel of the vector axis, and which lane in it
-    lane: Any
+    panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
+    lane: Expr
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -81,7 +80,7 @@ class TileLayout:
 
     def element(
         self, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr, ks: Sequence[Expr] = ()
-    ) -> list[tuple[Any, Expr]]:
+    ) -> list[tuple[Var, Expr]]:
         """What each axis variable of the anchor is, for one element of the tile at tile coordinates ``at``."""
         variables = self.computation.variables
         table = [

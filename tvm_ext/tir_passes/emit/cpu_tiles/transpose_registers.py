@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import index, load, store
 
 
 def transpose_registers(
-    source: Any, rows: Sequence[int], first: int, width: int, target: Any, offset: int
+    source: Buffer, rows: Sequence[int], first: int, width: int, target: Buffer, offset: int
 ) -> list[Stmt]:
     """Statements that put ``source[rows[r], first + lane]`` into ``target[offset + lane * len(rows) + r]``.
 

@@ -12,9 +12,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, store
 
@@ -44,7 +43,7 @@ def multiply_by_reciprocals(window: Window, epilogue: Sequence[Computation]) -> 
     computations = []
     for computation in epilogue:
 
-        def divide(node: Any, computation: Computation = computation) -> Any:
+        def divide(node: Expr, computation: Computation = computation) -> Expr:
             if not isinstance(node.a, TensorLoad) or not node.a.source.same_as(window.anchor.target):
                 return node
             factors = _reciprocal(window, computation, node.b, tables)
@@ -93,13 +92,13 @@ def _factors(divisor: Expr) -> list[Expr]:
     return [divisor]
 
 
-def _values(computation: Computation, factor: Expr) -> tuple[Any, list[int]] | None:
+def _values(computation: Computation, factor: Expr) -> tuple[Expr, list[int]] | None:
     """The one axis variable of ``computation`` in ``factor`` and the values over its points; None where there are
     others.
     """
-    used: list[Any] = []
+    used: list[Var] = []
 
-    def visit(variable: Any) -> None:
+    def visit(variable: Var) -> None:
         if not any(variable.same_as(other) for other in used):
             used.append(variable)
 
@@ -113,7 +112,7 @@ def _values(computation: Computation, factor: Expr) -> tuple[Any, list[int]] | N
     return (variable, known) if len(known) == len(values) else None
 
 
-def _evaluate(node: Expr, variable: Any, point: int) -> int | None:
+def _evaluate(node: Expr, variable: Var, point: int) -> int | None:
     if node.same_as(variable):
         return point
     kind = type(node).__name__
@@ -127,7 +126,7 @@ def _evaluate(node: Expr, variable: Any, point: int) -> int | None:
     return None if a is None or b is None else OPERATIONS[kind](a, b)
 
 
-def _table(values: Sequence[float], dtype: str) -> tuple[Any, list[Stmt]]:
+def _table(values: Sequence[float], dtype: str) -> tuple[Buffer, list[Stmt]]:
     """A table of ``values`` and its filling: the most frequent one everywhere, then the others one by one.
 
     It is twice as long as they are, so that a vector may begin at any of them (`may_overrun`).

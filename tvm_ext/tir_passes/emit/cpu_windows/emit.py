@@ -16,9 +16,8 @@ its neighbour has computed, within the same task. Worked example: 83 columns in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -49,7 +48,7 @@ STACK_BYTES = 64 * 1024
 """Scratch memory up to this size lives on the thread's stack, a larger one in its workspace."""
 
 
-def emit_window(layout: WindowLayout, epilogue: Sequence[Computation], kind: Any) -> Stmt:
+def emit_window(layout: WindowLayout, epilogue: Sequence[Computation], kind: ForKind) -> Stmt:
     """The loops of ``layout``'s kernel with its fused ``epilogue``, in an outer loop of ``kind``."""
     window = layout.window
     extents = [*(window.anchor.extent(v) for v in window.outer), layout.bands]
@@ -75,13 +74,13 @@ def emit_window(layout: WindowLayout, epilogue: Sequence[Computation], kind: Any
     return loop(tasks, kind, "task", task)
 
 
-def _scratch(size: int, dtype: str, name: str) -> Any:
+def _scratch(size: int, dtype: str, name: str) -> Buffer:
     return new_buffer([size], dtype, name, "local" if size * 4 <= STACK_BYTES else "global")
 
 
 # --- register tiles ------------------------------------------------------------------------------------------------
 def _by_rows(
-    layout: WindowLayout, epilogue: Sequence[Computation], data: Any, outer: Table, start: Expr, count: int | Expr
+    layout: WindowLayout, epilogue: Sequence[Computation], data: Buffer, outer: Table, start: Expr, count: int | Expr
 ) -> Stmt:
     """Tiles of ``rows`` x ``vectors`` that end with the band and with the row, stored through the epilogue."""
     x = layout.window.x
@@ -95,7 +94,7 @@ def _by_rows(
         row = start + first
         column = _step(part, chunk, x.extent)
 
-        def finish(r: int, v: Expr, acc: Any, at: Expr) -> Stmt:
+        def finish(r: int, v: Expr, acc: Buffer, at: Expr) -> Stmt:
             if r in spilled:
                 return _copy(layout.width, acc, at, spill, at)
             place = (row + index(r), column + _along(layout, v))
@@ -112,7 +111,7 @@ def _by_rows(
 
 
 def _flat(
-    layout: WindowLayout, epilogue: Sequence[Computation], data: Any, outer: Table, start: Expr, count: int | Expr
+    layout: WindowLayout, epilogue: Sequence[Computation], data: Buffer, outer: Table, start: Expr, count: int | Expr
 ) -> Stmt:
     """Tiles along all places of the band, then the rows out of them through the epilogue."""
     x = layout.window.x
@@ -122,7 +121,7 @@ def _flat(
     def tile(number: Expr) -> Stmt:
         place = number * index(chunk)
 
-        def finish(_row: int, v: Expr, acc: Any, at: Expr) -> Stmt:
+        def finish(_row: int, v: Expr, acc: Buffer, at: Expr) -> Stmt:
             return _copy(layout.width, acc, at, result, place + v * index(layout.width))
 
         return _tile(layout, data, outer, place, finish)
@@ -138,12 +137,12 @@ def _flat(
     )
 
 
-def _copy(width: int, source: Any, at: Expr, target: Any, to: Expr) -> Stmt:
+def _copy(width: int, source: Expr, at: Expr, target: Expr, to: Expr) -> Stmt:
     return loop(width, VECTORIZED, "lane", lambda lane: store(target, load(source, [at + lane]), [to + lane]))
 
 
 def _store_row(
-    layout: WindowLayout, epilogue: Sequence[Computation], result: Any, at: Expr, outer: Table, row: Expr
+    layout: WindowLayout, epilogue: Sequence[Computation], result: Buffer, at: Expr, outer: Table, row: Expr
 ) -> Stmt:
     """One output row, whose results lie in ``result`` from ``at`` on."""
     x = layout.window.x
@@ -160,10 +159,10 @@ def _store_row(
 
 def _tile(
     layout: WindowLayout,
-    data: Any,
+    data: Buffer,
     outer: Table,
     place: Expr,
-    finish: Callable[[int, Expr, Any, Expr], Stmt],
+    finish: Callable[[int, Expr, Buffer, Expr], Stmt],
 ) -> Stmt:
     """One register tile at ``place``; ``finish(row, vector, accumulators, first lane)`` stores one of its vectors."""
     window = layout.window

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, new_buffer, sequence, store
 from tvm_ext.support.arithmetic import ceil_div
 
 from .layout import WindowLayout
 
-Table = list[tuple[Any, Expr]]
+Table = list[tuple[Var, Expr]]
 FEW = 4  # groups of vectors written out one by one
 
 
-def stage_band(layout: WindowLayout, data: Any, outer: Table, start: Expr, count: int | Expr) -> list[Stmt]:
+def stage_band(layout: WindowLayout, data: Buffer, outer: Table, start: Expr, count: int | Expr) -> list[Stmt]:
     """Statements that bring the rows of ``count`` output rows from ``start`` on into ``data``, padding included."""
     y = layout.window.y
     rows = count + (layout.phase_rows - layout.band)
@@ -41,7 +40,7 @@ def _phases(layout: WindowLayout, body: Callable[[int, int], list[Stmt]]) -> lis
     return [s for slot, p in enumerate(layout.window.x.phases) for s in body(slot * layout.phase_size, p)]
 
 
-def _left_edge(layout: WindowLayout, data: Any) -> Stmt:
+def _left_edge(layout: WindowLayout, data: Buffer) -> Stmt:
     """The padding before the first row of each phase, and what vectors may read behind the last one."""
     phase_count = len(layout.window.y.phases)
     group = len(layout.window.x.phases) * layout.phase_size
@@ -58,7 +57,7 @@ def _left_edge(layout: WindowLayout, data: Any) -> Stmt:
     return sequence(*statements) if statements else tirx.Evaluate(index(0))
 
 
-def _fill(layout: WindowLayout, data: Any, base: Expr, size: int) -> list[Stmt]:
+def _fill(layout: WindowLayout, data: Buffer, base: Expr, size: int) -> list[Stmt]:
     """At least ``size`` elements of padding from ``base`` on; what is overwritten too much is written afterwards."""
     if size <= 0:
         return []
@@ -71,7 +70,7 @@ def _fill(layout: WindowLayout, data: Any, base: Expr, size: int) -> list[Stmt]:
     return [loop(ceil_div(size, width), SERIAL, "fill", one)]
 
 
-def _pad_row(layout: WindowLayout, data: Any, base: Expr) -> Stmt:
+def _pad_row(layout: WindowLayout, data: Buffer, base: Expr) -> Stmt:
     def fill(offset: int, remainder: int) -> list[Stmt]:
         _, first = layout.column(remainder, 0)
         return _fill(layout, data, base + index(offset + first), layout.pitch)
@@ -79,7 +78,7 @@ def _pad_row(layout: WindowLayout, data: Any, base: Expr) -> Stmt:
     return sequence(*_phases(layout, fill))
 
 
-def _copy_row(layout: WindowLayout, data: Any, outer: Table, base: Expr, row: Expr) -> Stmt:
+def _copy_row(layout: WindowLayout, data: Buffer, outer: Table, base: Expr, row: Expr) -> Stmt:
     """A source row to its places, then the padding up to the next row."""
     used, stride = layout.used_columns(), layout.window.x.stride
     width = min(layout.lanes, 1 << ((used // stride).bit_length() - 1))
@@ -102,7 +101,7 @@ def _copy_row(layout: WindowLayout, data: Any, outer: Table, base: Expr, row: Ex
     return sequence(*copies, *_gaps(layout, data, base, used))
 
 
-def _gaps(layout: WindowLayout, data: Any, base: Expr, used: int) -> list[Stmt]:
+def _gaps(layout: WindowLayout, data: Buffer, base: Expr, used: int) -> list[Stmt]:
     """Padding from the end of a row to the next one: per phase, places e ... b + pitch."""
 
     def fill(offset: int, remainder: int) -> list[Stmt]:
@@ -114,7 +113,7 @@ def _gaps(layout: WindowLayout, data: Any, base: Expr, used: int) -> list[Stmt]:
 
 
 def _copy_group(
-    layout: WindowLayout, data: Any, outer: Table, base: Expr, row: Expr, column: Expr, first: int, width: int
+    layout: WindowLayout, data: Buffer, outer: Table, base: Expr, row: Expr, column: Expr, first: int, width: int
 ) -> Stmt:
     """``stride * width`` source elements from ``column`` on, ``width`` to each phase.
 

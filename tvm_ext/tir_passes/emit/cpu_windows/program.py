@@ -43,7 +43,9 @@ def _names(layout: WindowLayout) -> tuple[str, ...]:
     """The anchor's axis names, the one along x last."""
     computation = layout.window.anchor
     names = dict(zip([v.name for v in computation.variables], axis_names(computation), strict=True))
-    x = names[layout.window.x.variable.name]
+    along_x = layout.window.x.variable
+    assert along_x is not None, "a window kernel has outputs along x"
+    x = names[along_x.name]
     return (*(name for name in axis_names(computation) if name != x), x)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import ALLREDUCE, Call, Expr, Stmt, Var, tirx
+from tvm_ext._tvm import ALLREDUCE, Buffer, Call, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.devices.hal import DeviceSpec
@@ -75,7 +74,7 @@ def _aligned_bytes(size: int) -> int:
     return ceil_div(size, STOCK_ALIGNMENT_BYTES) * STOCK_ALIGNMENT_BYTES
 
 
-def add_initial(computation: Computation, total: Any, width: int) -> Stmt:
+def add_initial(computation: Computation, total: Buffer, width: int) -> Stmt:
     """Combine the reduction's initial value into each of ``width`` totals."""
     first = in_dtype(computation.init, dtype_of(total))
     return loop(
@@ -86,7 +85,7 @@ def add_initial(computation: Computation, total: Any, width: int) -> Stmt:
     )
 
 
-def allreduce(computation: Computation, part: Any, total: Any, thread: Expr) -> tuple[Stmt, Stmt]:
+def allreduce(computation: Computation, part: Buffer, total: Buffer, thread: Expr) -> tuple[Stmt, Stmt]:
     """``total[0]`` = ``part[0]`` of all threads along ``thread`` (threadIdx.x) combined; and a statement for the end.
 
     Stock LowerThreadAllreduce makes shuffles of it within warps and shared memory between them; without shuffles
@@ -104,7 +103,7 @@ def allreduce(computation: Computation, part: Any, total: Any, thread: Expr) -> 
 
 
 def meet(
-    computation: Computation, part: Any, total: Any, *, at: tuple[Expr, Expr], counts: tuple[int, int]
+    computation: Computation, part: Buffer, total: Buffer, *, at: tuple[Expr, Expr], counts: tuple[int, int]
 ) -> tuple[list[Stmt], list[Stmt]]:
     """Combine ``part`` of the threads that differ in ``at[0]`` alone: (allocations, statements).
 

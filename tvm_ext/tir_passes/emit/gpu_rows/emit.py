@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Var, tirx
+from tvm_ext._tvm import Buffer, Expr, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.tensor_expr import AxisKind
@@ -33,7 +32,7 @@ from .read import plain_computation, read_form
 
 
 def emit_simt_rows(
-    computations: Sequence[Computation], device: DeviceSpec, kept: Sequence[Any], params: Sequence[Any]
+    computations: Sequence[Computation], device: DeviceSpec, kept: Sequence[Buffer], params: Sequence[Buffer]
 ) -> SimtKernel:
     """GPU kernels that run ``computations`` in order, as few launches as their data flow allows.
 
@@ -71,7 +70,7 @@ def emit_simt_rows(
 
 
 def _emit_group(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Any, ...], params: tuple[Any, ...]
+    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
 ) -> list[SimtKernel]:
     """The launches of ``computations``: of the longest beginning that has a common form, then of the rest."""
     for count in range(len(computations), 0, -1):
@@ -88,7 +87,7 @@ def _emit_group(
 
 
 def _emit_form(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Any, ...], params: tuple[Any, ...]
+    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
 ) -> list[SimtKernel]:
     if not any(computation.is_reduction for computation in computations):
         return [_emit_injective(computation, device, params) for computation in _inlined(computations, kept)]
@@ -102,7 +101,7 @@ def _emit_form(
 
 
 def _emit_split(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Any, ...], params: tuple[Any, ...]
+    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
 ) -> list[SimtKernel]:
     """Computations of few, long rows: what is computed for each element is computed where it is read, one reduction at
     a time.
@@ -121,7 +120,7 @@ def _emit_split(
     return launches + (_emit_group(tuple(rest), device, kept, params) if rest else [])
 
 
-def _computed_where_read(computations: Sequence[Computation], kept: Sequence[Any]) -> list[Computation]:
+def _computed_where_read(computations: Sequence[Computation], kept: Sequence[Buffer]) -> list[Computation]:
     """The computations with those inlined that have a value for each element, and are neither reductions nor kept."""
     length = max(computation.point_count for computation in computations)
     done: list[Computation] = []
@@ -142,7 +141,7 @@ def _computed_where_read(computations: Sequence[Computation], kept: Sequence[Any
     ]
 
 
-def _inlined(computations: tuple[Computation, ...], kept: tuple[Any, ...]) -> list[Computation]:
+def _inlined(computations: tuple[Computation, ...], kept: tuple[Buffer, ...]) -> list[Computation]:
     """The injective computations that are kept, computing what they read of the others."""
     done: list[Computation] = []
     for computation in computations:
@@ -157,7 +156,7 @@ def _inlined(computations: tuple[Computation, ...], kept: tuple[Any, ...]) -> li
     return [computation for computation in done if is_in(computation.target, kept)]
 
 
-def _emit_injective(computation: Computation, device: DeviceSpec, params: tuple[Any, ...]) -> SimtKernel:
+def _emit_injective(computation: Computation, device: DeviceSpec, params: tuple[Buffer, ...]) -> SimtKernel:
     return emit_points(_prepared(read_form((computation,), (computation.target,), params)), device)
 
 
@@ -189,8 +188,8 @@ def _emit_in_parts(
     form: RowForm,
     plan: RowPlan,
     device: DeviceSpec,
-    kept: tuple[Any, ...],
-    params: tuple[Any, ...],
+    kept: tuple[Buffer, ...],
+    params: tuple[Buffer, ...],
 ) -> list[SimtKernel]:
     """The reduction ``computations[0]``, of ``form``, in two launches, always alike: parts of the rows, then their
     combination.
@@ -213,13 +212,13 @@ def _emit_in_parts(
     return [first, *_emit_group((combined, *computations[1:]), device, kept, params)]
 
 
-def _combined(computation: Computation, partial: Any, splits: int) -> Computation:
+def _combined(computation: Computation, partial: Buffer, splits: int) -> Computation:
     """``computation`` as the combination of ``partial`` over its first axis."""
     axes = [(v, computation.extent(v)) for v in computation.spatial]
     dtype = dtype_of(computation.variables[0])
     spatial: AxisKind = "spatial"
     part = Var("part", computation.variables[0].ty)
-    row: Any = tirx.IntImm(dtype, 0)
+    row: Expr = tirx.IntImm(dtype, 0)
     for variable, extent in axes:
         row = row * tirx.IntImm(dtype, extent) + variable
     return dataclasses.replace(

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Analyzer, Expr, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, Node, TensorLoad, Var, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
 from tvm_ext.analysis.predicates import is_in
@@ -25,7 +24,7 @@ from tvm_ext.analysis.predicates import is_in
 class LoopAxis:
     """A variable that all computations of a form share, and its extent."""
 
-    variable: Any
+    variable: Var
     extent: int
 
 
@@ -41,7 +40,7 @@ class RowForm:
     grid: tuple[LoopAxis, ...]
     row: tuple[LoopAxis, ...]
     computations: tuple[Computation, ...]
-    kept: tuple[Any, ...]
+    kept: tuple[Buffer, ...]
 
     @property
     def row_count(self) -> int:
@@ -51,7 +50,7 @@ class RowForm:
     def row_length(self) -> int:
         return _product(self.row)
 
-    def is_internal(self, buffer: Any) -> bool:
+    def is_internal(self, buffer: Buffer) -> bool:
         return any(buffer.same_as(computation.target) for computation in self.computations)
 
     def along_row(self, computation: Computation) -> bool:
@@ -72,7 +71,7 @@ class Address:
 
 
 def address_of(
-    buffer: Any, indices: Sequence[Expr], axes: Sequence[tuple[Any, int]], *, uniform_in: Any = None
+    buffer: Buffer, indices: Sequence[Expr], axes: Sequence[tuple[Var, int]], *, uniform_in: Var | None = None
 ) -> Address | None:
     """The address of ``buffer[indices]`` over ``axes`` (variable, extent); None where it is not affine.
 
@@ -95,7 +94,7 @@ def address_of(
 
 
 def _with_opaque(
-    shape: Sequence[int], indices: Sequence[Expr], variables: Sequence[Any], uniform_in: Any
+    shape: Sequence[int], indices: Sequence[Expr], variables: Sequence[Var], uniform_in: Var | None
 ) -> Address | None:
     coefficients, constant, opaque, step = [0] * len(variables), 0, [], 1
     for size, item in zip(reversed(shape), reversed(list(indices)), strict=True):
@@ -111,17 +110,17 @@ def _with_opaque(
     return Address(coefficients=tuple(coefficients), constant=constant, opaque=tuple(opaque))
 
 
-def divides(node: Any) -> bool:
-    found: list[Any] = []
+def divides(node: Node) -> bool:
+    found: list[Expr] = []
     structural_walk(node, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
     return bool(found)
 
 
-def position_of(computation: Computation, item: Any) -> int | None:
+def position_of(computation: Computation, item: TensorLoad) -> int | None:
     return next((p for p, variable in enumerate(computation.variables) if variable.same_as(item)), None)
 
 
-def accesses(form: RowForm) -> list[tuple[Computation, Any, tuple[Expr, ...]]]:
+def accesses(form: RowForm) -> list[tuple[Computation, Buffer, tuple[Expr, ...]]]:
     """(computation, buffer, indices) of every access to memory: loads from outside and stores of kept buffers."""
     found = [
         (computation, item.source, tuple(item.indices))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Expr, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_rewrites import fuse_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
 from tvm_ext.analysis.predicates import is_in
@@ -50,7 +49,7 @@ def _without_loads(value: Expr) -> Expr:
     return replace_loads(value, lambda item: tirx.const(1, dtype_of(item.source)))
 
 
-def _coefficient(address: Address, computation: Computation, variable: Any) -> int:
+def _coefficient(address: Address, computation: Computation, variable: Var) -> int:
     position = position_of(computation, variable)
     return 0 if position is None else address.coefficients[position]
 
@@ -83,7 +82,7 @@ def _fused(form: RowForm, position: int) -> RowForm:
     )
 
 
-def _rename_one(computation: Computation, old: Any, new: Any) -> Computation:
+def _rename_one(computation: Computation, old: Var, new: Var) -> Computation:
     table = [(old, new)]
     return dataclasses.replace(
         computation,
@@ -93,7 +92,7 @@ def _rename_one(computation: Computation, old: Any, new: Any) -> Computation:
     )
 
 
-def address_runs(computation: Computation, form: RowForm, params: Sequence[Any]) -> Computation:
+def address_runs(computation: Computation, form: RowForm, params: Sequence[Buffer]) -> Computation:
     """``computation`` addressing the function's parameters by one number: ``[0, 84*n + f]``, not ``[n, f // 21, f %
     21]``.
 
@@ -101,13 +100,13 @@ def address_runs(computation: Computation, form: RowForm, params: Sequence[Any])
     """
     axes = list(zip(computation.variables, computation.extents, strict=True))
 
-    def flat(buffer: Any, indices: Sequence[Expr]) -> list[Expr]:
+    def flat(buffer: Buffer, indices: Sequence[Expr]) -> list[Expr]:
         if not is_in(buffer, params) or not indices or not any(divides(item) for item in indices):
             return list(indices)
         address = address_of(buffer, indices, axes)
         return list(indices) if address is None else _run(address, len(indices), axes)
 
-    def move(item: Any) -> Any:
+    def move(item: TensorLoad) -> TensorLoad:
         return item if form.is_internal(item.source) else tirx.BufferLoad(item.source, flat(item.source, item.indices))
 
     return dataclasses.replace(
@@ -117,7 +116,7 @@ def address_runs(computation: Computation, form: RowForm, params: Sequence[Any])
     )
 
 
-def _run(address: Address, dims: int, axes: Sequence[tuple[Any, int]]) -> list[Expr]:
+def _run(address: Address, dims: int, axes: Sequence[tuple[Var, int]]) -> list[Expr]:
     dtype = dtype_of(axes[0][0])
     flat: Expr = tirx.IntImm(dtype, address.constant)
     for (variable, _), coefficient in zip(axes, address.coefficients, strict=True):

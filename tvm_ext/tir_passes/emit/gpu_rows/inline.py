@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_ext.analysis.computations import Computation, mentions, reads, replace_loads, substitute
 
 from .form import position_of
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Expr, TensorLoad
 
 
 def own_values(computations: Sequence[Computation], is_replaced: Callable[[Computation], bool]) -> list[Computation]:
@@ -17,7 +20,7 @@ def own_values(computations: Sequence[Computation], is_replaced: Callable[[Compu
     for computation in computations:
         gone = [earlier for earlier in done if is_replaced(earlier) and reads(computation.value, earlier.target)]
 
-        def value_of(item: Any, gone: Sequence[Computation] = gone) -> Any:
+        def value_of(item: TensorLoad, gone: Sequence[Computation] = gone) -> Expr | None:
             return next((earlier.value for earlier in gone if earlier.target.same_as(item.source)), item)
 
         done.append(dataclasses.replace(computation, value=replace_loads(computation.value, value_of)))
@@ -39,7 +42,7 @@ def inlined(producer: Computation, consumer: Computation) -> Computation:
     """``consumer`` computing what it read of ``producer``, which `may_inline`."""
     assert may_inline(producer)
 
-    def compute(item: Any) -> Any:
+    def compute(item: TensorLoad) -> Expr:
         if not item.source.same_as(producer.target):
             return item
         pairs = zip(producer.indices, item.indices, strict=True)

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, substitute
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.ir.build_ir import (
@@ -41,14 +40,14 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
 
 from .combine import add_initial, allreduce, meet, neutral, starts_neutral
-from .form import RowForm
+from .form import LoopAxis, RowForm
 from .lanes import TableAt, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
 from .plan import RowPlan, passes
 
 UNROLLED_ITEMS = 32  # items whose loop is written out although nothing is held: windows
 
 
-def emit_row_kernel(form: RowForm, plan: RowPlan, *, partial: Any = None) -> Stmt:
+def emit_row_kernel(form: RowForm, plan: RowPlan, *, partial: Buffer | None = None) -> Stmt:
     """One launch of ``form`` divided as in ``plan``.
 
     With ``partial``, of shape (splits, rows), the form's only computation leaves its partial results there.
@@ -80,11 +79,12 @@ class _RowKernel:
     grid_thread: Expr
     group: Expr
     split: Expr
-    partial: Any
+    partial: Buffer | None
     allocations: list[Stmt] = field(default_factory=list)
-    values: list[tuple[Any, Any]] = field(default_factory=list)  # (a computation's target, registers of a row's value)
-    rows: list[tuple[Any, Any]] = field(default_factory=list)  # (a computation's target, registers of the elements)
-    held: list[tuple[Any, Any]] = field(default_factory=list)  # (a unit, registers of its elements)
+    # A computation's target, registers of a row's value or of the elements; a unit, registers of its elements.
+    values: list[tuple[Buffer, Buffer]] = field(default_factory=list)
+    rows: list[tuple[Buffer, Buffer]] = field(default_factory=list)
+    held: list[tuple[Expr, Buffer]] = field(default_factory=list)
     last: list[Stmt] = field(default_factory=list)
 
     def statement(self) -> Stmt:
@@ -109,14 +109,14 @@ class _RowKernel:
         first = self.split * index(self.plan.items * self.plan.row_threads)
         return first + item * index(self.plan.row_threads) + self.row_thread
 
-    def _grid_table(self, lane: Expr) -> list[tuple[Any, Expr]]:
+    def _grid_table(self, lane: Expr) -> list[tuple[Var, Expr]]:
         return self._coordinates(self.form.grid, self._grid_chunk, self.plan.grid_lanes, lane)
 
-    def _row_table(self, item: Expr, lane: Expr) -> list[tuple[Any, Expr]]:
+    def _row_table(self, item: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
         grid = self._grid_table(lane if not self.plan.along_row else index(0))
         return grid + self._coordinates(self.form.row, self._row_chunk(item), self.plan.row_lanes, lane)
 
-    def _coordinates(self, axes: Sequence[Any], chunk: Expr, width: int, lane: Expr) -> list[tuple[Any, Expr]]:
+    def _coordinates(self, axes: Sequence[LoopAxis], chunk: Expr, width: int, lane: Expr) -> list[tuple[Var, Expr]]:
         if not axes:
             return []
         extents = [axis.extent for axis in axes[:-1]] + [axes[-1].extent // width]
@@ -143,15 +143,15 @@ class _RowKernel:
         return body if self.plan.row_threads == 1 else tirx.IfThenElse(self.row_thread == index(0), body, None)
 
     # --- registers --------------------------------------------------------------------------------------------------
-    def _registers(self, count: int, dtype: str, name: str) -> Any:
+    def _registers(self, count: int, dtype: str, name: str) -> Buffer:
         buffer = gpu_buffer((count,), dtype, name, "local")
         self.allocations.append(allocate(buffer))
         return buffer
 
-    def _internal(self, item_offset: Expr, lane: Expr) -> Callable[[Any], Expr | None]:
+    def _internal(self, item_offset: Expr, lane: Expr) -> Callable[[TensorLoad], Expr | None]:
         row_value = lane if not self.plan.along_row else index(0)
 
-        def find(item: Any) -> Expr | None:
+        def find(item: TensorLoad) -> Expr | None:
             for target, buffer in self.rows:
                 if item.source.same_as(target):
                     return load(buffer, [item_offset + lane])
@@ -179,7 +179,7 @@ class _RowKernel:
         self.values.append((computation.target, value))
         return [self._if_in_grid(*compute), *self._store_row_value(computation, value)]
 
-    def _fetch_for_rows(self, computation: Computation) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
+    def _fetch_for_rows(self, computation: Computation) -> tuple[list[tuple[Expr, Buffer]], list[Stmt]]:
         """The computation's inputs that differ between a thread's rows, in registers."""
         if self.plan.along_row:
             return [], []
@@ -187,8 +187,8 @@ class _RowKernel:
         return self._fetch(units, [computation] * len(units), index(0), self._grid_table)
 
     def _fetch(
-        self, units: Sequence[Any], owners: Sequence[Computation], offset: Expr, at: TableAt, count: int = 0
-    ) -> tuple[list[tuple[Any, Any]], list[Stmt]]:
+        self, units: Sequence[Expr], owners: Sequence[Computation], offset: Expr, at: TableAt, count: int = 0
+    ) -> tuple[list[tuple[Expr, Buffer]], list[Stmt]]:
         lanes = self.plan.lanes
         pairs, statements = [], []
         for unit, owner in zip(units, owners, strict=True):
@@ -198,7 +198,7 @@ class _RowKernel:
             pairs.append((unit, buffer))
         return pairs, statements
 
-    def _store_row_value(self, computation: Computation, value: Any) -> list[Stmt]:
+    def _store_row_value(self, computation: Computation, value: Expr) -> list[Stmt]:
         if self.partial is not None:
             return [self._once_a_row(self._store_partial(value))]
         if not is_in(computation.target, self.form.kept):
@@ -218,7 +218,7 @@ class _RowKernel:
             )
         ]
 
-    def _store_partial(self, value: Any) -> Stmt:
+    def _store_partial(self, value: Expr) -> Stmt:
         """To (part, row): rows in row-major order of the grid, whatever its axes were fused from."""
         width = self.plan.grid_lanes
         row = self._grid_chunk * index(width)
@@ -258,9 +258,9 @@ class _RowKernel:
         kind = UNROLLED if self.plan.held or self.plan.items <= UNROLLED_ITEMS // self.plan.lanes.width else SERIAL
         return loop(self.plan.items, kind, "item", lambda item: self._if_in_row(item, body(item)))
 
-    def _units(self, computations: Sequence[Computation]) -> tuple[list[Any], list[Computation]]:
+    def _units(self, computations: Sequence[Computation]) -> tuple[list[Expr], list[Computation]]:
         """Inputs that these computations read first, and a computation that reads each."""
-        units: list[Any] = []
+        units: list[Expr] = []
         owners: list[Computation] = []
         for computation in computations:
             for unit in distinct(vector_units(computation, self.form, self.plan.lanes)):
@@ -270,7 +270,7 @@ class _RowKernel:
                     owners.append(computation)
         return units, owners
 
-    def _is_read_again(self, unit: Any, later: Sequence[Computation]) -> bool:
+    def _is_read_again(self, unit: Expr, later: Sequence[Computation]) -> bool:
         return any(
             structural_equal(unit, other)
             for computation in later
@@ -290,16 +290,16 @@ class _RowKernel:
     def _item(
         self,
         computations: Sequence[Computation],
-        reductions: Sequence[tuple[Computation, Any]],
-        plain: Sequence[Any],
+        reductions: Sequence[tuple[Computation, Buffer]],
+        plain: Sequence[Computation],
         plain_owners: Sequence[Computation],
-        kept: Sequence[tuple[Any, Computation]],
+        kept: Sequence[tuple[Buffer, Computation]],
         item: Expr,
     ) -> Stmt:
         width = self.plan.lanes.width
         offset = item * index(width)
 
-        def at(lane: Expr) -> list[tuple[Any, Expr]]:
+        def at(lane: Expr) -> list[tuple[Var, Expr]]:
             return self._row_table(item, lane)
 
         held, fetch_held = self._fetch(
@@ -308,7 +308,7 @@ class _RowKernel:
         self.held.extend(held)
         fetched, statements = self._fetch(plain, plain_owners, index(0), at)
 
-        def registers(lane: Expr) -> list[tuple[Any, Expr]]:
+        def registers(lane: Expr) -> list[tuple[Expr, Expr]]:
             return [(u, load(b, [lane])) for u, b in fetched] + [(u, load(b, [offset + lane])) for u, b in self.held]
 
         def value(computation: Computation, lane: Expr) -> Expr:
@@ -349,7 +349,7 @@ class _RowKernel:
             statements += store_values(computation, lanes, element, at, result)
         return statements
 
-    def _accumulate(self, computation: Computation, part: Any, value: Callable[[Computation, Expr], Expr]) -> Stmt:
+    def _accumulate(self, computation: Computation, part: Buffer, value: Callable[[Computation, Expr], Expr]) -> Stmt:
         def element(lane: Expr) -> Stmt:
             own = index(0) if self.plan.along_row else lane
             new = in_dtype(value(computation, lane), dtype_of(part))
@@ -358,7 +358,7 @@ class _RowKernel:
         return loop(self.plan.lanes.width, UNROLLED, "lane", element)
 
     # --- a reduction's start and end --------------------------------------------------------------------------------
-    def _start(self, computation: Computation, part: Any) -> Stmt:
+    def _start(self, computation: Computation, part: Buffer) -> Stmt:
         return loop(
             self.plan.grid_lanes,
             UNROLLED,
@@ -366,7 +366,7 @@ class _RowKernel:
             lambda lane: store(part, neutral(computation, dtype_of(part)), [lane]),
         )
 
-    def _finish(self, computation: Computation, part: Any) -> list[Stmt]:
+    def _finish(self, computation: Computation, part: Buffer) -> list[Stmt]:
         """Combine the partial results of the threads that share a row; each of them has the total then."""
         total = part
         statements: list[Stmt] = []
@@ -378,7 +378,7 @@ class _RowKernel:
         self.values.append((computation.target, total))
         return [*statements, *self._store_row_value(computation, total)]
 
-    def _combine(self, computation: Computation, part: Any, total: Any) -> list[Stmt]:
+    def _combine(self, computation: Computation, part: Buffer, total: Buffer) -> list[Stmt]:
         if self.plan.along_row:
             statement, last_use = allreduce(computation, part, total, self.row_thread)
             self.last.append(last_use)

@@ -16,10 +16,12 @@ from typing import Any
 
 from tvm_ext._tvm import (
     IF_THEN_ELSE,
+    Buffer,
     Call,
     Expr,
     Stmt,
     TensorLoad,
+    Var,
     structural_equal,
     structural_map,
     structural_mutate,
@@ -42,12 +44,12 @@ WIDEST_FLOAT = 4  # lanes of float32 in one access
 class VectorLanes:
     """``width`` neighbouring elements along ``variable``, which has ``extent`` elements; None: one element."""
 
-    variable: Any
+    variable: Var
     extent: int
     width: int
 
 
-def find_lanes(form: RowForm, variable: Any, extent: int) -> VectorLanes:
+def find_lanes(form: RowForm, variable: Var, extent: int) -> VectorLanes:
     """The widest vectors along ``variable`` with which every access that moves along it is one aligned vector.
 
     One access that is not would be several transactions for each of its lanes: then all are scalar, neighbouring
@@ -83,11 +85,11 @@ def _all_vectors(form: RowForm, lanes: VectorLanes) -> bool:
     return some
 
 
-def outer_loads(value: Expr, wanted: Callable[[Any], bool]) -> list[Any]:
+def outer_loads(value: Expr, wanted: Callable[[Expr], bool]) -> list[Expr]:
     """The units of ``value``: conditions as a whole, and loads that no condition guards."""
-    found: list[Any] = []
+    found: list[Expr] = []
 
-    def collect(unit: Any) -> Any:
+    def collect(unit: Expr) -> Expr:
         if isinstance(unit, Call) or wanted(unit):
             found.append(unit)
         return unit
@@ -96,19 +98,19 @@ def outer_loads(value: Expr, wanted: Callable[[Any], bool]) -> list[Any]:
     return found
 
 
-def map_units(value: Expr, visit: Callable[[Any], Any]) -> Expr:
+def map_units(value: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     """``value`` with each unit passed through ``visit``; a condition that it gives back is searched no further."""
 
-    def on_call(call: Any, mutator: Any) -> Any:
+    def on_call(call: Call, mutator: Any) -> Expr:
         return visit(call) if call.op.same_as(IF_THEN_ELSE) else mutator.default_mutate(call)
 
-    def on_load(item: Any, _mutator: Any) -> Any:
+    def on_load(item: TensorLoad, _mutator: Any) -> Expr:
         return visit(item)
 
     return structural_mutate(value, [(Call, on_call), (TensorLoad, on_load)])
 
 
-def _is_vector(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
+def _is_vector(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
     """Whether one vector access, the same condition for all its lanes, fetches the unit."""
     if isinstance(unit, TensorLoad):
         return _aligned(unit.source, unit.indices, computation, lanes)
@@ -146,7 +148,7 @@ def _is_uniform(condition: Expr, lanes: VectorLanes) -> bool:
     return changes_at % lanes.width == 0
 
 
-def _aligned(buffer: Any, indices: Sequence[Expr], computation: Computation, lanes: VectorLanes) -> bool:
+def _aligned(buffer: Buffer, indices: Sequence[Expr], computation: Computation, lanes: VectorLanes) -> bool:
     """Whether ``width`` lanes are neighbours in memory, and start at multiples of their vector."""
     axes = list(zip(computation.variables, computation.extents, strict=True))
     address = address_of(buffer, indices, axes, uniform_in=lanes.variable)
@@ -162,7 +164,7 @@ def _steps_by_one(address: Address, computation: Computation, lanes: VectorLanes
     return address.coefficients[_position(computation, lanes.variable)] == 1
 
 
-def _position(computation: Computation, variable: Any) -> int:
+def _position(computation: Computation, variable: Var) -> int:
     return next(p for p, own in enumerate(computation.variables) if own.same_as(variable))
 
 
@@ -184,7 +186,7 @@ def vector_loop(dtype: str, width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     )
 
 
-def vector_units(computation: Computation, form: RowForm, lanes: VectorLanes) -> list[Any]:
+def vector_units(computation: Computation, form: RowForm, lanes: VectorLanes) -> list[Expr]:
     """The units of ``computation`` that move along the lanes and come from memory: what is fetched before the
     arithmetic.
     """
@@ -195,11 +197,11 @@ def vector_units(computation: Computation, form: RowForm, lanes: VectorLanes) ->
     ]
 
 
-def _fetched_whole(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
+def _fetched_whole(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
     return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
-def place(unit: Any, first: Sequence[tuple[Any, Expr]], own: Sequence[tuple[Any, Expr]]) -> Expr:
+def place(unit: Expr, first: Sequence[tuple[Var, Expr]], own: Sequence[tuple[Var, Expr]]) -> Expr:
     """``unit`` at a lane whose variables are given by ``own``, its conditions asked at the vector's ``first`` lane."""
     if isinstance(unit, Call) and unit.op.same_as(IF_THEN_ELSE):
         branches = [place(branch, first, own) for branch in unit.args[1:]]
@@ -207,8 +209,8 @@ def place(unit: Any, first: Sequence[tuple[Any, Expr]], own: Sequence[tuple[Any,
     return substitute(unit, own)
 
 
-def distinct(units: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+def distinct(units: Iterable[Expr]) -> list[Expr]:
+    found: list[Expr] = []
     for unit in units:
         if not any(structural_equal(unit, other) for other in found):
             found.append(unit)
@@ -216,11 +218,11 @@ def distinct(units: Iterable[Any]) -> list[Any]:
 
 
 # --- a thread's registers -------------------------------------------------------------------------------------------
-TableAt = Callable[[Expr], list[tuple[Any, Expr]]]
+TableAt = Callable[[Expr], list[tuple[Var, Expr]]]
 """What the form's variables are at a lane."""
 
 
-def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, at: TableAt) -> Stmt:
+def fetch(unit: Expr, buffer: Buffer, offset: Expr, width: int, *, is_vector: bool, at: TableAt) -> Stmt:
     """``buffer[offset + lane]`` = the unit at each of ``width`` lanes."""
 
     def element(lane: Expr) -> Stmt:
@@ -229,24 +231,24 @@ def fetch(unit: Any, buffer: Any, offset: Expr, width: int, *, is_vector: bool, 
     return vector_loop(dtype_of(unit), width, element) if is_vector else loop(width, UNROLLED, "lane", element)
 
 
-def is_vector(unit: Any, computation: Computation, lanes: VectorLanes) -> bool:
+def is_vector(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
     """Whether ``unit``, of ``computation``, is one aligned vector access for all lanes."""
     return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
 def evaluate(
     value: Expr,
-    fetched: Sequence[tuple[Any, Expr]],
-    internal: Callable[[Any], Expr | None],
-    table: Sequence[tuple[Any, Expr]],
+    fetched: Sequence[tuple[Expr, Buffer]],
+    internal: Callable[[TensorLoad], Expr | None],
+    table: Sequence[tuple[Var, Expr]],
 ) -> Expr:
     """``value`` at one lane: units from the registers of ``fetched``, what the form itself made from ``internal``."""
 
-    def own(item: Any) -> Expr:
+    def own(item: TensorLoad) -> Expr:
         local = internal(item)
         return item if local is None else cast_to(local, dtype_of(item))
 
-    def visit(unit: Any) -> Any:
+    def visit(unit: Expr) -> Expr:
         for other, register in fetched:
             if structural_equal(unit, other):
                 return register
@@ -258,7 +260,7 @@ def evaluate(
 def _without_round_trips(value: Expr) -> Expr:
     """``float32(float16(x))`` of a float32 x is x: what stays in registers is not rounded."""
 
-    def peel(cast: Any) -> Any:
+    def peel(cast: Expr) -> Expr:
         inner = cast.value
         rounds = isinstance(inner, tirx.Cast) and dtype_of(inner) in HALF_TYPES
         wide = rounds and dtype_of(cast) == dtype_of(inner.value) == "float32"
@@ -268,7 +270,7 @@ def _without_round_trips(value: Expr) -> Expr:
 
 
 def store_values(
-    computation: Computation, lanes: VectorLanes, values: Callable[[Expr], Expr], at: TableAt, result: Any
+    computation: Computation, lanes: VectorLanes, values: Callable[[Expr], Expr], at: TableAt, result: Buffer
 ) -> list[Stmt]:
     """Store ``values(lane)`` to the computation's target, through the registers ``result`` where it is a vector."""
     dtype = dtype_of(computation.target)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, as_index, index, load, loop, sequence, split_index, store
@@ -50,7 +49,7 @@ class _Points:
     def covers(self) -> bool:
         return self.blocks * self.threads * self.items == self.chunks
 
-    def table(self, chunk: Expr, lane: Expr) -> list[tuple[Any, Expr]]:
+    def table(self, chunk: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
         grid = self.form.grid
         if not grid:
             return []
@@ -113,7 +112,7 @@ def _plan_points(form: RowForm, device: DeviceSpec) -> _Points:
     return _Points(form=form, lanes=lanes, chunks=chunks, threads=threads, items=items, tail=tail)
 
 
-def _registers(points: _Points) -> list[tuple[Any, Any]]:
+def _registers(points: _Points) -> list[tuple[Expr, Buffer]]:
     """The inputs that differ between a thread's elements, and registers for all its vectors of them."""
     if points.lanes.width == 1 and points.items == 1:
         return []  # one element: nothing to collect
@@ -126,7 +125,7 @@ def _chunk(points: _Points, first: Expr, item: Expr) -> Expr:
     return first + item * index(points.threads)
 
 
-def _load_item(points: _Points, fetched: Sequence[tuple[Any, Any]], first: Expr, item: Expr) -> Stmt:
+def _load_item(points: _Points, fetched: Sequence[tuple[Expr, Buffer]], first: Expr, item: Expr) -> Stmt:
     chunk, width = _chunk(points, first, item), points.lanes.width
     loads = [
         fetch(
@@ -142,7 +141,9 @@ def _load_item(points: _Points, fetched: Sequence[tuple[Any, Any]], first: Expr,
     return _guarded(points, chunk, sequence(*loads))
 
 
-def _store_item(points: _Points, fetched: Sequence[tuple[Any, Any]], result: Any, first: Expr, item: Expr) -> Stmt:
+def _store_item(
+    points: _Points, fetched: Sequence[tuple[Expr, Buffer]], result: Buffer, first: Expr, item: Expr
+) -> Stmt:
     chunk, width, computation = _chunk(points, first, item), points.lanes.width, points.computation
 
     def value(lane: Expr) -> Expr:

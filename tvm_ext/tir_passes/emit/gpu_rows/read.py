@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from tvm_ext._tvm import Analyzer, Var, ir, structural_equal, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, TensorLoad, Var, ir, structural_equal, tirx
 from tvm_ext.analysis.computation_rewrites import split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
 from tvm_ext.errors import IllegalRewrite
@@ -21,7 +20,7 @@ from .form import LoopAxis, RowForm, divides, position_of
 from .fuse import address_runs, fuse_form
 
 
-def read_form(computations: Sequence[Computation], kept: Sequence[Any], params: Sequence[Any]) -> RowForm:
+def read_form(computations: Sequence[Computation], kept: Sequence[Buffer], params: Sequence[Buffer]) -> RowForm:
     """The computations in common form, ``params`` addressed as runs of memory; raises IllegalRewrite where they have
     none.
     """
@@ -74,7 +73,7 @@ def _simplify_indices(computation: Computation) -> Computation:
     for variable, extent in zip(computation.variables, computation.extents, strict=True):
         analyzer.bind(variable, ir.Range(0, extent))
 
-    def simple(item: Any) -> Any:
+    def simple(item: TensorLoad) -> Expr:
         if not any(divides(index) for index in item.indices):
             return item
         return tirx.BufferLoad(item.source, [analyzer.simplify(index) for index in item.indices])
@@ -136,7 +135,7 @@ def _is_grid(group: Sequence[tuple[int, int]], computations: Sequence[Computatio
 
 
 def _with_shared_variables(
-    computations: Sequence[Computation], classes: Sequence[Sequence[tuple[int, int]]], kept: tuple[Any, ...]
+    computations: Sequence[Computation], classes: Sequence[Sequence[tuple[int, int]]], kept: tuple[Buffer, ...]
 ) -> RowForm:
     grid = [_new_axis(computations, group[0]) for group in classes]
     has_reduction = any(computation.is_reduction for computation in computations)

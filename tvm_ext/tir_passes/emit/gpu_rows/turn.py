@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, TensorLoad, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
@@ -44,7 +43,7 @@ class _Tiles:
 
     form: RowForm
     read: int
-    units: tuple[tuple[Any, Any], ...]
+    units: tuple[tuple[Expr, Buffer], ...]
     side: int
     rows: int
 
@@ -77,7 +76,7 @@ class _Tiles:
 class _Element:
     """What the form's variables are, and the conditions under which that is inside the tensors."""
 
-    table: list[tuple[Any, Expr]]
+    table: list[tuple[Var, Expr]]
     exists: list[Expr]
 
     def guarded(self, body: Stmt) -> Stmt:
@@ -144,7 +143,7 @@ def _find_tiles(form: RowForm, device: DeviceSpec) -> _Tiles | None:
     )
 
 
-def _run_across(form: RowForm, computation: Computation, unit: Any) -> int | None:
+def _run_across(form: RowForm, computation: Computation, unit: Expr) -> int | None:
     """The position of the axis along which ``unit`` runs, where it moves along the written axis in steps."""
     last = len(form.grid) - 1
     if not mentions(unit, form.grid[last].variable) or _runs(computation, unit.source, unit.indices, last):
@@ -152,7 +151,7 @@ def _run_across(form: RowForm, computation: Computation, unit: Any) -> int | Non
     return next((p for p in range(last) if _runs(computation, unit.source, unit.indices, p)), None)
 
 
-def _runs(computation: Computation, buffer: Any, indices: Sequence[Expr], position: int) -> bool:
+def _runs(computation: Computation, buffer: Buffer, indices: Sequence[Expr], position: int) -> bool:
     """Whether neighbours along the axis at ``position`` are neighbours in memory."""
     address = address_of(buffer, indices, list(zip(computation.variables, computation.extents, strict=True)))
     return address is not None and address.coefficients[position] == 1
@@ -187,11 +186,11 @@ def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
     )
 
 
-def _padding(tile: Any) -> int:
+def _padding(tile: Buffer) -> int:
     """Elements that make neighbouring rows start one 4-byte bank apart; 1 where elements are wider."""
     return max(1, int(4 / itemsize_bytes(dtype_of(tile))))
 
 
-def _tile_bytes(tile: Any) -> int:
+def _tile_bytes(tile: Buffer) -> int:
     rows, columns = (int(size) for size in tile.ty.shape)
     return int(rows * (columns + _padding(tile)) * itemsize_bytes(dtype_of(tile)))

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
@@ -97,7 +96,7 @@ def emit_mma_tile(
     epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
-    params: Sequence[Any],
+    params: Sequence[Buffer],
 ) -> SimtKernel:
     """The kernel of ``program``, one of `construct_mma`'s.
 
@@ -146,7 +145,7 @@ def _product(
     prologue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
-    params: Sequence[Any],
+    params: Sequence[Buffer],
 ) -> _Product:
     operands = read_operands(computation, form, prologue, params)
     split = split_of(program)
@@ -308,7 +307,7 @@ def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list
 # ---- split-K --------------------------------------------------------------------------------------------------------
 
 
-def _add_up(product: _Product, workspace: Any, to: Destination) -> Stmt:
+def _add_up(product: _Product, workspace: Buffer, to: Destination) -> Stmt:
     """The second kernel: the partial sums of each element in the order of their shares, then the epilogue."""
     batch, rows, columns, _ = product.extents
     vector = gcd(PIECE, columns)

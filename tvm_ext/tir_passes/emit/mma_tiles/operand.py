@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Call, Expr, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, Call, Expr, TensorLoad, Var, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
@@ -27,14 +26,14 @@ class Digits:
     Worked example: (n, h, w) of extents (2, 7, 7): position 60 is n = 1, h = 1, w = 4.
     """
 
-    variables: tuple[Any, ...]
+    variables: tuple[Var, ...]
     extents: tuple[int, ...]
 
     @property
     def size(self) -> int:
         return prod(self.extents)
 
-    def at(self, flat: Expr, lane: Expr | None = None) -> list[tuple[Any, Expr]]:
+    def at(self, flat: Expr, lane: Expr | None = None) -> list[tuple[Var, Expr]]:
         """The variables' values at position ``flat``, plus ``lane`` on the last digit, which must not overflow."""
         if not self.variables:
             return []
@@ -83,7 +82,7 @@ class Factor:
 
 
 def read_operands(
-    computation: Computation, form: GemmForm, prologue: Sequence[Computation], params: Sequence[Any]
+    computation: Computation, form: GemmForm, prologue: Sequence[Computation], params: Sequence[Buffer]
 ) -> tuple[Factor, Factor]:
     """The factors along rows and along columns; raises IllegalRewrite where the value is not their product.
 
@@ -112,7 +111,7 @@ def _sides(computation: Computation) -> tuple[Expr, Expr]:
     return value.a, value.b
 
 
-def _strip_cast(side: Expr, loads: Sequence[Any]) -> tuple[Expr, int | None]:
+def _strip_cast(side: Expr, loads: Sequence[TensorLoad]) -> tuple[Expr, int | None]:
     """The side without a widening cast (products are exact in the accumulator), and which of ``loads`` it is."""
     while type(side).__name__ == "Cast":
         side = side.value
@@ -128,7 +127,7 @@ def _operand(
     form: GemmForm,
     line_positions: Sequence[int],
     prologue: Sequence[Computation],
-    params: Sequence[Any],
+    params: Sequence[Buffer],
 ) -> Factor:
     dtype = dtype_of(value)
     whole = dataclasses.replace(computation, value=value, combiner=None, init=None)
@@ -160,7 +159,7 @@ def _operand(
     )
 
 
-def _flat(whole: Computation, params: Sequence[Any]) -> tuple[Computation, Access] | None:
+def _flat(whole: Computation, params: Sequence[Buffer]) -> tuple[Computation, Access] | None:
     """A factor that is one load from a parameter, addressed along the last dimension alone; None for any other.
 
     The row-major address is the same, and may be affine where the indices are not: ``X[f // 28, f % 28, c]`` of a fused
@@ -193,7 +192,7 @@ def _merge_runs(lines: Digits, depth: Digits, whole: Computation, run: Access) -
     return lines, depth, dataclasses.replace(whole, value=substitute(whole.value, zeros))
 
 
-def _merged(group: Digits, whole: Computation, run: Access) -> tuple[Digits, list[Any]]:
+def _merged(group: Digits, whole: Computation, run: Access) -> tuple[Digits, list[Var]]:
     """``group`` with its last digits as one where each is as far from the next as that one is long, and those gone."""
     named = list(zip(whole.variables, axis_names(whole), strict=True))
     names = [next(name for v, name in named if v.same_as(own)) for own in group.variables]
@@ -244,7 +243,7 @@ def vector_of(access: Access, axis: str, extent: int) -> int:
     return width
 
 
-def _occurrences(value: Expr, variable: Any) -> int:
+def _occurrences(value: Expr, variable: Var) -> int:
     found: list[bool] = []
     structural_walk(value, (Var, lambda v: found.append(True) if v.same_as(variable) else None))
     return len(found)

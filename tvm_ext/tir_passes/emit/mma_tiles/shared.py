@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
@@ -39,7 +38,7 @@ class SharedTile:
     """
 
     operand: Factor
-    buffer: Any
+    buffer: Buffer
     line_count: int
     depth_count: int
     pitch: int

@@ -13,9 +13,8 @@ Before, fragments are opaque objects of wmma, 16 x 16 each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from tvm_ext._tvm import Expr, For, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
@@ -106,7 +105,7 @@ class MmaSync:
             chunk = tirx.floordiv(line, index(8)) + tirx.floordiv(lane, index(16))
         return self._ldmatrix(tile, self.b, j, tile.chunk_position(row, chunk))
 
-    def _ldmatrix(self, tile: SharedTile, fragment: Any, at: Expr, position: Expr) -> Stmt:
+    def _ldmatrix(self, tile: SharedTile, fragment: Buffer, at: Expr, position: Expr) -> Stmt:
         transposed = tirx.const(not tile.operand.along_depth, "bool")
         return _call(
             self.dtype,
@@ -207,7 +206,7 @@ class Wmma:
 
         return loop(self.split.depth // FRAGMENT, SERIAL, "k_inner", step)
 
-    def _load(self, tile: SharedTile, fragment: Any, to: Expr, first: Expr, i: Expr, k: Expr, straight: str) -> Stmt:
+    def _load(self, tile: SharedTile, fragment: Buffer, to: Expr, first: Expr, i: Expr, k: Expr, straight: str) -> Stmt:
         """A's lines are rows, B's columns: stored by lines they are row-major and column-major, else the other way."""
         line, depth = first + i * index(FRAGMENT), k * index(FRAGMENT)
         if tile.operand.along_depth:
@@ -221,7 +220,7 @@ class Wmma:
         c = (self.accumulators.data, i * index(self.columns) + j)
         return _call("void", "tvm_mma_sync", *c, self.a.data, index(0), self.b.data, j, *c)
 
-    def store(self, pointer: Any, pitch: int, i: Expr, j: Expr) -> Stmt:
+    def store(self, pointer: Expr, pitch: int, i: Expr, j: Expr) -> Stmt:
         """Write one accumulator fragment, row-major, to shared memory."""
         at = i * index(self.columns) + j
         return _call(
@@ -232,5 +231,5 @@ class Wmma:
 SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
 
 
-def _call(dtype: str, name: str, *args: Any) -> Stmt:
+def _call(dtype: str, name: str, *args: Expr | int) -> Stmt:
     return tirx.Evaluate(tirx.call_intrin(dtype, f"tirx.{name}", *args))

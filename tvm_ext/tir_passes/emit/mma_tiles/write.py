@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
 from tvm_ext.devices.gpu import SECTOR_BYTES, WARP
@@ -129,11 +128,11 @@ def _store_vector(computation: Computation, columns: Digits, epilogue: Sequence[
     return gcd(width, 2 if pairs else PIECE)
 
 
-def _written(computation: Computation, epilogue: Sequence[Computation]) -> list[Any]:
+def _written(computation: Computation, epilogue: Sequence[Computation]) -> list[Buffer]:
     return [consumer.target for consumer in epilogue] or [computation.target]
 
 
-def _aligned(computation: Computation, buffer: Any, indices: Sequence[Expr], variable: Any, extent: int) -> int:
+def _aligned(computation: Computation, buffer: Buffer, indices: Sequence[Expr], variable: Var, extent: int) -> int:
     """The widest aligned vector along ``variable``; ``extent`` where the access does not move along it."""
     access = access_of(buffer, indices, computation)
     name = next(n for n, v in zip(axis_names(computation), computation.variables, strict=True) if v.same_as(variable))
@@ -143,7 +142,7 @@ def _aligned(computation: Computation, buffer: Any, indices: Sequence[Expr], var
     return vector_of(access, name, extent) if stride == 1 else 1
 
 
-def workspace_destination(workspace: Any, bounds: tuple[int | None, int | None]) -> Destination:
+def workspace_destination(workspace: Buffer, bounds: tuple[int | None, int | None]) -> Destination:
     """Partial sums: element [share, row, column] of ``workspace``, in the pairs that a lane of mma.sync holds."""
     columns = static_shape(workspace)[-1]
 
@@ -259,7 +258,7 @@ def staging_elements(split: TileSplit) -> int:
     return split.warps * FRAGMENT * FRAGMENT
 
 
-def write_wmma(wmma: Wmma, staging: Any, corner: TileCorner, place: WarpPlace, warp: Expr, to: Destination) -> Stmt:
+def write_wmma(wmma: Wmma, staging: Buffer, corner: TileCorner, place: WarpPlace, warp: Expr, to: Destination) -> Stmt:
     """Store accumulators, whose layout is not known, one 16 x 16 fragment after another through shared memory.
 
     Two rows of 16 floats are all banks, so that nothing is padded; 16 halves are a whole memory sector of a row.

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from tvm_ext.support.arithmetic import ceil_div
 from .box import Box, window_stride
 from .copy_shape import CopyShape
 from .tiling import Number, SimtTiling, quotient, remainder
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Buffer, Expr
 
 CONFLICT_COST = 8
 """A conflict counts as so many instructions when layouts are compared."""
@@ -60,7 +63,7 @@ class StoredBox:
     elements: int
     vector_axis: int | None
     width: int
-    buffer: Any = None
+    buffer: Buffer = None
 
     def address(self, offsets: Sequence[Number]) -> Number:
         """Where in the buffer the box's element ``offsets`` is, in elements."""
@@ -185,7 +188,7 @@ def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     """What the lanes read first in a step; what they read later is the same, some elements on."""
     threads = sampled_warps(tiling.thread_count)
     group, at = _coordinates(tiling, threads)
-    within: dict[int, Any] = {p: at[p] * tiling.piece[p] for p in tiling.spatial}
+    within: dict[int, Expr] = {p: at[p] * tiling.piece[p] for p in tiling.spatial}
     if tiling.split_axis is not None:
         within[tiling.split_axis] = group
     tile = tiling.tile
@@ -196,7 +199,7 @@ def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     return pattern_of(_stacked(offsets, threads), phases, width, max(1, own // width * points))
 
 
-def _coordinates(tiling: SimtTiling, threads: Offsets) -> tuple[Any, dict[int, Any]]:
+def _coordinates(tiling: SimtTiling, threads: Offsets) -> tuple[Expr, dict[int, Expr]]:
     """`SimtTiling.coordinates` of many threads at once."""
     group, at = tiling.coordinates(threads)
     return group, {p: np.broadcast_to(np.asarray(x), threads.shape) for p, x in at.items()}
@@ -341,6 +344,6 @@ def _order(box: Box, vector_axis: int | None) -> tuple[int, ...]:
     return natural if not last else (*(d for d in natural if d != last[0]), last[0])
 
 
-def with_buffer(box: StoredBox, buffer: Any) -> StoredBox:
+def with_buffer(box: StoredBox, buffer: Buffer) -> StoredBox:
     """``box`` in ``buffer``."""
     return replace(box, buffer=buffer)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
-from tvm_ext._tvm import Expr
+from tvm_ext._tvm import Expr, TensorLoad, Var
 from tvm_ext.analysis.computation_exprs import linear_index
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.ir.build_ir import as_index, load
@@ -33,7 +32,7 @@ class BoxDim:
     constant: int
     length: int
     places: tuple[int, ...]
-    variable: Any = None
+    variable: Var | None = None
 
     def size(self, tile: Mapping[int, int]) -> int:
         """Positions held: 2*x + r with x = 4 and r = 3 spans 2*3 + 2 + 1 = 9."""
@@ -68,7 +67,7 @@ class BoxDim:
 class Box:
     """The data tile of one load of the anchor; ``producers`` are the computations whose values it stands for."""
 
-    load: Any
+    load: TensorLoad
     dims: tuple[BoxDim, ...]
     producers: tuple[Computation, ...]
 
@@ -98,7 +97,7 @@ class Box:
 def produce(value: Expr, producers: Sequence[Computation]) -> Expr:
     """``value`` with every load of a producer's tensor replaced by what the producer computes there."""
 
-    def swap(item: Any) -> Any:
+    def swap(item: TensorLoad) -> Expr:
         for computation in producers:
             if item.source.same_as(computation.target):
                 moved = [(v, as_index(i, v)) for v, i in zip(computation.spatial, item.indices, strict=True)]
@@ -108,7 +107,7 @@ def produce(value: Expr, producers: Sequence[Computation]) -> Expr:
     return replace_loads(value, swap) if producers else value
 
 
-def box_of(item: Any, computation: Computation, producers: Sequence[Computation]) -> Box | None:
+def box_of(item: TensorLoad, computation: Computation, producers: Sequence[Computation]) -> Box | None:
     """The box of the load ``item``; None where it is no box (a gather, two fused axes in one index)."""
     names = [str(p) for p in range(len(computation.variables))]
     extents = dict(enumerate(computation.extents))

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Analyzer, Expr, Stmt, TensorLoad, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, Stmt, TensorLoad, Var, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.devices.gpu import SECTOR_BYTES, VECTOR_BYTES, WARP
@@ -134,26 +133,26 @@ def _is_vector(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int, wid
     return is_vector(box.value_at(positions), element, width)
 
 
-def _run_offsets(sizes: Sequence[int], width: int, unit: Expr, element: Expr) -> list[Any]:
+def _run_offsets(sizes: Sequence[int], width: int, unit: Expr, element: Expr) -> list[Expr]:
     units = prod(sizes) // width
     shape = CopyShape(sizes=tuple(sizes), run=len(sizes), width=width, patch=1, row_units=units)
     return shape.offsets(unit, element)
 
 
-def is_vector(value: Expr, element: Any, width: int) -> bool:
+def is_vector(value: Expr, element: Var, width: int) -> bool:
     """Whether ``value`` for ``element`` in range(width) is made of aligned vectors and of what they share.
 
     Every load must be of ``width`` neighbours from a multiple of ``width``, or not depend on ``element``; nor may
     anything outside the loads (a padding's condition).
     """
-    loads: list[Any] = []
+    loads: list[TensorLoad] = []
     structural_walk(value, (TensorLoad, loads.append), order="pre")
     if mentions(replace_loads(value, lambda item: tirx.const(0, dtype_of(item))), element):
         return False
     return all(is_vector_access(item.source, item.indices, element, width) for item in loads)
 
 
-def is_vector_access(buffer: Any, indices: Sequence[Expr], element: Any, width: int) -> bool:
+def is_vector_access(buffer: Buffer, indices: Sequence[Expr], element: Var, width: int) -> bool:
     """Whether ``buffer[indices]`` for ``element`` in range(width) is one aligned vector, or does not depend on it."""
     if width * itemsize_bytes(dtype_of(buffer)) > VECTOR_BYTES and any(mentions(i, element) for i in indices):
         return False
@@ -172,7 +171,7 @@ def is_vector_access(buffer: Any, indices: Sequence[Expr], element: Any, width: 
     return int(known.coeff) % width == 0 and int(known.base) % width == 0
 
 
-def _without_others(flat: Expr, element: Any) -> Expr:
+def _without_others(flat: Expr, element: Var) -> Expr:
     """The terms of a sum that contain ``element``; a sum of the rest has no say in how it moves."""
     kind = type(flat).__name__
     if kind == "Add":
@@ -206,7 +205,7 @@ def emit_copy(
     return (unrolled if rounds <= MAX_UNROLLED_ROUNDS else _serial)(rounds, "round", one)
 
 
-def _serial(extent: int, name: str, body: Any) -> Stmt:
+def _serial(extent: int, name: str, body: Stmt) -> Stmt:
     return loop(extent, SERIAL, name, body)
 
 

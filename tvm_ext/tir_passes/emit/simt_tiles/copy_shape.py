@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_ext.support.arithmetic import ceil_div
 
 from .tiling import Number, both, quotient, remainder
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Expr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +68,7 @@ class CopyShape:
         each = ceil_div(self.run_units, self.phase)
         return remainder(position, each) * self.phase + quotient(position, each)
 
-    def used(self, unit: Number) -> Any:
+    def used(self, unit: Number) -> Expr:
         """Whether the unit is not idle: a bool or a condition.
 
         Sorted by phase, both the last column of a phase that is one shorter and what follows the last phase are idle.

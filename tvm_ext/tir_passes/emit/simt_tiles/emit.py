@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from tvm_ext._tvm import Expr, Stmt, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
@@ -62,7 +61,7 @@ class _Body:
 
     tiling: SimtTiling
     operands: tuple[Operand, ...]
-    accumulators: Any
+    accumulators: Buffer
     thread: Expr
     group: Expr
     at: Mapping[int, Expr]
@@ -76,7 +75,7 @@ def emit_simt_tile(
     epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
-    params: Sequence[Any],
+    params: Sequence[Buffer],
     *,
     literal: bool = False,
 ) -> SimtKernel:
@@ -132,7 +131,7 @@ def _thread_body(
     tiling: SimtTiling,
     operands: tuple[Operand, ...],
     epilogue: Sequence[Computation],
-    partial: Any,
+    partial: Buffer,
     block: Expr,
     thread: Expr,
 ) -> Stmt:
@@ -259,7 +258,7 @@ def _point(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int], loc
     depends = _depends_on_axes(computation)
 
     def accumulate(numbers: Mapping[int, Expr]) -> Stmt:
-        table: list[tuple[Any, Expr]] = []
+        table: list[tuple[Var, Expr]] = []
         if depends:
             own = {p: tiling.register_element(p, body.at[p], numbers.get(p, 0)) for p in tiling.spatial}
             place = {p: body.block[p] + x for p, x in own.items()}
@@ -284,7 +283,7 @@ def _with_fragments(value: Expr, body: _Body, numbers: Mapping[int, Expr]) -> Ex
     """The update with each load replaced by the register that holds it."""
     tiling = body.tiling
 
-    def swap(item: Any) -> Any:
+    def swap(item: TensorLoad) -> Expr:
         for operand in body.operands:
             if structural_equal(item, operand.load):
                 at = flat([numbers[p] for p in operand.axes], [tiling.register[p] for p in operand.axes])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.devices.gpu import VECTOR_BYTES
@@ -73,7 +73,7 @@ def _with_buffer(operand: Operand, scope: str) -> Operand:
     return replace(operand, box=with_buffer(operand.box, buffer))
 
 
-def partial_sums(tiling: SimtTiling, scope: str) -> Any:
+def partial_sums(tiling: SimtTiling, scope: str) -> Buffer:
     if tiling.split == 1:
         return None
     elements = tiling.split // 2 * tiling.accumulators * tiling.group_threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
@@ -21,6 +21,9 @@ from .copy_shape import CopyShape
 from .plain import plain_storage, row_axis
 from .tiling import SimtTiling
 
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Buffer, TensorLoad
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Operand:
@@ -29,11 +32,11 @@ class Operand:
     ``fragment`` holds what a thread needs of it at one point of the reduction, over ``axes``, the vector axis last.
     """
 
-    load: Any
+    load: TensorLoad
     producers: tuple[Computation, ...]
     box: StoredBox | None
     shape: CopyShape | None
-    fragment: Any
+    fragment: Buffer
     axes: tuple[int, ...]
 
     @property
@@ -73,7 +76,7 @@ def plan_operands(
     )
 
 
-def _behind(item: Any, producers: Sequence[Computation]) -> tuple[Computation, ...]:
+def _behind(item: TensorLoad, producers: Sequence[Computation]) -> tuple[Computation, ...]:
     """The producers, if the load reads one of them."""
     return tuple(producers) if any(item.source.same_as(p.target) for p in producers) else ()
 
@@ -150,7 +153,7 @@ def _piece(
 
 
 def _operand(
-    item: Any,
+    item: TensorLoad,
     box: Box | None,
     vector: int | None,
     tiling: SimtTiling,
@@ -176,7 +179,7 @@ def _operand(
     return Operand(load=item, producers=producers, box=stored, shape=shape, fragment=fragment, axes=axes)
 
 
-def _moves(item: Any, axis: int, tiling: SimtTiling) -> bool:
+def _moves(item: TensorLoad, axis: int, tiling: SimtTiling) -> bool:
     return any(mentions(index, tiling.computation.variables[axis]) for index in item.indices)
 
 

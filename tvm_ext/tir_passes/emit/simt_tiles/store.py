@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from tvm_ext._tvm import BufferStore, Expr, Stmt, structural_walk, tirx
+from tvm_ext._tvm import Buffer, BufferStore, Expr, Stmt, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, as_index, combine, index, load, loop, store
 from tvm_ext.ir.simt_ir import unrolled
@@ -20,7 +19,7 @@ from .vectors import is_lane_by_lane, store_lanes
 def store_tile(
     tiling: SimtTiling,
     epilogue: Sequence[Computation],
-    accumulators: Any,
+    accumulators: Buffer,
     starts: Mapping[int, Expr],
     at: Mapping[int, Expr],
 ) -> Stmt:
@@ -103,7 +102,7 @@ def _guarded(
     tiling: SimtTiling,
     starts: Mapping[int, Expr],
     at: Mapping[int, Expr],
-    numbers: Mapping[int, Any],
+    numbers: Mapping[int, Expr],
     body: Stmt,
 ) -> Stmt:
     """``body``, if the element is inside the output: tested along axes that the tiles do not divide."""
@@ -121,9 +120,9 @@ def _guarded(
     return body if condition is None else tirx.IfThenElse(condition, body, None)
 
 
-def is_vector_store(statement: Stmt, element: Any, width: int) -> bool:
+def is_vector_store(statement: Stmt, element: Var, width: int) -> bool:
     """Whether the stores of ``statement`` for ``element`` in range(width), and its loads, are aligned vectors."""
-    stores: list[Any] = []
+    stores: list[BufferStore] = []
     structural_walk(statement, (BufferStore, stores.append))
     return all(
         is_vector_access(item.buffer, item.indices, element, width) and is_vector(item.value, element, width)
@@ -131,7 +130,7 @@ def is_vector_store(statement: Stmt, element: Any, width: int) -> bool:
     )
 
 
-def join_groups(tiling: SimtTiling, accumulators: Any, partial: Any, group: Expr, thread: Expr) -> list[Stmt]:
+def join_groups(tiling: SimtTiling, accumulators: Buffer, partial: Buffer, group: Expr, thread: Expr) -> list[Stmt]:
     """Statements that add the sums of all thread groups to those of group 0, half of them at a time.
 
     Worked example, 8 groups: 4..7 leave their sums in shared memory, 0..3 add them; then 2..3, then 1. ``partial``

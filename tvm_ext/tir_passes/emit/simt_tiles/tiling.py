@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
-from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Var, tirx
+from tvm_ext._tvm import Expr, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.gpu import WARP
@@ -20,7 +19,7 @@ from tvm_ext.ir.build_ir import accumulator_dtype
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-Number = Any
+Number = Expr | int
 """An int, an array of them (to count bank conflicts), or an index expression of TensorIR (to emit)."""
 
 SHORTEST_RUN = 8
@@ -52,7 +51,7 @@ def remainder(value: Number, divisor: int) -> Number:
     return 0 if divisor == 1 else tirx.floormod(value, divisor)
 
 
-def both(first: Any, second: Any) -> Any:
+def both(first: Expr, second: Expr) -> Expr:
     """Whether both conditions hold, of ints, arrays or index expressions."""
     if isinstance(first, bool | np.bool_ | np.ndarray):
         return first & second
@@ -151,16 +150,16 @@ class SimtTiling:
         size = self.piece[axis]
         return piece * (self.threads[axis] * size) + thread * size + element
 
-    def variable(self, name: str) -> Any:
+    def variable(self, name: str) -> Var:
         """A fresh variable of the type that the computation counts in, for proofs about its accesses."""
         return Var(name, dtype_of(self.computation.variables[0]))
 
-    def any_starts(self) -> dict[int, Any]:
+    def any_starts(self) -> dict[int, Var]:
         """Where any tile starts along each axis: a fresh variable times the tile's size."""
         tile = self.tile
         return {p: self.variable(f"t{p}") * tile[p] for p in (*self.spatial, *self.reduction)}
 
-    def any_threads(self) -> dict[int, Any]:
+    def any_threads(self) -> dict[int, Var]:
         """The position of any thread along each spatial axis."""
         return {p: self.variable(f"x{p}") for p in self.spatial}
 

@@ -7,9 +7,8 @@ form (erf) or an integer division. Here only the arithmetic is scalar.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm_ext._tvm import BufferStore, Call, Expr, Stmt, Var, structural_equal, structural_walk
+from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, Var, structural_equal, structural_walk
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads
 from tvm_ext.ir.build_ir import (
     INDEX_DTYPE,
@@ -48,13 +47,13 @@ def store_lanes(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
     return sequence(*(_store_one(width, lambda v, n=n: _stores(write(v))[n]) for n in range(count)))  # type: ignore[misc]
 
 
-def _stores(statement: Stmt) -> list[Any]:
-    found: list[Any] = []
+def _stores(statement: Stmt) -> list[BufferStore]:
+    found: list[BufferStore] = []
     structural_walk(statement, (BufferStore, found.append), order="pre")
     return found
 
 
-def _store_one(width: int, write: Callable[[Expr], Any]) -> Stmt:
+def _store_one(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
     probe = Var("v", INDEX_DTYPE)
     example = write(probe)
     loads = _loads(example.value)
@@ -77,15 +76,15 @@ def _store_one(width: int, write: Callable[[Expr], Any]) -> Stmt:
     )
 
 
-def _registers(width: int, like: Expr, name: str) -> Any:
+def _registers(width: int, like: Expr, name: str) -> Buffer:
     return gpu_buffer([width], dtype_of(like), name, "local")
 
 
-def _loads(value: Expr) -> list[Any]:
+def _loads(value: Expr) -> list[TensorLoad]:
     """The loads of ``value``, in the order of `replace_loads`."""
-    found: list[Any] = []
+    found: list[TensorLoad] = []
 
-    def note(item: Any) -> Any:
+    def note(item: TensorLoad) -> TensorLoad:
         found.append(item)
         return item
 
@@ -93,17 +92,17 @@ def _loads(value: Expr) -> list[Any]:
     return found
 
 
-def _is_vector(item: Any, lane: Any) -> bool:
+def _is_vector(item: TensorLoad, lane: Expr) -> bool:
     """Whether the load moves along the lanes, and is not one of a register."""
     moves = any(mentions(position, lane) for position in item.indices)
     return moves and item.source.ty.storage_scope != "local"
 
 
-def _with_inputs(value: Expr, inputs: dict[int, Any], lane: Expr) -> Expr:
+def _with_inputs(value: Expr, inputs: dict[int, Buffer], lane: Expr) -> Expr:
     """``value`` with its loads number ``inputs`` read from registers instead."""
     places = iter(range(len(_loads(value))))
 
-    def swap(item: Any) -> Any:
+    def swap(item: TensorLoad) -> Expr:
         place = next(places)
         return load(inputs[place], [lane]) if place in inputs else item
 
