@@ -53,7 +53,7 @@ from .roller.gemm_form import supports_mma
 ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
 
-Check = Callable[[PrimFunc], None]
+Accept = Callable[[PrimFunc], None]
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructGpuKernels")
@@ -80,7 +80,7 @@ class ConstructGpuKernels:
     """
 
     def __init__(
-        self, device: DeviceSpec, options: BuildOptions, accept: Check | None = None, wishes: Wishes | None = None
+        self, device: DeviceSpec, options: BuildOptions, accept: Accept | None = None, wishes: Wishes | None = None
     ) -> None:
         self.device, self.options, self.accept, self.wishes = device, options, accept, wishes
 
@@ -101,7 +101,7 @@ def construct_gpu_kernel(
     name: str,
     device: DeviceSpec,
     options: BuildOptions,
-    accept: Check | None = None,
+    accept: Accept | None = None,
     wishes: Wishes | None = None,
 ) -> PrimFunc:
     """``func`` as GPU kernels for ``device``, its `KernelChoice` attached; raises TargetError as the pass says.
@@ -120,7 +120,7 @@ def construct_gpu_kernel(
 
 
 def _accepted(
-    func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Check | None
+    func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Accept | None
 ) -> tuple[PrimFunc, KernelChoice]:
     refusals: list[str] = []
     operator = _read(func, name, device)
@@ -144,7 +144,7 @@ def _with_and_without_pipelines(
         yield body, choice
 
 
-def _refusal(body: PrimFunc, accept: Check | None) -> str | None:
+def _refusal(body: PrimFunc, accept: Accept | None) -> str | None:
     """Why ``accept`` refuses the kernel; None where it does not."""
     if accept is None:
         return None

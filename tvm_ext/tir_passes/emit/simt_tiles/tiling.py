@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tvm_ext.ir.build_ir import accumulator_dtype
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-Number = Expr | int
+Number = Any
 """An int, an array of them (to count bank conflicts), or an index expression of TensorIR (to emit)."""
 
 SHORTEST_RUN = 8
