@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tvm_ext._tvm import Analyzer, Buffer, Call, Expr, Node, TensorLoad, Var, ir, structural_walk, tirx
 
@@ -116,6 +117,11 @@ def _axes_in(node: Expr, computation: Computation, names: Sequence[str]) -> tupl
 def itemsize_bytes(dtype: str) -> float:
     digits = "".join(ch if ch.isdigit() else " " for ch in dtype).split()
     return (SUB_BYTE_BITS.get(dtype) or (int(digits[0]) if digits else 8)) / 8
+
+
+def tensor_bytes(buffer: Buffer) -> float:
+    """Bytes of all elements; raises IllegalRewrite where the shape is dynamic."""
+    return itemsize_bytes(dtype_of(buffer)) * prod(static_shape(buffer))
 
 
 def tensor_expr_of(

@@ -18,8 +18,8 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes
-from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, static_shape
+from tvm_ext.analysis.computation_exprs import count_flops, count_operations, tensor_bytes
+from tvm_ext.analysis.computations import Computation, OperatorBody
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import allocate, sequence
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
@@ -80,7 +80,7 @@ def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str
         reason="; ".join(notes),
         device=device.name,
         flops=sum(flops_of(computation) for computation in operator.computations),
-        bytes=sum(_bytes_of(param) for param in operator.params),
+        bytes=sum(tensor_bytes(param) for param in operator.params),
         program=max(programs, key=lambda program: program.prediction.time_s, default=None),
         packs=tuple(how for form in forms for _, how in form.packs),
         gpu=tuple(form.gpu for form in forms if form.gpu is not None),
@@ -93,13 +93,6 @@ def notes_of(forms: Sequence[Form]) -> list[str]:
 
 def flops_of(computation: Computation) -> float:
     return (count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0)) * computation.point_count
-
-
-def _bytes_of(param: Buffer) -> float:
-    size = itemsize_bytes(dtype_of(param))
-    for extent in static_shape(param):
-        size *= extent
-    return size
 
 
 def fused_note(epilogue: Sequence[Computation]) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_ext._tvm import Buffer, Call, structural_walk
-from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of, static_shape
+from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes, tensor_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.hal import DeviceSpec
 
@@ -42,7 +42,7 @@ def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> floa
                 gathered_s += _gathered_s(buffer, computation, device)
             else:
                 buffers.append(buffer)
-    total = sum(_bytes(buffer) for buffer in buffers)
+    total = sum(tensor_bytes(buffer) for buffer in buffers)
     return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
 
 
@@ -51,16 +51,9 @@ def _gathered_s(table: Buffer, computation: Computation, device: DeviceSpec) -> 
 
     Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
     """
-    whole = _bytes(table)
+    whole = tensor_bytes(table)
     read = min(whole, computation.point_count * itemsize_bytes(dtype_of(table)))
     return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
-
-
-def _bytes(buffer: Buffer) -> float:
-    size = itemsize_bytes(dtype_of(buffer))
-    for extent in static_shape(buffer):
-        size *= extent
-    return size
 
 
 def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tvm_ext.analysis.computation_exprs import axis_names, tensor_expr_of
 from tvm_ext.analysis.computations import Computation
@@ -69,8 +70,8 @@ def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Pred
     balance = layout.task_count / (waves * device.unit_count)
     compute_s = layout.cycles / ((device.clock_ghz or 1.0) * GIGA) / device.unit_count / balance
     extra = sum(computation.extra_bytes_per_element for computation in expr.epilogue)
-    moved = sum(_bytes(access.shape, access.itemsize_bytes) for access in expr.accesses)
-    moved += _bytes(expr.output.shape, extra)
+    moved = sum(access.itemsize_bytes * prod(access.shape) for access in expr.accesses)
+    moved += extra * prod(expr.output.shape)
     costs = []
     for layer in device.layers[2:]:
         time_s = moved / (layer.bandwidth_gb_per_s * GIGA) / balance if layer.bandwidth_gb_per_s else 0.0
@@ -86,10 +87,3 @@ def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Pred
         layers=tuple(costs),
         bound="launch" if launch_s > times[bound] else bound,
     )
-
-
-def _bytes(shape: Sequence[int], itemsize_bytes: float) -> float:
-    size = itemsize_bytes
-    for extent in shape:
-        size *= extent
-    return size
