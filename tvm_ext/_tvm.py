@@ -77,13 +77,13 @@ from tvm.tirx.build import split_host_device_mods
 from tvm_ffi import Object as Node  # an expression, a statement, a function: whatever the structural functors walk
 
 from tvm_ext import errors
-from tvm_ext import forks as _forks
+from tvm_ext import exclusive as _exclusive
 
 if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "EXCLUSIVE", "IF_THEN_ELSE", "IMPORT_ERRORS", "AllocBuffer",
+    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "AllocBuffer",
     "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call", "Constant", "DataflowBlock", "DataflowVar",
     "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For", "ForKind", "GlobalVar", "IRModule", "IndexMap",
     "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter", "Pass", "PassContext", "PassInfo", "PassInstrument",
@@ -101,30 +101,6 @@ __all__ = [
     "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
     "vm_generate", "vm_link",
 ]  # fmt: skip
-
-
-class _Exclusive(_forks.ForkAwareLock):
-    """What it guards runs kernels. Whether it can be taken is asked first: that answer does not hang on timing."""
-
-    def __enter__(self) -> None:
-        _forks.watch()
-        super().__enter__()
-        try:
-            _forks.require_pool()
-        except errors.ForkError:
-            self.give()
-            raise
-
-
-EXCLUSIVE = _Exclusive(
-    errors.ForkError(
-        "this process was forked while another thread imported or built a model, and can do neither.",
-        'fork before or after, or spawn the process (multiprocessing.get_context("spawn"))',
-    )
-)
-"""Held while stock TVM imports a model or runs passes: of the scopes that these open (`relax.BlockBuilder._stack`,
-`te.tag.TagScope`) there is one for the whole process, so that two threads would write into each other's functions.
-Kernels are lowered and compiled without it."""
 
 # --- IR nodes -----------------------------------------------------------------------------------------------------
 CALL_TIR = ir.Op.get("relax.call_tir")
@@ -321,7 +297,7 @@ def import_onnx_with(
 
     opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=1)
     try:
-        with EXCLUSIVE:
+        with _exclusive.EXCLUSIVE:
             return Importer(shapes, None).from_onnx(model.graph, opset)
     except _ConversionFailed as failed:
         raise failed.error.with_traceback(failed.__traceback__) from failed.error.__cause__

@@ -17,7 +17,6 @@ import tvm
 from tvm import relax
 
 from tvm_ext._tvm import (
-    EXCLUSIVE,
     PassInstrument,
     PrimFunc,
     cpu_dataflow_lower_passes,
@@ -33,6 +32,7 @@ from tvm_ext.devices.device_db import as_opencl, device_for_target, is_bare, loo
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues

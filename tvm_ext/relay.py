@@ -19,10 +19,11 @@ import tvm
 from tvm import relax
 
 from tvm_ext import frontend, recorder
-from tvm_ext._tvm import EXCLUSIVE, Expr
+from tvm_ext._tvm import Expr
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
+from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch

@@ -19,8 +19,8 @@ import pytest
 from tests.attack.children import in_child
 from tests.attack.libraries import build, is_right, loaded, model, value
 from tvm_ext import forks, relay
-from tvm_ext._tvm import EXCLUSIVE
 from tvm_ext.errors import ForkError
+from tvm_ext.exclusive import EXCLUSIVE
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
 
