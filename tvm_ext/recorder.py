@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext._environment import installed_version
-from tvm_ext._tvm import Constant, GlobalVar, Node, PrimFunc
+from tvm_ext._tvm import Constant, Node, PrimFunc
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, PassClock
@@ -158,7 +158,7 @@ def call_counts(mod: tvm.IRModule) -> Counter[str]:
 
 def constant_bytes(mod: tvm.IRModule) -> int:
     """Size of all constants of the graph, each counted once."""
-    sizes: dict[GlobalVar, int] = {}
+    sizes: dict[Constant, int] = {}
 
     def visit(node: Node) -> None:
         if isinstance(node, Constant):
@@ -180,4 +180,4 @@ def choice_of(name: str, function: PrimFunc, plan: BuildPlan, options: BuildOpti
         reason = "enable_roller=False: stock TVM's kernel"
     else:
         reason = "made after kernel construction by a stock pass"
-    return KernelChoice(operator=name, path="stock", reason=reason, device=plan.device.name)
+    return KernelChoice(operator=name, path="stock", notes=(reason,), device=plan.device.name)

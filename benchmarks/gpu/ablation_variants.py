@@ -194,7 +194,7 @@ def function(emitted: Emitted, device: DeviceSpec, why: str) -> Any:
     """The kernel as a PrimFunc over its operator's parameters, with its rProgram in a `KernelChoice`."""
     operator = emitted.anchor.operator
     choice = KernelChoice(
-        operator=operator.name, path="rtile", reason=why, device=device.name, program=emitted.rprogram
+        operator=operator.name, path="rtile", notes=(why,), device=device.name, program=emitted.rprogram
     )  # fmt: skip
     body = tirx.PrimFunc(list(operator.params), sequence(*emitted.kernel.statements))
     return body.with_attrs({"s_tir": True, ALREADY_SCHEDULED: True, CHOICE: to_json(choice)})

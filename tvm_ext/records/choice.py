@@ -66,7 +66,7 @@ class GpuPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChoice:
-    """Which path an operator took and why; ``reason`` is never empty (house rule: no silent fallback).
+    """Which path an operator took and why: ``notes``, never empty, for a silent fallback is none.
 
     ``gpu`` has one entry for each group of computations that became GPU kernels, in order; a CPU's kernels have none.
     ``pipeline`` says which of a GPU kernel's buffers are loaded ahead of their use; None where that was not asked.
@@ -74,7 +74,7 @@ class KernelChoice:
 
     operator: str
     path: Path
-    reason: str
+    notes: tuple[str, ...]
     device: str
     flops: float = 0.0
     bytes: float = 0.0
@@ -84,4 +84,9 @@ class KernelChoice:
     pipeline: PipelinePlan | None = None
 
     def __post_init__(self) -> None:
-        assert self.reason, f"{self.operator}: a choice must say why"
+        assert self.notes and all(self.notes), f"{self.operator}: a choice must say why"
+
+    @property
+    def reason(self) -> str:
+        """The notes as one line, for reports."""
+        return "; ".join(self.notes)

@@ -126,7 +126,7 @@ def _fail_unless(condition: Expr, error: type[Exception], problem: str, remedy: 
 
 
 def _kernel(params: Sequence[Buffer], body: Stmt, reason: str) -> PrimFunc:
-    choice = KernelChoice(operator="check", path="check", reason=reason, device="cpu")
+    choice = KernelChoice(operator="check", path="check", notes=(reason,), device="cpu")
     attributes = {CHOICE: to_json(choice), ALREADY_SCHEDULED: True, "s_tir": True, "tirx.noalias": True}
     # Stock TVM's passes over graphs expect a block at the root.
     root = SBlockRealize([], tirx.const(True, "bool"), SBlock([], [], [], "root", body))

@@ -140,11 +140,11 @@ def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRew
     try:
         scheduled, what = schedule_fallback(func)
     except IllegalRewrite as second:
-        reason = f"no kernel constructed: {refusal}; not scheduled either: {second}"
-        return func, KernelChoice(operator=name, path="stock", reason=reason, device=device.name)
-    reason = f"no kernel constructed: {refusal}; {what}"
+        notes = (f"no kernel constructed: {refusal}", f"not scheduled either: {second}")
+        return func, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
+    notes = (f"no kernel constructed: {refusal}", what)
     scheduled = scheduled.with_body(pass_nan_on(scheduled.body))
-    return scheduled, KernelChoice(operator=name, path="fallback", reason=reason, device=device.name)
+    return scheduled, KernelChoice(operator=name, path="fallback", notes=notes, device=device.name)
 
 
 def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[PrimFunc, KernelChoice]:

@@ -129,7 +129,7 @@ def _accepted(
         for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, wishes):
             problem = _refusal(body, accept)
             if problem is None:
-                return body, replace(choice, reason="; ".join([choice.reason, *_first_and_count(refusals)]))
+                return body, replace(choice, notes=(*choice.notes, *_first_and_count(refusals)))
             refusals.append(problem)
     raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {refusals[0]}")
 

@@ -90,7 +90,7 @@ def test_counts_tell_paths_apart(scripts: SimpleNamespace) -> None:
     def operator(name: str, path: str, reason: str, calls: int) -> OperatorReport:
         plans = (GpuPlan(launches=2, blocks=1, threads=32, shared_bytes=0, register_count=32),)
         choice = KernelChoice(
-            operator=name, path=path, reason=reason, device="d", flops=10.0, gpu=plans if path != "stock" else ()  # type: ignore[arg-type]
+            operator=name, path=path, notes=(reason,), device="d", flops=10.0, gpu=plans if path != "stock" else ()  # type: ignore[arg-type]
         )  # fmt: skip
         return OperatorReport(name=name, function=name, choice=choice, calls=calls)
 

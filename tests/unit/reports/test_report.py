@@ -38,7 +38,7 @@ def program(time_s: float) -> RProgram:
 
 def operator(name: str, *, path: str = "rtile", measured_s: float | None = None, calls: int = 1) -> OperatorReport:
     choice = KernelChoice(
-        operator=name, path=path, reason=f"because of {name}", device="cpu",  # type: ignore[arg-type]
+        operator=name, path=path, notes=(f"because of {name}",), device="cpu",  # type: ignore[arg-type]
         flops=2e6, bytes=1e5, program=program(1e-3) if path == "rtile" else None,
     )  # fmt: skip
     return OperatorReport(name=name, function=f"{name}_packed", choice=choice, calls=calls, measured_s=measured_s)

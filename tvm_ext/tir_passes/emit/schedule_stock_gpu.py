@@ -24,16 +24,16 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
     for rule in gpu_schedule_rules():
         schedule = _apply(rule, func, target)
         if schedule is not None and runs_on_device(schedule.mod["main"]):
-            what = f"{reason}; stock TVM's dlight.gpu.{type(rule).__name__}"
+            notes = (reason, f"stock TVM's dlight.gpu.{type(rule).__name__}")
             return with_turned_divisions(schedule.mod["main"]), KernelChoice(
-                operator=name, path="stock", reason=what, device=device.name
+                operator=name, path="stock", notes=notes, device=device.name
             )
     try:
         scheduled, note = schedule_gpu_fallback(func)
     except IllegalRewrite as refusal:
         problem = f"operator {name} has no kernel for {device.name}: {reason}; none of stock TVM's schedules takes it, "
         raise TargetError(problem + f"and the fallback does not: {refusal.problem}.", "build it for a CPU") from refusal
-    choice = KernelChoice(operator=name, path="fallback", reason=f"{reason}; {note}", device=device.name)
+    choice = KernelChoice(operator=name, path="fallback", notes=(reason, note), device=device.name)
     return with_turned_divisions(scheduled), choice
 
 

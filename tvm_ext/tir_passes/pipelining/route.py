@@ -57,7 +57,7 @@ def with_pipelines(
         check_count("pipelined_operations", count_operations(func.body), "operations")
         made, plan = pipelined(func, device, wishes, choice.gpu)
     except IllegalRewrite as refusal:
-        return func, replace(choice, reason=f"{choice.reason}; not pipelined: {refusal.problem}")
+        return func, replace(choice, notes=(*choice.notes, f"not pipelined: {refusal.problem}"))
     return made if plan.buffers else func, recorded(choice, made, plan)
 
 
@@ -90,8 +90,8 @@ def recorded(choice: KernelChoice, made: PrimFunc, plan: PipelinePlan) -> Kernel
     """``choice`` of a kernel that became ``made`` by ``plan``."""
     if not plan.buffers:
         return replace(choice, pipeline=plan)
-    reason = f"{choice.reason}; loaded ahead: {plan}"
-    return replace(choice, reason=reason, pipeline=plan, gpu=with_versions(choice.gpu, made, plan))
+    notes = (*choice.notes, f"loaded ahead: {plan}")
+    return replace(choice, notes=notes, pipeline=plan, gpu=with_versions(choice.gpu, made, plan))
 
 
 def _planned(

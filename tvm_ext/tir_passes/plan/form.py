@@ -77,7 +77,7 @@ def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str
     return KernelChoice(
         operator=operator.name,
         path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
-        reason="; ".join(notes),
+        notes=tuple(notes),
         device=device.name,
         flops=sum(flops_of(computation) for computation in operator.computations),
         bytes=sum(tensor_bytes(param) for param in operator.params),
