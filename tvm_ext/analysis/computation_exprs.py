@@ -177,7 +177,7 @@ def count_flops(value: Expr) -> float:
     return float(total)
 
 
-def count_operations(value: Expr) -> int:
+def count_operations(value: Node) -> int:
     """The size of a value as code: its loads, arithmetic, comparisons, choices, casts and calls, indices included."""
     found: list[bool] = []
     structural_walk(value, [(kind, lambda _: found.append(True)) for kind in _OPERATIONS], order="pre")

@@ -131,7 +131,7 @@ def folded(call: Call, arguments: Sequence[Expr], mod: IRModule) -> Expr:
     return _constants(call.ty, _values(call, arguments, arrays, mod))
 
 
-def _static_extents(kind: Type) -> Type:
+def _static_extents(kind: Type) -> Expr:
     values = getattr(getattr(kind, "shape", None), "values", None)
     if values is None or not all(isinstance(extent, tirx.IntImm) for extent in values):
         raise IllegalRewrite("its shape is only known at run time")

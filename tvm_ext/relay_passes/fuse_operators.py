@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Sequential, module_pass, relax, structural_walk
+from tvm_ext._tvm import IRModule, PassContext, RelaxFunction, Sequential, module_pass, relax, structural_walk
 from tvm_ext.support.limits import limits, with_notes
 
 
@@ -58,7 +58,7 @@ def _sizes(mod: IRModule) -> list[int]:
     return [_size_of(func) for _, func in mod.functions_items() if isinstance(func, relax.Function)]
 
 
-def _size_of(func: PrimFunc) -> int:
+def _size_of(func: RelaxFunction) -> int:
     """How many operators were put into a fused function; 0 for any other."""
     if not func.attrs or "Primitive" not in func.attrs or not isinstance(func.body, relax.SeqExpr):
         return 0

@@ -56,7 +56,7 @@ def _arithmetic(function: Callable[[Expr, Expr], TeTensor]) -> Legalization:
     return legalize
 
 
-def _zero(argument: TeTensor) -> Expr:
+def _zero(argument: Expr) -> Expr:
     """The hidden zero for a scalar constant of 0; None for anything else."""
     if not isinstance(argument, Constant) or argument.ty.ndim != 0 or not is_float(argument):
         return None

@@ -222,7 +222,7 @@ def _packed(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:
     return packed
 
 
-def on_cpu(body: PrimFunc, device: DeviceSpec) -> PrimFunc:
+def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
     exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
     if uses_bfloat16(exact):

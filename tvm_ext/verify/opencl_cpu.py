@@ -45,7 +45,6 @@ from tvm_ext._tvm import (
     IRModule,
     PassContext,
     PrimFunc,
-    Stmt,
     Target,
     Var,
     structural_walk,
@@ -167,7 +166,7 @@ def offer_intel_driver() -> None:
     offer_opencl_drivers(folder)
 
 
-def compile_opencl(module: IRModule) -> OpenClProgram:
+def compile_opencl(module: IRModule | PrimFunc) -> OpenClProgram:
     """The OpenCL of every function of ``module`` (an IRModule of thread-bound PrimFuncs, or one such function).
 
     Raises IllegalRewrite for a function that does more on the host than launch kernels of fixed sizes one by one.
@@ -187,7 +186,7 @@ def compile_opencl(module: IRModule) -> OpenClProgram:
     )
 
 
-def _read_host(name: str, host: Stmt) -> OpenClFunction:
+def _read_host(name: str, host: PrimFunc) -> OpenClFunction:
     """The launches of a host function: calls of ``tirx.call_ffi_kernel`` on the data of buffers.
 
     FlattenBuffer declares a flat view of each parameter: a call's ``A_1.data`` leads back to parameter ``A``.

@@ -145,14 +145,14 @@ def _open_predicate(value: Expr, store: Stmt) -> tuple[Expr, Expr | None]:
     return _replaced(value, guard, then), condition
 
 
-def _guards_of_loads(value: Expr) -> list[tuple[TensorLoad, Expr, Expr, Expr]]:
+def _guards_of_loads(value: Expr) -> list[tuple[Expr, Expr, Expr, Expr]]:
     """(expression, condition, what is loaded, what otherwise) for every choice with a load in a branch.
 
     A choice by what is loaded, as in ``x if x > 0 or isnan(x) else 0``, is no guard but a function of it.
     """
     found = []
 
-    def note(node: TensorLoad, condition: Expr, then: Expr, otherwise: Expr) -> None:
+    def note(node: Expr, condition: Expr, then: Expr, otherwise: Expr) -> None:
         if _loads_in(condition):
             return
         if _loads_in(then) or _loads_in(otherwise):
@@ -169,7 +169,7 @@ def _guards_of_loads(value: Expr) -> list[tuple[TensorLoad, Expr, Expr, Expr]]:
     return found
 
 
-def _replaced(value: Expr, old: TensorLoad, new: Expr) -> Expr:
+def _replaced(value: Expr, old: Expr, new: Expr) -> Expr:
     """``value`` with the node ``old`` replaced."""
     if value.same_as(old):
         return new

@@ -68,7 +68,7 @@ def use_versions(statement: Stmt, versions: Sequence[tuple[Versioned, Expr]]) ->
     passed to calls move the same way; a fragment's index counts fragments: 4 of them a version move it by ``slot * 4``.
     """
 
-    def find(buffer: Buffer) -> tuple[Versioned, Expr] | None:
+    def find(buffer: Buffer | None) -> tuple[Versioned, Expr] | None:
         return next((item for item in versions if buffer is not None and buffer.same_as(item[0].old)), None)
 
     def load(node: TensorLoad) -> Node:

@@ -108,11 +108,11 @@ class _Spill:
     def padded_rows(self) -> int:
         return sum(registers for _, _, registers in self.blocks)
 
-    def row(self, offsets: Sequence[Expr], position: Expr) -> list[Expr]:
+    def row(self, offsets: Sequence[int], position: Expr | int) -> list[Expr | int]:
         """The rows' offsets with ``position`` along the contiguous one."""
         return [position if i == self.along else offset for i, offset in enumerate(offsets)]
 
-    def start(self, first_lane: int, width: int, outer: int | Expr, first_row: int) -> Expr:
+    def start(self, first_lane: int, width: int, outer: int | Expr, first_row: int) -> Expr | int:
         """Where a block's elements begin; ``outer`` numbers the combination of the outer rows."""
         return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
 

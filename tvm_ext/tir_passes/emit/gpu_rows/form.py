@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Analyzer, Buffer, Expr, Node, TensorLoad, Var, ir, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Buffer, Expr, Node, Var, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
 from tvm_ext.analysis.predicates import is_in
@@ -116,7 +116,7 @@ def divides(node: Node) -> bool:
     return bool(found)
 
 
-def position_of(computation: Computation, item: TensorLoad) -> int | None:
+def position_of(computation: Computation, item: Expr) -> int | None:
     return next((p for p, variable in enumerate(computation.variables) if variable.same_as(item)), None)
 
 

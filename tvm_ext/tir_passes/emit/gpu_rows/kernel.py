@@ -293,7 +293,7 @@ class _RowKernel:
         reductions: Sequence[tuple[Computation, Buffer]],
         plain: Sequence[Computation],
         plain_owners: Sequence[Computation],
-        kept: Sequence[tuple[Buffer, Computation]],
+        kept: Sequence[tuple[Expr, Computation]],
         item: Expr,
     ) -> Stmt:
         width = self.plan.lanes.width

@@ -238,7 +238,7 @@ def is_vector(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
 
 def evaluate(
     value: Expr,
-    fetched: Sequence[tuple[Expr, Buffer]],
+    fetched: Sequence[tuple[Expr, Expr]],
     internal: Callable[[TensorLoad], Expr | None],
     table: Sequence[tuple[Var, Expr]],
 ) -> Expr:

@@ -231,5 +231,5 @@ class Wmma:
 SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
 
 
-def _call(dtype: str, name: str, *args: Expr | int) -> Stmt:
+def _call(dtype: str, name: str, *args: Expr | int | str) -> Stmt:
     return tirx.Evaluate(tirx.call_intrin(dtype, f"tirx.{name}", *args))

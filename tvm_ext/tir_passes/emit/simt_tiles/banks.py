@@ -26,7 +26,7 @@ from .copy_shape import CopyShape
 from .tiling import Number, SimtTiling, quotient, remainder
 
 if TYPE_CHECKING:
-    from tvm_ext._tvm import Buffer, Expr
+    from tvm_ext._tvm import Buffer
 
 CONFLICT_COST = 8
 """A conflict counts as so many instructions when layouts are compared."""
@@ -188,7 +188,7 @@ def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     """What the lanes read first in a step; what they read later is the same, some elements on."""
     threads = sampled_warps(tiling.thread_count)
     group, at = _coordinates(tiling, threads)
-    within: dict[int, Expr] = {p: at[p] * tiling.piece[p] for p in tiling.spatial}
+    within: dict[int, Number] = {p: at[p] * tiling.piece[p] for p in tiling.spatial}
     if tiling.split_axis is not None:
         within[tiling.split_axis] = group
     tile = tiling.tile
@@ -199,7 +199,7 @@ def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     return pattern_of(_stacked(offsets, threads), phases, width, max(1, own // width * points))
 
 
-def _coordinates(tiling: SimtTiling, threads: Offsets) -> tuple[Expr, dict[int, Expr]]:
+def _coordinates(tiling: SimtTiling, threads: Offsets) -> tuple[Number, dict[int, Number]]:
     """`SimtTiling.coordinates` of many threads at once."""
     group, at = tiling.coordinates(threads)
     return group, {p: np.broadcast_to(np.asarray(x), threads.shape) for p, x in at.items()}

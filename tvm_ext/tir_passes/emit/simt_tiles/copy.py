@@ -7,7 +7,7 @@ row; lane 2*r + h writes columns 4*h .. 4*h + 3 of row r to banks (4*h + e) * 13
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -205,7 +205,7 @@ def emit_copy(
     return (unrolled if rounds <= MAX_UNROLLED_ROUNDS else _serial)(rounds, "round", one)
 
 
-def _serial(extent: int, name: str, body: Stmt) -> Stmt:
+def _serial(extent: int, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
     return loop(extent, SERIAL, name, body)
 
 

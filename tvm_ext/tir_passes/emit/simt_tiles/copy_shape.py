@@ -11,7 +11,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from .tiling import Number, both, quotient, remainder
 
 if TYPE_CHECKING:
-    from tvm_ext._tvm import Expr
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class CopyShape:
         each = ceil_div(self.run_units, self.phase)
         return remainder(position, each) * self.phase + quotient(position, each)
 
-    def used(self, unit: Number) -> Expr:
+    def used(self, unit: Number) -> Number:
         """Whether the unit is not idle: a bool or a condition.
 
         Sorted by phase, both the last column of a phase that is one shorter and what follows the last phase are idle.

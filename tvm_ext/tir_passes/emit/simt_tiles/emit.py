@@ -131,7 +131,7 @@ def _thread_body(
     tiling: SimtTiling,
     operands: tuple[Operand, ...],
     epilogue: Sequence[Computation],
-    partial: Buffer,
+    partial: Buffer | None,
     block: Expr,
     thread: Expr,
 ) -> Stmt:

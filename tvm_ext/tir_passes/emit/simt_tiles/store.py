@@ -102,7 +102,7 @@ def _guarded(
     tiling: SimtTiling,
     starts: Mapping[int, Expr],
     at: Mapping[int, Expr],
-    numbers: Mapping[int, Expr],
+    numbers: Mapping[int, Expr | tuple[Expr, ...]],
     body: Stmt,
 ) -> Stmt:
     """``body``, if the element is inside the output: tested along axes that the tiles do not divide."""

@@ -155,12 +155,12 @@ class SimtTiling:
         """A fresh variable of the type that the computation counts in, for proofs about its accesses."""
         return Var(name, dtype_of(self.computation.variables[0]))
 
-    def any_starts(self) -> dict[int, Var]:
+    def any_starts(self) -> dict[int, Expr]:
         """Where any tile starts along each axis: a fresh variable times the tile's size."""
         tile = self.tile
         return {p: self.variable(f"t{p}") * tile[p] for p in (*self.spatial, *self.reduction)}
 
-    def any_threads(self) -> dict[int, Var]:
+    def any_threads(self) -> dict[int, Expr]:
         """The position of any thread along each spatial axis."""
         return {p: self.variable(f"x{p}") for p in self.spatial}
 
