@@ -91,7 +91,7 @@ CASES: dict[str, tuple[float, tuple[Function, Function], str, set[str]]] = {
     "inlined_choices": (2, LEAKY, "in a buffer: an expression may have 2 choices", {"rows"}),
     "nested_extremes": (1, CLIPS, "arguments of nested functions stored first", {"rows"}),
     "search_steps": (60, PRODUCT, r"best of 60 tiles looked at \(limit\)", {"rtile"}),
-    "kernel_operations": (5, PRODUCT, r"it has \d+ operations in its kernel \(limit 5\)", {"fallback"}),
+    "kernel_operations": (5, PRODUCT, r"it has \d+ operations in its kernels \(limit 5\)", {"fallback"}),
     "expanded_functions": (1, TANH, r"functions by the C library: 3 of them \(limit 1\)", {"rows"}),
     "construction_s": (-1.0, PRODUCT, r"its construction took more than -1 s", {"fallback"}),
 }
