@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.pipelining.check import Pipelined, Wanted, check, pipelined
 from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
-from tests.support.pipelining.simt import Product, matmul
+from tests.support.pipelining.products import Product, matmul
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED
 
 EVERYDAY, MORE = 40, 1500

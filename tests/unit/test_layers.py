@@ -42,6 +42,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 GROUND, WAY = FLOORS[0], FLOORS[11]
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 MOST_ROOT_MODULES = 14
+MOST_LINES = 400
+PYTHON_FOLDERS = ("tvm_ext", "tests", "benchmarks", "examples")
 
 # (importer, imported): why it may cross the floors. An entry that is no longer needed fails the test.
 CROSSINGS: dict[tuple[str, str], str] = {
@@ -133,6 +135,13 @@ def test_every_module_has_a_floor() -> None:
 
 def test_the_root_is_short() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MOST_ROOT_MODULES
+
+
+def test_no_file_is_long() -> None:
+    files = [*ROOT.glob("*.py"), *(path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+    lengths = {path.relative_to(ROOT): path.read_bytes().count(b"\n") for path in files}
+    assert len(lengths) > len(SOURCES)
+    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.values()} - {PACKAGE}))

@@ -14,7 +14,7 @@ from tvm_ext.support.arrays import Array
 from ..simt.good_kernels import argument, primitive_function
 from .hard import FIRST, STEPS, WIDTH, add_to, neighbour, neighbours_of, row_case, wide_of, write_total, zero_of
 from .kernels import DEPTH, THREADS, TILE, Copy, PipeliningKernel, clear, product_reference, random_inputs, serial_loop
-from .simt import SHARED, Product, matmul, write_sums
+from .products import SHARED, Product, matmul, write_sums
 
 
 def _gathered_rows() -> Any:

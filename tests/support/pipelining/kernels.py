@@ -1,7 +1,7 @@
 """Kernels to be pipelined, none so far: what the pipelining passes are tested on (ALCOP, MLSys 2023, §2-3).
 
 Each is a PrimFunc as a user or one of our emitters may write it: loads into shared memory or registers in the loop that
-uses them. Here are the record and what hand-written kernels are built from; the kernels are in
+uses them. Here (and in `pipelining.products`) are the record and what hand-written kernels are built from; these are in
 
 * `pipelining.simt`: products on vector units, all shapes of load-and-use loops
 * `pipelining.copies`: unusual copies

@@ -17,7 +17,7 @@ from ..simt import good_kernels
 from ..simt.good_kernels import argument, primitive_function
 from .hard import FIRST, STEPS, WIDTH, add_to, neighbour, neighbours_of, row_case, wide_of, write_total, zero_of
 from .kernels import A100, DEPTH, T4, THREADS, TILE, Copy, PipeliningKernel, clear, product_reference, serial_loop
-from .simt import SHARED, Product, matmul, write_sums
+from .products import SHARED, Product, matmul, write_sums
 
 
 def _stencil_of_parallel_tiles() -> Any:

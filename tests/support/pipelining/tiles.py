@@ -27,7 +27,7 @@ from .hard import (
     zero_of,
 )
 from .kernels import A100, DEPTH, T4, THREADS, TILE, Copy, PipeliningKernel, clear, product_reference, serial_loop
-from .simt import SHARED, Product, matmul, write_sums
+from .products import SHARED, Product, matmul, write_sums
 
 
 def _used_around_the_fragments(*, behind: bool) -> Any:

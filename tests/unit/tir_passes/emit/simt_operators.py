@@ -24,7 +24,7 @@ from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.verify.verification import Verification, verify
 
 Array = Any
-V100 = device_db.lookup("nvidia-v100")
+V100, A100, H200, MI50 = (device_db.lookup(name) for name in ("nvidia-v100", "nvidia-a100", "nvidia-h200", "amd-mi50"))
 VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 
 
@@ -199,3 +199,34 @@ def conv3d(n: int, c: int, size: tuple[int, int, int], f: int, kernel: int, pad:
     x, w = te.placeholder((n, c, *size), "float32", "X"), te.placeholder((f, c, *[kernel] * 3), "float32", "W")
     func = te.create_prim_func([x, w, topi.nn.conv3d_ncdhw(x, w, 1, pad, 1, 1)])
     return Operator(func=func, reference=lambda a, b: convolved(a, b, 1, pad))
+
+
+OPERATORS = {
+    "square": matmul(64, 64, 32),
+    "primes": matmul(31, 37, 29),
+    "a single row": matmul(1, 200, 300),
+    "a single column": matmul(100, 1, 300),
+    "a single product": matmul(32, 32, 1),
+    "tiny": matmul(3, 5, 7),
+    "b transposed": matmul(48, 72, 40, transpose_b=True),
+    "a transposed": matmul(48, 72, 40, transpose_a=True),
+    "double": matmul(32, 32, 32, "float64"),
+    "half": matmul(32, 64, 64, "float16"),
+    "half to float": matmul(32, 48, 64, "float16", out="float32"),
+    "bytes": matmul(32, 64, 64, "int8", out="int32"),
+    "batch": batch_matmul(3, 33, 20, 24),
+    "batch, b transposed": batch_matmul(2, 19, 23, 29, transpose_b=True),
+    "3x3": conv2d(1, 8, (14, 14), 16, (3, 3), 1, 1),
+    "3x3 stride 2": conv2d(1, 8, (29, 29), 16, (3, 3), 2),
+    "3x5, odd": conv2d(2, 7, (11, 13), 5, (3, 5)),
+    "7x7 stride 2, 3 channels": conv2d(1, 3, (24, 24), 8, (7, 7), 2, 3),
+    "dilated": conv2d(1, 8, (16, 16), 8, (3, 3), 1, 2, 2),
+    "1x1": conv2d(2, 24, (7, 7), 40, (1, 1)),
+    "1x1 stride 2": conv2d(2, 16, (14, 14), 24, (1, 1), 2),
+    "groups": conv2d(1, 8, (10, 10), 16, (3, 3), 1, 1, 1, 4),
+    "nhwc": conv2d_nhwc(1, 16, (9, 9), 16, (3, 3), 1),
+    "depthwise": depthwise(2, 5, (15, 15), 3, 1, 1),
+    "depthwise stride 2": depthwise(1, 7, (21, 21), 5, 2, 2),
+    "1-d": conv1d(2, 16, 50, 24, 5, 2, 2),
+    "3-d": conv3d(1, 4, (6, 8, 10), 8, 3, 1),
+}

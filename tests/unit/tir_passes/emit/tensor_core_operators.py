@@ -9,7 +9,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import tvm
 from tvm import te, tirx, topi
 
 from tvm_ext.analysis.computations import Computation, read_operator
@@ -220,8 +219,3 @@ def interpret(made: Any, inputs: dict[str, Array], device: str, *, blocks: Any =
     report = simt.run(simt.lower(made, device), inputs, device=device, blocks=blocks)
     assert report.ok, [str(finding) for finding in report.findings][:3]
     return report
-
-
-def cuda_source(made: Any, arch: str) -> str:
-    built = tvm.compile(tvm.IRModule({"main": made}), target=tvm.target.Target({"kind": "cuda", "arch": arch}))
-    return str(built.mod.imports[0].inspect_source())

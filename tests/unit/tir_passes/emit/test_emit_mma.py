@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.pipelining.check import cuda_source
 from tests.unit.compilers import needs_nvcc
 from tests.unit.kernels import relative_error
 from tests.unit.tir_passes.emit.tensor_core_operators import (
     Conv,
     cast_matmul,
     conv2d,
-    cuda_source,
     emitted,
     fused_matmul,
     gelu_matmul,

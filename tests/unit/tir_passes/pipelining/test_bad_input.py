@@ -14,9 +14,9 @@ from tests.support.pipelining.constructed import single_product
 from tests.support.pipelining.copies import copy_kernels
 from tests.support.pipelining.hard import hard_kernels
 from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, Copy, PipeliningKernel, product_reference
+from tests.support.pipelining.products import Product, matmul
 from tests.support.pipelining.refused import refused_kernels
 from tests.support.pipelining.schedules import stages_by_hand, tensor_core_matmul
-from tests.support.pipelining.simt import Product, matmul
 from tvm_ext._tvm import For, IRModule, PassContext, Schedule, structural_map, tirx
 from tvm_ext.errors import InputError
 from tvm_ext.records.pipelines import PIPELINE_PLAN

@@ -13,8 +13,9 @@ import pytest
 from tests.support.pipelining.check import Pipelined, Wanted, pipelined
 from tests.support.pipelining.hard import hard_kernels
 from tests.support.pipelining.kernels import A100, DEPTH, T4, TILE, PipeliningKernel, product_reference
+from tests.support.pipelining.products import Product, matmul
 from tests.support.pipelining.schedules import tensor_core_matmul
-from tests.support.pipelining.simt import Product, matmul, simt_kernels
+from tests.support.pipelining.simt import simt_kernels
 from tests.support.simt.mutate_pipelines import KINDS, pipeline_mutants
 from tests.unit.tir_passes.pipelining.pipeline_judge import Judge, Judged
 from tvm_ext.devices.device_db import lookup

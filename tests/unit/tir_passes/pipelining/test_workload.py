@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.pipelining.products import matmul
 from tests.support.pipelining.schedules import metaschedule_matmul
-from tests.support.pipelining.simt import matmul, simt_kernels
+from tests.support.pipelining.simt import simt_kernels
 from tvm_ext._tvm import Var, te, tirx
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.device_db import lookup
