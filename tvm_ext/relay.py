@@ -71,7 +71,7 @@ def build(
     progress
         Is told the name of each pass as it begins.
     verify
-        For GPUs: interpret every distinct kernel as it goes to code generation (`testing.build_check`), and refuse the
+        For GPUs: interpret every distinct kernel as it goes to code generation (`verify.build_check`), and refuse the
         build where one is wrong. It takes some seconds of one core for each kernel.
     settings
         Single fields of `BuildOptions`, which win over ``options``.

@@ -66,7 +66,7 @@ INSIDE_TVM: dict[str, str] = {
 TOP_LEVEL_TVM = {"tvm.ir", "tvm.relax", "tvm.s_tir", "tvm.te", "tvm.tirx", "tvm.topi", "tvm.transform", "tvm.script"}
 
 # The floors inside tir_passes/, from below: planners do not know emitters, and neither knows the passes, which meet as
-# data in pipeline.py. Every module of the folder itself is a pass, or what passes share is in one of these.
+# data in pass_pipeline.py. Every module of the folder itself is a pass, or what passes share is in one of these.
 TIR_FLOORS = ("expressions roller", "plan pipelining", "emit")
 TIR_FLOOR_OF = {name: number for number, floor in enumerate(TIR_FLOORS) for name in floor.split()}
 PASS_MAKERS = {"module_pass", "prim_func_pass", "relax_function_pass"}

@@ -133,7 +133,7 @@ class BuildRecord:
         return f"kernel cache: {use.hits} found, {use.misses} made{shared}"
 
     def path_counts(self) -> dict[str, int]:
-        """Number of kernels per path (`plan.Path`)."""
+        """Number of kernels per path (`choice.Path`)."""
         return dict(Counter(operator.choice.path for operator in self.operators))
 
     def operator(self, name: str) -> OperatorReport:
