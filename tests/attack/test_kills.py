@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.attack.children import wait
+from tests.attack.children import LIMIT_S, wait
 from tests.support.small_models import onnx_model
 from tvm_ext import relay
 from tvm_ext.support import kernel_cache
@@ -51,31 +51,44 @@ def _builder(cache: Path) -> int:
     return child
 
 
-def _kill_two_builders(cache: Path, moment: random.Random) -> None:
+def _kill_two_builders(cache: Path, delay_s: float, after_first_file: bool) -> None:
+    """Kill two builders ``delay_s`` seconds after their start, or after the first of them has written something."""
     children = [_builder(cache), _builder(cache)]
+    end = time.monotonic() + LIMIT_S
+    while after_first_file and not any(path.is_file() for path in cache.rglob("*")) and time.monotonic() < end:
+        time.sleep(0.0002)
+    time.sleep(delay_s)
     for child in children:
-        time.sleep(moment.uniform(0, 0.8))
         os.kill(child, signal.SIGKILL)
+    for child in children:
         assert wait(child) is not None
+
+
+def _entries(cache: Path) -> int:
+    """How many entries a cache has; every one of them is whole."""
+    paths = [path for path, _, _ in kernel_cache.entries(cache)] if cache.is_dir() else []
+    for path in paths:
+        decode(path.read_bytes())
+    return len(paths)
 
 
 @pytest.mark.parametrize(
     "rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids=lambda n: f"{n} rounds"
 )
 def test_builders_that_are_killed_leave_whole_entries(rounds: int, tmp_path: Path) -> None:
+    """Every second time in the milliseconds in which entries are written, else at any moment."""
     moment = random.Random(rounds)
     wanted = outputs(build_many_kernels("off"))
-    kept = []
+    kept = set()
     for number in range(rounds):
-        cache = tmp_path / str(number % 5)  # some caches grow over several rounds, some are new
-        _kill_two_builders(cache, moment)
-        entries = [path for path, _, _ in kernel_cache.entries(cache)] if cache.is_dir() else []
-        kept.append(len(entries))
-        for path in entries:
-            decode(path.read_bytes())
-        if number % 5 == 4 or number == rounds - 1:
+        cache = tmp_path / str(number)
+        in_writing = number % 2 == 1
+        _kill_two_builders(cache, moment.uniform(0, 0.005 if in_writing else 0.8), in_writing)
+        kept.add(_entries(cache))
+        if in_writing:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 np.testing.assert_array_equal(outputs(build_many_kernels(cache)), wanted)
+            assert _entries(cache) == len(WIDTHS) - 1
     if rounds > 10:
-        assert len(set(kept)) > 2, "every builder was killed too early, or too late"
+        assert kept - {0, len(WIDTHS) - 1}, "no builder was killed while it wrote"
