@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import types
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ def from_json(kind: type[T], text: str) -> T:
 def _build(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         unknown = set(value) - {item.name for item in fields(kind)}
         if unknown:
             raise TypeError(f"unknown fields {sorted(unknown)}")
@@ -45,6 +46,12 @@ def _build(kind: Any, value: Any) -> Any:
             return None
         return _build(next(k for k in get_args(kind) if k is not type(None)), value)
     return _leaf(kind, value)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Of a record's fields; reading their annotations anew takes longer than the rest of `from_json`."""
+    return get_type_hints(kind)
 
 
 def _leaf(kind: Any, value: Any) -> Any:
