@@ -1,0 +1,128 @@
+"""What is taken of real models as this package imports them, and why the rest is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.unit.byoc_cutlass.graphs import decided, graph_of
+from tvm_ext.bench.networks import light
+from tvm_ext.bench.networks.bert import build_bert_base_layer
+from tvm_ext.bench.networks.graph import GraphWriter, he_normal, near_one, small_normal
+from tvm_ext.bench.networks.half import to_half
+from tvm_ext.records.partition import CutlassPartition
+
+
+@pytest.fixture
+def light_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Models of the onnx wheel in halves, whose weights are all alike: only the graph counts here."""
+    monkeypatch.setattr(light, "_random_weight", lambda _role, _seed, _name, shape: np.full(shape, 0.5, np.float32))
+    return lambda name: to_half(light.build_light(name, batch=1, seed=0, logits=False))
+
+
+def counted(record: CutlassPartition) -> dict[str, int]:
+    return dict(Counter(region.pattern for region in record.taken))
+
+
+def test_resnet50(light_model: Any) -> None:
+    """53 convolutions and a classifier: the first has 3 channels, what ends with a ReLU has it in its epilogue.
+
+    Of the 16 blocks 4 have a convolution in their shortcut, whose bias is all of its own.
+    """
+    record = decided(graph_of(light_model("resnet50"), "nvidia-a100"))
+    assert counted(record) == {
+        "conv2d_bias_relu": 32,
+        "conv2d_bias_residual_add_relu": 16,
+        "conv2d_bias": 4,
+        "matmul_bias": 1,
+    }
+    (first,) = record.refused
+    assert "operand A, (1, 224, 224, 3) float16, is read 1 element(s) at a time" in first.reason
+    strided = [region for region in record.taken if region.problem.window and region.problem.window.strides == (2, 2)]
+    assert len(strided) == 6
+    shortcuts = [region.ended for region in record.taken if region.pattern == "conv2d_bias"]
+    assert all(reason.endswith("is in the epilogue of another product") for reason in shortcuts)
+
+
+@pytest.mark.slow
+def test_vgg19(light_model: Any) -> None:
+    """16 convolutions and 3 matrices of 143 million weights; the last has a view behind it."""
+    record = decided(graph_of(light_model("vgg19"), "nvidia-h200"))
+    assert counted(record) == {"conv2d_bias_relu": 15, "matmul_bias_relu": 2, "matmul_bias": 1}
+    assert len(record.refused) == 1
+    assert "relax.reshape is no function of epilogues" in record.taken[-1].ended
+
+
+def test_bert_base_layer() -> None:
+    """Every product is taken: projections, scores with their scale and mask, GELU and both residual additions."""
+    record = decided(graph_of(to_half(build_bert_base_layer(batch=1, sequence=128, seed=0)), "nvidia-a100"))
+    assert not record.refused
+    assert counted(record) == {
+        "matmul_bias": 3,
+        "batched_matmul_divide_bias": 1,
+        "batched_matmul": 1,
+        "matmul_bias_residual_add": 2,
+        "matmul_bias_gelu": 1,
+    }
+    (gelu,) = [region.epilogue[-1] for region in record.taken if region.pattern == "matmul_bias_gelu"]
+    assert gelu.operators == 5
+    scores = next(region.problem for region in record.taken if region.problem.batch > 1)
+    assert [operand.leading_dimension for operand in scores.operands] == [768, 768]
+
+
+def repvgg_block(graph: GraphWriter, name: str, source: str, channels: tuple[int, int], stride: int) -> str:
+    """A 3x3 and a 1x1 convolution, and where the shape stays the input itself, each with BatchNormalization."""
+    inner, outer = channels
+    branches = []
+    for size in (3, 1):
+        shape = (outer, inner, size, size)
+        weight = graph.constant(f"{name}_w{size}", he_normal(0, f"{name}_w{size}", shape, fan_in=inner * size * size))
+        pads, strides = [size // 2] * 4, [stride, stride]
+        value = graph.op("Conv", source, weight, kernel_shape=[size, size], pads=pads, strides=strides)
+        branches.append(normalised(graph, f"{name}_{size}", value, outer))
+    if inner == outer and stride == 1:
+        branches.append(normalised(graph, f"{name}_same", source, outer))
+    total = branches[0]
+    for branch in branches[1:]:
+        total = graph.op("Add", total, branch)
+    return graph.op("Relu", total)
+
+
+def normalised(graph: GraphWriter, name: str, source: str, channels: int) -> str:
+    scales = [graph.constant(f"{name}_{part}", near_one(0, f"{name}_{part}", (channels,), 0.2)) for part in ("g", "v")]
+    shifts = [graph.constant(f"{name}_{part}", small_normal(0, f"{name}_{part}", (channels,))) for part in ("b", "m")]
+    return graph.op("BatchNormalization", source, scales[0], shifts[0], shifts[1], scales[1])
+
+
+def repvgg() -> onnx.ModelProto:
+    """The first stages of RepVGG-A0 as it is trained: 48, 48 and 96 channels."""
+    graph = GraphWriter("repvgg_a0")
+    value = graph.input("x", (1, 3, 64, 64))
+    for index, (inner, outer, stride) in enumerate([(3, 48, 2), (48, 48, 2), (48, 48, 1), (48, 96, 2), (96, 96, 1)]):
+        value = repvgg_block(graph, f"b{index}", value, (inner, outer), stride)
+    graph.output(value, (1, 96, 4, 4))
+    return graph.model()
+
+
+def test_repvgg_before_it_is_folded() -> None:
+    """The first branch of a block takes the sum and the ReLU; a branch without convolution is an operand of it."""
+    record = decided(graph_of(to_half(repvgg()), "nvidia-a100", layout="NHWC"))
+    assert len(record.refused) == 2
+    assert all("(1, 64, 64, 3) float16, is read 1 element(s)" in refusal.reason for refusal in record.refused)
+    assert counted(record) == {
+        "conv2d_bias_residual_add_relu": 2,
+        "conv2d_bias": 4,
+        "conv2d_bias_residual_add_residual_add_relu": 2,
+    }
+
+
+def test_repvgg_in_the_layout_of_its_file() -> None:
+    """Its branches of BatchNormalization alone keep the automatic layout from channels last: nothing is taken."""
+    record = decided(graph_of(to_half(repvgg()), "nvidia-a100"))
+    assert not record.taken
+    assert len(record.refused) == 10
+    assert all("templates take NHWC, OHWI, NHWC" in refusal.reason for refusal in record.refused)

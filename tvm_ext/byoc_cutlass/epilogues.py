@@ -1,0 +1,221 @@
+"""What of the graph behind a product may be its epilogue: a part with one result, grown operator by operator.
+
+Not by patterns of stock TVM's language: they are trees to be listed one by one, and an activation that is written
+out uses its input several times. Here every operator that an epilogue can compute joins; wherever all values but the
+last are used inside alone, the part is *closed* and may end. Worked example: matmul m, b = m + bias,
+e = erf(b / 1.41) + 1, y = b * e * 0.5 is closed at m and b, and again at b * e and y; b * e is no function that
+epilogues have, y is GELU of b. If something else uses b, nothing behind b joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm_ext._tvm import Expr, Var
+from tvm_ext.records.partition import Broadcast, EpilogueStep
+
+from .activations import MOST_OPERATORS, is_spelling, recognise
+from .graph_values import RESULT, GraphValues, described, dtype_of, is_tensor, operator_name, static_shape
+from .support import ANCHORS
+
+FUNCTORS: Mapping[str, str] = {
+    "add": "add",
+    "subtract": "subtract",
+    "multiply": "multiply",
+    "divide": "divide",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "clip": "clip",
+    "exp": "exp",
+    "astype": "cast",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "nn.relu": "relu",
+    "nn.leakyrelu": "leaky_relu",
+    "nn.gelu": "gelu",
+    "nn.gelu_tanh": "gelu_tanh",
+    "nn.silu": "silu",
+}
+"""Operators that are one step of an epilogue; others have to be parts of an activation."""
+
+REDUCTIONS = frozenset({"sum", "max"})
+FLOATS = frozenset({"float16", "bfloat16", "float32"})
+MOST_VALUES = 64
+"""Values of one region: more are no epilogue that a kernel has registers for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """A closed part: it may end with ``value``. ``members`` are in program order, the product first."""
+
+    value: Var
+    members: tuple[Var, ...]
+    steps: tuple[EpilogueStep, ...]
+
+
+class EpilogueGrowth:
+    """All cuts behind the product bound to ``anchor``, shortest first; the first is the product alone.
+
+    ``taken`` are the values that other regions have already.
+    """
+
+    def __init__(
+        self,
+        anchor: Var,
+        values: GraphValues,
+        taken: Mapping[Var, object],
+        *,
+        batched: bool,
+    ) -> None:
+        self.values, self.taken, self.batched = values, taken, batched
+        self.shape = static_shape(anchor) or ()
+        self.members: list[Var] = [anchor]
+        self.refused: dict[Var, str] = {}
+        self.cuts = [Cut(value=anchor, members=(anchor,), steps=())]
+        self._grow()
+
+    def _grow(self) -> None:
+        """Users join in program order; one that may not keeps all behind its operands from being closed."""
+        pending = dict(self.values.followers_of(self.members[0]))
+        while pending and len(self.members) < MOST_VALUES:
+            variable = pending.pop(min(pending))
+            operator = self.values.operator_of(self.values.bindings.get(variable))
+            reason = self._obstacle(variable, operator)
+            if reason:
+                self.refused[variable] = reason
+                return
+            self.members.append(variable)
+            if self._is_closed():
+                self._cut(variable)
+            if operator is not None and operator[0] in REDUCTIONS:
+                return  # what has no rows any more is no epilogue
+            pending.update(self.values.followers_of(variable))
+
+    def _is_closed(self) -> bool:
+        inside = set(self.members)
+        return all(set(self.values.users_of(member)) <= inside for member in self.members[:-1])
+
+    # ---- which operators may join --------------------------------------------------------------------------------
+
+    def _obstacle(self, variable: Var, operator: tuple[str, list[Expr]] | None) -> str:
+        """Why this user of the part cannot join it; empty where it can."""
+        name, function = variable.name, operator_name(self.values.bindings.get(variable))
+        if variable in self.taken:
+            return f"{name} is in the epilogue of another product"
+        if function in ANCHORS:
+            return f"{name} is a product itself"
+        if operator is None or not (operator[0] in FUNCTORS or is_spelling(operator[0]) or operator[0] in REDUCTIONS):
+            return f"{name}: {function or 'what computes it'} is no function of epilogues"
+        if operator[0] in REDUCTIONS:
+            return self._no_reduction(variable)
+        if static_shape(variable) != self.shape:
+            return f"{name} has another shape, {described(variable)}"
+        return self._no_arithmetic(variable, operator[0]) or self._no_operands(variable, operator[1])
+
+    def _no_arithmetic(self, variable: Var, operator: str) -> str:
+        dtype = dtype_of(variable)
+        if dtype in FLOATS or (dtype == "bool" and operator not in FUNCTORS):
+            return ""
+        return f"{variable.name} is {dtype}, and epilogues compute in float32"
+
+    def _no_operands(self, variable: Var, operands: Sequence[Expr]) -> str:
+        for operand in operands:
+            if not is_tensor(operand) or operand in self.members:
+                continue
+            if self._broadcast_of(operand) is None:
+                return f"{variable.name}: its operand {described(operand)} is repeated along a part of the rows"
+        return ""
+
+    def _no_reduction(self, variable: Var) -> str:
+        name, function = variable.name, operator_name(self.values.bindings[variable])
+        if dtype_of(variable) != "float32":
+            return f"{name}: {function} of {dtype_of(variable)} would be added up by atomics, which want float32"
+        if self._reduced(variable) is None:
+            return f"{name}: {function} runs over neither all rows nor all columns"
+        return ""
+
+    def _reduced(self, variable: Var) -> str | None:
+        """`rows` where all rows become one, "columns" where all columns do; axes of one element do not count."""
+        given = self.values.bindings[variable].attrs.axis
+        rank = len(self.shape)
+        axes = set(range(rank)) if given is None else {int(axis) % rank for axis in given}
+        real = {axis for axis in axes if self.shape[axis] > 1}
+        rows = {axis for axis in range(rank - 1) if self.shape[axis] > 1}
+        if real == rows and rows:
+            return "rows"
+        return "columns" if real == {rank - 1} else None
+
+    def _broadcast_of(self, operand: Expr) -> Broadcast | None:
+        """How the operand lies over the product; None where templates have no distances for it."""
+        given = static_shape(operand)
+        if given is None or len(given) > len(self.shape):
+            return None
+        full = (1,) * (len(self.shape) - len(given)) + given
+        rows = [mine for mine, own in zip(full[:-1], self.shape[:-1], strict=True) if own > 1]
+        repeated = full[-1] != self.shape[-1] or self.shape[-1] == 1
+        if all(extent == 1 for extent in rows) and rows:
+            return "scalar" if full[-1] == 1 else "row"
+        if all(extent > 1 for extent in rows):
+            return ("column" if repeated else "matrix") if rows else ("scalar" if full[-1] == 1 else "row")
+        return self._batch_broadcast(full)
+
+    def _batch_broadcast(self, full: tuple[int, ...]) -> Broadcast | None:
+        """Of a batch: a part of its own for each matrix or one for all, with its rows repeated or not."""
+        if not self.batched or len(self.shape) < 3:
+            return None
+        pairs = [(mine, own) for mine, own in zip(full[:-2], self.shape[:-2], strict=True) if own > 1]
+        if len({mine == own for mine, own in pairs}) > 1:
+            return None
+        by_row = full[-2] == self.shape[-2] and self.shape[-2] > 1
+        by_column = full[-1] == self.shape[-1] and self.shape[-1] > 1
+        return ("matrix" if by_column else "column") if by_row else ("row" if by_column else "scalar")
+
+    # ---- what a closed part is -----------------------------------------------------------------------------------
+
+    def _cut(self, value: Var) -> None:
+        steps = self._activation(value) or self._single_steps()
+        if steps is not None:
+            self.cuts.append(Cut(value=value, members=tuple(self.members), steps=steps))
+
+    def _activation(self, value: Var) -> tuple[EpilogueStep, ...] | None:
+        """The longest end of the part that is an activation of an earlier cut's value."""
+        for cut in self.cuts:
+            spelling = self.members[len(cut.members) :]
+            if len(spelling) > MOST_OPERATORS:
+                continue
+            name = recognise(self.values, cut.value, spelling)
+            if name is not None:
+                step = EpilogueStep(function=name, dtype=dtype_of(value), operators=len(spelling))
+                return (*cut.steps, step)
+        return None
+
+    def _single_steps(self) -> tuple[EpilogueStep, ...] | None:
+        last = self.cuts[-1]
+        added = [self._single_step(variable) for variable in self.members[len(last.members) :]]
+        return None if None in added else (*last.steps, *(step for step in added if step is not None))
+
+    def _single_step(self, variable: Var) -> EpilogueStep | None:
+        operator = self.values.operator_of(self.values.bindings[variable])
+        assert operator is not None
+        name, operands = operator
+        if name in REDUCTIONS:
+            return EpilogueStep(function=f"{name}_{self._reduced(variable)}", dtype=dtype_of(variable))
+        if name not in FUNCTORS:
+            return None
+        tensors = [operand for operand in operands if is_tensor(operand)]
+        others = [self._broadcast_of(operand) for operand in tensors if operand not in self.members]
+        spread = (others[0] if others else "self") if len(tensors) > 1 else None
+        return EpilogueStep(function=FUNCTORS[name], dtype=dtype_of(variable), operand=spread)
+
+    def reason_of_end(self, cut: Cut) -> str:
+        """Why nothing behind ``cut`` is in its region, the model apart."""
+        users = self.values.users_of(cut.value)
+        if len(users) > 1:
+            names = [user if isinstance(user, str) else user.name for user in users]
+            return f"{cut.value.name} is used by {', '.join(names[:-1])} and {names[-1]}"
+        if not users or isinstance(users[0], str):
+            return f"{cut.value.name} is {RESULT}"
+        if self.refused:
+            return next(iter(self.refused.values()))
+        return f"{cut.value.name} goes on to no function that epilogues have"

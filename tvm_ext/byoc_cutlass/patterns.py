@@ -1,0 +1,167 @@
+"""The regions of a function that CUTLASS takes: each product that templates serve, with the epilogue that pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from tvm_ext._tvm import Call, Node, Var, relax
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.partition import CutlassProblem, CutlassRefusal, CutlassRegion, EpilogueStep
+
+from .epilogues import FUNCTORS, REDUCTIONS, Cut, EpilogueGrowth
+from .graph_values import GraphValues, described, dtype_of, is_tensor, operator_name, static_shape
+from .matmul_problems import transposed_source
+from .support import ANCHORS, MATMUL, problem_of
+
+ABSORBING = REDUCTIONS | {"mean", "min", *FUNCTORS} - {"cast"}
+"""Operators whose kernel computes what is element by element before it as it reads (stock TVM's FuseOps)."""
+
+TILE_ROWS = 64
+"""Rows that a threadblock adds up before it adds to memory, at least."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """A region of the graph: its record, and the values that it is made of, in program order."""
+
+    record: CutlassRegion
+    members: tuple[Var, ...]
+
+    @property
+    def result(self) -> Var:
+        return self.members[-1]
+
+
+@dataclass(slots=True)
+class Regions:
+    """What was found in one function."""
+
+    taken: list[Region] = field(default_factory=list)
+    refused: list[CutlassRefusal] = field(default_factory=list)
+
+
+def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
+    """Products in program order: of two whose sum is one value, the first has the addition in its epilogue."""
+    found = Regions()
+    owner: dict[Var, Region] = {}
+    for variable, call in values.bindings.items():
+        if operator_name(call) not in ANCHORS:
+            continue
+        try:
+            problem = problem_of(call, values, device)
+        except IllegalRewrite as refusal:
+            found.refused.append(_refusal(variable, call, refusal))
+            continue
+        assert problem is not None
+        growth = EpilogueGrowth(variable, values, owner, batched=problem.batch > 1)
+        region = _region(growth, problem, values, device)
+        found.taken.append(region)
+        owner.update(dict.fromkeys(region.members, region))
+    found.refused += _nested(values)
+    return found
+
+
+def _nested(values: GraphValues) -> list[CutlassRefusal]:
+    """Products inside branches and inner functions, which the function's own values do not show."""
+    shown, inner = set(values.bindings.values()), []
+
+    def visit(node: Node) -> None:
+        if operator_name(node) in ANCHORS and node not in shown:
+            inner.append(node)
+
+    relax.analysis.post_order_visit(values.func, visit)
+    return [
+        _refusal(
+            None,
+            call,
+            IllegalRewrite(
+                f"{operator_name(call)} of {' and '.join(map(described, call.args))} is in a branch or inner function",
+                "inline the branch where its condition is known",
+            ),
+        )
+        for call in inner
+    ]
+
+
+def _refusal(variable: Var | None, call: Call, refusal: IllegalRewrite) -> CutlassRefusal:
+    name = operator_name(call)
+    assert name is not None
+    return CutlassRefusal(
+        value="" if variable is None else variable.name, operator=name, reason=refusal.problem, remedy=refusal.remedy
+    )
+
+
+def _region(growth: EpilogueGrowth, problem: CutlassProblem, values: GraphValues, device: DeviceSpec) -> Region:
+    cuts = growth.cuts
+    stages = [_stage(cut, before, values, problem) for before, cut in zip([None, *cuts], cuts, strict=False)]
+    best, saved_us = best_prefix(stages, device, absorbed=_is_absorbed(cuts[-1], growth))
+    cut = cuts[best]
+    more = cuts[best + 1 :]
+    ended = _of_model(more[0]) if more else growth.reason_of_end(cut)
+    record = CutlassRegion(
+        value=cut.value.name,
+        pattern="_".join([problem.anchor, *map(_step_name, cut.steps)]),
+        problem=problem,
+        epilogue=cut.steps,
+        ended=ended,
+        saved_us=saved_us,
+    )
+    return Region(record=record, members=(*_transposes(cuts[0].value, values), *cut.members))
+
+
+def _of_model(cut: Cut) -> str:
+    return f"the model: {cut.steps[-1].function} costs more in the epilogue than in the kernel that reads it"
+
+
+def _transposes(anchor: Var, values: GraphValues) -> list[Var]:
+    """The `permute_dims` before a matrix product that it reads through."""
+    call = values.bindings[anchor]
+    if operator_name(call) != MATMUL:
+        return []
+    found = [operand for operand in call.args if transposed_source(operand, values) is not None]
+    return list(dict.fromkeys(found))
+
+
+def _step_name(step: EpilogueStep) -> str:
+    """``bias`` and ``residual_add`` are what the field calls an addition of a row and of a matrix."""
+    special = {("add", "row"): "bias", ("add", "matrix"): "residual_add", ("multiply", "matrix"): "residual_multiply"}
+    return special.get((step.function, step.operand or ""), step.function)
+
+
+def _is_absorbed(cut: Cut, growth: EpilogueGrowth) -> bool:
+    """Whether the one user is a kernel that computes as it reads; another product's epilogue reads what is there."""
+    values = growth.values
+    users = values.users_of(cut.value)
+    if len(users) != 1 or isinstance(users[0], str) or users[0] in growth.taken:
+        return False
+    operator = values.operator_of(values.bindings.get(users[0]))
+    return operator is not None and operator[0] in ABSORBING
+
+
+def _stage(cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassProblem) -> EpilogueStage:
+    if before is None:
+        return EpilogueStage(value_bytes=_bytes(cut.value))
+    added = cut.members[len(before.members) :]
+    outside = {
+        operand
+        for member in added
+        for operand in (values.operator_of(values.bindings[member]) or ("", []))[1]
+        if is_tensor(operand) and operand not in cut.members
+    }
+    steps = cut.steps[len(before.steps) :] or cut.steps[-1:]
+    elements = prod(static_shape(before.value) or ())
+    sums = any(step.function.split("_")[0] in REDUCTIONS for step in steps)
+    partial = _bytes(cut.value) * max(1, problem.rows // TILE_ROWS) if sums else 0.0
+    return EpilogueStage(
+        value_bytes=_bytes(cut.value),
+        read_bytes=sum(map(_bytes, outside)) + partial,
+        instructions=elements * sum(OPERATIONS.get(step.function, 1) for step in steps),
+    )
+
+
+def _bytes(value: Var) -> float:
+    return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))

@@ -1,0 +1,148 @@
+"""Whether CUTLASS's templates serve a product of the graph, or why not.
+
+The limits are those of the templates in CUTLASS 4.2: which architecture has which types, how many bytes a copy takes,
+what the kernels index with. Each refusal is an `IllegalRewrite` whose text names the operator, the shapes and the
+limit.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext._tvm import Call
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.capabilities import has
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.partition import CutlassProblem
+
+from .convolution_problems import convolution_problem
+from .graph_values import GraphValues, described, dtype_of, operator_name, static_shape
+from .matmul_problems import matmul_problem
+
+MATMUL, CONV2D = "relax.matmul", "relax.nn.conv2d"
+WITHOUT_TEMPLATES = frozenset(
+    f"relax.nn.{name}" for name in ("conv1d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")
+)
+ANCHORS = frozenset({MATMUL, CONV2D}) | WITHOUT_TEMPLATES
+"""Operators that get an answer: a problem, or why not."""
+
+TEMPLATES_SINCE = (7, 5)
+"""The oldest architecture that CUDA 13, the compiler of these templates, generates code for."""
+
+TYPES_SINCE: dict[str, tuple[int, int]] = {
+    "float16": (7, 5),
+    "int8": (7, 5),
+    "float32": (7, 5),  # on vector units: TF32 would round the operands to 10 bits
+    "bfloat16": (8, 0),
+    "float8_e4m3fn": (8, 9),
+    "float8_e5m2": (8, 9),
+}
+"""Types of operands to the first architecture whose templates take them."""
+
+RESULTS: dict[str, tuple[str, ...]] = {
+    "int8": ("int32",),
+    "float32": ("float32",),
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float8_e4m3fn": ("float16", "bfloat16", "float32"),
+    "float8_e5m2": ("float16", "bfloat16", "float32"),
+}
+"""What a product of such operands may be stored as; everything is accumulated in float32, or int32."""
+
+SMALLEST_COPY_BYTES = 4
+"""cp.async copies 4, 8 or 16 bytes (PTX ISA): two halves at least."""
+
+MOST_ELEMENTS = 2**31 - 1
+"""Kernels count the elements of a tensor in 32 bits."""
+
+
+def problem_of(call: Call, values: GraphValues, device: DeviceSpec) -> CutlassProblem | None:
+    """The product that ``call`` is; None where it is none. Raises IllegalRewrite, with the reason, where no template
+    serves it on ``device``.
+    """
+    operator = operator_name(call)
+    if operator not in ANCHORS:
+        return None
+    _check_device(device)
+    if operator in WITHOUT_TEMPLATES:
+        raise IllegalRewrite(
+            f"{operator} of {_shapes(call)}: there are templates for two-dimensional forward convolutions alone",
+            "write it as nn.conv2d where that is possible",
+        )
+    _check_tensors(call)
+    _check_types(call, device)
+    problem = matmul_problem(call, values) if operator == MATMUL else convolution_problem(call)
+    _check_alignment(problem, call)
+    return problem
+
+
+def _shapes(call: Call) -> str:
+    return " and ".join(described(item) for item in call.args)
+
+
+def _check_device(device: DeviceSpec) -> None:
+    if device.kind != "cuda":
+        raise IllegalRewrite(
+            f"{device.name} is a {device.kind} device: CUTLASS is for CUDA", "kernels of this package serve it"
+        )
+    if not has(device, TEMPLATES_SINCE):
+        version = ".".join(str(part) for part in device.compute_capability or ())
+        raise IllegalRewrite(
+            f"{device.name} has compute capability {version}: there are no templates below 7.5 for CUDA 13",
+            "kernels of this package serve it",
+        )
+
+
+def _check_tensors(call: Call) -> None:
+    """Extents known, nothing empty, everything counted in 32 bits."""
+    for tensor in (*call.args, call):
+        shape = static_shape(tensor)
+        if shape is None:
+            raise IllegalRewrite(
+                f"{operator_name(call)}: an extent of {described(tensor)} is known only at run time",
+                "give the model's inputs fixed shapes",
+            )
+        if prod(shape) == 0:
+            raise IllegalRewrite(f"{operator_name(call)}: {described(tensor)} has no elements", "")
+        if prod(shape) > MOST_ELEMENTS:
+            raise IllegalRewrite(
+                f"{operator_name(call)}: {described(tensor)} has {prod(shape)} elements, and kernels count to "
+                f"{MOST_ELEMENTS}",
+                "split the batch",
+            )
+
+
+def _check_types(call: Call, device: DeviceSpec) -> None:
+    name, (first, second), result = operator_name(call), [dtype_of(item) for item in call.args[:2]], dtype_of(call)
+    if first != second:
+        raise IllegalRewrite(f"{name} of {first} and {second}: templates want one type", "cast one of the operands")
+    if first not in TYPES_SINCE:
+        raise IllegalRewrite(
+            f"{name} of {first}: templates take {', '.join(sorted(TYPES_SINCE))}", "cast the operands to one of these"
+        )
+    if not has(device, TYPES_SINCE[first]):
+        needed, own = (".".join(map(str, item)) for item in (TYPES_SINCE[first], device.compute_capability or ()))
+        raise IllegalRewrite(
+            f"{name} of {first} needs compute capability {needed}, and {device.name} has {own}", "use float16"
+        )
+    if result not in RESULTS[first]:
+        raise IllegalRewrite(
+            f"{name} of {first} with a result of {result}: templates store {' or '.join(RESULTS[first])}",
+            "cast the result instead",
+        )
+
+
+def _check_alignment(problem: CutlassProblem, call: Call) -> None:
+    """Both operands must be readable in copies of 4 bytes; vector units read element by element."""
+    if problem.simt:
+        return
+    size = itemsize_bytes(problem.dtypes[0])
+    wanted = int(SMALLEST_COPY_BYTES // size)
+    for label, layout, tensor in zip("AB", problem.operands, call.args, strict=False):
+        if layout.alignment < wanted:
+            raise IllegalRewrite(
+                f"{operator_name(call)}: operand {label}, {described(tensor)}, is read {layout.alignment} element(s) "
+                f"at a time, and the smallest copy is of {wanted}",
+                f"pad its contiguous extent to a multiple of {int(16 // size)}",
+            )

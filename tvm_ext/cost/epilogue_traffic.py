@@ -1,0 +1,86 @@
+"""What fusing an epilogue into a product saves: bytes that need not move, kernels that need not start.
+
+A product followed by steps 1 .. n may take the first c of them; the others are one element-wise kernel, or part of
+the kernel that reads the result. Fused steps save the write and the read of the value between and a launch; in
+exchange their arithmetic is no longer hidden behind that traffic. Worked example on an A100: a bias and ReLU over
+3136 x 64 halves (0.4 MB, which stays in the L2 cache) save a launch of 2 us and 0.15 us of traffic, and cost 0.04 us.
+
+It is a bound for ranking, without the product itself, which is the same in every form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_ext.devices.hal import DeviceSpec
+
+US_PER_S = 1e6
+BYTES_PER_GB = 1e9
+CACHED_SHARE = 0.5
+"""Share of a GPU's L2 cache up to which a tensor is taken to stay there until it is read."""
+
+OPERATIONS: dict[str, int] = {
+    "divide": 8,
+    "exp": 8,
+    "sigmoid": 16,
+    "silu": 17,
+    "tanh": 16,
+    "gelu_tanh": 22,
+    "gelu": 30,
+    "softplus": 32,
+}
+"""Instructions of one element, of order: what is not here is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpilogueStage:
+    """Steps that are fused together or not at all; stage 0 is the product itself, which has no operands.
+
+    ``read_bytes`` are those of the operands that the steps read beside the value; ``instructions`` those of all
+    elements.
+    """
+
+    value_bytes: float
+    read_bytes: float = 0.0
+    instructions: float = 0.0
+
+
+def best_prefix(stages: Sequence[EpilogueStage], device: DeviceSpec, *, absorbed: bool) -> tuple[int, float]:
+    """How many stages to fuse, and microseconds saved against fusing none.
+
+    ``absorbed``: what reads the result is a kernel that computes the steps left to it as it reads (a sum, say).
+    Of equal forms the longer: a kernel less to keep.
+    """
+    times = [_time_us(stages, count, device, absorbed) for count in range(1, len(stages) + 1)]
+    best = min(range(len(times)), key=lambda index: (times[index], -index))
+    return best, times[0] - times[best]
+
+
+def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, absorbed: bool) -> float:
+    fused, rest = stages[:count], stages[count:]
+    value, result = fused[-1].value_bytes, stages[-1].value_bytes
+    time = sum(_moved_us(stage.read_bytes, device) + _arithmetic_us(stage, device) for stage in fused)
+    time += 2 * _moved_us(value, device)
+    if not rest:
+        return time
+    operands = sum(_moved_us(stage.read_bytes, device) for stage in rest)
+    arithmetic = sum(_arithmetic_us(stage, device) for stage in rest)
+    if absorbed:
+        return time + operands
+    beyond = max(0.0, arithmetic - operands - 2 * _moved_us(value, device))
+    return time + operands + beyond + 2 * _moved_us(result, device) + (device.launch_overhead_us or 0.0)
+
+
+def _moved_us(count: float, device: DeviceSpec) -> float:
+    """Time to read or write so many bytes once."""
+    memory = device.lowest_layer
+    cached = memory.cache_bandwidth_gb_per_s is not None and count <= CACHED_SHARE * (memory.cache_bytes or 0)
+    rate = memory.cache_bandwidth_gb_per_s if cached else memory.bandwidth_gb_per_s
+    return 0.0 if rate is None else count / (rate * BYTES_PER_GB) * US_PER_S
+
+
+def _arithmetic_us(stage: EpilogueStage, device: DeviceSpec) -> float:
+    """On the vector units, whose peak counts a multiply-add as two."""
+    peak = device.peak_gflops_of("float32")
+    return 0.0 if peak is None else stage.instructions * 2 / (peak * BYTES_PER_GB) * US_PER_S

@@ -1,0 +1,124 @@
+"""What was given to CUTLASS of a module's graph, with which epilogues, and what was not, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PARTITION = "tvm_ext.partition"
+"""Module attribute: what was taken and refused, a `CutlassPartition` as JSON."""
+
+REGION = "tvm_ext.region"
+"""Attribute of a composite function: its `CutlassRegion` as JSON."""
+
+CODEGEN = "tvm_ext.cutlass"
+"""Attribute ``Codegen`` of every composite function, and how the names in attribute ``Composite`` begin."""
+
+AnchorKind = Literal["matmul", "batched_matmul", "conv2d", "conv2d_grouped", "conv2d_depthwise"]
+
+Broadcast = Literal["scalar", "row", "column", "matrix", "self"]
+"""How an epilogue's operand lies over the product: one number, one per column, one per row, one per element.
+
+"row" is a row vector repeated for every row (a bias). "self" is a value of the region itself (`x * f(x)`).
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatrixLayout:
+    """Where the elements of a matrix lie: rows ("row") or columns ("column") are contiguous.
+
+    Distances are in elements; ``batch_stride`` is 0 where all products of a batch read the same matrix.
+    ``alignment`` is the largest power of two up to 16 bytes of elements that may be read at once.
+    """
+
+    order: Literal["row", "column"]
+    leading_dimension: int
+    batch_stride: int
+    alignment: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImplicitWindow:
+    """A two-dimensional NHWC convolution with OHWI filters; pads are those at the top and on the left.
+
+    What is padded at the bottom and on the right follows from the output's extents.
+    """
+
+    input_extents: tuple[int, int, int, int]  # n, h, w, c
+    filter_extents: tuple[int, int]  # r, s
+    output_extents: tuple[int, int]  # p, q
+    padding: tuple[int, int]
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassProblem:
+    """A product that templates serve: D[rows, columns] = A[rows, depth] B[depth, columns], ``batch`` times.
+
+    Of a convolution: ``rows`` = n * p * q, ``columns`` the filters, ``depth`` = r * s * channels of a group.
+    ``dtypes`` are those of A, B and D before its epilogue. ``simt`` says that no matrix unit is used.
+    """
+
+    anchor: AnchorKind
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    dtypes: tuple[str, str, str]
+    operands: tuple[MatrixLayout, MatrixLayout]
+    simt: bool
+    window: ImplicitWindow | None = None
+
+    def __post_init__(self) -> None:
+        assert min(self.batch, self.rows, self.columns, self.depth) > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpilogueStep:
+    """One function of an epilogue; ``operators`` counts the graph's operators that it was spelt in."""
+
+    function: str  # "add", "gelu", "cast", "sum_rows", ...
+    dtype: str  # of the result
+    operand: Broadcast | None = None
+    operators: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassRegion:
+    """One product with its epilogue, as a composite function.
+
+    ``ended`` says why the epilogue has no further step, ``saved_us`` what the model expects of fusing it.
+    """
+
+    value: str  # the graph's name of the result
+    pattern: str  # "matmul_add_gelu"
+    problem: CutlassProblem
+    epilogue: tuple[EpilogueStep, ...]
+    ended: str
+    saved_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassRefusal:
+    """A product that no template serves, and why, in a sentence of operator, shape, type and limit."""
+
+    value: str
+    operator: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassPartition:
+    """All products of a module, in the order of its functions and bindings."""
+
+    device: str
+    taken: tuple[CutlassRegion, ...]
+    refused: tuple[CutlassRefusal, ...]
+
+    def __str__(self) -> str:
+        taken = [f"{item.value}: {item.pattern}, ended as {item.ended}" for item in self.taken]
+        refused = [f"{item.value}: not taken: {item.reason}" for item in self.refused]
+        return "\n".join([f"CUTLASS on {self.device}", *taken, *refused])

@@ -1,0 +1,137 @@
+"""Products with their epilogues become composite functions for CUTLASS; what is refused stays, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvm_ext._tvm import (
+    CALL_TIR,
+    BlockBuilder,
+    Call,
+    DataflowBlock,
+    DataflowVar,
+    Expr,
+    IRModule,
+    PassContext,
+    RelaxFunction,
+    Var,
+    VarBinding,
+    copy_module,
+    ir,
+    module_pass,
+    relax,
+)
+from tvm_ext.byoc_cutlass.graph_values import GraphValues, is_tensor
+from tvm_ext.byoc_cutlass.patterns import Region, regions_of
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition
+from tvm_ext.records.serialise import to_json
+
+
+@module_pass(opt_level=0, name="tvm_ext.PartitionCutlass")
+class PartitionCutlass:
+    """Cut out of every function the products that CUTLASS's templates serve on ``device``, each with its epilogue.
+
+    A region becomes a function of its own with attributes as stock FuseOpsByPattern leaves them: ``Codegen`` outside,
+    ``Composite`` with the pattern's name on the one inside, and its record (`records/partition.py`). Numbers are
+    inside, tensors are parameters, constants too. What was taken and what was refused is in the module's attribute
+    ``tvm_ext.partition``.
+    `InlineComposites` is the way back.
+    """
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        builder = BlockBuilder(copy_module(mod))
+        taken, refused = [], []
+        for gv, func in mod.functions_items():
+            if not _is_graph(func):
+                continue
+            values = GraphValues(mod, func)
+            found = regions_of(values, self.device)
+            taken += [region.record for region in found.taken]
+            refused += found.refused
+            if found.taken:
+                builder.update_func(gv, _cut(func, found.taken, values, builder))
+        record = CutlassPartition(device=self.device.name, taken=tuple(taken), refused=tuple(refused))
+        # The graph may have been the only one to call what importers emit as PrimFuncs.
+        cleaned = relax.transform.DeadCodeElimination()(builder.get()) if taken else builder.get()
+        return cleaned.with_attr(PARTITION, to_json(record))
+
+
+def _is_graph(func: RelaxFunction) -> bool:
+    """Whether a function is a user's: what other passes have cut out stays whole."""
+    if not isinstance(func, RelaxFunction) or not isinstance(func.body, relax.SeqExpr):
+        return False
+    return not func.attrs or not {"Codegen", "Composite", "Primitive"} & set(map(str, func.attrs.keys()))
+
+
+def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, builder: BlockBuilder) -> RelaxFunction:
+    """``func`` with a call in the place of each region's result, behind everything that the region reads."""
+    calls = {region.result: _call(region, values, builder) for region in regions}
+    gone = {member for region in regions for member in region.members[:-1]}
+    blocks = []
+    for block in func.body.blocks:
+        bindings = []
+        for binding in block.bindings:
+            if binding.var in calls:
+                bindings.append(VarBinding(binding.var, calls[binding.var]))
+            elif binding.var not in gone:
+                bindings.append(binding)
+        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
+    body = relax.SeqExpr(blocks, func.body.body)
+    return RelaxFunction(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+
+def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
+    """The call of the region's function, which is added to the module."""
+    operands = _operands(region, values)
+    inner = _composite(region, operands, values)
+    params = [Var(f"operand{index}", operand.ty) for index, operand in enumerate(operands)]
+    local, result = Var("composite", inner.ty), Var("result", inner.ret_ty)
+    call = Call(local, params, ret_ty=inner.ret_ty)
+    block = relax.BindingBlock([VarBinding(local, inner), VarBinding(result, call)])
+    outer = RelaxFunction(params, relax.SeqExpr([block], result), inner.ret_ty).with_attr("Codegen", CODEGEN)
+    gv = builder.add_func(outer, f"cutlass_{region.record.pattern}")
+    builder.update_func(gv, outer.with_attr("global_symbol", gv.name_hint))
+    return Call(gv, operands, ret_ty=inner.ret_ty)
+
+
+def _operands(region: Region, values: GraphValues) -> list[Expr]:
+    """The tensors that a region reads, each once, in the order of their first use."""
+    inside = set(region.members)
+    read = (item for member in region.members for item in _operator(member, values)[1])
+    outside = [item for item in read if is_tensor(item) and item not in inside and values.scalar_of(item) is None]
+    return list(dict.fromkeys(outside))
+
+
+def _operator(member: Var, values: GraphValues) -> tuple[str, list[Expr]]:
+    operator = values.operator_of(values.bindings[member])
+    assert operator is not None, f"{member.name} joined a region without being an operator"
+    return operator
+
+
+def _composite(region: Region, operands: Sequence[Expr], values: GraphValues) -> RelaxFunction:
+    """The region's operators as a function of ``operands``."""
+    params = [Var(f"operand{index}", operand.ty) for index, operand in enumerate(operands)]
+    new: dict[Expr, Expr] = dict(zip(operands, params, strict=True))
+    bindings = []
+    for member in region.members:
+        new[member] = (Var if member == region.result else DataflowVar)(member.name, member.ty)
+        bindings.append(VarBinding(new[member], _moved(member, new, values)))
+    body = relax.SeqExpr([DataflowBlock(bindings)], new[region.result])
+    return RelaxFunction(params, body, region.result.ty).with_attrs(
+        {"Composite": f"{CODEGEN}.{region.record.pattern}", REGION: to_json(region.record)}
+    )
+
+
+def _moved(member: Var, new: Mapping[Expr, Expr], values: GraphValues) -> Call:
+    """The member's operator on the region's own values; numbers that were bound outside are written out."""
+    call, (name, operands) = values.bindings[member], _operator(member, values)
+    arguments = []
+    for operand in operands:
+        is_number = is_tensor(operand) and operand not in new
+        arguments.append(values.constant_of(operand) if is_number else new.get(operand, operand))
+    op = ir.Op.get(f"relax.{name}") if call.op == CALL_TIR else call.op
+    return Call(op, arguments, None if call.op == CALL_TIR else call.attrs, ret_ty=member.ty)
