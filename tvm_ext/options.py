@@ -191,9 +191,9 @@ class BuildOptions:
 
 
 def _pass_context_config() -> Mapping[str, Any]:
-    from tvm_ext._tvm import PassContext  # importing TVM here keeps this module usable before TVM is loaded
+    from tvm import transform  # importing TVM here keeps this module usable before TVM is loaded
 
-    config: Mapping[str, Any] = PassContext.current().config
+    config: Mapping[str, Any] = transform.PassContext.current().config
     return config
 
 

@@ -53,7 +53,6 @@ CROSSINGS: dict[tuple[str, str], str] = {
 
 # (importer, imported): an arrow that would close a circle, and why there is no better place for either.
 CIRCLES: dict[tuple[str, str], str] = {
-    ("options", "_tvm"): "options are read before TVM is loaded; only PassContext's are asked for, inside a function",
     ("runtime.graph_module", "runtime.library"): "a library gives GraphModules, and these are made of loaded modules",
 }
 
