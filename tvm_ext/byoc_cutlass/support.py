@@ -11,7 +11,7 @@ from math import prod
 
 from tvm_ext._tvm import Call
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.devices.capabilities import has
+from tvm_ext.devices.capabilities import capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem
@@ -87,9 +87,9 @@ def _check_device(device: DeviceSpec) -> None:
             f"{device.name} is a {device.kind} device: CUTLASS is for CUDA", "kernels of this package serve it"
         )
     if not has(device, TEMPLATES_SINCE):
-        version = ".".join(str(part) for part in device.compute_capability or ())
         raise IllegalRewrite(
-            f"{device.name} has compute capability {version}: there are no templates below 7.5 for CUDA 13",
+            f"{device.name} has compute capability {capability_text(device)}: "
+            "there are no templates below 7.5 for CUDA 13",
             "kernels of this package serve it",
         )
 
@@ -122,9 +122,10 @@ def _check_types(call: Call, device: DeviceSpec) -> None:
             f"{name} of {first}: templates take {', '.join(sorted(TYPES_SINCE))}", "cast the operands to one of these"
         )
     if not has(device, TYPES_SINCE[first]):
-        needed, own = (".".join(map(str, item)) for item in (TYPES_SINCE[first], device.compute_capability or ()))
+        needed = ".".join(map(str, TYPES_SINCE[first]))
         raise IllegalRewrite(
-            f"{name} of {first} needs compute capability {needed}, and {device.name} has {own}", "use float16"
+            f"{name} of {first} needs compute capability {needed}, and {device.name} has {capability_text(device)}",
+            "use float16",
         )
     if result not in RESULTS[first]:
         raise IllegalRewrite(

@@ -36,6 +36,11 @@ def has(device: DeviceSpec, since: tuple[int, int]) -> bool:
     return device.kind == "cuda" and capability is not None and capability >= since
 
 
+def capability_text(device: DeviceSpec) -> str:
+    """``"8.0"``, for messages; empty for a device without a capability."""
+    return ".".join(map(str, device.compute_capability or ()))
+
+
 def architecture_number(architecture: str) -> int:
     """80 for ``"sm_80"``, 90 for ``"sm_90a"``; raises OptionError for anything else."""
     return int(_parsed(architecture)["number"])
