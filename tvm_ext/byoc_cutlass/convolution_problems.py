@@ -6,10 +6,10 @@ from math import gcd
 
 from tvm_ext._tvm import Call
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import dtype_of, shapes_of, static_shape
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import AnchorKind, CutlassProblem, ImplicitWindow, MatrixLayout
 
-from .graph_values import described, dtype_of, static_shape
 from .matmul_problems import WIDEST_COPY_BYTES
 
 LAYOUTS = ("NHWC", "OHWI", "NHWC")
@@ -25,12 +25,13 @@ def convolution_problem(call: Call) -> CutlassProblem:
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
     if layouts != LAYOUTS:
         raise IllegalRewrite(
-            f"relax.nn.conv2d of {_shapes(call)} in layouts {', '.join(layouts)}: templates take {', '.join(LAYOUTS)}",
+            f"relax.nn.conv2d of {shapes_of(call)} in layouts {', '.join(layouts)}: "
+            f"templates take {', '.join(LAYOUTS)}",
             'convert it (option layout="NHWC")',
         )
     if dtype_of(call.args[0]).startswith("float8"):
         raise IllegalRewrite(
-            f"relax.nn.conv2d of {_shapes(call)}: templates for 8-bit floats are matrix products alone",
+            f"relax.nn.conv2d of {shapes_of(call)}: templates for 8-bit floats are matrix products alone",
             "convert the convolution to float16",
         )
     window = _window(call)
@@ -50,10 +51,6 @@ def convolution_problem(call: Call) -> CutlassProblem:
     )
 
 
-def _shapes(call: Call) -> str:
-    return " and ".join(described(item) for item in call.args)
-
-
 def _window(call: Call) -> ImplicitWindow:
     attrs = call.attrs
     n, h, w, c = static_shape(call.args[0]) or ()
@@ -62,7 +59,7 @@ def _window(call: Call) -> ImplicitWindow:
     top, left, bottom, right = (int(item) for item in attrs.padding)
     if min(top, left, bottom, right) < 0:
         raise IllegalRewrite(
-            f"relax.nn.conv2d of {_shapes(call)} is padded by {[top, left, bottom, right]}: templates do not crop",
+            f"relax.nn.conv2d of {shapes_of(call)} is padded by {[top, left, bottom, right]}: templates do not crop",
             "slice the input before the convolution",
         )
     strides, dilation = ((int(item[0]), int(item[1])) for item in (attrs.strides, attrs.dilation))
@@ -84,19 +81,19 @@ def _anchor(call: Call, window: ImplicitWindow, filters: int) -> AnchorKind:
     if window.groups == window.input_extents[3] == filters:
         if dtype != "float16":
             raise IllegalRewrite(
-                f"relax.nn.conv2d of {_shapes(call)} is depthwise in {dtype}: the template for it takes float16",
+                f"relax.nn.conv2d of {shapes_of(call)} is depthwise in {dtype}: the template for it takes float16",
                 "convert the model to float16",
             )
         return "conv2d_depthwise"
     if dtype != "float16":
         raise IllegalRewrite(
-            f"relax.nn.conv2d of {_shapes(call)} has {window.groups} groups of {dtype}: the template for "
+            f"relax.nn.conv2d of {shapes_of(call)} has {window.groups} groups of {dtype}: the template for "
             "groups takes float16",
             "convert the model to float16",
         )
     if of_group % NARROWEST_TILE and NARROWEST_TILE % of_group:
         raise IllegalRewrite(
-            f"relax.nn.conv2d of {_shapes(call)} has {of_group} filters in each of {window.groups} groups: "
+            f"relax.nn.conv2d of {shapes_of(call)} has {of_group} filters in each of {window.groups} groups: "
             f"templates want a multiple or a divisor of {NARROWEST_TILE}",
             f"choose {NARROWEST_TILE} filters a group",
         )

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, Var
+from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
 from tvm_ext.records.partition import Broadcast, EpilogueStep
 
 from .activations import MOST_OPERATORS, is_spelling, recognise
-from .graph_values import RESULT, GraphValues, described, dtype_of, is_tensor, operator_name, static_shape
+from .graph_values import RESULT, GraphValues
 from .support import ANCHORS
 
 FUNCTORS: Mapping[str, str] = {

@@ -15,10 +15,11 @@ from typing import Literal
 
 from tvm_ext._tvm import Call, DataflowVar, Expr
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import described, dtype_of, operator_name, static_shape
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem, MatrixLayout
 
-from .graph_values import GraphValues, described, dtype_of, operator_name, static_shape
+from .graph_values import GraphValues
 
 WIDEST_COPY_BYTES = 16
 Strides = tuple[int, ...]

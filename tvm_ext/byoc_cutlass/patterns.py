@@ -7,13 +7,14 @@ from math import prod
 
 from tvm_ext._tvm import Call, Node, Var, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem, CutlassRefusal, CutlassRegion, EpilogueStep
 
 from .epilogues import FUNCTORS, REDUCTIONS, Cut, EpilogueGrowth
-from .graph_values import GraphValues, described, dtype_of, is_tensor, operator_name, static_shape
+from .graph_values import GraphValues
 from .matmul_problems import transposed_source
 from .support import ANCHORS, MATMUL, problem_of
 

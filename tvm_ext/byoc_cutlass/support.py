@@ -11,13 +11,14 @@ from math import prod
 
 from tvm_ext._tvm import Call
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import described, dtype_of, operator_name, shapes_of, static_shape
 from tvm_ext.devices.capabilities import capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem
 
 from .convolution_problems import convolution_problem
-from .graph_values import GraphValues, described, dtype_of, operator_name, static_shape
+from .graph_values import GraphValues
 from .matmul_problems import matmul_problem
 
 MATMUL, CONV2D = "relax.matmul", "relax.nn.conv2d"
@@ -67,7 +68,7 @@ def problem_of(call: Call, values: GraphValues, device: DeviceSpec) -> CutlassPr
     _check_device(device)
     if operator in WITHOUT_TEMPLATES:
         raise IllegalRewrite(
-            f"{operator} of {_shapes(call)}: there are templates for two-dimensional forward convolutions alone",
+            f"{operator} of {shapes_of(call)}: there are templates for two-dimensional forward convolutions alone",
             "write it as nn.conv2d where that is possible",
         )
     _check_tensors(call)
@@ -75,10 +76,6 @@ def problem_of(call: Call, values: GraphValues, device: DeviceSpec) -> CutlassPr
     problem = matmul_problem(call, values) if operator == MATMUL else convolution_problem(call)
     _check_alignment(problem, call)
     return problem
-
-
-def _shapes(call: Call) -> str:
-    return " and ".join(described(item) for item in call.args)
 
 
 def _check_device(device: DeviceSpec) -> None:

@@ -32,6 +32,7 @@ from tvm_ext._tvm import (
     te,
     tirx,
 )
+from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
@@ -116,7 +117,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
     def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """``indices`` inside ``extents``; with several extents the last axis of ``indices`` has one index into each."""
         sizes = [int(e) if isinstance(e, int | tirx.IntImm) else None for e in extents]
-        shape = _static_shape(indices)
+        shape = static_shape(indices)
         user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"
         if shape is None or None in sizes:
             return self._wrapped(indices, extents)
@@ -158,7 +159,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
     # --- divisors -------------------------------------------------------------------------------------------------
     def _division(self, name: str, call: Call) -> Expr:
         dividend, divisor = call.args
-        dtype, shape = str(divisor.ty.dtype), _static_shape(divisor)
+        dtype, shape = str(divisor.ty.dtype), static_shape(divisor)
         user = f"{DIVISIONS[name]} of {_describe(dividend)} by {_describe(divisor)}"
         if isinstance(divisor, Constant):
             values = divisor.value.numpy()
@@ -176,7 +177,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
     def _slice(self, call: Call) -> Expr:
         """The number of elements is divided by the step, by a function of the VM that has no checks."""
         data, begins, ends, steps = call.args
-        shape, dtype = _static_shape(steps), str(steps.ty.dtype)
+        shape, dtype = static_shape(steps), str(steps.ty.dtype)
         user = f"Slice of {_describe(data)} in steps of {_describe(steps)}"
         if isinstance(steps, Constant):
             if (steps.value.numpy() == 0).any():
@@ -202,14 +203,6 @@ def _at_least_a_step(steps: Expr) -> Expr:
 
 def _is_integer(expr: Expr) -> bool:
     return isinstance(expr.ty, relax.TensorType) and "int" in str(expr.ty.dtype)
-
-
-def _static_shape(expr: Expr) -> tuple[int, ...] | None:
-    """The shape of a tensor, None where some of it is only known at run time."""
-    sizes = getattr(expr.ty.shape, "values", None)
-    if sizes is None or not all(isinstance(size, tirx.IntImm) for size in sizes):
-        return None
-    return tuple(int(size) for size in sizes)
 
 
 def _describe(expr: Expr) -> str:

@@ -30,8 +30,8 @@ from tvm_ext._tvm import (
     ir,
     module_pass,
     relax,
-    tirx,
 )
+from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
@@ -90,7 +90,7 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
 
     def _expanded(self, call: Call) -> Expr:
         data, attrs = call.args[0], call.attrs
-        shape = _static_shape(data)
+        shape = static_shape(data)
         strides = [int(s) for s in attrs.strides]
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
         plain = layouts == ("NCHW", "IOHW", "NCHW") and all(int(d) == 1 for d in attrs.dilation)
@@ -124,13 +124,6 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
             return whole
         begin, end = [item.crop for item in sizes], [item.crop + item.length for item in sizes]
         return relax.op.strided_slice(whole, axes=[2, 3], begin=begin, end=end)
-
-
-def _static_shape(value: Expr) -> tuple[int, ...] | None:
-    dims = getattr(value.ty, "shape", None)
-    if dims is None or not all(isinstance(dim, tirx.IntImm) for dim in dims):
-        return None
-    return tuple(int(dim) for dim in dims)
 
 
 @module_pass(opt_level=0, name="tvm_ext.ExpandTransposedConvolutions")

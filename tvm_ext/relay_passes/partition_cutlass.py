@@ -21,7 +21,8 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
-from tvm_ext.byoc_cutlass.graph_values import GraphValues, is_tensor
+from tvm_ext.analysis.relax_values import is_tensor
+from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition

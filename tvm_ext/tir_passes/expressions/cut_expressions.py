@@ -79,7 +79,7 @@ class _Cut:
     temporaries: Temporaries
 
     def stores(self, item: BufferStore) -> Stmt:
-        if not may_be_parted(item) or _binds(item.value):
+        if not may_be_parted(item) or binds(item.value):
             return item
         before: list[Stmt] = []
 
@@ -125,7 +125,7 @@ def _extremes_in(value: Expr) -> int:
     return sum(found)
 
 
-def _binds(value: Expr) -> bool:
+def binds(value: Expr) -> bool:
     """Whether variables are bound inside of ``value``, which exist nowhere else."""
     found: list[bool] = []
     structural_walk(value, (tirx.Let, lambda _: found.append(True)))

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Call, Expr, Node, structural_map, structural_walk, tirx
+from tvm_ext._tvm import Call, Expr, Node, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.float_ir import bound
 
-from .cut_expressions import name_of
+from .cut_expressions import binds, name_of
 
 FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
 AVX512_REGISTER_BYTES = 64
@@ -96,20 +96,15 @@ def expand_math(node: Node, *, scales_by_instruction: bool = False) -> Node:
 
 def _expand(call: Call, make: _Maker) -> Expr:
     maker = make.functions().get(name_of(call))
-    if maker is None or dtype_of(call) not in ("float32", "float16") or any(map(_is_expanded, call.args)):
+    if maker is None or dtype_of(call) not in ("float32", "float16"):
+        return call
+    if any(map(binds, call.args)):  # a function that could not be cut off an argument: of the two, one stays a call
         return call
     if dtype_of(call) == "float16":
         wide = maker([tirx.Cast("float32", argument) for argument in call.args])
         return call if wide is None else tirx.Cast("float16", wide)
     expanded = maker(list(call.args))
     return call if expanded is None else expanded
-
-
-def _is_expanded(argument: Expr) -> bool:
-    """Whether the argument holds a function that could not be cut off it: of the two, one stays a call."""
-    found: list[bool] = []
-    structural_walk(argument, (tirx.Let, lambda _: found.append(True)))
-    return any(found)
 
 
 def _f32(value: float) -> Expr:
