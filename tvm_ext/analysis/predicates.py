@@ -70,7 +70,7 @@ def _agree(computations: Sequence[Computation], position: int) -> bool:
         if len(computation.indices) <= position or not computation.indices[position].same_as(variable):
             return False
         for item in computation.loads():
-            internal = any(item.source.same_as(buffer) for buffer in written)
+            internal = is_in(item.source, written)
             if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
                 return False
     return True
