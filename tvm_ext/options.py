@@ -101,6 +101,9 @@ class BuildOptions:
     bulk_copies
         On GPUs of compute capability 9.0 and later: whether pipelines load whole tiles by bulk copies (the TMA engine)
         and mbarriers instead of cp.async, where that is legal. Off until it has been measured on such a GPU.
+    enable_persistent_fusion
+        Whether chains of products, and attention, become one kernel each whose intermediate values stay close to the
+        core (Bolt, §3.1). ``"auto"``: where the model predicts a gain; True: wherever it is legal; False: nowhere.
     bounds
         What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
@@ -127,12 +130,13 @@ class BuildOptions:
     shared_stages: int | None = None
     register_stages: int | None = None
     bulk_copies: bool = False
+    enable_persistent_fusion: bool | Literal["auto"] = "auto"
     bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
-        if self.enable_roller not in (True, False, "auto") or not isinstance(self.enable_roller, bool | str):
-            raise _wrong_value("enable_roller", self.enable_roller, 'True, False or "auto"')
+        for switch in ("enable_roller", "enable_pipelining", "enable_persistent_fusion"):
+            _check_switch(switch, getattr(self, switch))
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)
         if self.device is not None and (not isinstance(self.device, str) or not self.device.strip()):
@@ -144,8 +148,6 @@ class BuildOptions:
         for flag in ("check_machine_code", "bulk_copies", "guard_memory"):
             if not isinstance(getattr(self, flag), bool):
                 raise _wrong_value(flag, getattr(self, flag), "True or False")
-        if self.enable_pipelining not in (True, False, "auto") or not isinstance(self.enable_pipelining, bool | str):
-            raise _wrong_value("enable_pipelining", self.enable_pipelining, 'True, False or "auto"')
         _check_choice("pipelining", self.pipelining, ("full", "multistage", "double"))
         if self.shared_stages is not None:
             _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
@@ -206,6 +208,11 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 def _wrong_value(name: str, value: object, allowed: str) -> OptionError:
     return OptionError(f"option {name!r} is {value!r}, which is not {allowed}.", f"pass {allowed}")
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not (isinstance(value, bool) or (isinstance(value, str) and value == "auto")):
+        raise _wrong_value(name, value, 'True, False or "auto"')
 
 
 def _check_integer(name: str, value: object, *, minimum: int, maximum: int) -> None:

@@ -112,6 +112,15 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     ]
 
 
+def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Several fused operators become one, whose intermediate values stay close to the core (Bolt, §3.1).
+
+    Behind `operator_passes`: each operator has its epilogue by then, and channels lie in the blocks that kernels will
+    read. Nothing for stock TVM's schedules, which would run such an operator piece by piece.
+    """
+    return []
+
+
 def kernel_passes(
     device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
 ) -> list[tvm.transform.Pass]:
@@ -173,7 +182,8 @@ def kernel_pipeline(
 def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
     bounds = options.bounds if device.kind == "cpu" else "wrap"
-    passes = [*graph_passes(bounds), *layout_passes(device, options), *operator_passes(target)]
+    operators = [*graph_passes(bounds), *layout_passes(device, options), *operator_passes(target)]
+    passes = [*operators, *fusion_passes(device, options)]
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 

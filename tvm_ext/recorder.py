@@ -20,6 +20,7 @@ from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
@@ -68,6 +69,7 @@ def record(
         code=code,
         kernel_cache=cache,
         layout=layout_record(kernels),
+        persistent=persistent_record(kernels),
         device_code=device_code(plan),
     )
 
@@ -90,6 +92,12 @@ def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:
     """What `BlockChannels` decided; None where it did not run."""
     text = kernels.attrs.get(LAYOUT) if kernels.attrs else None
     return None if text is None else serialise.from_json(LayoutRecord, str(text))
+
+
+def persistent_record(kernels: tvm.IRModule) -> PersistentRecord | None:
+    """Which operators became one persistent kernel, and which did not; None where that was not asked."""
+    text = kernels.attrs.get(PERSISTENT) if kernels.attrs else None
+    return None if text is None else serialise.from_json(PersistentRecord, str(text))
 
 
 def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:

@@ -47,6 +47,7 @@ def build(
     params: Mapping[str, Any] | None = None,
     *,
     enable_roller: bool | Literal["auto"] | None = None,
+    enable_persistent_fusion: bool | Literal["auto"] | None = None,
     options: BuildOptions | None = None,
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
@@ -66,6 +67,8 @@ def build(
         Values (NumPy or TVM) for parameters of ``main`` by name; they become constants of the library.
     enable_roller
         Whether kernels are constructed: True, False (stock TVM's) or ``"auto"``; None leaves it to ``options``.
+    enable_persistent_fusion
+        Whether chains of products and attention become one kernel each: True, False or ``"auto"``; None as above.
     options
         All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
     progress
@@ -85,8 +88,8 @@ def build(
     VerificationError
         with ``verify``, for a kernel that is wrong, naming operator, shapes and finding.
     """
-    if enable_roller is not None:
-        settings["enable_roller"] = enable_roller
+    switches = {"enable_roller": enable_roller, "enable_persistent_fusion": enable_persistent_fusion}
+    settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     cache = KernelCache.for_build(chosen)
     plan = plan_build(target, chosen, cache)

@@ -34,6 +34,9 @@ def test_defaults_are_the_papers() -> None:
         ("enable_roller", "yes", 'True, False or "auto"'),
         ("enable_roller", 1, 'True, False or "auto"'),
         ("enable_roller", None, 'True, False or "auto"'),
+        ("enable_pipelining", 1, 'True, False or "auto"'),
+        ("enable_persistent_fusion", "on", 'True, False or "auto"'),
+        ("enable_persistent_fusion", 0, 'True, False or "auto"'),
         ("candidates", 0, "a whole number from 1 to 1000"),
         ("candidates", True, "a whole number from 1 to 1000"),
         ("candidates", 2.5, "a whole number from 1 to 1000"),
@@ -51,8 +54,9 @@ def test_wrong_values_name_the_option_and_what_is_allowed(name: str, value: obje
 
 
 @pytest.mark.parametrize("value", [True, False, "auto"])
-def test_the_switch_takes_its_three_values(value: object) -> None:
-    assert BuildOptions.create(enable_roller=value).enable_roller == value
+@pytest.mark.parametrize("switch", ["enable_roller", "enable_pipelining", "enable_persistent_fusion"])
+def test_switches_take_their_three_values(switch: str, value: object) -> None:
+    assert getattr(BuildOptions.create(**{switch: value}), switch) == value
 
 
 def test_unknown_names_get_the_nearest_known_one() -> None:

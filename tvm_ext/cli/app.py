@@ -52,6 +52,12 @@ Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
 Sequence_ = Annotated[int, typer.Option("--sequence", min=1, help="Sequence length of a built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
 Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
+Persistent = Annotated[
+    bool | None,
+    typer.Option(
+        "--persistent/--no-persistent", help="Chains of products as one kernel each; left out: where it pays."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 
@@ -77,6 +83,7 @@ def compile(
     batch: Batch = 1,
     sequence: Sequence_ = 128,
     roller: Roller = True,
+    persistent: Persistent = None,
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
@@ -85,7 +92,8 @@ def compile(
     """Compile a model to a shared library."""
     output = output or Path(f"{Path(model).stem}.so")
     with progress_bar(4) as steps:
-        library = _build(steps, load_model(model, batch, sequence), shape, target, roller, verify=verify)
+        settings = {"enable_roller": roller, "enable_persistent_fusion": persistent, "verify": verify}
+        library = _build(steps, load_model(model, batch, sequence), shape, target, **settings)
         if profile:
             steps.begin("measuring each operator")
             library.profile()
@@ -123,7 +131,7 @@ def run(
             steps.begin(f"loading {model}")
             library = relay.load(model)
         else:
-            library = _build(steps, load_model(model), shape, target, True)
+            library = _build(steps, load_model(model), shape, target)
         steps.begin("running")
         module = library["default"]()
         module.set_input(**read_inputs(input or []))
@@ -302,16 +310,14 @@ def doctor(
     raise typer.Exit(code=int(any(finding.state == "problem" for finding in findings)))
 
 
-def _build(
-    steps: Steps, model: Any, shape: list[str] | None, target: str, roller: bool, *, verify: bool = False
-) -> Any:
+def _build(steps: Steps, model: Any, shape: list[str] | None, target: str, **settings: Any) -> Any:
     """Import and build, in two steps."""
     from tvm_ext import relay
 
     steps.begin("importing")
     mod, params = relay.frontend.from_onnx(model, shape=parse_shapes(shape or []) or None)
     steps.begin("building")
-    return relay.build(mod, target, params=params, enable_roller=roller, progress=steps.detail, verify=verify)
+    return relay.build(mod, target, params=params, progress=steps.detail, **settings)
 
 
 def _print_json(text: str) -> None:

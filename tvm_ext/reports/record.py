@@ -13,6 +13,7 @@ from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.layout import LayoutRecord
+from tvm_ext.records.persistent import PersistentRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +92,7 @@ class BuildRecord:
     code: CodeTimes = field(default_factory=CodeTimes)
     kernel_cache: CacheUse = field(default_factory=CacheUse)
     layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
+    persistent: PersistentRecord | None = None  # None where no operators were considered for one persistent kernel
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
@@ -110,6 +112,13 @@ class BuildRecord:
             f"{self.layout.blocked_count} of {candidates} operators in {name} "
             f"with {transforms} transform{'' if transforms == 1 else 's'}"
         )
+
+    def persistent_summary(self) -> str:
+        """How many candidates became one persistent kernel, in a few words; empty where there was none."""
+        if self.persistent is None or not self.persistent.regions:
+            return ""
+        regions = self.persistent.regions
+        return f"{sum(region.fused for region in regions)} of {len(regions)} chains in one kernel each"
 
     def device_code_summary(self) -> str:
         """Whether GPU kernels are source or machine code, and for what, in a sentence; empty for a CPU."""

@@ -28,12 +28,17 @@ def show(report: BuildRecord, console: Console) -> None:
 
 
 def profile(report: BuildRecord) -> list[str]:
-    """Where the time of the build went: lines of phases, code generation and the cache, then notes and limits."""
-    notes = [f"limit: {note}" for note in report.notes]
+    """Where the time of the build went: lines of phases, code generation and the cache, then decisions and limits."""
+    notes = [*persistent_lines(report), *(f"limit: {note}" for note in report.notes)]
     if not report.phases:
         return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
     return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes, *notes]
+
+
+def persistent_lines(report: BuildRecord) -> list[str]:
+    """One line for each chain of operators that was considered for one kernel."""
+    return [f"persistent kernel: {region}" for region in report.persistent.regions] if report.persistent else []
 
 
 def code_summary(report: BuildRecord) -> str:
@@ -53,13 +58,13 @@ def summary(report: BuildRecord) -> str:
     counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
     calls = sum(operator.calls for operator in report.operators)
     size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
-    layout = f"; {report.layout_summary()}" if report.layout_summary() else ""
+    graph = "".join(f"; {said}" for said in (report.layout_summary(), report.persistent_summary()) if said)
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
     lines = (
         f"{report.model} for {report.device} ({report.device_description})",
-        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{layout}",
+        f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{graph}",
         f"{imported}{built}{run}",
         report.device_code_summary(),
     )
