@@ -1,6 +1,12 @@
-"""CUTLASS kernels for parts of the graph (Bolt): which parts. There is no code generator in this version.
+"""CUTLASS kernels for parts of the graph (Bolt): which parts, and matrix products as templates in source text.
 
-Not here: tensor-core kernels of our own (`tir_passes/emit/mma_tiles`); the pass that cuts the graph
-(`relay_passes/partition_cutlass.py`); what an epilogue saves (`cost/epilogue_traffic.py`).
-Start at `patterns.regions_of`, then `support.problem_of`.
+*Which parts.* Start at `patterns.regions_of`, then `support.problem_of`.
+
+*Templates.* `gemm` and `epilogue` say what is wanted as data, `configs` which templates fit a device (`legality` what
+compiles, `ranking` what is fast), `evt` makes visitor trees of epilogues, `emit` writes the source. What is particular
+to the package ``nvidia-cutlass`` is in `_cutlass`. Start at `configs.propose`, then `emit.emit_gemm`.
+
+Nothing joins the two yet: no build calls this room. Not here: the pass that cuts the graph
+(`relay_passes/partition_cutlass.py`); what an epilogue saves (`cost/epilogue_traffic.py`); compiling the texts
+(`toolchains/cutlass_toolchain.py`); tensor-core kernels of our own (`tir_passes/emit/mma_tiles`).
 """

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tvm_ext import options
 from tvm_ext.devices.capabilities import architecture_number, architecture_suffix
@@ -35,8 +36,13 @@ SCHEMA = 1  # of what the cache keeps
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
 _QUERY_TIME_LIMIT_S = 20.0
 
+Output = Literal["fatbin", "object"]
+"""What nvcc makes: machine code of the kernels alone, or an object file with the host code that starts them as well."""
+
+_OUTPUT_FLAGS: dict[Output, tuple[str, ...]] = {"fatbin": ("-fatbin",), "object": ("-c", "-Xcompiler", "-fPIC")}
+
 _FLAGS = (
-    "-fatbin", "-O3", "-std=c++17", "-Xptxas", "-v", "--expt-relaxed-constexpr",
+    "-O3", "-std=c++17", "-Xptxas", "-v", "--expt-relaxed-constexpr",
     "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_BFLOAT16_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
 )  # fmt: skip
@@ -62,7 +68,7 @@ class Nvcc:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledCuda:
-    """Machine code: ``image`` is a fatbin for ``architectures``; ``uses`` has every kernel on every architecture.
+    """Machine code: ``image`` is a fatbin or an object file for ``architectures``; ``uses`` has every kernel on each.
 
     ``command`` is what made it, with temporary files by their last names; ``seconds`` 0.0 where the cache had it.
     """
@@ -166,12 +172,14 @@ def compile_cuda(
     time_limit_s: float | None = None,
     extra_flags: Sequence[str] = (),
     with_ptx: bool = False,
+    output: Output = "fatbin",
 ) -> CompiledCuda:
     """Machine code of CUDA C++ ``source`` for every one of ``architectures`` (``"sm_80"``, ``"sm_90a"``).
 
     ``with_ptx`` adds PTX of the newest architecture, for devices that are newer still. ``cache`` keeps results. Without
     ``nvcc`` the machine's is taken; architectures older than it knows are compiled by NVRTC 12.9 where that is
-    installed. The compiler is stopped after ``time_limit_s`` (default: `options.cuda_settings`).
+    installed. The compiler is stopped after ``time_limit_s`` (default: `options.cuda_settings`). An "object" is one
+    for a shared library, of kernels and host code; only nvcc makes those.
 
     Raises
     ------
@@ -181,12 +189,12 @@ def compile_cuda(
         where there is no compiler; where it does not compile for one of ``architectures``.
     """
     limit = options.cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
-    old = _for_nvrtc(architectures, nvcc)
+    old = _for_nvrtc(architectures, nvcc) if output == "fatbin" else None
     if old is not None:
         return _compile_old(source, architectures, old, cache, limit)
     nvcc = nvcc or find_nvcc()
     check_architectures(architectures, nvcc)
-    flags = [*_FLAGS, *extra_flags, *gencode(architectures, with_ptx=with_ptx)]
+    flags = [*_OUTPUT_FLAGS[output], *_FLAGS, *extra_flags, *gencode(architectures, with_ptx=with_ptx)]
     key = _key(source, " ".join(flags), f"nvcc {nvcc.version}")
     found = _cached(cache, key)
     if found is not None:
@@ -234,9 +242,10 @@ def _run_nvcc(
     start = time.perf_counter()
     with temporary_folder("nvcc") as folder:
         (folder / "kernels.cu").write_text(source)
-        command = [str(nvcc.path), *flags, "-o", "kernels.fatbin", "kernels.cu"]
+        image_name = "kernels.o" if "-c" in flags else "kernels.fatbin"
+        command = [str(nvcc.path), *flags, "-o", image_name, "kernels.cu"]
         messages = run_limited(command, limit, folder)
-        image = _result(folder / "kernels.fatbin", command)
+        image = _result(folder / image_name, command)
     return CompiledCuda(
         image=image,
         architectures=architectures,

@@ -1,0 +1,92 @@
+"""The source of a kernel: what it says, that it compiles, and what is said where the package is not."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.unit.byoc_cutlass.gemms import device_of, epilogue_of
+from tests.unit.compilers import needs_nvcc
+from tvm_ext.byoc_cutlass import _cutlass
+from tvm_ext.byoc_cutlass.configs import propose
+from tvm_ext.byoc_cutlass.emit import emit_gemm, symbol_of
+from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
+from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
+
+needs_package = pytest.mark.skipif(
+    not any(item.metadata["Name"] == _cutlass.PACKAGE for item in metadata.distributions()),
+    reason="the extra `cutlass` is not installed",
+)
+
+
+def best(capability: tuple[int, int], m: int = 256, k: int = 256) -> GemmConfig:
+    problem = GemmProblem(m=m, n=256, k=k, arithmetic="float16", out_dtype="float16")
+    return propose(problem, device_of(capability), epilogue_of("relu(accum + row)", "float16"))[0].config
+
+
+@needs_package
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_the_text_has_both_entry_points_and_every_parameter(capability: tuple[int, int]) -> None:
+    config, epilogue = best(capability, m=4096, k=4096), epilogue_of("relu(accum + row)", "float16")
+    text = emit_gemm(config, epilogue, layout_b="column")
+    symbol = symbol_of(config, epilogue, "row", "column")
+    assert f'extern "C" int32_t {symbol}(' in text
+    assert f'extern "C" int64_t {symbol}_workspace_bytes(' in text
+    assert "using LayoutB = cutlass::layout::ColumnMajor;" in text
+    assert f"{'Stages = ' if config.generation == '2.x' else 'StageCount<'}{config.stages}" in text
+    assert "torch" not in text
+    assert text.count("{") == text.count("}")
+
+
+@needs_package
+def test_a_split_takes_the_form_whose_splits_are_arguments() -> None:
+    config = best((8, 0), m=64, k=16384)
+    assert config.split_k > 1
+    text = emit_gemm(config, epilogue_of("accum", "float16"))
+    assert "ThreadblockSwizzleStreamK" in text
+    assert "tuning.split_k" in text
+
+
+@needs_package
+def test_names_are_those_of_c_and_differ_with_layouts_and_epilogues() -> None:
+    config = best((8, 0))
+    epilogues = [epilogue_of(text, "float16") for text in ("accum", "relu(accum)")]
+    names = [symbol_of(config, epilogue, "row", b) for epilogue in epilogues for b in ("row", "column")]
+    assert len(set(names)) == 4
+    assert all(re.fullmatch(r"[a-z]\w*", name) for name in names)
+
+
+@needs_package
+@needs_nvcc
+def test_a_kernel_compiles_and_a_second_time_is_read_from_the_cache(tmp_path: Path) -> None:
+    """One small template; the others are compiled by the slow tests."""
+    text = emit_gemm(best((8, 0)), epilogue_of("relu(accum + row)", "float16"))
+    cache = KernelCache(tmp_path)
+    first, second = (compile_gemm(text, "sm_80", cache=cache, time_limit_s=500) for _ in range(2))
+    assert first.image.startswith(b"\x7fELF")
+    assert (first.cached, second.cached) == (False, True)
+    assert second.image == first.image
+
+
+@pytest.mark.parametrize("found", [None, "4.3.0.0", "3.9.2"])
+def test_the_package_is_asked_for_by_name_and_version(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(UnsupportedEnvironmentError, match=r"(?s)nvidia-cutlass.*tvm-ext\[cutlass\].*==4\.2\.0\.0"):
+        _cutlass.include_folders()
+
+
+def test_the_extra_installs_the_version_that_is_asked_for() -> None:
+    requirements = metadata.requires("tvm-ext") or []
+    asked = [item for item in requirements if item.startswith(_cutlass.PACKAGE)]
+    assert asked
+    assert all(item.split(";")[0].strip() == f"{_cutlass.PACKAGE}=={_cutlass.VERSION}" for item in asked)

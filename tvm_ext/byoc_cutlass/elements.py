@@ -1,0 +1,121 @@
+"""Element types as the templates know them: names in C++ and in the tracer, widths, and what multiplies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MMA_SYNC_SINCE
+from tvm_ext.errors import InputError
+
+Shape3 = tuple[int, int, int]
+"""M, N, K."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Element:
+    """A type of tensors: its name in C++, in ``cutlass_library.DataType``, and its width."""
+
+    cpp: str
+    library: str
+    bits: int
+
+
+ELEMENTS: Mapping[str, Element] = MappingProxyType(
+    {
+        "float32": Element(cpp="float", library="f32", bits=32),
+        "float16": Element(cpp="cutlass::half_t", library="f16", bits=16),
+        "bfloat16": Element(cpp="cutlass::bfloat16_t", library="bf16", bits=16),
+        "float8_e4m3fn": Element(cpp="cutlass::float_e4m3_t", library="e4m3", bits=8),
+        "float8_e5m2": Element(cpp="cutlass::float_e5m2_t", library="e5m2", bits=8),
+        "int8": Element(cpp="int8_t", library="s8", bits=8),
+        "int32": Element(cpp="int32_t", library="s32", bits=32),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multiplier:
+    """What multiplies matrices of one kind: the operands' and the sum's types, the instructions of 2.x templates.
+
+    ``peak`` is the key of `DeviceSpec.peak_gflops`, ``instructions`` are (capability since which, shape), the oldest
+    first; empty for the vector units. ``k_contiguous`` says that operands lie along K in memory, as matrix units read
+    8-bit numbers.
+    """
+
+    operand: str
+    accumulator: str
+    peak: tuple[str, ...]
+    instructions: tuple[tuple[tuple[int, int], Shape3], ...] = ()
+    operator: str = "OpMultiplyAdd"
+    k_contiguous: bool = False
+
+    @property
+    def bits(self) -> int:
+        return ELEMENTS[self.operand].bits
+
+
+FP8_SINCE = (8, 9)
+"""mma.sync of 8-bit floats (PTX ISA)."""
+
+_FP8 = ((FP8_SINCE, (16, 8, 32)),)
+_HALVES = ((MMA_SYNC_SINCE, (16, 8, 16)),)
+
+MULTIPLIERS: Mapping[str, Multiplier] = MappingProxyType(
+    {
+        "float16": Multiplier(
+            operand="float16",
+            accumulator="float32",
+            peak=("float16_tensor",),
+            instructions=((LDMATRIX_SINCE, (16, 8, 8)), *_HALVES),
+        ),
+        "bfloat16": Multiplier(
+            operand="bfloat16", accumulator="float32", peak=("bfloat16_tensor",), instructions=_HALVES
+        ),
+        "tfloat32": Multiplier(
+            operand="float32",
+            accumulator="float32",
+            peak=("tfloat32_tensor",),
+            instructions=((MMA_SYNC_SINCE, (16, 8, 8)),),
+        ),
+        "float32": Multiplier(operand="float32", accumulator="float32", peak=("float32",)),
+        "int8": Multiplier(
+            operand="int8",
+            accumulator="int32",
+            peak=("int8_tensor",),
+            instructions=((LDMATRIX_SINCE, (8, 8, 16)), (MMA_SYNC_SINCE, (16, 8, 32))),
+            operator="OpMultiplyAddSaturate",
+            k_contiguous=True,
+        ),
+        "float8_e4m3fn": Multiplier(
+            operand="float8_e4m3fn",
+            accumulator="float32",
+            peak=("float8_tensor", "int8_tensor"),
+            instructions=_FP8,
+            k_contiguous=True,
+        ),
+        "float8_e5m2": Multiplier(
+            operand="float8_e5m2",
+            accumulator="float32",
+            peak=("float8_tensor", "int8_tensor"),
+            instructions=_FP8,
+            k_contiguous=True,
+        ),
+    }
+)
+"""By the name of the arithmetic: tfloat32 multiplies float32 tensors on matrix units, float32 on the vector units."""
+
+
+def element(dtype: str) -> Element:
+    """The element type called ``dtype``; raises InputError where the templates have none."""
+    if dtype not in ELEMENTS:
+        raise InputError(f"CUTLASS templates have no tensors of {dtype}.", f"known are {', '.join(ELEMENTS)}")
+    return ELEMENTS[dtype]
+
+
+def multiplier(arithmetic: str) -> Multiplier:
+    """What multiplies ``arithmetic``; raises InputError where the templates have nothing for it."""
+    if arithmetic not in MULTIPLIERS:
+        raise InputError(f"CUTLASS templates do not multiply {arithmetic}.", f"known are {', '.join(MULTIPLIERS)}")
+    return MULTIPLIERS[arithmetic]

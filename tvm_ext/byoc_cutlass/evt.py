@@ -1,0 +1,294 @@
+"""Epilogues as visitor trees: an `Epilogue` becomes ``Sm80EVT`` or ``Sm90EVT`` types and the argument they start with.
+
+The types are the package's own tracer's (`_cutlass`), which needs no GPU. Added here are functions that it does not
+know (`OWN_FUNCTIONS`), casts inside an expression, negative constants, and the argument as a text of C++: the package
+only builds it as a structure of ctypes, of one size of problem.
+
+What an expression says twice is one node. A shared node makes the tracer write a topological visitor; ``x * x`` reads
+its value through an identity, since the tracer's graph has one edge between two nodes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import _cutlass
+from .elements import ELEMENTS
+from .epilogue import ACCUMULATOR, Epilogue, EpilogueOperand
+
+Generation = Literal["2.x", "3.x"]
+"""Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
+
+OWN_FUNCTIONS = """
+namespace tvm_ext {
+
+// A function of one element for arrays of them, as visitors call it.
+template <class Array, class Function>
+CUTLASS_HOST_DEVICE Array each(Array const& values, Function function) {
+  Array result;
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < Array::kElements; ++i) { result[i] = function(values[i]); }
+  return result;
+}
+
+// log(1 + exp(x)), which neither overflows for large x nor loses the small ones.
+template <class Array> struct Softplus {
+  CUTLASS_HOST_DEVICE Array operator()(Array const& values) const {
+    return each(values, [](float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); });
+  }
+};
+
+// CUTLASS's tanh is tanh.approx, right to 11 bits: these are for results of more.
+template <class Array> struct Tanh {
+  CUTLASS_HOST_DEVICE Array operator()(Array const& values) const {
+    return each(values, [](float x) { return tanhf(x); });
+  }
+};
+
+template <class Array> struct GeluTanh {
+  CUTLASS_HOST_DEVICE Array operator()(Array const& values) const {
+    return each(values, [](float x) {
+      return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    });
+  }
+};
+
+}  // namespace tvm_ext
+"""
+
+_LIBRARY_ACTIVATIONS = {
+    "relu": "ReLU", "gelu": "Gelu", "gelu_tanh": "GeluTaylor", "silu": "SiLU", "hardswish": "HardSwish",
+    "sigmoid": "Sigmoid", "tanh": "Tanh", "identity": "Identity",
+}  # fmt: skip
+_LIBRARY_FUNCTIONS = {"maximum": "Maximum", "minimum": "Minimum", "exp": "Exp"}
+_OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
+_APPROXIMATE_BITS = 16
+_EXAMPLE = (1, 96, 160)  # batch, M, N: any problem has the same types, so long as M and N differ from 1 and each other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisitorTree:
+    """C++ of an epilogue: the types' ``declarations``, the name of the outermost, the expression of its argument.
+
+    The argument reads ``operands`` (``void const* const*``, in the epilogue's order), ``ldd`` and, in 2.x templates,
+    ``d``.
+    """
+
+    declarations: str
+    name: str
+    argument: str
+
+
+@functools.lru_cache(maxsize=256)
+def visitor_tree(epilogue: Epilogue, accumulator: str, generation: Generation) -> VisitorTree:
+    """The visitor tree of ``epilogue`` over sums of type ``accumulator``.
+
+    Raises UnsupportedEnvironmentError where the package is absent or of another version.
+    """
+    frontend = _frontend_type()(epilogue, accumulator, generation)
+    frontend.trace(None)
+    graph = frontend.dag_ir
+    emitter = importlib.import_module("cutlass_cppgen.backend.evt.backend.emitter_base")
+    callbacks = emitter.FusionCallbacks(graph, frontend.cc, emit_CD=generation == "2.x")
+    _put_own_functions(graph, frontend.own)
+    declarations, name = callbacks.emit()
+    arguments = _Arguments(epilogue, frontend.constants).of_graph(graph)
+    top = graph.nodes_topological_order()[-1] if generation == "2.x" else graph.get_all_inputs("D")[0]
+    declarations = declarations.strip().replace(">,\n    >", ">\n    >")  # no comma before what closes a list
+    return VisitorTree(declarations=declarations, name=name, argument=arguments[top])
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------------
+class _EpilogueNodes:
+    """Puts the nodes of one epilogue into the tracer's graph.
+
+    The tracer's front end is its base as well (`_frontend_type`), which is only there once the package is imported.
+    """
+
+    def __init__(self, epilogue: Epilogue, accumulator: str, generation: Generation) -> None:
+        self.cc = 80 if generation == "2.x" else 90
+        super().__init__(self.cc)  # type: ignore[call-arg]
+        self.base: Any = self  # the methods of the tracer's front end, which no type checker sees
+        self.library = importlib.import_module("cutlass_library")
+        self.functions = importlib.import_module("cutlass_cppgen.backend.library")
+        self.tensors = importlib.import_module("cutlass_cppgen.backend.evt.ir.tensor")
+        self.epilogue, self.accumulator = epilogue, accumulator
+        self.known: dict[str, str] = {}  # a subexpression's dump to its node
+        self.own: dict[str, str] = {}  # node to the C++ template that its function is
+        self.constants: dict[str, float] = {}
+
+    def parse(self, _inputs: None) -> None:
+        """What the tracer asks for, before it looks at the graph."""
+        self.base.add_load_node(ACCUMULATOR, self.tensor(_EXAMPLE, self.accumulator))
+        for number, operand in enumerate(self.epilogue.operands):
+            self.base.add_load_node(operand_node(number), self.tensor(_shape(operand), operand.dtype))
+        tree = self.epilogue.tree()
+        value = self.node(tree)
+        if not _converts(tree):
+            value = self.identity(value)
+        self.base.add_store_node("D")
+        self.base.add_edge(value, "D")
+        self.base.set_store_tensor("D", self.tensor(_EXAMPLE, self.epilogue.out_dtype))
+        self.base.mark_output("D")
+        self.return_names = ("D",)
+
+    def data_type(self, dtype: str) -> Any:
+        return getattr(self.library.DataType, ELEMENTS[dtype].library)
+
+    def tensor(self, shape: tuple[int, int, int], dtype: str) -> Any:
+        row_major = self.library.LayoutType.RowMajor
+        return self.tensors.Tensor(shape=shape, layout_tag=row_major, element=self.data_type(dtype))
+
+    def node(self, tree: ast.expr) -> str:
+        """The node of an expression; the same one for the same expression."""
+        key = ast.dump(tree)
+        if key not in self.known:
+            self.known[key] = self.new_node(tree)
+        return self.known[key]
+
+    def new_node(self, tree: ast.expr) -> str:
+        match tree:
+            case ast.Name(id=name):
+                names = [operand.name for operand in self.epilogue.operands]
+                return ACCUMULATOR if name == ACCUMULATOR else operand_node(names.index(name))
+            case ast.Constant(value=int() | float() as value):
+                return self.constant(float(value))
+            case ast.UnaryOp(operand=ast.Constant(value=int() | float() as value)):
+                return self.constant(-float(value))
+            case ast.BinOp(left=left, op=operator, right=right):
+                return self.compute(getattr(self.functions.FunctionalOp, _OPERATORS[type(operator)]), left, right)
+            case ast.Call(func=ast.Name(id="cast"), args=[value, ast.Constant(value=str(dtype))]):
+                return self.identity(self.node(value), dtype)
+            case ast.Call(func=ast.Name(id=function), args=arguments):
+                return self.call(function, *arguments)
+        raise AssertionError(f"{ast.unparse(tree)} has passed the epilogue's own check")
+
+    def constant(self, value: float) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        self.base.add_load_node(name, self.tensors.Tensor(tensor=value, is_constant=True))
+        return name
+
+    def call(self, function: str, *arguments: ast.expr) -> str:
+        own = self.own_function(function)
+        if own is not None:  # the tracer knows no functions but its own: `_put_own_functions` puts ours in its place
+            name = self.compute(self.functions.ActivationOp.Identity, *arguments)
+            self.own[name] = own
+            return name
+        if function in _LIBRARY_FUNCTIONS:
+            return self.compute(getattr(self.functions.FunctionalOp, _LIBRARY_FUNCTIONS[function]), *arguments)
+        return self.compute(getattr(self.functions.ActivationOp, _LIBRARY_ACTIVATIONS[function]), *arguments)
+
+    def own_function(self, function: str) -> str | None:
+        exact = ELEMENTS[self.epilogue.out_dtype].bits > _APPROXIMATE_BITS
+        own = {"softplus": "Softplus"} | ({"tanh": "Tanh", "gelu_tanh": "GeluTanh"} if exact else {})
+        return f"::tvm_ext::{own[function]}" if function in own else None
+
+    def compute(self, function: object, *arguments: ast.expr) -> str:
+        sources = [self.node(argument) for argument in arguments]
+        for i, source in enumerate(sources):
+            if source in sources[:i]:
+                sources[i] = self.identity(source)
+        name: str = self.base.add_compute_node(function)
+        for weight, source in enumerate(sources):
+            self.base.add_edge(source, name, weight=weight)
+        return name
+
+    def identity(self, source: str, dtype: str = "float32") -> str:
+        name: str = self.base.add_compute_node(self.functions.ActivationOp.Identity)
+        self.base.dag_ir.get_node_meta(name).element_output = self.data_type(dtype)
+        self.base.add_edge(source, name)
+        return name
+
+
+@functools.cache
+def _frontend_type() -> Any:
+    """`_EpilogueNodes` on the tracer's front end; raises as `_cutlass.require`."""
+    return type("EpilogueFrontend", (_EpilogueNodes, _cutlass.tracer().PythonASTFrontend), {})
+
+
+def _converts(tree: ast.expr) -> bool:
+    """Whether the visitor of ``tree`` may be told to make the result's type, as that of a sum may and a cast's not.
+
+    In 3.x templates nothing else converts: the last visitor before the store has to be one that computes.
+    """
+    match tree:
+        case ast.BinOp():
+            return True
+        case ast.Call(func=ast.Name(id=function)):
+            return function != "cast"
+    return False
+
+
+def operand_node(number: int) -> str:
+    """The tracer's name of an operand, ``Operand0`` in C++: a user's own might be one that it keeps for itself."""
+    return f"operand_{number}"
+
+
+def _shape(operand: EpilogueOperand) -> tuple[int, int, int]:
+    """Of the operand in the example problem."""
+    _, m, n = _EXAMPLE
+    return {"row": (1, 1, n), "column": (1, m, 1), "full": (1, m, n), "scalar": (1, 1, 1)}[operand.role]  # fmt: skip
+
+
+def _put_own_functions(graph: Any, own: dict[str, str]) -> None:
+    """Name our functions in the visitors that were traced with an identity in their place."""
+    for meta in graph.node_metas_topological_order():
+        subgraph = getattr(meta, "subgraph", None)
+        if subgraph is not None:
+            _put_own_functions(subgraph, own)
+        elif meta.name in own:
+            visitor = meta.underlying_impl
+            visitor._type_decl = visitor.type_decl.replace("cutlass::epilogue::thread::Identity", own[meta.name])
+
+
+# --- the argument ----------------------------------------------------------------------------------------------------
+class _Arguments:
+    """Braced C++ of what starts each visitor: its children's in order, then its own."""
+
+    def __init__(self, epilogue: Epilogue, constants: dict[str, float]) -> None:
+        self.constants = constants
+        self.operands = {operand_node(i): (i, operand) for i, operand in enumerate(epilogue.operands)}
+        self.store = "{d, {ldd, {}, {}}}"
+
+    def of_graph(self, graph: Any) -> dict[str, str]:
+        """By node of the tree that the tracer has made of its graph."""
+        found: dict[str, str] = {}
+        for node in graph.nodes_topological_order():
+            meta = graph.get_node_meta(node)
+            if hasattr(meta, "subgraph"):
+                found[node] = self._of_shared(meta.subgraph, found)
+                continue
+            children = [found[child] for child in graph.get_all_inputs(node)]
+            found[node] = _braced([*children, self._own(node)]) if children else self._own(node)
+        return found
+
+    def _of_shared(self, subgraph: Any, found: dict[str, str]) -> str:
+        """A topological visitor takes its nodes one after another, but for the one that reads its result."""
+        nodes = subgraph.nodes_topological_order()[:-1]
+        own = {n: found[n] if subgraph.get_node_meta(n).disabled else self._own(n) for n in nodes}
+        return _braced([own[node] for node in nodes])
+
+    def _own(self, node: str) -> str:
+        if node in self.constants:
+            return f"{{{{{self.constants[node]!r}f}}, {{nullptr}}}}"
+        if node == "D":
+            return self.store
+        if node not in self.operands:
+            return "{}"
+        number, operand = self.operands[node]
+        cpp = ELEMENTS[operand.dtype].cpp
+        pointer = f"static_cast<{cpp} const*>(operands[{number}])"
+        if operand.role == "scalar":
+            return f"{{{{{cpp}(0)}}, {{{pointer}}}}}"
+        if operand.role == "full":
+            return f"{{const_cast<{cpp}*>({pointer}), {cpp}(0), {{ldd, {{}}, {{}}}}}}"
+        return f"{{{pointer}, {cpp}(0)}}"
+
+
+def _braced(parts: list[str]) -> str:
+    return "{" + ", ".join(parts) + "}"

@@ -1,0 +1,266 @@
+"""Which configurations compile and run: the static assertions of CUTLASS 4.2.0, asked beforehand.
+
+`why_illegal` names the first that a configuration violates. Each function says which header it mirrors. What does not
+end in an assertion but in a wrong or slow kernel is refused as well: threads that would not cover a tile, accumulators
+that would not fit the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_thread_registers, shared_limit_bytes
+from tvm_ext.support.arithmetic import ceil_div
+
+from .elements import ELEMENTS, MULTIPLIERS
+from .epilogue import Epilogue
+from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
+
+WARP_GROUP_WARPS = 4
+"""Warps that one wgmma is of (PTX ISA)."""
+PORTABLE_CLUSTER = 8
+"""Threadblocks of a cluster that every device of sm_90 runs (CUDA C++ Programming Guide)."""
+_WGMMA_ROWS = 64
+_WGMMA_COLUMNS = 256
+_EPILOGUE_ROWS = 8  # default_thread_map_tensor_op.h: tensor operations make 8 rows at a time
+_EPILOGUE_ACCESS_BYTES = 256  # output_tile_thread_map.h: the preferred access of a warp
+_COLLECTIVE_RESERVE_BYTES = 4096  # barriers, the scheduler's and the epilogue's pipelines, alignment between them
+_SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 bytes
+_REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop
+
+
+def why_illegal(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:
+    """The first reason against ``config``; None where it is legal."""
+    return next((reason for reason in _reasons(config, problem, device, epilogue) if reason is not None), None)
+
+
+def _reasons(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> Iterator[str | None]:
+    """One by one, for most candidates fail the first few."""
+    yield _why_wrong_layout(config, problem)
+    yield _why_misaligned(config, problem)
+    if config.generation == "2.x":
+        yield from _reasons_2x(config, problem, device)
+    else:
+        yield from _reasons_3x(config, problem, device, epilogue)
+
+
+def _why_wrong_layout(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """Matrix units read 8-bit operands along K; so do collectives of tfloat32 (sm90_common.inl: is_use_rmem_A)."""
+    along_k = problem.layout_a == "row" and problem.layout_b == "column"
+    needs = MULTIPLIERS[config.arithmetic].k_contiguous or (
+        config.generation == "3.x" and MULTIPLIERS[config.arithmetic].bits != 16
+    )
+    if needs and not along_k:
+        return f"{config.arithmetic} operands must lie along K (A row by row, B column by column) in this template"
+    return None
+
+
+def _why_misaligned(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """Accesses that the problem's rows are not whole numbers of."""
+    widest = problem.alignments()
+    names = (("alignment_a", config.alignment_a), ("alignment_b", config.alignment_b))
+    for name, alignment in (*names, ("alignment_d", config.alignment_d)):
+        if alignment > widest[name]:  # type: ignore[literal-required]
+            return f"{name} {alignment} is more than the problem's {widest[name]}"  # type: ignore[literal-required]
+    return None
+
+
+# --- 2.x -------------------------------------------------------------------------------------------------------------
+def _reasons_2x(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[str | None]:
+    if not _is_divided(config):
+        yield "the threadblock is not a whole number of warps, or the warp of instructions"
+        return
+    yield _why_wrong_stages(config, device)
+    yield _why_too_narrow(config)
+    yield _why_wrong_warps(config, device)
+    yield _why_uncovered(config, problem)
+    yield _why_epilogue_uncovered(config, problem)
+    yield _why_too_many_registers(config, device)
+    yield _why_too_large(shared_bytes_2x(config, problem), device)
+
+
+def _is_divided(config: GemmConfig) -> bool:
+    """default_mma_core_sm*.h, and mma_base.h: the loop over a warp's instructions along K has an even count."""
+    assert config.warp is not None
+    assert config.instruction is not None
+    whole = all(t % w == 0 for t, w in zip(config.threadblock[:2], config.warp[:2], strict=True))
+    instructions = all(w % i == 0 for w, i in zip(config.warp, config.instruction, strict=True))
+    steps = config.warp[2] // config.instruction[2]
+    return whole and instructions and config.threadblock[2] == config.warp[2] and steps >= 2 and steps % 2 == 0
+
+
+def _why_wrong_stages(config: GemmConfig, device: DeviceSpec) -> str | None:
+    """mma_pipelined.h has two stages, mma_multistage.h needs cp.async and is chosen for three or more."""
+    if has(device, ASYNC_COPIES_SINCE) and config.architecture >= 80:
+        return None if config.stages >= 3 else "a multistage template has at least 3 stages"
+    return None if config.stages == 2 else "without asynchronous copies a template has 2 stages"
+
+
+def _why_too_narrow(config: GemmConfig) -> str | None:
+    bits = MULTIPLIERS[config.arithmetic].bits
+    narrowest = min(config.alignment_a, config.alignment_b) * bits
+    if config.stages > 2 and narrowest < _SMALLEST_ASYNC_COPY_BITS:
+        return (
+            f"accesses of {narrowest} bits cannot be copied asynchronously: pad the operands' contiguous extents to "
+            f"multiples of {ACCESS_BITS // bits}"
+        )
+    return None
+
+
+def _why_wrong_warps(config: GemmConfig, device: DeviceSpec) -> str | None:
+    """default_mma_core_sm80.h: "requires at least two warps"; a threadblock's threads are the device's to limit."""
+    if config.warps < 2:
+        return "a threadblock has at least two warps"
+    most = device.max_threads_per_block
+    if most is not None and config.warps * device.teu_lanes > most:
+        return f"{config.warps} warps are more than a block's {most} threads"
+    return None
+
+
+def _why_uncovered(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """Whether the threads that load a tile of either operand cover it; vector units' maps cover any power of 2."""
+    m, n, k = config.threadblock
+    if config.is_simt:
+        smallest = min(m, n) * k
+        return None if smallest >= config.warps * 32 else "a tile has fewer elements than threads that load it"
+    bits = MULTIPLIERS[config.arithmetic].bits
+    for extent, along_k in ((m, problem.layout_a == "row"), (n, problem.layout_b == "column")):
+        if not _is_raked(extent, k, config.warps, bits, along_k=along_k):
+            return "the warps do not cover a tile of an operand in whole accesses"
+    return None
+
+
+def _is_raked(extent: int, k: int, warps: int, bits: int, *, along_k: bool) -> bool:
+    """pitch_linear_thread_map.h, PitchLinearWarpRakedThreadMap, with the arrangements of default_mma_core_sm80.h.
+
+    Worked example, 128 x 32 halves along K by 4 warps: 4 accesses of 8 halves to a row, a warp takes 8 rows, so there
+    are 16 of its accesses one below the other, 4 for each warp. 32 rows would be 4, one each, and 8 warps do not go.
+    """
+    access = ACCESS_BITS // bits
+    contiguous, strided = (k, extent) if along_k else (extent, k)
+    lanes = (k // access, 32 // (k // access)) if along_k else (8, 4)
+    if contiguous % (access * lanes[0]) or strided % lanes[1]:
+        return False
+    across, down = contiguous // access // lanes[0], strided // lanes[1]
+    warps_down = min(warps, down)
+    warps_across = warps // warps_down
+    return warps_down * warps_across == warps and down % warps_down == 0 and across % warps_across == 0
+
+
+def _why_epilogue_uncovered(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """output_tile_thread_map.h, RowArrangement: "Iteration Count Row/Column must be > 0"."""
+    assert config.warp is not None
+    warps_n = config.threadblock[1] // config.warp[1]
+    width = config.threadblock[1] // config.alignment_d
+    if config.is_simt:  # one row at a time, a lane for each column
+        return None if width % (32 * warps_n) == 0 else "the warps do not cover a row of the result"
+    rows = _EPILOGUE_ROWS // warps_n
+    accesses = _EPILOGUE_ACCESS_BYTES * 8 // (config.alignment_d * problem.out.bits)
+    if rows == 0:
+        return "there are more warps than rows in a step of the epilogue"
+    if 32 // accesses > rows:
+        across, down = 32 // rows, rows
+    else:
+        across = min(width, 32, accesses)
+        down = min(_EPILOGUE_ROWS, 32 // across)
+    if across > width or width % across or rows % down:
+        return "the warps do not cover a row of the result in whole accesses"
+    return None
+
+
+def _why_too_many_registers(config: GemmConfig, device: DeviceSpec) -> str | None:
+    needed, most = thread_registers(config), max_thread_registers(device)
+    return f"{needed} registers of a thread are more than {most}" if needed > most else None
+
+
+def thread_registers(config: GemmConfig) -> int:
+    """Registers of a thread, estimated: its sums, the operands of one step and of the next, and what is beside them."""
+    bits = MULTIPLIERS[config.arithmetic].bits
+    if config.warp is None or config.instruction is None:
+        groups = 2 if config.schedule == "cooperative" else 1
+        sums = config.threadblock[0] * config.threadblock[1] // (groups * WARP_GROUP_WARPS * 32)
+        return sums + _REGISTERS_BESIDE_SUMS
+    wm, wn, _ = config.warp
+    operands = 2 * ceil_div((wm + wn) * max(config.instruction[2], 1) * bits, 32 * (4 if config.is_simt else 32))
+    return wm * wn // 32 + operands + _REGISTERS_BESIDE_SUMS
+
+
+def shared_bytes_2x(config: GemmConfig, problem: GemmProblem) -> int:
+    """Shared memory of a threadblock: its stages, or what the epilogue keeps, for one takes the other's place."""
+    assert config.warp is not None
+    m, n, k = config.threadblock
+    padding = 4 * 2 if config.is_simt else 0  # default_mma_core_simt.h pads rows against bank conflicts
+    main = config.stages * (m + n + padding) * k * MULTIPLIERS[config.arithmetic].bits // 8
+    sums = m // config.warp[0] * _EPILOGUE_ROWS * (n + 2 * _EPILOGUE_ROWS) * 4
+    return max(main, 2 * sums)
+
+
+def _why_too_large(needed: int, device: DeviceSpec) -> str | None:
+    most = shared_limit_bytes(device)
+    return f"{needed} bytes of shared memory are more than a block's {most}" if needed > most else None
+
+
+# --- 3.x -------------------------------------------------------------------------------------------------------------
+def _reasons_3x(
+    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue
+) -> Iterator[str | None]:
+    if not has(device, BULK_COPIES_SINCE):
+        yield f"{device.name} has no bulk copies, which collectives are fed by"
+        return
+    yield _why_wrong_collective(config)
+    yield _why_not_bulk(config, problem, epilogue)
+    yield _why_too_many_registers(config, device)
+    yield _why_too_large(shared_bytes_3x(config, problem, epilogue), device)
+
+
+def _why_wrong_collective(config: GemmConfig) -> str | None:
+    """sm90_gemm_tma_warpspecialized_{cooperative,pingpong}.hpp, sm90_builder.inl, mma_sm90_gmma.hpp."""
+    m, n, k = config.threadblock
+    rows = _WGMMA_ROWS * (2 if config.schedule == "cooperative" else 1)
+    if m % rows or n % 16 or n > _WGMMA_COLUMNS:
+        return f"{config.schedule} tiles have M in multiples of {rows}, N in multiples of 16 up to {_WGMMA_COLUMNS}"
+    if k * MULTIPLIERS[config.arithmetic].bits != ACCESS_BITS * 8:
+        return "a collective's tile is 128 bytes wide along K, a swizzled row of shared memory"
+    if config.schedule == "pingpong" and config.split_k > 1:
+        return "ping-pong kernels have no stream-K scheduler"
+    if config.stages < 2:
+        return "a collective has at least 2 stages"
+    if config.cluster[0] * config.cluster[1] > PORTABLE_CLUSTER:
+        return f"a cluster has at most {PORTABLE_CLUSTER} threadblocks"
+    return None
+
+
+def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> str | None:
+    """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
+    bits = MULTIPLIERS[config.arithmetic].bits
+    widths = {
+        "A": config.alignment_a * bits,
+        "B": config.alignment_b * bits,
+        "D": config.alignment_d * problem.out.bits,
+    }
+    for operand in epilogue.operands:
+        if operand.role == "full":
+            own = ELEMENTS[operand.dtype].bits
+            widths[operand.name] = widest_access(problem.n, own) * own
+    narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
+    if narrow:
+        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, which bulk copies need"
+    return None
+
+
+def shared_bytes_3x(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> int:
+    """Shared memory of a collective: its stages and, beside them, the epilogue's tiles (sm90_builder.inl)."""
+    m, n, k = config.threadblock
+    main = config.stages * (m + n) * k * MULTIPLIERS[config.arithmetic].bits // 8
+    cooperative = config.schedule == "cooperative"
+    tile_n = 64 if not cooperative and problem.out.bits == 8 and n % 64 == 0 else 32
+    tile = min(128 if cooperative else 64, m) * min(tile_n, n)
+    tiles = m * n // tile
+    stored = tile * problem.out.bits // 8 * min(tiles, 2)
+    loaded = sum(
+        tile * ELEMENTS[item.dtype].bits // 8 * min(tiles, 4) for item in epilogue.operands if item.role == "full"
+    )
+    broadcast = sum(n * ELEMENTS[item.dtype].bits // 8 for item in epilogue.operands if item.role == "row")
+    return main + stored + loaded + broadcast + _COLLECTIVE_RESERVE_BYTES

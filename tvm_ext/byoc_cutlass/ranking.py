@@ -1,0 +1,126 @@
+"""How long a configuration takes: a model of waves, whole tiles, bytes and occupancy, from the device's row alone.
+
+The largest of four times, as they overlap: multiplying, reading shared memory, reading tiles through L2, and moving
+each matrix once from and to global memory. The first two are multiplied by what whole waves of whole tiles cost; on
+top come the first loads' latency in each wave, what each tile stores, the sums of split K, and the launch. A step waits
+for its loads where the stages ahead of it do not cover global memory's latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import GLOBAL, SHARED, BlockUse, blocks_per_unit
+from tvm_ext.errors import TargetError
+from tvm_ext.support.arithmetic import ceil_div
+
+from .elements import ELEMENTS
+from .epilogue import Epilogue
+from .gemm import GemmConfig, GemmProblem
+from .legality import WARP_GROUP_WARPS, shared_bytes_2x, shared_bytes_3x, thread_registers
+
+_BUSY_WARPS = 8
+"""Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
+_UNKNOWN_L2 = 2.0  # times global memory's bandwidth, where a row does not say its cache's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedConfig:
+    """A configuration and its predicted time."""
+
+    config: GemmConfig
+    time_us: float
+
+
+def predicted_time_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> float:
+    """Predicted microseconds of one launch."""
+    resident = max(1, blocks_per_unit(block_use(config, problem, device, epilogue), device))
+    m, n, k = config.threadblock
+    blocks = config.tiles(problem) * config.split_k
+    steps = ceil_div(ceil_div(problem.k, k), config.split_k)
+    waves = ceil_div(blocks, device.unit_count * resident)
+    last = blocks - (waves - 1) * device.unit_count * resident
+    held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
+    tile_us = steps * _tile_step_us(config, problem, device, resident) + _store_us(config, problem, device, resident)
+    units_us = held * tile_us + waves * _latency_us(device)
+    copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
+    traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
+    l2_us = traffic / (_l2_gb_per_s(device) * 1e3)
+    moved_us = _moved_bytes(config, problem, epilogue) / (_global_gb_per_s(device) * 1e3)
+    return max(units_us, l2_us, moved_us) + (device.launch_overhead_us or 0.0)
+
+
+def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> BlockUse:
+    """What a threadblock takes of its unit. A collective has a warp group for the copies beside two that multiply."""
+    registers = thread_registers(config)
+    if config.generation == "2.x":
+        shared, warps = shared_bytes_2x(config, problem), config.warps
+    else:
+        shared, warps = shared_bytes_3x(config, problem, epilogue), 3 * WARP_GROUP_WARPS
+        registers = min(registers, (device.registers_per_unit or 0) // (warps * device.teu_lanes) // 8 * 8)
+    return BlockUse(threads=warps * device.teu_lanes, registers=registers, shared_bytes=shared)
+
+
+def _tile_step_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
+    """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
+    m, n, k = config.threadblock
+    peaks = [peak for key in problem.multiplier.peak if (peak := _peak(config, device, key))]
+    if not peaks:
+        raise TargetError(
+            f"the device table of {device.name} does not say how fast it multiplies {problem.arithmetic}.",
+            f"give its row peak_gflops of {problem.multiplier.peak[0]}",
+        )
+    unit_gflops = peaks[0] / device.unit_count
+    warps = resident * (config.warps if config.generation == "2.x" else 2 * WARP_GROUP_WARPS)
+    busy = min(1.0, warps / _BUSY_WARPS)
+    multiply_us = 2 * m * n * k / (unit_gflops * busy * 1e3)
+    arrival_us = _latency_us(device) / ((config.stages - 1) * resident)
+    return max(multiply_us, _shared_us(config, problem, device), arrival_us)
+
+
+def _store_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
+    """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
+    overlaps = resident + (1 if config.schedule == "pingpong" else 0)
+    stored = config.threadblock[0] * config.threadblock[1] * problem.out.bits / 8
+    return stored / (_l2_gb_per_s(device) / device.unit_count * 1e3) / overlaps
+
+
+def _peak(config: GemmConfig, device: DeviceSpec, key: str) -> float | None:
+    return device.peak_gflops_of(key) if config.generation == "3.x" else device.emitted_gflops_of(key)
+
+
+def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> float:
+    """Reading the operands of a step from shared memory: each warp reads its own rows and columns."""
+    bandwidth = device.layer(SHARED).bandwidth_gb_per_s
+    if bandwidth is None:
+        return 0.0
+    m, n, k = config.threadblock
+    by_groups = m + m // 64 * n  # a warp group's instruction reads B once for its 64 rows
+    read = k * (by_groups if config.warp is None else config.warps * (config.warp[0] + config.warp[1]))
+    return read * problem.multiplier.bits / 8 / (bandwidth / device.unit_count * 1e3)
+
+
+def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> float:
+    """Each matrix once, and the sums of split K there and back."""
+    m, n, k = problem.m, problem.n, problem.k
+    covers = {"full": m * n, "row": n, "column": m, "scalar": 1}
+    read = sum(covers[item.role] * ELEMENTS[item.dtype].bits for item in epilogue.operands)
+    sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
+    return ((m * k + k * n) * problem.multiplier.bits + m * n * problem.out.bits + read + sums) / 8
+
+
+def _latency_us(device: DeviceSpec) -> float:
+    return (device.layer(GLOBAL).latency_ns or 0.0) / 1e3
+
+
+def _global_gb_per_s(device: DeviceSpec) -> float:
+    bandwidth = device.layer(GLOBAL).bandwidth_gb_per_s
+    if bandwidth is None:
+        remedy = f"give its row layers.{GLOBAL}.bandwidth_gb_per_s"
+        raise TargetError(f"the device table of {device.name} does not say its memory's bandwidth.", remedy)
+    return bandwidth
+
+
+def _l2_gb_per_s(device: DeviceSpec) -> float:
+    return device.layer(GLOBAL).cache_bandwidth_gb_per_s or _UNKNOWN_L2 * _global_gb_per_s(device)
