@@ -91,7 +91,8 @@ __all__ = [
     "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
     "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
     "convert_onnx_as_stock", "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
-    "cpu_legalize_passes", "cpu_library_dispatch_passes", "detect_iter_map", "detect_linear_equation", "dpl",
+    "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "detect_iter_map",
+    "detect_linear_equation", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "import_onnx", "import_onnx_with", "ir",
     "llvm_get_intrinsic_name", "llvm_get_system_cpu", "mma_schedule", "module_pass", "onnx_operators", "pack_imports",
@@ -213,6 +214,7 @@ finalize_device_passes = _s_tir_pipeline.finalize_device_passes
 llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu = _codegen.llvm_get_system_cpu
 target_has_feature = _codegen.target_has_features
+cuda_compute_version = tvm.support.nvcc.get_target_compute_version
 
 
 def vm_generate(mod: IRModule) -> tuple[ExecBuilder, IRModule]:

@@ -30,6 +30,7 @@ from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOW
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
+from tvm_ext.runtime.cuda_source import own_cuda_compiler
 from tvm_ext.runtime.graph_module import GraphModule, TensorSpec, find_spec
 from tvm_ext.runtime.library import Library, Signature, load
 from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
@@ -188,7 +189,8 @@ def _compile(
             _refuse_wrong_kernels(mod, lowered, plan, clock)
             watch.split(VERIFYING)
         if whole or not _compiles_by_kernel(mod, plan):
-            code = generate_whole(lowered, plan.target)
+            with own_cuda_compiler():
+                code = generate_whole(lowered, plan.target)
         else:
             context = kernel_context(plan.device, plan.options)
             threads = 1 if watched else usable_core_count()

@@ -5,7 +5,6 @@ Marked ``gpu``. Everything else that the tests say of GPU kernels is said withou
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,8 @@ NO_DEVICE = "no CUDA device: "
 
 
 @pytest.fixture
-def row(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The row of the tables for the machine's first GPU; skips, with the reason, where it cannot be used.
-
-    Where there is a driver TVM compiles every module itself, by NVRTC's Python bindings or by nvcc.
-    """
-    if importlib.util.find_spec("cuda") is None:
-        monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
+def row() -> str:
+    """The row of the tables for the machine's first GPU; skips, with the reason, where it cannot be used."""
     try:
         load_cuda_runtime()
     except UnsupportedEnvironmentError as error:

@@ -9,7 +9,7 @@ points::
 
 with ``struct GemmTuning { int32_t split_k, swizzle, raster_along_m; };``. Extents are arguments of every launch, and so
 is what the tuning says, as far as the template leaves it open: the splits of stream-K forms, swizzle and raster of 3.x.
-``operands`` are in the epilogue's order, "full" ones and D row by row without gaps. Answers are ``cutlass::Status`` (0
+``operands`` are in the epilogue's order, matrices and D row by row without gaps. Answers are ``cutlass::Status`` (0
 is success); -1 bytes say that the problem is refused, and too small a workspace is refused before anything runs.
 """
 
@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import hashlib
 
+from tvm_ext.records.partition import Order
+
 from . import _cutlass
 from .elements import ELEMENTS, Shape3, multiplier
 from .epilogue import Epilogue
 from .evt import OWN_FUNCTIONS, visitor_tree
-from .gemm import GemmConfig, GemmLayout
+from .gemm import GemmConfig
 
-_LAYOUTS: dict[GemmLayout, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
+_LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
 _INCLUDES = {
     "2.x": (
@@ -48,16 +50,14 @@ _INCLUDES = {
 }
 
 
-def symbol_of(config: GemmConfig, epilogue: Epilogue, layout_a: GemmLayout, layout_b: GemmLayout) -> str:
+def symbol_of(config: GemmConfig, epilogue: Epilogue, layout_a: Order, layout_b: Order) -> str:
     """The name of the entry point: the template's, the layouts', and a digest of the epilogue."""
     digest = hashlib.sha256(repr(epilogue).encode()).hexdigest()[:12]
     layouts = "".join("n" if layout == "column" else "t" for layout in (layout_a, layout_b))
     return f"tvm_ext_{config.name}_{layouts}_{digest}"
 
 
-def emit_gemm(
-    config: GemmConfig, epilogue: Epilogue, *, layout_a: GemmLayout = "row", layout_b: GemmLayout = "row"
-) -> str:
+def emit_gemm(config: GemmConfig, epilogue: Epilogue, *, layout_a: Order = "row", layout_b: Order = "row") -> str:
     """The source of ``config`` with ``epilogue``.
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.

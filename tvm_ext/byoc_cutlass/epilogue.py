@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Literal
 
 from tvm_ext.errors import InputError
+from tvm_ext.records.partition import OperandRole
 
 from .elements import element
-
-OperandRole = Literal["row", "column", "full", "scalar"]
-"""How an operand lies over the M x N result: N numbers for every row, M for every column, M x N, or one number."""
 
 ACCUMULATOR = "accum"
 ARITY = {
@@ -27,7 +24,7 @@ ARITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpilogueOperand:
-    """A tensor that an epilogue reads. One that is "full" has N contiguous numbers in each row."""
+    """A tensor that an epilogue reads. A "matrix" has N contiguous numbers in each row."""
 
     name: str
     role: OperandRole

@@ -232,7 +232,7 @@ def operand_node(number: int) -> str:
 def _shape(operand: EpilogueOperand) -> tuple[int, int, int]:
     """Of the operand in the example problem."""
     _, m, n = _EXAMPLE
-    return {"row": (1, 1, n), "column": (1, m, 1), "full": (1, m, n), "scalar": (1, 1, 1)}[operand.role]  # fmt: skip
+    return {"row": (1, 1, n), "column": (1, m, 1), "matrix": (1, m, n), "scalar": (1, 1, 1)}[operand.role]  # fmt: skip
 
 
 def _put_own_functions(graph: Any, own: dict[str, str]) -> None:
@@ -285,7 +285,7 @@ class _Arguments:
         pointer = f"static_cast<{cpp} const*>(operands[{number}])"
         if operand.role == "scalar":
             return f"{{{{{cpp}(0)}}, {{{pointer}}}}}"
-        if operand.role == "full":
+        if operand.role == "matrix":
             return f"{{const_cast<{cpp}*>({pointer}), {cpp}(0), {{ldd, {{}}, {{}}}}}}"
         return f"{{{pointer}, {cpp}(0)}}"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from tvm_ext.errors import InputError
+from tvm_ext.records.partition import CutlassProblem, MatrixLayout, Order
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import Element, Multiplier, Shape3, element, multiplier
 from .evt import Generation
 
-GemmLayout = Literal["row", "column"]
 Schedule = Literal["cooperative", "pingpong"]
 """Of a collective: two warp groups share a tile, or each has one and they take turns at the matrix units."""
 Raster = Literal["along_m", "along_n"]
@@ -33,27 +33,64 @@ class Alignments(TypedDict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmProblem:
-    """D (M x N, row by row) = A (M x K) B (K x N), each without gaps.
+    """D (M x N, row by row, without gaps) = A (M x K) B (K x N), ``batch`` times.
 
-    ``arithmetic`` is a key of `MULTIPLIERS`; a matrix of layout "column" is stored transposed. Raises InputError where
-    an extent is not positive or beyond 32 bits, or a type unknown.
+    `records/partition.py`'s problem as templates have it: ``arithmetic`` is a key of `MULTIPLIERS`, ``out_dtype`` what
+    is stored behind the epilogue. Raises InputError where an extent is not positive or beyond 32 bits, or a type
+    unknown.
     """
 
     m: int
     n: int
     k: int
+    batch: int = 1
     arithmetic: str
-    layout_a: GemmLayout = "row"
-    layout_b: GemmLayout = "row"
+    a: MatrixLayout
+    b: MatrixLayout
     out_dtype: str
+
+    @classmethod
+    def of(cls, problem: CutlassProblem, out_dtype: str) -> GemmProblem:
+        """The product that ``problem`` is, stored as ``out_dtype``; of a convolution, the implicit one."""
+        a, b = problem.operands
+        first = problem.dtypes[0]
+        arithmetic = "tfloat32" if first == "float32" and not problem.simt else first
+        return cls(
+            m=problem.rows,
+            n=problem.columns,
+            k=problem.depth,
+            batch=problem.batch,
+            arithmetic=arithmetic,
+            a=a,
+            b=b,
+            out_dtype=out_dtype,
+        )
+
+    @classmethod
+    def packed(
+        cls,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        arithmetic: str,
+        out_dtype: str,
+        layout_a: Order = "row",
+        layout_b: Order = "row",
+        batch: int = 1,
+    ) -> GemmProblem:
+        """Of matrices without gaps; one of layout "column" is stored transposed. Raises as the constructor."""
+        bits = multiplier(arithmetic).bits
+        a, b = _packed(m, k, layout_a, bits, batch), _packed(k, n, layout_b, bits, batch)
+        return cls(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, a=a, b=b, out_dtype=out_dtype)
 
     def __post_init__(self) -> None:
         multiplier(self.arithmetic)
         element(self.out_dtype)
         size = f"a matrix product of M, N, K = {self.m}, {self.n}, {self.k}"
-        if min(self.m, self.n, self.k) < 1:
+        if min(self.m, self.n, self.k, self.batch) < 1:
             raise InputError(f"{size} has nothing to multiply.", "every extent must be at least 1")
-        if max(self.m, self.n, self.k) > _MOST_EXTENT:
+        if max(self.m, self.n, self.k, self.batch) > _MOST_EXTENT:
             raise InputError(f"{size} is too large for CUTLASS, which counts in 32 bits.", "divide the product")
 
     @property
@@ -65,13 +102,22 @@ class GemmProblem:
         return element(self.out_dtype)
 
     def alignments(self) -> Alignments:
-        """The widest accesses that the contiguous extents allow."""
-        bits = self.multiplier.bits
+        """The widest accesses that the matrices allow."""
         return Alignments(
-            alignment_a=widest_access(self.k if self.layout_a == "row" else self.m, bits),
-            alignment_b=widest_access(self.n if self.layout_b == "row" else self.k, bits),
+            alignment_a=self.a.alignment,
+            alignment_b=self.b.alignment,
             alignment_d=widest_access(self.n, self.out.bits),
         )
+
+
+def _packed(rows: int, columns: int, order: Order, bits: int, batch: int) -> MatrixLayout:
+    contiguous = columns if order == "row" else rows
+    return MatrixLayout(
+        order=order,
+        leading_dimension=contiguous,
+        batch_stride=rows * columns if batch > 1 else 0,
+        alignment=widest_access(contiguous, bits),
+    )
 
 
 def widest_access(extent: int, bits: int) -> int:

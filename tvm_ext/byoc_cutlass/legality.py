@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import max_thread_registers, shared_limit_bytes
+from tvm_ext.devices.occupancy import BlockUse, registers_left, shared_limit_bytes
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS, MULTIPLIERS
@@ -48,7 +48,7 @@ def _reasons(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilo
 
 def _why_wrong_layout(config: GemmConfig, problem: GemmProblem) -> str | None:
     """Matrix units read 8-bit operands along K; so do collectives of tfloat32 (sm90_common.inl: is_use_rmem_A)."""
-    along_k = problem.layout_a == "row" and problem.layout_b == "column"
+    along_k = problem.a.order == "row" and problem.b.order == "column"
     needs = MULTIPLIERS[config.arithmetic].k_contiguous or (
         config.generation == "3.x" and MULTIPLIERS[config.arithmetic].bits != 16
     )
@@ -126,7 +126,7 @@ def _why_uncovered(config: GemmConfig, problem: GemmProblem) -> str | None:
         smallest = min(m, n) * k
         return None if smallest >= config.warps * 32 else "a tile has fewer elements than threads that load it"
     bits = MULTIPLIERS[config.arithmetic].bits
-    for extent, along_k in ((m, problem.layout_a == "row"), (n, problem.layout_b == "column")):
+    for extent, along_k in ((m, problem.a.order == "row"), (n, problem.b.order == "column")):
         if not _is_raked(extent, k, config.warps, bits, along_k=along_k):
             return "the warps do not cover a tile of an operand in whole accesses"
     return None
@@ -171,8 +171,32 @@ def _why_epilogue_uncovered(config: GemmConfig, problem: GemmProblem) -> str | N
 
 
 def _why_too_many_registers(config: GemmConfig, device: DeviceSpec) -> str | None:
-    needed, most = thread_registers(config), max_thread_registers(device)
-    return f"{needed} registers of a thread are more than {most}" if needed > most else None
+    """A block's threads share what a block may have: of 512 threads each has 128, for the templates ask for one block.
+
+    A collective's warp groups hand registers on to one another (setmaxnreg): theirs are a thread's limit alone.
+    """
+    needed, threads = thread_registers(config), block_threads(config, device)
+    most = registers_left(threads if config.generation == "2.x" else device.teu_lanes, device)
+    if needed <= most:
+        return None
+    return f"{needed} registers of a thread are more than the {most} that a block of {threads} threads leaves to each"
+
+
+def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> BlockUse:
+    """What a threadblock takes of its unit."""
+    threads, registers = block_threads(config, device), thread_registers(config)
+    if config.generation == "2.x":
+        return BlockUse(threads=threads, registers=registers, shared_bytes=shared_bytes_2x(config, problem))
+    return BlockUse(
+        threads=threads,
+        registers=min(registers, registers_left(threads, device)),
+        shared_bytes=shared_bytes_3x(config, problem, epilogue),
+    )
+
+
+def block_threads(config: GemmConfig, device: DeviceSpec) -> int:
+    """Of a threadblock. A collective has a warp group for the copies beside two that multiply."""
+    return (config.warps if config.generation == "2.x" else 3 * WARP_GROUP_WARPS) * device.teu_lanes
 
 
 def thread_registers(config: GemmConfig) -> int:
@@ -241,7 +265,7 @@ def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) 
         "D": config.alignment_d * problem.out.bits,
     }
     for operand in epilogue.operands:
-        if operand.role == "full":
+        if operand.role == "matrix":
             own = ELEMENTS[operand.dtype].bits
             widths[operand.name] = widest_access(problem.n, own) * own
     narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
@@ -260,7 +284,7 @@ def shared_bytes_3x(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue
     tiles = m * n // tile
     stored = tile * problem.out.bits // 8 * min(tiles, 2)
     loaded = sum(
-        tile * ELEMENTS[item.dtype].bits // 8 * min(tiles, 4) for item in epilogue.operands if item.role == "full"
+        tile * ELEMENTS[item.dtype].bits // 8 * min(tiles, 4) for item in epilogue.operands if item.role == "matrix"
     )
     broadcast = sum(n * ELEMENTS[item.dtype].bits // 8 for item in epilogue.operands if item.role == "row")
     return main + stored + loaded + broadcast + _COLLECTIVE_RESERVE_BYTES

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import GLOBAL, SHARED, BlockUse, blocks_per_unit
+from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
 from tvm_ext.errors import TargetError
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
-from .legality import WARP_GROUP_WARPS, shared_bytes_2x, shared_bytes_3x, thread_registers
+from .legality import WARP_GROUP_WARPS, block_use
 
 _BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
@@ -35,7 +35,7 @@ class RankedConfig:
 
 def predicted_time_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> float:
     """Predicted microseconds of one launch."""
-    resident = max(1, blocks_per_unit(block_use(config, problem, device, epilogue), device))
+    resident = blocks_per_unit(block_use(config, problem, device, epilogue), device)
     m, n, k = config.threadblock
     blocks = config.tiles(problem) * config.split_k
     steps = ceil_div(ceil_div(problem.k, k), config.split_k)
@@ -49,17 +49,6 @@ def predicted_time_us(config: GemmConfig, problem: GemmProblem, device: DeviceSp
     l2_us = traffic / (_l2_gb_per_s(device) * 1e3)
     moved_us = _moved_bytes(config, problem, epilogue) / (_global_gb_per_s(device) * 1e3)
     return max(units_us, l2_us, moved_us) + (device.launch_overhead_us or 0.0)
-
-
-def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> BlockUse:
-    """What a threadblock takes of its unit. A collective has a warp group for the copies beside two that multiply."""
-    registers = thread_registers(config)
-    if config.generation == "2.x":
-        shared, warps = shared_bytes_2x(config, problem), config.warps
-    else:
-        shared, warps = shared_bytes_3x(config, problem, epilogue), 3 * WARP_GROUP_WARPS
-        registers = min(registers, (device.registers_per_unit or 0) // (warps * device.teu_lanes) // 8 * 8)
-    return BlockUse(threads=warps * device.teu_lanes, registers=registers, shared_bytes=shared)
 
 
 def _tile_step_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
@@ -104,7 +93,7 @@ def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> 
 def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> float:
     """Each matrix once, and the sums of split K there and back."""
     m, n, k = problem.m, problem.n, problem.k
-    covers = {"full": m * n, "row": n, "column": m, "scalar": 1}
+    covers = {"matrix": m * n, "row": n, "column": m, "scalar": 1}
     read = sum(covers[item.role] * ELEMENTS[item.dtype].bits for item in epilogue.operands)
     sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
     return ((m * k + k * n) * problem.multiplier.bits + m * n * problem.out.bits + read + sums) / 8

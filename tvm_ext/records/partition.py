@@ -16,11 +16,17 @@ CODEGEN = "tvm_ext.cutlass"
 
 AnchorKind = Literal["matmul", "batched_matmul", "conv2d", "conv2d_grouped", "conv2d_depthwise"]
 
-Broadcast = Literal["scalar", "row", "column", "matrix", "self"]
+OperandRole = Literal["scalar", "row", "column", "matrix"]
 """How an epilogue's operand lies over the product: one number, one per column, one per row, one per element.
 
-"row" is a row vector repeated for every row (a bias). "self" is a value of the region itself (`x * f(x)`).
+"row" is a row vector repeated for every row (a bias).
 """
+
+Broadcast = Literal["scalar", "row", "column", "matrix", "self"]
+"""`OperandRole`, or "self": a value of the region itself (`x * f(x)`)."""
+
+Order = Literal["row", "column"]
+"""Of a matrix: its rows or its columns are contiguous."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +37,7 @@ class MatrixLayout:
     ``alignment`` is the largest power of two up to 16 bytes of elements that may be read at once.
     """
 
-    order: Literal["row", "column"]
+    order: Order
     leading_dimension: int
     batch_stride: int
     alignment: int

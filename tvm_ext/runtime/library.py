@@ -26,6 +26,7 @@ from tvm_ext.support.shared_library import load_library
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 
 from .cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
+from .cuda_source import own_cuda_compiler
 from .export import METADATA_FUNCTION, check_complete, check_seal, export_executable
 from .graph_module import GraphModule, TensorSpec
 from .guarded_memory import guard
@@ -243,7 +244,7 @@ def load(path: str | Path) -> Library:
     check_complete(path)
     check_seal(path)
     try:
-        with without_lines(CONSTANT_SCOPES):
+        with without_lines(CONSTANT_SCOPES), own_cuda_compiler():
             module = _open(path.absolute())
     except TvmExtError:
         raise

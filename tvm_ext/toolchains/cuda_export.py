@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tvm_ext._tvm import Module, pack_imports
+from tvm_ext._tvm import Module, Target, cuda_compute_version, pack_imports
 from tvm_ext.devices.capabilities import ARCHITECTURE, architecture_number
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions, cuda_settings
@@ -60,6 +60,12 @@ def compile_sources(
         source: compile_cuda(source, architectures, cache=cache, time_limit_s=limit)
         for source in dict.fromkeys(sources)
     }
+
+
+def compile_for_target(source: str) -> bytes:
+    """Machine code for the current target's architecture, without one the first device's; raises as `compile_cuda`."""
+    architecture = "sm_" + cuda_compute_version(Target.current()).replace(".", "")  # of "8.0", "9.0.a"
+    return compile_sources([source], [architecture], cache=KernelCache.for_build(BuildOptions.current()))[source].image
 
 
 def export_sources(sources: Sequence[str], architectures: Sequence[str]) -> tuple[dict[str, CompiledCuda], DeviceCode]:

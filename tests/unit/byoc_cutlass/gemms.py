@@ -6,19 +6,20 @@ import dataclasses
 
 from tvm_ext.byoc_cutlass.configs import candidates
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
-from tvm_ext.byoc_cutlass.epilogue import Epilogue, EpilogueOperand, OperandRole
+from tvm_ext.byoc_cutlass.epilogue import Epilogue, EpilogueOperand
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
 from tvm_ext.byoc_cutlass.legality import why_illegal
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.rows.cuda_limits import CUDA_LIMITS, KIB
+from tvm_ext.records.partition import OperandRole
 
 DEVICES: dict[tuple[int, int], str] = {(7, 5): "nvidia-t4", (8, 0): "nvidia-a100", (9, 0): "nvidia-h100"}
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0))
 EXPRESSIONS = (
-    "accum", "relu(accum + row)", "gelu(accum + row) * full", "gelu_tanh(accum + column)", "silu(accum) + full",
+    "accum", "relu(accum + row)", "gelu(accum + row) * matrix", "gelu_tanh(accum + column)", "silu(accum) + matrix",
     "hardswish(accum * scalar + row)", "softplus(accum * -0.5)", "sigmoid(accum + row) * (accum + row)",
-    "maximum(minimum(accum, 6), 0)", "tanh(cast(accum + row, 'float16')) - full", "accum * accum / 2 + exp(column)",
+    "maximum(minimum(accum, 6), 0)", "tanh(cast(accum + row, 'float16')) - matrix", "accum * accum / 2 + exp(column)",
 )  # fmt: skip
 """Every function, operator and role, values used twice, and rounding on the way."""
 
@@ -51,9 +52,9 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 def epilogue_of(expression: str, out_dtype: str) -> Epilogue:
     """With the operands that ``expression`` names, each called by its role; half of them of the result's type."""
-    roles: tuple[OperandRole, ...] = ("row", "column", "full", "scalar")
+    roles: tuple[OperandRole, ...] = ("row", "column", "matrix", "scalar")
     narrow = out_dtype if out_dtype not in ("int8", "int32") else "float32"
-    dtypes = {"row": narrow, "full": narrow}
+    dtypes = {"row": narrow, "matrix": narrow}
     used = [role for role in roles if role in expression]
     operands = tuple(EpilogueOperand(name=role, role=role, dtype=dtypes.get(role, "float32")) for role in used)
     return Epilogue(expression=expression, operands=operands, out_dtype=out_dtype)
@@ -66,5 +67,5 @@ def legal_configs(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) 
 
 def arithmetics_of(device: DeviceSpec) -> list[str]:
     """What templates for ``device`` multiply."""
-    problems = [GemmProblem(m=64, n=64, k=64, arithmetic=name, out_dtype="float32") for name in MULTIPLIERS]
+    problems = [GemmProblem.packed(m=64, n=64, k=64, arithmetic=name, out_dtype="float32") for name in MULTIPLIERS]
     return [problem.arithmetic for problem in problems if next(candidates(problem, device), None) is not None]

@@ -20,8 +20,8 @@ from tvm_ext.byoc_cutlass.configs import MOST_CONFIGS, candidates, propose, why_
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
-from tvm_ext.byoc_cutlass.legality import why_illegal
-from tvm_ext.byoc_cutlass.ranking import block_use, predicted_time_us
+from tvm_ext.byoc_cutlass.legality import block_use, why_illegal
+from tvm_ext.byoc_cutlass.ranking import predicted_time_us
 from tvm_ext.devices import device_db
 from tvm_ext.devices.occupancy import blocks_per_unit
 from tvm_ext.errors import InputError, TargetError
@@ -35,7 +35,7 @@ EXTENTS = st.sampled_from((1, 7, 8, 24, 64, 100, 512, 1000, 4096))
 def problems(draw: st.DrawFn) -> tuple[tuple[int, int], GemmProblem]:
     capability = draw(st.sampled_from(CAPABILITIES))
     arithmetic = draw(st.sampled_from(arithmetics_of(device_of(capability))))
-    problem = GemmProblem(
+    problem = GemmProblem.packed(
         m=draw(EXTENTS),
         n=draw(EXTENTS),
         k=draw(EXTENTS),
@@ -87,7 +87,7 @@ def test_legal_configurations_have_what_the_headers_assert(drawn: tuple[tuple[in
 def test_every_arithmetic_of_a_device_has_templates(capability: tuple[int, int]) -> None:
     device = device_of(capability)
     for arithmetic in arithmetics_of(device):
-        problem = GemmProblem(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="column", out_dtype="float16")
+        problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="column", out_dtype="float16")
         assert len(propose(problem, device, PLAIN)) >= 16, arithmetic
 
 
@@ -99,7 +99,7 @@ def test_arithmetics_come_with_capabilities() -> None:
 
 
 def first(capability: tuple[int, int], m: int, n: int, k: int) -> GemmConfig:
-    problem = GemmProblem(m=m, n=n, k=k, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=m, n=n, k=k, arithmetic="float16", out_dtype="float16")
     return propose(problem, device_of(capability), PLAIN)[0].config
 
 
@@ -128,7 +128,7 @@ def test_more_work_takes_longer() -> None:
     config = first((8, 0), 1024, 1024, 1024)
     times = [
         predicted_time_us(
-            config, GemmProblem(m=1024, n=1024, k=k, arithmetic="float16", out_dtype="float16"), device, PLAIN
+            config, GemmProblem.packed(m=1024, n=1024, k=k, arithmetic="float16", out_dtype="float16"), device, PLAIN
         )
         for k in (512, 1024, 4096)
     ]
@@ -141,13 +141,13 @@ def test_more_work_takes_longer() -> None:
     [((8, 0), 7, "pad the operands' contiguous extents to multiples of 8"), ((9, 0), 7, "pad the operands")],
 )
 def test_unaligned_products_are_refused_with_a_remedy(capability: tuple[int, int], n: int, why: str) -> None:
-    problem = GemmProblem(m=64, n=n, k=7, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=64, n=n, k=7, arithmetic="float16", out_dtype="float16")
     assert propose(problem, device_of(capability), PLAIN) == ()
     assert why in (why_none(problem, device_of(capability), PLAIN) or "")
 
 
 def test_narrow_rows_take_no_bulk_copies() -> None:
-    problem = GemmProblem(m=512, n=512, k=516, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=516, arithmetic="float16", out_dtype="float16")
     found = propose(problem, device_of((9, 0)), PLAIN)
     assert {item.config.generation for item in found} == {"2.x"}
 
@@ -166,7 +166,7 @@ def test_narrow_rows_take_no_bulk_copies() -> None:
     ],
 )
 def test_what_the_headers_refuse_is_refused(change: dict[str, object], why: str) -> None:
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     config = GemmConfig(
         arithmetic="float16",
         architecture=80,
@@ -198,7 +198,7 @@ def test_what_the_headers_refuse_is_refused(change: dict[str, object], why: str)
     ],
 )
 def test_what_collectives_refuse_is_refused(change: dict[str, object], why: str) -> None:
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     config = GemmConfig(
         arithmetic="float16",
         architecture=90,
@@ -218,14 +218,14 @@ def test_what_collectives_refuse_is_refused(change: dict[str, object], why: str)
 @pytest.mark.parametrize("arithmetic", ["int8", "float8_e4m3fn"])
 def test_eight_bit_operands_lie_along_k(arithmetic: str) -> None:
     device = device_of((9, 0))
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="row", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="row", out_dtype="float16")
     assert propose(problem, device, PLAIN) == ()
     assert "must lie along K" in (why_none(problem, device, PLAIN) or "")
 
 
 @pytest.mark.parametrize("name", ["nvidia-v100", "nvidia-k80"])
 def test_devices_without_templates_are_refused(name: str) -> None:
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     with pytest.raises(TargetError, match=r"begin with CUDA's compute capability 7\.5"):
         propose(problem, device_db.lookup(name), PLAIN)
 
@@ -234,13 +234,13 @@ def test_devices_without_templates_are_refused(name: str) -> None:
 def test_sizes_are_positive_and_fit_32_bits(extents: tuple[int, int, int]) -> None:
     m, n, k = extents
     with pytest.raises(InputError, match="a matrix product of M, N, K"):
-        GemmProblem(m=m, n=n, k=k, arithmetic="float16", out_dtype="float16")
+        GemmProblem.packed(m=m, n=n, k=k, arithmetic="float16", out_dtype="float16")
 
 
 @pytest.mark.parametrize(("arithmetic", "out"), [("float64", "float64"), ("float16", "float64"), ("int4", "int8")])
 def test_unknown_types_are_refused(arithmetic: str, out: str) -> None:
     with pytest.raises(InputError, match="CUTLASS templates"):
-        GemmProblem(m=8, n=8, k=8, arithmetic=arithmetic, out_dtype=out)
+        GemmProblem.packed(m=8, n=8, k=8, arithmetic=arithmetic, out_dtype=out)
 
 
 @given(st.integers(1, 10**6), st.sampled_from((8, 16, 32)))
@@ -252,7 +252,7 @@ def test_the_widest_access_divides_rows(extent: int, bits: int) -> None:
 
 
 def test_a_configuration_goes_through_json_and_names_what_is_compiled_in() -> None:
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     found = list(candidates(problem, device_of((9, 0))))
     assert all(from_json(GemmConfig, to_json(config)) == config for config in found[::97])
     run_time = [dataclasses.replace(config, swizzle=1, raster="along_m") for config in found if config.schedule]
@@ -262,6 +262,6 @@ def test_a_configuration_goes_through_json_and_names_what_is_compiled_in() -> No
 def test_a_row_without_a_peak_is_refused_by_name() -> None:
     row = device_of((8, 0))
     bare = dataclasses.replace(row, peak_gflops=(("float32", 1.0),))
-    problem = GemmProblem(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     with pytest.raises(TargetError, match="does not say how fast it multiplies float16"):
         propose(problem, bare, PLAIN)

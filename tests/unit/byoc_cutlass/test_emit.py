@@ -25,7 +25,7 @@ needs_package = pytest.mark.skipif(
 
 
 def best(capability: tuple[int, int], m: int = 256, k: int = 256) -> GemmConfig:
-    problem = GemmProblem(m=m, n=256, k=k, arithmetic="float16", out_dtype="float16")
+    problem = GemmProblem.packed(m=m, n=256, k=k, arithmetic="float16", out_dtype="float16")
     return propose(problem, device_of(capability), epilogue_of("relu(accum + row)", "float16"))[0].config
 
 

@@ -23,7 +23,7 @@ def tree(expression: str, generation: Generation, out_dtype: str = "float16") ->
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_the_text_is_the_kept_one(generation: Generation, golden: Callable[[str, str], None]) -> None:
     """A tree, a shared value with a function of our own, and a cast in the middle."""
-    chosen = ("relu(accum + row) * -2.5e-05 + full", "softplus(accum + column) * (accum + column)")
+    chosen = ("relu(accum + row) * -2.5e-05 + matrix", "softplus(accum + column) * (accum + column)")
     trees = [tree(text, generation) for text in (*chosen, "cast(accum * scalar, 'bfloat16') / 3")]
     text = "\n\n".join(f"{item.declarations}\n\n{item.name}\n{item.argument}" for item in trees)
     golden(f"cutlass_epilogues_{generation[0]}x.evt", text + "\n")

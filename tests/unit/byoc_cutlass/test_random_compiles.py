@@ -19,14 +19,15 @@ from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmLayout, GemmProblem
+from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
+from tvm_ext.records.partition import Order
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 pytest.importorskip("cutlass_library", reason="the extra `cutlass` is not installed")
 
 COUNT = 200
 _EXTENTS = (64, 128, 200, 768, 1000, 1024, 4096)
-_LAYOUTS: tuple[GemmLayout, ...] = ("row", "column")
+_LAYOUTS: tuple[Order, ...] = ("row", "column")
 _RESULTS = {"float16": ("float16", "float32"), "bfloat16": ("bfloat16", "float32"), "int8": ("int8", "int32")}
 
 
@@ -42,7 +43,9 @@ def random_gemm(seed: int) -> tuple[str, GemmProblem, GemmConfig, Epilogue]:
         m, n, k = (rng.choice(_EXTENTS) for _ in range(3))
         along_k = MULTIPLIERS[arithmetic].k_contiguous
         layout_a, layout_b = ("row", "column") if along_k else (rng.choice(_LAYOUTS), rng.choice(_LAYOUTS))
-        problem = GemmProblem(m=m, n=n, k=k, arithmetic=arithmetic, layout_a=layout_a, layout_b=layout_b, out_dtype=out)
+        problem = GemmProblem.packed(
+            m=m, n=n, k=k, arithmetic=arithmetic, layout_a=layout_a, layout_b=layout_b, out_dtype=out
+        )
         epilogue = epilogue_of(rng.choice(EXPRESSIONS), out)
         legal = legal_configs(problem, device, epilogue)
         if legal:
@@ -56,7 +59,7 @@ def random_gemm(seed: int) -> tuple[str, GemmProblem, GemmConfig, Epilogue]:
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_what_is_proposed_compiles(seed: int) -> None:
     architecture, problem, config, epilogue = random_gemm(seed)
-    source = emit_gemm(config, epilogue, layout_a=problem.layout_a, layout_b=problem.layout_b)
+    source = emit_gemm(config, epilogue, layout_a=problem.a.order, layout_b=problem.b.order)
     done = compile_gemm(source, architecture, time_limit_s=500)
     assert done.image.startswith(b"\x7fELF")
     assert done.uses
