@@ -110,6 +110,12 @@ def is_spelling(operator: str) -> bool:
     return operator in _OPERATORS
 
 
+def number_of(operator: str, operands: Sequence[float]) -> float:
+    """What an operator of `is_spelling` makes of these numbers; infinite or NaN where they are none of its own."""
+    with np.errstate(all="ignore"):
+        return float(_OPERATORS[operator](*map(np.float64, operands)))
+
+
 def recognise(values: GraphValues, start: Var, steps: Sequence[Var]) -> str | None:
     """The activation that the last of ``steps`` is of ``start``; None for another function, or of more values."""
     if len(steps) > MOST_OPERATORS:

@@ -60,19 +60,19 @@ def best_prefix(stages: Sequence[EpilogueStage], device: DeviceSpec, *, absorbed
 def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, absorbed: bool) -> float:
     fused, rest = stages[:count], stages[count:]
     value, result = fused[-1].value_bytes, stages[-1].value_bytes
-    time = sum(_moved_us(stage.read_bytes, device) + _arithmetic_us(stage, device) for stage in fused)
-    time += 2 * _moved_us(value, device)
+    time = sum(moved_us(stage.read_bytes, device) + _arithmetic_us(stage, device) for stage in fused)
+    time += 2 * moved_us(value, device)
     if not rest:
         return time
-    operands = sum(_moved_us(stage.read_bytes, device) for stage in rest)
+    operands = sum(moved_us(stage.read_bytes, device) for stage in rest)
     arithmetic = sum(_arithmetic_us(stage, device) for stage in rest)
     if absorbed:
         return time + operands
-    beyond = max(0.0, arithmetic - operands - 2 * _moved_us(value, device))
-    return time + operands + beyond + 2 * _moved_us(result, device) + (device.launch_overhead_us or 0.0)
+    beyond = max(0.0, arithmetic - operands - 2 * moved_us(value, device))
+    return time + operands + beyond + 2 * moved_us(result, device) + (device.launch_overhead_us or 0.0)
 
 
-def _moved_us(count: float, device: DeviceSpec) -> float:
+def moved_us(count: float, device: DeviceSpec) -> float:
     """Time to read or write so many bytes once."""
     memory = device.lowest_layer
     cached = memory.cache_bandwidth_gb_per_s is not None and count <= CACHED_SHARE * (memory.cache_bytes or 0)

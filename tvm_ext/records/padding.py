@@ -1,0 +1,53 @@
+"""Which products of a graph have padded operands, what that is predicted to gain, and why the others have none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PADDING = "tvm_ext.padding"
+"""Module attribute: a `PaddingRecord` as JSON."""
+
+PaddingSource = Literal["none", "producer", "folded", "kernel"]
+"""Who writes the padding of a product's input: nobody, the product before it (and what is between, element by
+element), the kernel before it, which writes more, or a kernel of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductPadding:
+    """One product with an extent that copies of 16 bytes do not divide. Extents are (in the graph, in the kernel).
+
+    Times are predicted, in microseconds: the product as it was, the product in aligned copies, and what makes the
+    padding (0 where the producer writes it).
+    """
+
+    value: str  # the graph's name of the result
+    operator: str
+    described: str  # shapes and types of its operands
+    depth: tuple[int, int]  # channels, or K
+    columns: tuple[int, int]  # filters, or N
+    source: PaddingSource
+    plain_us: float
+    padded_us: float
+    padding_us: float
+    padded: bool
+    reason: str
+
+    @property
+    def speed_up(self) -> float:
+        """Predicted: as it was, over padded with what makes the padding."""
+        return self.plain_us / (self.padded_us + self.padding_us)
+
+    @property
+    def padding_share(self) -> float:
+        """Predicted share of padding in the time of the padded form (Table 3's cost)."""
+        return self.padding_us / (self.padded_us + self.padding_us)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddingRecord:
+    """All such products of a module, in the order of its functions and bindings."""
+
+    device: str
+    alignment_bytes: int
+    products: tuple[ProductPadding, ...]

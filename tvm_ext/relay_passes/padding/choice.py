@@ -1,0 +1,296 @@
+"""Decides which values are padded: a labelling of a block's operators, the cheapest that single changes lead to.
+
+A product reads padding or does not, and writes padding or does not; a carrier does both or neither. Where a value is
+needed in a form in which it is not written, something copies it: the kernel that makes it, if that can write more, a
+kernel that reads a part of it, or a kernel of its own. Two searches, from no padding and from all of it, change one
+label at a time as long as that saves predicted time; the cheaper end counts. Each change asks for the costs of the
+operators and values that it touches, so that a network is labelled in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, inf, prod
+from typing import Literal
+
+from tvm_ext._tvm import Call, DataflowVar, Expr, Var
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext.byoc_cutlass.activations import is_spelling
+from tvm_ext.byoc_cutlass.graph_values import RESULT
+from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
+from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us
+from tvm_ext.cost.epilogue_traffic import moved_us
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.padding import PaddingSource
+
+from .graph import REDUCTIONS, VIEWS, PaddableBlock, PaddingNode
+
+Side = Literal["reads", "writes"]
+Label = tuple[Var, Side]
+
+WRITES_MORE = frozenset({"permute_dims", "concat", "strided_slice", "broadcast_to", "take"})
+"""Beside element-wise operators, those in whose kernel stock TVM's fusion puts the padding of the result."""
+
+READS_PARTS = frozenset({*REDUCTIONS, *VIEWS, "concat", "strided_slice", "take"})
+"""Beside element-wise operators, those whose kernel reads a part of an operand where it lies."""
+
+
+LEAST_SAVING_US = 1e-6
+"""Less is rounding, with which the search would not end."""
+
+
+class PaddingChoice:
+    """The labels of one block that are worth while on ``device``; ``always``: all that there can be."""
+
+    def __init__(self, block: PaddableBlock, device: DeviceSpec, *, always: bool = False) -> None:
+        self.block, self.values, self.device = block, block.values, device
+        self.products = [node for node in block.nodes.values() if node.role == "product" and self._is_served(node)]
+        self.carriers = {node.variable: node for node in block.nodes.values() if node.role == "carrier"}
+        self._readers = self._all_readers()
+        self._product_times: dict[tuple[Var, bool, bool], float] = {}
+        self.padded: set[Label] = set()
+        for labels in self._connected():
+            if always:
+                self.padded |= set(labels)
+            else:
+                ends = [self._improved(set(start), labels) for start in ([], labels)]
+                self.padded |= ends[0] if self._cost(labels, ends[0]) <= self._cost(labels, ends[1]) else ends[1]
+
+    # ---- what the labels say -----------------------------------------------------------------------------------------
+
+    def reads(self, node: PaddingNode) -> bool:
+        return (node.variable, "reads" if node.role == "product" else "writes") in self.padded
+
+    def writes(self, variable: Var) -> bool:
+        return (variable, "writes") in self.padded
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is written in another form than in the graph."""
+        return bool(self.padded) or any(map(self.stores_transposed, self.products))
+
+    def odd_products(self) -> list[PaddingNode]:
+        """The products that padding could concern."""
+        return [node for node in self.products if self.block.is_odd(node.data[0]) or self.block.is_odd(node.variable)]
+
+    # ---- labels ------------------------------------------------------------------------------------------------------
+
+    def _is_served(self, node: PaddingNode) -> bool:
+        return has_matrix_units(self.device, dtype_of(node.data[0]))
+
+    def _labels(self) -> list[Label]:
+        labels: list[Label] = [(variable, "writes") for variable in self.carriers]
+        for node in self.products:
+            if self.block.is_odd(node.data[0]) and not self.reads_in_place(node):
+                labels.append((node.variable, "reads"))
+            if self.block.is_odd(node.variable):
+                labels.append((node.variable, "writes"))
+        return labels
+
+    def reads_in_place(self, node: PaddingNode) -> bool:
+        """Whether the first operand is transposed and the contiguous axis of what it is made of is not its last."""
+        return node.operator == "matmul" and transposed_source(node.data[0], self.values) is not None
+
+    def _all_readers(self) -> dict[Var, list[tuple[Var, Label]]]:
+        """The nodes that read each value, with the label that says in which form."""
+        readers: dict[Var, list[tuple[Var, Label]]] = {}
+        for node in (*self.products, *self.carriers.values()):
+            side: Side = "reads" if node.role == "product" else "writes"
+            for item in dict.fromkeys(node.data):
+                readers.setdefault(item, []).append((node.variable, (node.variable, side)))
+        return readers
+
+    # ---- search ------------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> list[list[Label]]:
+        """The labels in groups that touch no operator and no value in common, so that each can be decided by itself."""
+        group_of: dict[Expr, int] = {}
+        groups: dict[int, list[Label]] = {}
+        for number, label in enumerate(self._labels()):
+            touched = [label[0], *self._touched(label)]
+            merged = {group_of[item] for item in touched if item in group_of}
+            groups[number] = [*(other for group in sorted(merged) for other in groups.pop(group)), label]
+            members = (item for other in groups[number] for item in (other[0], *self._touched(other)))
+            group_of.update(dict.fromkeys(members, number))
+        return list(groups.values())
+
+    def _touched(self, label: Label) -> list[Expr]:
+        """The values that one label is about: what its operator reads, or writes; of a carrier both."""
+        variable, side = label
+        node = self.block.nodes[variable]
+        read = node.data if node.role == "carrier" or side == "reads" else ()
+        return list(dict.fromkeys((*read, *([variable] if side == "writes" else []))))
+
+    def _improved(self, padded: set[Label], labels: Sequence[Label]) -> set[Label]:
+        changed = True
+        while changed:
+            changed = False
+            for label in labels:
+                before = self._cost([label], padded)
+                padded ^= {label}
+                if self._cost([label], padded) < before - LEAST_SAVING_US:
+                    changed = True
+                else:
+                    padded ^= {label}
+        return padded
+
+    def _cost(self, labels: Sequence[Label], padded: set[Label]) -> float:
+        """Predicted microseconds of what the labels touch."""
+        values = dict.fromkeys(item for label in labels for item in self._touched(label))
+        nodes = dict.fromkeys(variable for variable, _ in labels if self.block.nodes[variable].role == "product")
+        return sum(self._value_us(item, padded) for item in values) + sum(
+            self._node_us(self.block.nodes[item], padded) for item in nodes
+        )
+
+    # ---- costs of values ---------------------------------------------------------------------------------------------
+
+    def _value_us(self, value: Expr, padded: set[Label]) -> float:
+        """Copies between the two forms of a value, and the bytes that padding adds to it."""
+        if not self.block.is_odd(value):
+            return 0.0
+        written = (value, "writes") in padded
+        readers = self._readers.get(value, [])
+        wanted = [label in padded for _, label in readers]
+        if written:
+            return moved_us(self._padding_bytes(value), self.device) + self._cut_us(value, readers, wanted)
+        return self.pad_us(value) if any(wanted) else 0.0
+
+    def _cut_us(self, value: Var, readers: list[tuple[Var, Label]], wanted: list[bool]) -> float:
+        """What those cost that want a padded value without its padding: nothing if they read the part they want."""
+        known = {reader for reader, _ in readers}
+        plain = [reader for (reader, _), padded in zip(readers, wanted, strict=True) if not padded]
+        plain_users = [*plain, *(user for user in self.values.users_of(value) if user not in known)]
+        if not isinstance(value, DataflowVar):
+            plain_users.append(RESULT)
+        if all(self._reads_parts(user) for user in plain_users):
+            return 0.0
+        size = self._bytes(value)
+        return copied_us(size, size, self.device)
+
+    def _reads_parts(self, user: Var | str) -> bool:
+        name = self._operator(user)
+        return name is not None and (is_spelling(name) or name in READS_PARTS)
+
+    def pad_us(self, value: Expr) -> float:
+        """Writing the padded form of a value that is written without it."""
+        if len(self.block.runs_of(value)) > 1:
+            return inf  # padding between the channels: only what joins them writes that
+        return self.copy_us(value)
+
+    def copy_us(self, value: Expr) -> float:
+        """What writing the padding behind the channels takes beside what is written anyway."""
+        if self.source_of(value) == "folded":
+            return moved_us(self._padding_bytes(value), self.device)
+        return copied_us(self._bytes(value), self._bytes(value) + self._padding_bytes(value), self.device)
+
+    def source_of(self, value: Expr) -> PaddingSource:
+        """Who makes the padding of a value."""
+        if (value, "writes") in self.padded:
+            return "producer"
+        name = self._operator(value)
+        alone = value in self.block.inside and len(self.values.users_of(value)) == 1
+        folds = name is not None and (is_spelling(name) or name in WRITES_MORE)
+        return "folded" if alone and folds and not self._is_epilogue(value) else "kernel"
+
+    def _is_epilogue(self, value: Expr) -> bool:
+        """Whether element-wise operators lead back to a product, whose kernel theirs is then: it writes no more."""
+        for _ in range(len(self.block.bindings)):
+            if value in self.block.nodes and self.block.nodes[value].role == "product":
+                return True
+            found = self.values.operator_of(self.values.bindings.get(value))
+            if found is None or not is_spelling(found[0]):
+                return False
+            shape = static_shape(value)
+            inner = [item for item in found[1] if item in self.block.inside and static_shape(item) == shape]
+            if not inner:
+                return False
+            value = inner[0]
+        return False
+
+    def _operator(self, value: Expr | str) -> str | None:
+        found = self.values.operator_of(self.values.bindings.get(value)) if isinstance(value, Var) else None
+        return None if found is None else found[0]
+
+    def _bytes(self, value: Expr) -> float:
+        return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))
+
+    def _padding_bytes(self, value: Expr) -> float:
+        real = sum(extent for extent, _ in self.block.runs_of(value))
+        return self._bytes(value) / real * sum(padding for _, padding in self.block.runs_of(value))
+
+    # ---- costs of products -------------------------------------------------------------------------------------------
+
+    def _node_us(self, node: PaddingNode, padded: set[Label]) -> float:
+        reads, writes = ((node.variable, side) in padded for side in ("reads", "writes"))
+        key = (node.variable, reads, writes)
+        if key not in self._product_times:
+            weights = self._weights_us(node, reads=reads, writes=writes)
+            self._product_times[key] = self.product_time(node, reads=reads, writes=writes) + weights
+        return self._product_times[key]
+
+    def product_time(self, node: PaddingNode, *, reads: bool, writes: bool) -> float:
+        """Predicted microseconds of a product in one of its forms."""
+        return product_us(self._aligned(node, reads=reads, writes=writes), self.device)
+
+    def depth(self, node: PaddingNode, *, reads: bool) -> int:
+        """Channels, or K, that the product reads."""
+        return sum(extent + (padding if reads else 0) for extent, padding in self.block.runs_of(node.data[0]))
+
+    def columns(self, node: PaddingNode, *, writes: bool) -> int:
+        """Filters, or N, that the product writes."""
+        return sum(extent + (padding if writes else 0) for extent, padding in self.block.runs_of(node.variable))
+
+    def _aligned(self, node: PaddingNode, *, reads: bool, writes: bool) -> AlignedProduct:
+        depth, columns = self.depth(node, reads=reads), self.columns(node, writes=writes)
+        data, weight = self.call(node).args[:2]
+        shape, result = static_shape(data) or (), static_shape(node.variable) or ()
+        taps = prod(static_shape(weight) or ()) // (shape[-1] * result[-1]) if node.operator == "nn.conv2d" else 1
+        batch = 1 if node.operator == "nn.conv2d" or len(static_shape(weight) or ()) == 2 else prod(result[:-2])
+        return AlignedProduct(
+            rows=prod(result[:-1]) // batch,
+            columns=columns,
+            depth=depth * taps,
+            batch=batch,
+            input_elements=prod(shape[:-1]) * depth,
+            alignments=self.alignments(node, reads=reads, writes=writes),
+            itemsize_bytes=itemsize_bytes(dtype_of(data)),
+            dtype=dtype_of(data),
+        )
+
+    def alignments(self, node: PaddingNode, *, reads: bool, writes: bool) -> tuple[int, int]:
+        """Elements that one copy takes of either operand."""
+        widest, depth = self._widest(node), self.depth(node, reads=reads)
+        first = widest if self.reads_in_place(node) else gcd(widest, depth)
+        if node.operator == "nn.conv2d":
+            return first, gcd(widest, depth)
+        second = self.call(node).args[1]
+        along_depth = gcd(widest, depth)
+        along_columns = gcd(widest, self.columns(node, writes=writes))
+        if self.values.constant_of(second) is not None:
+            return first, max(along_depth, along_columns)  # `prepared` stores weights either way
+        in_place = transposed_source(second, self.values) is not None and not (reads or writes)
+        return first, along_depth if in_place else along_columns
+
+    def stores_transposed(self, node: PaddingNode) -> bool:
+        """Whether constant weights of a matrix product are read along K, since copies along N are narrower."""
+        if node.operator != "matmul" or self.values.constant_of(self.call(node).args[1]) is None:
+            return False
+        widest = self._widest(node)
+        along_columns = gcd(widest, self.columns(node, writes=self.writes(node.variable)))
+        return gcd(widest, self.depth(node, reads=self.reads(node))) > along_columns
+
+    def _weights_us(self, node: PaddingNode, *, reads: bool, writes: bool) -> float:
+        """Padding the second operand: nothing for constants, which are prepared at compile time."""
+        weight = self.call(node).args[1]
+        if not (reads or writes) or self.values.constant_of(weight) is not None:
+            return 0.0
+        depth = self.depth(node, reads=reads) / self.depth(node, reads=False)
+        columns = self.columns(node, writes=writes) / self.columns(node, writes=False)
+        return copied_us(self._bytes(weight), self._bytes(weight) * depth * columns, self.device)
+
+    def _widest(self, node: PaddingNode) -> int:
+        return int(16 // itemsize_bytes(dtype_of(node.data[0])))
+
+    def call(self, node: PaddingNode) -> Call:
+        return self.values.bindings[node.variable]
