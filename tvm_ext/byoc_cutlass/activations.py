@@ -140,10 +140,14 @@ def _value_of(values: GraphValues, variable: Var, known: Mapping[Expr, Array]) -
         return np.asarray(_OPERATORS[operator[0]](*operands))
 
 
-def _number(values: GraphValues, operand: Expr) -> Array | None:
+def constant_number(values: GraphValues, operand: Expr) -> float | None:
     """A constant of one element, or a number among the operator's own arguments (the bounds of a clip)."""
     plain = getattr(operand, "value", None)
-    scalar = float(plain) if isinstance(plain, int | float) else values.scalar_of(operand)
+    return float(plain) if isinstance(plain, int | float) else values.scalar_of(operand)
+
+
+def _number(values: GraphValues, operand: Expr) -> Array | None:
+    scalar = constant_number(values, operand)
     return None if scalar is None else np.asarray(scalar)
 
 

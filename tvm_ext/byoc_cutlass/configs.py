@@ -166,7 +166,7 @@ def _collective_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator
 
 def _splits(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
     """``config``, and with K split where its tiles leave units idle and every part keeps its stages filled."""
-    if config.is_simt or config.schedule == "pingpong":
+    if config.is_simt or config.schedule == "pingpong" or problem.batch > 1:
         yield config
         return
     tiles = config.tiles(problem)

@@ -3,14 +3,13 @@
 The text is the kernel that a model links to; nothing of the package's own host code is in it. Each text has two entry
 points::
 
-    int64_t NAME_workspace_bytes(int64_t m, int64_t n, int64_t k, GemmTuning const* tuning);
-    int32_t NAME(int64_t m, int64_t n, int64_t k, void const* a, void const* b, void const* const* operands, void* d,
-                 GemmTuning const* tuning, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+    int64_t NAME_workspace_bytes(GemmCall const* call);
+    int32_t NAME(GemmCall const* call, void* workspace, int64_t workspace_bytes, void* stream);
 
-with ``struct GemmTuning { int32_t split_k, swizzle, raster_along_m; };``. Extents are arguments of every launch, and so
-is what the tuning says, as far as the template leaves it open: the splits of stream-K forms, swizzle and raster of 3.x.
-``operands`` are in the epilogue's order, matrices and D row by row without gaps. Answers are ``cutlass::Status`` (0
-is success); -1 bytes say that the problem is refused, and too small a workspace is refused before anything runs.
+`CALL` declares the structure. Extents and distances are arguments of every launch, and so is the tuning as far as the
+template leaves it open: the splits of stream-K forms, swizzle and raster of 3.x. ``operands`` are in the epilogue's
+order, matrices and D row by row without gaps. Answers are ``cutlass::Status`` (0 is success); -1 bytes say that the
+problem is refused, and too small a workspace is refused before anything runs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tvm_ext.records.partition import Order
 from . import _cutlass
 from .elements import ELEMENTS, Shape3, multiplier
 from .epilogue import Epilogue
-from .evt import OWN_FUNCTIONS, visitor_tree
+from .evt import OWN_FUNCTIONS, VisitorTree, visitor_tree
 from .gemm import GemmConfig
 
 _LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
@@ -50,23 +49,51 @@ _INCLUDES = {
 }
 
 
-def symbol_of(config: GemmConfig, epilogue: Epilogue, layout_a: Order, layout_b: Order) -> str:
+CALL = """struct GemmCall {
+  int64_t m, n, k, batch;             // batch products D = A B of M x N x K
+  int64_t lda, ldb;                   // elements from row to row of A and B, or from column to column
+  int64_t batch_a, batch_b, batch_d;  // and from product to product
+  int32_t split_k, swizzle, raster_along_m, reserved;
+  void const *a, *b;
+  void const* const* operands;
+  int64_t const* operand_batches;
+  void* d;
+};
+"""
+"""What a launch is told, in C and C++."""
+
+
+def symbol_of(
+    config: GemmConfig, epilogue: Epilogue, layout_a: Order, layout_b: Order, *, batched: bool = False
+) -> str:
     """The name of the entry point: the template's, the layouts', and a digest of the epilogue."""
     digest = hashlib.sha256(repr(epilogue).encode()).hexdigest()[:12]
     layouts = "".join("n" if layout == "column" else "t" for layout in (layout_a, layout_b))
-    return f"tvm_ext_{config.name}_{layouts}_{digest}"
+    return f"tvm_ext_{config.name}_{layouts}{'_batched' if batched else ''}_{digest}"
 
 
-def emit_gemm(config: GemmConfig, epilogue: Epilogue, *, layout_a: Order = "row", layout_b: Order = "row") -> str:
-    """The source of ``config`` with ``epilogue``.
+def emit_gemm(
+    config: GemmConfig,
+    epilogue: Epilogue,
+    *,
+    layout_a: Order = "row",
+    layout_b: Order = "row",
+    batched: bool = False,
+) -> str:
+    """The source of ``config`` with ``epilogue``, of several products where ``batched``.
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
-    symbol = symbol_of(config, epilogue, layout_a, layout_b)
+    symbol = symbol_of(config, epilogue, layout_a, layout_b, batched=batched)
     space = f"{symbol}_template"
-    body = _body_2x(config, epilogue, space) if config.generation == "2.x" else _body_3x(config, epilogue)
-    includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[config.generation])
     arithmetic = multiplier(config.arithmetic)
+    tree = visitor_tree(epilogue, arithmetic.accumulator, config.generation, batched=batched)
+    operands = len(epilogue.operands)
+    if config.generation == "2.x":
+        body = _body_2x(config, tree, operands, space)
+    else:
+        body = _body_3x(config, tree, operands, layout_a, layout_b)
+    includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[config.generation])
     return f"""// {config.name}
 // D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
 #include <cstdint>
@@ -74,8 +101,7 @@ def emit_gemm(config: GemmConfig, epilogue: Epilogue, *, layout_a: Order = "row"
 #include <cutlass/cutlass.h>
 {includes}
 {OWN_FUNCTIONS}
-struct GemmTuning {{ int32_t split_k, swizzle, raster_along_m; }};
-
+{CALL}
 namespace {symbol}_template {{
 
 using ElementA = {ELEMENTS[arithmetic.operand].cpp};
@@ -98,45 +124,49 @@ def _entry_points(symbol: str) -> str:
     return f"""
 namespace {symbol}_template {{
 
-bool fits(int64_t m, int64_t n, int64_t k) {{
+bool fits(GemmCall const& call) {{
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  return 0 < m && m <= most && 0 < n && n <= most && 0 < k && k <= most;
+  for (int64_t extent : {{call.m, call.n, call.k, call.batch}})
+    if (extent < 1 || most < extent) return false;
+  return true;
 }}
 
 }}  // namespace {symbol}_template
 
-extern "C" int64_t {symbol}_workspace_bytes(int64_t m, int64_t n, int64_t k, GemmTuning const* tuning) {{
+extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{
   using namespace {symbol}_template;
-  if (!fits(m, n, k)) return -1;
+  if (!fits(*call)) return -1;
   void const* none[OperandCount + 1] = {{}};
-  auto arguments = make_arguments(int(m), int(n), int(k), nullptr, nullptr, none, nullptr, *tuning);
+  int64_t distances[OperandCount + 1] = {{}};
+  GemmCall asked = *call;
+  asked.operands = none;
+  asked.operand_batches = distances;
+  auto arguments = make_arguments(asked);
   return static_cast<int64_t>(Gemm::get_workspace_size(arguments));
 }}
 
-extern "C" int32_t {symbol}(int64_t m, int64_t n, int64_t k, void const* a, void const* b, void const* const* operands,
-                            void* d, GemmTuning const* tuning, void* workspace, int64_t workspace_bytes,
-                            cudaStream_t stream) {{
+extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
   using namespace {symbol}_template;
-  if (!fits(m, n, k)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
-  auto arguments = make_arguments(int(m), int(n), int(k), a, b, operands, d, *tuning);
+  if (!fits(*call)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
+  auto arguments = make_arguments(*call);
   cutlass::Status status = Gemm::can_implement(arguments);
   if (status != cutlass::Status::kSuccess) return static_cast<int32_t>(status);
   if (static_cast<int64_t>(Gemm::get_workspace_size(arguments)) > workspace_bytes)
     return static_cast<int32_t>(cutlass::Status::kErrorWorkspaceNull);
   Gemm gemm;
-  status = gemm.initialize(arguments, workspace, stream);
-  if (status == cutlass::Status::kSuccess) status = gemm.run(stream);
+  status = gemm.initialize(arguments, workspace, static_cast<cudaStream_t>(stream));
+  if (status == cutlass::Status::kSuccess) status = gemm.run(static_cast<cudaStream_t>(stream));
   return static_cast<int32_t>(status);
 }}
 """
 
 
 # --- 2.x -------------------------------------------------------------------------------------------------------------
-def _body_2x(config: GemmConfig, epilogue: Epilogue, space: str) -> str:
+def _body_2x(config: GemmConfig, tree: VisitorTree, operands: int, space: str) -> str:
     assert config.warp is not None
     assert config.instruction is not None
     arithmetic = multiplier(config.arithmetic)
-    tree = visitor_tree(epilogue, arithmetic.accumulator, "2.x")
+    splits = "several ? int(call.batch) : call.split_k" if config.split_k > 1 else "int(call.batch)"
     return f"""using ThreadblockShape = {_gemm_shape(config.threadblock)};
 using WarpShape = {_gemm_shape(config.warp)};
 using InstructionShape = {_gemm_shape(config.instruction)};
@@ -145,7 +175,7 @@ using ArchTag = cutlass::arch::Sm{config.architecture};
 using Operator = cutlass::arch::{arithmetic.operator};
 using Swizzle = {_swizzle_2x(config)};
 constexpr int Stages = {config.stages};
-constexpr int OperandCount = {len(epilogue.operands)};
+constexpr int OperandCount = {operands};
 {_thread_map(config, space)}
 {tree.declarations}
 
@@ -155,15 +185,15 @@ using Gemm = cutlass::gemm::device::GemmUniversalAdapter<typename cutlass::gemm:
     ElementOut, LayoutOut, AlignmentOut, ElementSum, float, OperatorClass, ArchTag,
     ThreadblockShape, WarpShape, InstructionShape, {tree.name}, Swizzle, Stages, Operator>::GemmKernel>;
 
-typename Gemm::Arguments make_arguments(int m, int n, int k, void const* a, void const* b, void const* const* operands,
-                                        void* out, GemmTuning const& tuning) {{
-  auto* d = static_cast<ElementOut*>(out);
-  int64_t const ldd = n;
+typename Gemm::Arguments make_arguments(GemmCall const& call) {{
+  auto* d = static_cast<ElementOut*>(call.d);
+  int64_t const ldd = call.n;
   typename {tree.name}::Arguments epilogue{tree.argument};
+  bool const several = call.batch > 1;
   return typename Gemm::Arguments(
-      cutlass::gemm::GemmUniversalMode::kGemm, {{m, n, k}}, {"tuning.split_k" if config.split_k > 1 else "1"}, epilogue,
-      a, b, nullptr, nullptr, int64_t(m) * k, int64_t(n) * k, 0, 0,
-      LayoutA::packed({{m, k}}).stride(0), LayoutB::packed({{k, n}}).stride(0), 0, 0);
+      several ? cutlass::gemm::GemmUniversalMode::kBatched : cutlass::gemm::GemmUniversalMode::kGemm,
+      {{int(call.m), int(call.n), int(call.k)}}, {splits}, epilogue,
+      call.a, call.b, nullptr, nullptr, call.batch_a, call.batch_b, 0, call.batch_d, call.lda, call.ldb, 0, 0);
 }}
 """
 
@@ -217,15 +247,14 @@ _SCHEDULES = {
 }
 
 
-def _body_3x(config: GemmConfig, epilogue: Epilogue) -> str:
-    tree = visitor_tree(epilogue, multiplier(config.arithmetic).accumulator, "3.x")
+def _body_3x(config: GemmConfig, tree: VisitorTree, operands: int, layout_a: Order, layout_b: Order) -> str:
     main, store = _SCHEDULES[str(config.schedule)]
     scheduler = "StreamKScheduler" if config.split_k > 1 else "PersistentScheduler"
     return f"""using TileShape = {_cute_shape(config.threadblock)};
 using ClusterShape = {_cute_shape((*config.cluster, 1))};
 using EpilogueSchedule = cutlass::epilogue::{store};
 using Scheduler = cutlass::gemm::{scheduler};
-constexpr int OperandCount = {len(epilogue.operands)};
+constexpr int OperandCount = {operands};
 
 using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
     TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
@@ -245,21 +274,26 @@ using MainLoop = typename cutlass::gemm::collective::CollectiveBuilder<
 using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainLoop, Epilogue, Scheduler>;
 using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
-typename Gemm::Arguments make_arguments(int m, int n, int k, void const* a, void const* b, void const* const* operands,
-                                        void* out, GemmTuning const& tuning) {{
-  int64_t const ldd = n;
+typename Gemm::Arguments make_arguments(GemmCall const& call) {{
+  int64_t const ldd = call.n;
+  int const m = int(call.m), n = int(call.n), k = int(call.k), batch = int(call.batch);
   typename {tree.name}::Arguments epilogue{tree.argument};
+  typename Kernel::StrideA stride_a{{}};
+  typename Kernel::StrideB stride_b{{}};
+  cute::get<{0 if layout_a == "row" else 1}>(stride_a) = call.lda;
+  cute::get<2>(stride_a) = call.batch_a;
+  cute::get<{0 if layout_b == "column" else 1}>(stride_b) = call.ldb;
+  cute::get<2>(stride_b) = call.batch_b;
   typename Gemm::Arguments arguments{{
       cutlass::gemm::GemmUniversalMode::kGemm,
-      {{m, n, k, 1}},
-      {{static_cast<ElementA const*>(a), cutlass::make_cute_packed_stride(typename Kernel::StrideA{{}}, {{m, k, 1}}),
-       static_cast<ElementB const*>(b), cutlass::make_cute_packed_stride(typename Kernel::StrideB{{}}, {{n, k, 1}})}},
-      {{epilogue, nullptr, {{}}, static_cast<ElementOut*>(out),
-       cutlass::make_cute_packed_stride(typename Kernel::StrideD{{}}, {{m, n, 1}})}}}};
-  arguments.scheduler.max_swizzle_size = tuning.swizzle;
+      {{m, n, k, batch}},
+      {{static_cast<ElementA const*>(call.a), stride_a, static_cast<ElementB const*>(call.b), stride_b}},
+      {{epilogue, nullptr, {{}}, static_cast<ElementOut*>(call.d),
+       cutlass::make_cute_packed_stride(typename Kernel::StrideD{{}}, {{m, n, batch}})}}}};
+  arguments.scheduler.max_swizzle_size = call.swizzle;
   using Raster = decltype(arguments.scheduler.raster_order);
-  arguments.scheduler.raster_order = tuning.raster_along_m ? Raster::AlongM : Raster::AlongN;
-{"  arguments.scheduler.splits = tuning.split_k;" if config.split_k > 1 else "  (void)ldd;"}
+  arguments.scheduler.raster_order = call.raster_along_m ? Raster::AlongM : Raster::AlongN;
+{"  arguments.scheduler.splits = call.split_k;" if config.split_k > 1 else "  (void)ldd;"}
   return arguments;
 }}
 """

@@ -10,25 +10,15 @@ import ast
 from dataclasses import dataclass
 
 from tvm_ext.errors import InputError
-from tvm_ext.records.partition import OperandRole
+from tvm_ext.records.partition import ACCUMULATOR, CutlassRegion, EpilogueOperand
 
 from .elements import element
 
-ACCUMULATOR = "accum"
 ARITY = {
     "relu": 1, "gelu": 1, "gelu_tanh": 1, "silu": 1, "hardswish": 1, "softplus": 1, "sigmoid": 1, "tanh": 1, "exp": 1,
     "maximum": 2, "minimum": 2,
 }  # fmt: skip
 """The functions of an expression beside ``cast(x, "float16")``; ``gelu`` is the exact one, by erf."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpilogueOperand:
-    """A tensor that an epilogue reads. A "matrix" has N contiguous numbers in each row."""
-
-    name: str
-    role: OperandRole
-    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +40,11 @@ class Epilogue:
         if len({ACCUMULATOR, *names}) != len(names) + 1:
             raise self._wrong("two of its operands have one name", "name each once, and none of them accum")
         _EpilogueChecker(self, {ACCUMULATOR, *names}).check()
+
+    @classmethod
+    def of(cls, region: CutlassRegion) -> Epilogue:
+        """The epilogue of ``region``, which has an expression."""
+        return cls(expression=region.expression, operands=region.operands, out_dtype=region.out_dtype)
 
     def tree(self) -> ast.expr:
         """The expression, parsed; raises as the constructor."""

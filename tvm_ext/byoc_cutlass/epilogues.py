@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Expr, Var
 from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
-from tvm_ext.records.partition import Broadcast, EpilogueStep
+from tvm_ext.records.partition import ACCUMULATOR, Broadcast, EpilogueOperand, EpilogueStep, OperandRole
 
 from .activations import MOST_OPERATORS, is_spelling, recognise
+from .elements import ELEMENTS
+from .expressions import EpilogueExpressions
 from .graph_values import RESULT, GraphValues
 from .support import ANCHORS
 
@@ -48,22 +51,29 @@ MOST_VALUES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """A closed part: it may end with ``value``. ``members`` are in program order, the product first."""
+    """A closed part: it may end with ``value``. ``members`` are in program order, the product first.
+
+    ``expression`` is the epilogue's (empty: it has none), ``tensors`` what the part reads, A and B first.
+    """
 
     value: Var
     members: tuple[Var, ...]
     steps: tuple[EpilogueStep, ...]
+    expression: str = ACCUMULATOR
+    operands: tuple[EpilogueOperand, ...] = ()
+    tensors: tuple[Expr, ...]
 
 
 class EpilogueGrowth:
     """All cuts behind the product bound to ``anchor``, shortest first; the first is the product alone.
 
-    ``taken`` are the values that other regions have already.
+    ``factors`` are the tensors that the product reads as A and B, ``taken`` the values that other regions have.
     """
 
     def __init__(
         self,
         anchor: Var,
+        factors: Sequence[Expr],
         values: GraphValues,
         taken: Mapping[Var, object],
         *,
@@ -73,7 +83,8 @@ class EpilogueGrowth:
         self.shape = static_shape(anchor) or ()
         self.members: list[Var] = [anchor]
         self.refused: dict[Var, str] = {}
-        self.cuts = [Cut(value=anchor, members=(anchor,), steps=())]
+        self.expressions = EpilogueExpressions(anchor, factors, values, self._place_of)
+        self.cuts = [Cut(value=anchor, members=(anchor,), steps=(), tensors=tuple(self.expressions.tensors))]
         self._grow()
 
     def _grow(self) -> None:
@@ -126,6 +137,10 @@ class EpilogueGrowth:
                 continue
             if self._broadcast_of(operand) is None:
                 return f"{variable.name}: its operand {described(operand)} is repeated along a part of the rows"
+            if self._broadcast_of(operand) == "scalar" and self._place_of(operand)[1]:
+                return f"{variable.name}: its operand {described(operand)} is another number for each product"
+            if self.values.scalar_of(operand) is None and dtype_of(operand) not in ELEMENTS:
+                return f"{variable.name}: epilogues read no {dtype_of(operand)}, as {described(operand)} is"
         return ""
 
     def _no_reduction(self, variable: Var) -> str:
@@ -176,8 +191,29 @@ class EpilogueGrowth:
 
     def _cut(self, value: Var) -> None:
         steps = self._activation(value) or self._single_steps()
-        if steps is not None:
-            self.cuts.append(Cut(value=value, members=tuple(self.members), steps=steps))
+        if steps is None:
+            return
+        expression = "" if steps[-1].function.split("_")[0] in REDUCTIONS else self.expressions.of(value)
+        if expression is None:
+            return
+        self.cuts.append(
+            Cut(
+                value=value,
+                members=tuple(self.members),
+                steps=steps,
+                expression=expression,
+                operands=self.expressions.operands_of(expression) if expression else (),
+                tensors=tuple(self.expressions.tensors),
+            )
+        )
+
+    def _place_of(self, operand: Expr) -> tuple[OperandRole, int]:
+        """Role of an operand, and elements between those of neighbouring products: 0 where all read the same."""
+        spread = self._broadcast_of(operand)
+        assert spread is not None and spread != "self", "`_no_operands` lets no other operand through"
+        given = static_shape(operand) or ()
+        own = prod(given[-2:]) if prod(given[:-2]) > 1 and self.batched else 0
+        return spread, own
 
     def _activation(self, value: Var) -> tuple[EpilogueStep, ...] | None:
         """The longest end of the part that is an activation of an earlier cut's value."""
@@ -188,13 +224,20 @@ class EpilogueGrowth:
             name = recognise(self.values, cut.value, spelling)
             if name is not None:
                 step = EpilogueStep(function=name, dtype=dtype_of(value), operators=len(spelling))
+                self.expressions.apply(name, cut.value, value)
                 return (*cut.steps, step)
         return None
 
     def _single_steps(self) -> tuple[EpilogueStep, ...] | None:
         last = self.cuts[-1]
-        added = [self._single_step(variable) for variable in self.members[len(last.members) :]]
-        return None if None in added else (*last.steps, *(step for step in added if step is not None))
+        added = self.members[len(last.members) :]
+        steps = [self._single_step(variable) for variable in added]
+        if None in steps:
+            return None
+        for variable, step in zip(added, steps, strict=True):
+            if step is not None and step.function.split("_")[0] not in REDUCTIONS:
+                self.expressions.add(variable)
+        return (*last.steps, *(step for step in steps if step is not None))
 
     def _single_step(self, variable: Var) -> EpilogueStep | None:
         operator = self.values.operator_of(self.values.bindings[variable])

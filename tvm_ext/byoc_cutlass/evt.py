@@ -16,9 +16,11 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tvm_ext.records.partition import ACCUMULATOR, EpilogueOperand
+
 from . import _cutlass
 from .elements import ELEMENTS
-from .epilogue import ACCUMULATOR, Epilogue, EpilogueOperand
+from .epilogue import Epilogue
 
 Generation = Literal["2.x", "3.x"]
 """Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
@@ -67,15 +69,16 @@ _LIBRARY_ACTIVATIONS = {
 _LIBRARY_FUNCTIONS = {"maximum": "Maximum", "minimum": "Minimum", "exp": "Exp"}
 _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
 _APPROXIMATE_BITS = 16
-_EXAMPLE = (1, 96, 160)  # batch, M, N: any problem has the same types, so long as M and N differ from 1 and each other
+_EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
+_EXAMPLE_BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisitorTree:
     """C++ of an epilogue: the types' ``declarations``, the name of the outermost, the expression of its argument.
 
-    The argument reads ``operands`` (``void const* const*``, in the epilogue's order), ``ldd`` and, in 2.x templates,
-    ``d``.
+    The argument reads ``call.operands`` in the epilogue's order, ``ldd``, of batches ``call.operand_batches`` and
+    ``call.batch_d``, and, in 2.x templates, ``d``.
     """
 
     declarations: str
@@ -84,19 +87,19 @@ class VisitorTree:
 
 
 @functools.lru_cache(maxsize=256)
-def visitor_tree(epilogue: Epilogue, accumulator: str, generation: Generation) -> VisitorTree:
-    """The visitor tree of ``epilogue`` over sums of type ``accumulator``.
+def visitor_tree(epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool = False) -> VisitorTree:
+    """The visitor tree of ``epilogue`` over sums of type ``accumulator``; ``batched``: of several products.
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
-    frontend = _frontend_type()(epilogue, accumulator, generation)
+    frontend = _frontend_type()(epilogue, accumulator, generation, batched=batched)
     frontend.trace(None)
     graph = frontend.dag_ir
     emitter = importlib.import_module("cutlass_cppgen.backend.evt.backend.emitter_base")
     callbacks = emitter.FusionCallbacks(graph, frontend.cc, emit_CD=generation == "2.x")
     _put_own_functions(graph, frontend.own)
     declarations, name = callbacks.emit()
-    arguments = _Arguments(epilogue, frontend.constants).of_graph(graph)
+    arguments = _Arguments(epilogue, frontend.constants, batched=batched).of_graph(graph)
     top = graph.nodes_topological_order()[-1] if generation == "2.x" else graph.get_all_inputs("D")[0]
     declarations = declarations.strip().replace(">,\n    >", ">\n    >")  # no comma before what closes a list
     return VisitorTree(declarations=declarations, name=name, argument=arguments[top])
@@ -109,7 +112,7 @@ class _EpilogueNodes:
     The tracer's front end is its base as well (`_frontend_type`), which is only there once the package is imported.
     """
 
-    def __init__(self, epilogue: Epilogue, accumulator: str, generation: Generation) -> None:
+    def __init__(self, epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool) -> None:
         self.cc = 80 if generation == "2.x" else 90
         super().__init__(self.cc)  # type: ignore[call-arg]
         self.base: Any = self  # the methods of the tracer's front end, which no type checker sees
@@ -117,24 +120,31 @@ class _EpilogueNodes:
         self.functions = importlib.import_module("cutlass_cppgen.backend.library")
         self.tensors = importlib.import_module("cutlass_cppgen.backend.evt.ir.tensor")
         self.epilogue, self.accumulator = epilogue, accumulator
+        self.example = (_EXAMPLE_BATCH if batched else 1, *_EXAMPLE)
         self.known: dict[str, str] = {}  # a subexpression's dump to its node
         self.own: dict[str, str] = {}  # node to the C++ template that its function is
         self.constants: dict[str, float] = {}
 
     def parse(self, _inputs: None) -> None:
         """What the tracer asks for, before it looks at the graph."""
-        self.base.add_load_node(ACCUMULATOR, self.tensor(_EXAMPLE, self.accumulator))
+        self.base.add_load_node(ACCUMULATOR, self.tensor(self.example, self.accumulator))
         for number, operand in enumerate(self.epilogue.operands):
-            self.base.add_load_node(operand_node(number), self.tensor(_shape(operand), operand.dtype))
+            self.base.add_load_node(operand_node(number), self.tensor(self.shape_of(operand), operand.dtype))
         tree = self.epilogue.tree()
         value = self.node(tree)
         if not _converts(tree):
             value = self.identity(value)
         self.base.add_store_node("D")
         self.base.add_edge(value, "D")
-        self.base.set_store_tensor("D", self.tensor(_EXAMPLE, self.epilogue.out_dtype))
+        self.base.set_store_tensor("D", self.tensor(self.example, self.epilogue.out_dtype))
         self.base.mark_output("D")
         self.return_names = ("D",)
+
+    def shape_of(self, operand: EpilogueOperand) -> tuple[int, int, int]:
+        """Of the operand in the example problem."""
+        batch, m, n = self.example
+        rows, columns = {"row": (1, n), "column": (m, 1), "matrix": (m, n), "scalar": (1, 1)}[operand.role]
+        return (batch if operand.batch_stride else 1, rows, columns)
 
     def data_type(self, dtype: str) -> Any:
         return getattr(self.library.DataType, ELEMENTS[dtype].library)
@@ -229,12 +239,6 @@ def operand_node(number: int) -> str:
     return f"operand_{number}"
 
 
-def _shape(operand: EpilogueOperand) -> tuple[int, int, int]:
-    """Of the operand in the example problem."""
-    _, m, n = _EXAMPLE
-    return {"row": (1, 1, n), "column": (1, m, 1), "matrix": (1, m, n), "scalar": (1, 1, 1)}[operand.role]  # fmt: skip
-
-
 def _put_own_functions(graph: Any, own: dict[str, str]) -> None:
     """Name our functions in the visitors that were traced with an identity in their place."""
     for meta in graph.node_metas_topological_order():
@@ -250,10 +254,10 @@ def _put_own_functions(graph: Any, own: dict[str, str]) -> None:
 class _Arguments:
     """Braced C++ of what starts each visitor: its children's in order, then its own."""
 
-    def __init__(self, epilogue: Epilogue, constants: dict[str, float]) -> None:
+    def __init__(self, epilogue: Epilogue, constants: dict[str, float], *, batched: bool) -> None:
         self.constants = constants
         self.operands = {operand_node(i): (i, operand) for i, operand in enumerate(epilogue.operands)}
-        self.store = "{d, {ldd, {}, {}}}"
+        self.store = "{d, {ldd, {}, call.batch_d}}" if batched else "{d, {ldd, {}, {}}}"
 
     def of_graph(self, graph: Any) -> dict[str, str]:
         """By node of the tree that the tracer has made of its graph."""
@@ -282,12 +286,15 @@ class _Arguments:
             return "{}"
         number, operand = self.operands[node]
         cpp = ELEMENTS[operand.dtype].cpp
-        pointer = f"static_cast<{cpp} const*>(operands[{number}])"
+        pointer = f"static_cast<{cpp} const*>(call.operands[{number}])"
+        distance = f"call.operand_batches[{number}]" if operand.batch_stride else "{}"
         if operand.role == "scalar":
+            assert not operand.batch_stride, "one number for all products"
             return f"{{{{{cpp}(0)}}, {{{pointer}}}}}"
         if operand.role == "matrix":
-            return f"{{const_cast<{cpp}*>({pointer}), {cpp}(0), {{ldd, {{}}, {{}}}}}}"
-        return f"{{{pointer}, {cpp}(0)}}"
+            return f"{{const_cast<{cpp}*>({pointer}), {cpp}(0), {{ldd, {{}}, {distance}}}}}"
+        strides = f", {{{{}}, {{}}, int({distance})}}" if operand.batch_stride else ""
+        return f"{{{pointer}, {cpp}(0){strides}}}"
 
 
 def _braced(parts: list[str]) -> str:

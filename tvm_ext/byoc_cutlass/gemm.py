@@ -185,9 +185,10 @@ class GemmConfig:
         return dataclasses.replace(self, split_k=split_k)
 
     def tiles(self, problem: GemmProblem) -> int:
-        """Threadblocks that cover the result once, in whole clusters."""
+        """Threadblocks that cover all results once, in whole clusters."""
         across, down = self.threadblock[0] * self.cluster[0], self.threadblock[1] * self.cluster[1]
-        return ceil_div(problem.m, across) * ceil_div(problem.n, down) * self.cluster[0] * self.cluster[1]
+        clusters = ceil_div(problem.m, across) * ceil_div(problem.n, down) * problem.batch
+        return clusters * self.cluster[0] * self.cluster[1]
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -258,6 +258,8 @@ def _why_wrong_collective(config: GemmConfig) -> str | None:
 
 def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> str | None:
     """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
+    if problem.batch > 1 and 0 in (problem.a.batch_stride, problem.b.batch_stride):
+        return "bulk copies need a distance between the matrices of a batch, and all of one operand's are the same"
     bits = MULTIPLIERS[config.arithmetic].bits
     widths = {
         "A": config.alignment_a * bits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from tvm_ext._tvm import Call, Node, Var, relax
+from tvm_ext._tvm import Call, Expr, Node, Var, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
@@ -27,10 +27,11 @@ TILE_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """A region of the graph: its record, and the values that it is made of, in program order."""
+    """A region of the graph: its record, the values that it is made of, in program order, and what they read."""
 
     record: CutlassRegion
     members: tuple[Var, ...]
+    operands: tuple[Expr, ...]
 
     @property
     def result(self) -> Var:
@@ -58,8 +59,9 @@ def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
             found.refused.append(_refusal(variable, call, refusal))
             continue
         assert problem is not None
-        growth = EpilogueGrowth(variable, values, owner, batched=problem.batch > 1)
-        region = _region(growth, problem, values, device)
+        factors = factors_of(call, values)
+        growth = EpilogueGrowth(variable, factors, values, owner, batched=problem.batch > 1)
+        region = _region(growth, factors, problem, values, device)
         found.taken.append(region)
         owner.update(dict.fromkeys(region.members, region))
     found.refused += _nested(values)
@@ -96,7 +98,23 @@ def _refusal(variable: Var | None, call: Call, refusal: IllegalRewrite) -> Cutla
     )
 
 
-def _region(growth: EpilogueGrowth, problem: CutlassProblem, values: GraphValues, device: DeviceSpec) -> Region:
+def factors_of(call: Call, values: GraphValues) -> tuple[Expr, Expr]:
+    """The tensors that a product reads as A and B: what a `permute_dims` that is read through permutes."""
+    first, second = call.args[:2]
+    if operator_name(call) != MATMUL:
+        return first, second
+    sources = [transposed_source(operand, values) for operand in (first, second)]
+    read = [own if source is None else source.args[0] for own, source in zip((first, second), sources, strict=True)]
+    return read[0], read[1]
+
+
+def _region(
+    growth: EpilogueGrowth,
+    factors: tuple[Expr, Expr],
+    problem: CutlassProblem,
+    values: GraphValues,
+    device: DeviceSpec,
+) -> Region:
     cuts = growth.cuts
     stages = [_stage(cut, before, values, problem) for before, cut in zip([None, *cuts], cuts, strict=False)]
     best, saved_us = best_prefix(stages, device, absorbed=_is_absorbed(cuts[-1], growth))
@@ -108,10 +126,15 @@ def _region(growth: EpilogueGrowth, problem: CutlassProblem, values: GraphValues
         pattern="_".join([problem.anchor, *map(_step_name, cut.steps)]),
         problem=problem,
         epilogue=cut.steps,
+        factors=(cut.tensors.index(factors[0]), cut.tensors.index(factors[1])),
+        expression=cut.expression,
+        operands=cut.operands,
+        out_dtype=dtype_of(cut.value),
         ended=ended,
         saved_us=saved_us,
     )
-    return Region(record=record, members=(*_transposes(cuts[0].value, values), *cut.members))
+    members = (*_transposes(cuts[0].value, values), *cut.members)
+    return Region(record=record, members=members, operands=cut.tensors)
 
 
 def _of_model(cut: Cut) -> str:

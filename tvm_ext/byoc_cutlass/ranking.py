@@ -94,9 +94,16 @@ def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -
     """Each matrix once, and the sums of split K there and back."""
     m, n, k = problem.m, problem.n, problem.k
     covers = {"matrix": m * n, "row": n, "column": m, "scalar": 1}
-    read = sum(covers[item.role] * ELEMENTS[item.dtype].bits for item in epilogue.operands)
+    read = sum(
+        covers[item.role] * ELEMENTS[item.dtype].bits * (problem.batch if item.batch_stride else 1)
+        for item in epilogue.operands
+    )
+    factors = sum(
+        size * (problem.batch if matrix.batch_stride else 1)
+        for size, matrix in ((m * k, problem.a), (k * n, problem.b))
+    )
     sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
-    return ((m * k + k * n) * problem.multiplier.bits + m * n * problem.out.bits + read + sums) / 8
+    return (factors * problem.multiplier.bits + m * n * problem.batch * problem.out.bits + read + sums) / 8
 
 
 def _latency_us(device: DeviceSpec) -> float:

@@ -8,11 +8,16 @@ from typing import Literal
 PARTITION = "tvm_ext.partition"
 """Module attribute: what was taken and refused, a `CutlassPartition` as JSON."""
 
+_OPERAND = "operand"
+
 REGION = "tvm_ext.region"
 """Attribute of a composite function: its `CutlassRegion` as JSON."""
 
 CODEGEN = "tvm_ext.cutlass"
 """Attribute ``Codegen`` of every composite function, and how the names in attribute ``Composite`` begin."""
+
+ACCUMULATOR = "accum"
+"""What an epilogue's expression calls the product."""
 
 AnchorKind = Literal["matmul", "batched_matmul", "conv2d", "conv2d_grouped", "conv2d_depthwise"]
 
@@ -92,18 +97,48 @@ class EpilogueStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EpilogueOperand:
+    """A tensor that an epilogue reads, under its ``name`` in the expression. A matrix has contiguous rows, no gaps.
+
+    ``batch_stride`` is the distance of what neighbouring products of a batch read, in elements; 0: all the same.
+    """
+
+    name: str
+    role: OperandRole
+    dtype: str
+    batch_stride: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassRegion:
     """One product with its epilogue, as a composite function.
 
-    ``ended`` says why the epilogue has no further step, ``saved_us`` what the model expects of fusing it.
+    ``factors`` are the function's parameters that are A and B. ``expression`` is the epilogue of ``accum`` and
+    ``operands``, whose names are those of the parameters (`operand_name`), stored as ``out_dtype``; empty where
+    epilogues have no expression for it (sums over rows or columns). ``ended`` says why the epilogue has no further
+    step, ``saved_us`` what the model expects of fusing it.
     """
 
     value: str  # the graph's name of the result
     pattern: str  # "matmul_add_gelu"
     problem: CutlassProblem
     epilogue: tuple[EpilogueStep, ...]
+    factors: tuple[int, int]
+    expression: str
+    operands: tuple[EpilogueOperand, ...]
+    out_dtype: str
     ended: str
     saved_us: float
+
+
+def operand_name(index: int) -> str:
+    """The name of a composite function's parameter."""
+    return f"{_OPERAND}{index}"
+
+
+def parameter_of(name: str) -> int:
+    """The place of the parameter called ``name`` by `operand_name`."""
+    return int(name.removeprefix(_OPERAND))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

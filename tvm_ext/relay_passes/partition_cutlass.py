@@ -25,7 +25,7 @@ from tvm_ext.analysis.relax_values import is_tensor
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition
+from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition, operand_name
 from tvm_ext.records.serialise import to_json
 
 
@@ -87,9 +87,9 @@ def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, bu
 
 def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
     """The call of the region's function, which is added to the module."""
-    operands = _operands(region, values)
+    operands = region.operands
     inner = _composite(region, operands, values)
-    params = [Var(f"operand{index}", operand.ty) for index, operand in enumerate(operands)]
+    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
     local, result = Var("composite", inner.ty), Var("result", inner.ret_ty)
     call = Call(local, params, ret_ty=inner.ret_ty)
     block = relax.BindingBlock([VarBinding(local, inner), VarBinding(result, call)])
@@ -97,14 +97,6 @@ def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
     gv = builder.add_func(outer, f"cutlass_{region.record.pattern}")
     builder.update_func(gv, outer.with_attr("global_symbol", gv.name_hint))
     return Call(gv, operands, ret_ty=inner.ret_ty)
-
-
-def _operands(region: Region, values: GraphValues) -> list[Expr]:
-    """The tensors that a region reads, each once, in the order of their first use."""
-    inside = set(region.members)
-    read = (item for member in region.members for item in _operator(member, values)[1])
-    outside = [item for item in read if is_tensor(item) and item not in inside and values.scalar_of(item) is None]
-    return list(dict.fromkeys(outside))
 
 
 def _operator(member: Var, values: GraphValues) -> tuple[str, list[Expr]]:
@@ -115,7 +107,7 @@ def _operator(member: Var, values: GraphValues) -> tuple[str, list[Expr]]:
 
 def _composite(region: Region, operands: Sequence[Expr], values: GraphValues) -> RelaxFunction:
     """The region's operators as a function of ``operands``."""
-    params = [Var(f"operand{index}", operand.ty) for index, operand in enumerate(operands)]
+    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
     new: dict[Expr, Expr] = dict(zip(operands, params, strict=True))
     bindings = []
     for member in region.members:

@@ -6,13 +6,13 @@ import dataclasses
 
 from tvm_ext.byoc_cutlass.configs import candidates
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
-from tvm_ext.byoc_cutlass.epilogue import Epilogue, EpilogueOperand
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
 from tvm_ext.byoc_cutlass.legality import why_illegal
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.rows.cuda_limits import CUDA_LIMITS, KIB
-from tvm_ext.records.partition import OperandRole
+from tvm_ext.records.partition import EpilogueOperand, OperandRole
 
 DEVICES: dict[tuple[int, int], str] = {(7, 5): "nvidia-t4", (8, 0): "nvidia-a100", (9, 0): "nvidia-h100"}
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0))

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.byoc_cutlass.gemms import device_of, epilogue_of
+from tests.unit.byoc_cutlass.gemms import architecture_of, device_of, epilogue_of
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass import _cutlass
 from tvm_ext.byoc_cutlass.configs import propose
 from tvm_ext.byoc_cutlass.emit import emit_gemm, symbol_of
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
 from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.records.partition import EpilogueOperand
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
@@ -49,7 +51,7 @@ def test_a_split_takes_the_form_whose_splits_are_arguments() -> None:
     assert config.split_k > 1
     text = emit_gemm(config, epilogue_of("accum", "float16"))
     assert "ThreadblockSwizzleStreamK" in text
-    assert "tuning.split_k" in text
+    assert "call.split_k" in text
 
 
 @needs_package
@@ -90,3 +92,23 @@ def test_the_extra_installs_the_version_that_is_asked_for() -> None:
     asked = [item for item in requirements if item.startswith(_cutlass.PACKAGE)]
     assert asked
     assert all(item.split(";")[0].strip() == f"{_cutlass.PACKAGE}=={_cutlass.VERSION}" for item in asked)
+
+
+@needs_package
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_batches_compile_with_operands_of_their_own(capability: tuple[int, int]) -> None:
+    roles = ("row", "column", "matrix")
+    operands = [
+        EpilogueOperand(name=f"{role}{distance}", role=role, dtype="float16", batch_stride=distance)
+        for role in roles
+        for distance in (0, 1)
+    ]
+    expression = " + ".join(["accum", *(operand.name for operand in operands)])
+    epilogue = Epilogue(expression=expression, operands=tuple(operands), out_dtype="float16")
+    problem = GemmProblem.packed(m=512, n=256, k=128, batch=4, arithmetic="float16", out_dtype="float16")
+    config = propose(problem, device_of(capability), epilogue)[0].config
+    text = emit_gemm(config, epilogue, batched=True)
+    assert "call.operand_batches[1]" in text
+    assert compile_gemm(text, architecture_of(capability), time_limit_s=500).image.startswith(b"\x7fELF")

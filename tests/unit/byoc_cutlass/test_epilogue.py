@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.byoc_cutlass.gemms import EXPRESSIONS, epilogue_of
-from tvm_ext.byoc_cutlass.epilogue import ARITY, Epilogue, EpilogueOperand
+from tvm_ext.byoc_cutlass.epilogue import ARITY, Epilogue
 from tvm_ext.errors import InputError
+from tvm_ext.records.partition import EpilogueOperand
 
 BIAS = EpilogueOperand(name="bias", role="row", dtype="float16")
 
