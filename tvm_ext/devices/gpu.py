@@ -17,6 +17,9 @@ The cost models take the device's own, ``transaction_bytes`` of the lowest layer
 VECTOR_BYTES = 16
 """The widest access of one thread: ``float4``, ``ld.global.v4.b32``, ``cp.async`` of 16 bytes, GCN's ``dwordx4``."""
 
+FRAGMENT = 16
+"""Rows and columns of what a warp multiplies at least: wmma's 16x16, a pair of mma's 16x8 (PTX ISA, mma.m16n8k16)."""
+
 REGISTER_BYTES = 4
 """A thread's registers have 32 bits; ``register_bytes`` of every row of a GPU."""
 

@@ -22,6 +22,8 @@ from tvm_ext.records.choice import GpuPlan, KernelChoice, Path
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.limits import check_time, timed_construction
 
+from .emit.gpu_chains.emit import emit_chain
+from .emit.gpu_chains.parts import read_operands_of
 from .emit.gpu_rows.emit import emit_simt_rows
 from .emit.mma_tiles.emit import emit_mma_tile
 from .emit.schedule_stock_gpu import schedule_by_stock
@@ -44,6 +46,7 @@ from .plan.form import (
     unscheduled,
     with_choice,
 )
+from .plan.gpu_chain import ChainGroup, chain_program, with_chains
 from .plan.gpu_limits import check_types, index_limit_passed, nothing_fits
 from .plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from .plan.plan_kernels import RowGroup, TileGroup, size_notes
@@ -54,6 +57,7 @@ ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
 
 Accept = Callable[[PrimFunc], None]
+GpuGroup = TileGroup | RowGroup | ChainGroup
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructGpuKernels")
@@ -125,13 +129,23 @@ def _accepted(
     refusals: list[str] = []
     operator = _read(func, name, device)
     _check_size(operator, options)
-    for _, plain, choice_of_plain in itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS):
+    for _, plain, choice_of_plain in _attempts(func, operator, device, options):
         for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, wishes):
             problem = _refusal(body, accept)
             if problem is None:
                 return body, replace(choice, notes=(*choice.notes, *_first_and_count(refusals)))
             refusals.append(problem)
     raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {refusals[0]}")
+
+
+def _attempts(
+    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
+    """The assemblies to show to ``accept``, best first: after those of a chain, those of its products apart."""
+    yield from itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS)
+    if any(isinstance(group, ChainGroup) for group in _plan(operator, device, options)[0]):
+        apart = options.updated(enable_persistent_fusion=False)
+        yield from itertools.islice(_assemblies(func, operator, device, apart), ATTEMPTS)
 
 
 def _with_and_without_pipelines(
@@ -178,12 +192,29 @@ def _assemblies(
     func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
 ) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
     """(rProgram of the most laborious group, function, choice) for each form of that group, best first."""
-    groups = plan_for_gpu(operator)
+    groups, apart = _plan(operator, device, options)
     main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _computations(groups[position]))))
     best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
     for form in _forms(groups[main], operator, device, options):
-        body, choice = _assemble(func, operator, device, [form if item is None else item for item in best])
+        body, choice = _assemble(func, operator, device, [form if item is None else item for item in best], apart)
         yield form.program, body, choice
+
+
+def _plan(
+    operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+) -> tuple[Sequence[GpuGroup], Sequence[str]]:
+    """The operator's kernels in order, and why products that follow each other are none."""
+    groups = plan_for_gpu(operator)
+    if options.enable_persistent_fusion is False:
+        return groups, ()
+    chained, reasons = with_chains(groups, operator, device, always=options.enable_persistent_fusion is True)
+    try:
+        for group in chained:
+            if isinstance(group, ChainGroup):
+                read_operands_of(group, operator.params)
+    except IllegalRewrite as refusal:
+        return groups, (*reasons, f"products apart: {refusal.problem}")
+    return chained, reasons
 
 
 def _read(func: PrimFunc, name: str, device: DeviceSpec) -> OperatorBody:
@@ -201,16 +232,17 @@ def _check_size(operator: OperatorBody, options: BuildOptions) -> None:
     raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
 
 
-def _computations(group: TileGroup | RowGroup) -> tuple[Computation, ...]:
-    return group.computations if isinstance(group, RowGroup) else (group.anchor, *group.prologue, *group.epilogue)
+def _computations(group: GpuGroup) -> tuple[Computation, ...]:
+    return (group.anchor, *group.prologue, *group.epilogue) if isinstance(group, TileGroup) else group.computations
 
 
-def _forms(
-    group: TileGroup | RowGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> Iterator[Form]:
+def _forms(group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions) -> Iterator[Form]:
     """The group's kernels, best first. Raises IllegalRewrite, with every emitter's reason, where there are none."""
     if isinstance(group, RowGroup):
         yield _row_form(group, operator, device)
+        return
+    if isinstance(group, ChainGroup):
+        yield from _chain_forms(group, operator, device)
         return
     refusals: list[str] = []
     accepted = 0
@@ -275,6 +307,15 @@ def _first_and_count(refusals: Sequence[str]) -> list[str]:
     return [f"not taken: {refusals[0]}{others}"]
 
 
+def _chain_forms(group: ChainGroup, operator: OperatorBody, device: DeviceSpec) -> Iterator[Form]:
+    """The chain as one kernel, in each of its tiles; `_plan` has made sure that it can be emitted."""
+    names = " + ".join(link.computation.name for link in group.links)
+    for tile, time in group.ranked:
+        kernel = emit_chain(group, tile, device, operator.params)
+        program = chain_program(group, tile, time, device)
+        yield _form("rtile", kernel, program, [f"{names} in one kernel on {group.units}: {tile}", *kernel.notes])
+
+
 def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
     rows = canonical_rows(group)
     kernel = emit_simt_rows(rows.computations, device, kept_buffers(rows, operator), operator.params)
@@ -283,11 +324,11 @@ def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Fo
 
 
 def _assemble(
-    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form]
+    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form], remarks: Sequence[str] = ()
 ) -> tuple[PrimFunc, KernelChoice]:
     """One function that runs the forms of all groups in order, with the buffers that pass between them."""
     body = pass_nan_on(keep_floats(turn_divisions(body_of(forms, operator))))
-    choice = choice_of(operator, forms, [*notes_of(forms), *size_notes(operator)], device)
+    choice = choice_of(operator, forms, [*notes_of(forms), *remarks, *size_notes(operator)], device)
     return function_like(func, operator.params, body), choice
 
 

@@ -14,6 +14,7 @@ from math import prod
 from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
 from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
 from tvm_ext.devices.gpu import ALL_BANKS_BYTES, VECTOR_BYTES
+from tvm_ext.devices.gpu import FRAGMENT as FRAGMENT
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
@@ -26,9 +27,6 @@ ACCUMULATORS = {
     "int8": ("int32",),
 }
 """Types of a result by the type of the factors; half precision is accumulated in float32, int8 in int32."""
-
-FRAGMENT = 16
-"""Rows and columns of what a warp multiplies at least: wmma's 16x16, a pair of mma's 16x8 (PTX ISA, mma.m16n8k16)."""
 
 MAX_WASTE = 16
 """An operator is left to the ordinary cores where its padding to fragments multiplies its work by more than this."""

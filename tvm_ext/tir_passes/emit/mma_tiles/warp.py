@@ -51,14 +51,14 @@ def place_of(thread: Expr, split: TileSplit) -> WarpPlace:
 class MmaSync:
     """ldmatrix and mma.sync on fragments of scope "local": A [rows / 16, 8], B [columns / 16, 8], C [.., .., 4]."""
 
-    def __init__(self, split: TileSplit, dtype: str, accumulator: str) -> None:
+    def __init__(self, split: TileSplit, dtype: str, accumulator: str, suffix: str = "") -> None:
         self.split, self.dtype, self.accumulator = split, dtype, accumulator
         self.step = STEP_CHUNKS * VECTOR_BYTES // int(itemsize_bytes(dtype))
         self.lane_elements = FRAGMENT * self.step // WARP
         rows, columns = split.warp_rows // FRAGMENT, split.warp_columns // MMA_COLUMNS
-        self.a = gpu_buffer([rows, self.lane_elements], dtype, "A_fragment", "local")
-        self.b = gpu_buffer([columns // 2, self.lane_elements], dtype, "B_fragment", "local")
-        self.accumulators = gpu_buffer([rows, columns, 4], accumulator, "C_fragment", "local")
+        self.a = gpu_buffer([rows, self.lane_elements], dtype, f"A_fragment{suffix}", "local")
+        self.b = gpu_buffer([columns // 2, self.lane_elements], dtype, f"B_fragment{suffix}", "local")
+        self.accumulators = gpu_buffer([rows, columns, 4], accumulator, f"C_fragment{suffix}", "local")
         self.buffers = (self.accumulators,)
 
     def clear(self) -> Stmt:
@@ -76,6 +76,24 @@ class MmaSync:
                 loop(rows, UNROLLED, "i", lambda i: self._load_a(a, warp, i, k)),
                 loop(pairs, UNROLLED, "j", lambda j: self._load_b(b, warp, j, k)),
                 nest((rows, 2 * pairs), UNROLLED, ("i", "j"), lambda at: self._mma(*at)),
+            )
+
+        return unrolled_by_compiler(loop(self.split.depth // self.step, UNROLLED, "k_inner", step))
+
+    def multiply_held(self, held: Buffer, first: Expr, b: SharedTile, warp: WarpPlace) -> Stmt:
+        """A's fragments are in registers already: ``held`` [rows / 16, all steps, 8], from step ``first`` on."""
+        rows, pairs = self.split.warp_rows // FRAGMENT, self.split.warp_columns // FRAGMENT
+        steps = int(held.ty.shape[1])
+
+        def step(k: Expr) -> Stmt:
+            def mma(at: tuple[Expr, ...]) -> Stmt:
+                i, j = at
+                return self._mma(i, j, (held, i * index(steps) + k + first))
+
+            return sequence(
+                allocate(self.b),
+                loop(pairs, UNROLLED, "j", lambda j: self._load_b(b, warp, j, k)),
+                nest((rows, 2 * pairs), UNROLLED, ("i", "j"), mma),
             )
 
         return unrolled_by_compiler(loop(self.split.depth // self.step, UNROLLED, "k_inner", step))
@@ -119,8 +137,10 @@ class MmaSync:
             position,
         )
 
-    def _mma(self, i: Expr, j: Expr) -> Stmt:
+    def _mma(self, i: Expr, j: Expr, factor: tuple[Buffer, Expr] | None = None) -> Stmt:
+        """Multiply-add fragments i of A (``factor``: a fragment of another buffer) and j of B."""
         columns = self.split.warp_columns // MMA_COLUMNS
+        a, position = factor or (self.a, i)
         kind, result = PTX_TYPES[self.dtype], PTX_TYPES[self.accumulator]
         return _call(
             self.accumulator,
@@ -131,8 +151,8 @@ class MmaSync:
             kind,
             kind,
             result,
-            self.a.data,
-            i * index(self.lane_elements),
+            a.data,
+            position * index(self.lane_elements),
             self.b.data,
             j * index(self.lane_elements // 2),
             self.accumulators.data,

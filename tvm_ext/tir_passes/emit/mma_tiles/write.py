@@ -100,7 +100,7 @@ def output_destination(
 
     return Destination(
         write=write,
-        vector=_store_vector(computation, groups[2], epilogue),
+        vector=store_vector(computation, groups[2], epilogue),
         lane_by_lane=is_lane_by_lane(*(consumer.value for consumer in epilogue)),
         itemsize_bytes=min(itemsize_bytes(dtype_of(buffer)) for buffer in _written(computation, epilogue)),
         row_bound=bounds[0],
@@ -109,12 +109,38 @@ def output_destination(
 
 
 def _consume(consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]) -> Stmt:
+    value, moved = _consumed(consumer, anchor, result, position)
+    return store(consumer.target, value, [substitute(i, moved) for i in consumer.indices])
+
+
+def _consumed(
+    consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]
+) -> tuple[Expr, list[tuple[Var, Expr]]]:
+    """The consumer's value at ``position`` of the anchor, and its variables there."""
     value = replace_loads(consumer.value, lambda item: result if item.source.same_as(anchor.target) else item)
     moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
-    return store(consumer.target, substitute(value, moved), [substitute(i, moved) for i in consumer.indices])
+    return substitute(value, moved), moved
 
 
-def _store_vector(computation: Computation, columns: Digits, epilogue: Sequence[Computation]) -> int:
+def value_at(
+    computation: Computation,
+    form: GemmForm,
+    consumer: Computation | None,
+    at: tuple[Expr, Expr, Expr | None],
+    element: Expr,
+) -> Expr:
+    """What ``consumer``, or the computation itself, makes of ``element`` at (row, column, lane), to be kept on chip."""
+    row, column, lane = at
+    rows, columns = (digits_of(computation, positions) for positions in (form.rows, form.columns))
+    batch = [pair for v in form.batch for pair in digits_of(computation, (v,)).at(index(0))]
+    table = [*batch, *rows.at(row), *columns.at(column, lane)]
+    result = cast_to(element, dtype_of(computation.target))
+    if consumer is None:
+        return result
+    return _consumed(consumer, computation, result, [substitute(i, table) for i in computation.indices])[0]
+
+
+def store_vector(computation: Computation, columns: Digits, epilogue: Sequence[Computation]) -> int:
     """Columns that may be stored, and their epilogue's other tensors loaded, as one aligned vector; 1 where none."""
     variable, extent = columns.variables[-1], columns.extents[-1]
     width = _aligned(computation, computation.target, computation.indices, variable, extent)

@@ -1,0 +1,185 @@
+"""Chains on matrix units: mma.sync after mma.sync, the results of one being the first factors of the next.
+
+*In registers.* A warp has whole rows (Warp_N = N). What a lane holds of two 16 x 8 accumulators side by side is what it
+holds of the 16 x 16 fragment of A that covers them: row g = lane // 4 in columns 2t and 2t + 1 (t = lane % 4), row
+g + 8, then the same 8 columns on. Rounded to half, accumulators are fragments; no lane gives anything to another.
+
+*In shared memory.* Warps share the columns. Each writes its part, rounded, to a tile whose 16-byte chunks are rotated
+like those of every factor, so that a store of pairs and ldmatrix both meet all banks; the next product reads it as A.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
+from tvm_ext.devices.gpu import FRAGMENT
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
+from tvm_ext.ir.simt_ir import gpu_buffer
+
+from ...roller.gemm_form import TileSplit
+from ..mma_tiles.operand import Factor
+from ..mma_tiles.shared import SharedTile, shared_tile
+from ..mma_tiles.warp import MMA_COLUMNS, MmaSync, WarpPlace, place_of, unrolled_by_compiler
+from ..mma_tiles.write import TileCorner, write_fragments
+from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
+
+
+def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
+    """What a threadblock does: its rows of all products, one after the other."""
+    products = _products(parts)
+    first_row = block * index(parts.tile.rows)
+    statements = [allocate(item.weights.buffer) for item in products[1:] if item.steps == 1]
+    # factors that fit whole are on their way while the first product is computed
+    statements += [
+        parts.copy_weights(item.weights, item.position, index(0), thread) for item in products[1:] if item.steps == 1
+    ]
+    statements += _first(parts, products[0], first_row, thread)
+    for before, item in pairwise(products):
+        statements += _kept(parts, before, first_row, thread)
+        statements += _next(parts, before, item, thread)
+    last = products[-1]
+    place = place_of(thread, last.mma.split)
+    corner = TileCorner(batch=index(0), row=first_row + place.row, column=place.column)
+    return sequence(*statements, write_fragments(last.mma, corner, place, parts.last))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _MmaProduct:
+    """A product's multiplier and factor, and where its values stay: of the last one nowhere."""
+
+    position: int
+    steps: int
+    mma: MmaSync
+    weights: SharedTile
+    held: Buffer | None
+    kept: SharedTile | None
+
+
+def _products(parts: ChainParts) -> list[_MmaProduct]:
+    result = []
+    for position, tile in enumerate(parts.tile.products):
+        split = TileSplit(
+            rows=parts.tile.rows,
+            columns=tile.columns,
+            depth=tile.depth,
+            warp_rows=parts.tile.warp_rows(position),
+            warp_columns=tile.columns // tile.across,
+        )
+        factor = weight_factor(parts, position)
+        last = position == len(parts.tile.products) - 1
+        in_registers = parts.tile.residence == "registers"
+        steps = [split.warp_rows // FRAGMENT, tile.columns // FRAGMENT, 8]
+        held = gpu_buffer(steps, factor.dtype, f"held{position}", "local")
+        result.append(
+            _MmaProduct(
+                position=position,
+                steps=tile.steps,
+                mma=MmaSync(split, factor.dtype, "float32", str(position)),
+                weights=shared_tile(factor, tile.columns, tile.depth, parts.scope, None),
+                held=held if in_registers and not last else None,
+                kept=_kept_tile(parts, position) if not in_registers and not last else None,
+            )
+        )
+    return result
+
+
+def _kept_tile(parts: ChainParts, position: int) -> SharedTile:
+    """The values between two products in shared memory, rows of the next one's first factor."""
+    factor: Factor = dataclasses.replace(parts.operands[position + 1][0], name=f"kept{position}", along_depth=True)
+    return shared_tile(factor, parts.tile.rows, parts.tile.products[position].columns, parts.scope, None)
+
+
+def _first(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
+    """The first product: both factors step by step through shared memory."""
+    tile = parts.tile.products[0]
+    rows = shared_tile(parts.operands[0][0], parts.tile.rows, tile.depth, parts.scope, None)
+    place = place_of(thread, product.mma.split)
+
+    def step(k: Expr) -> Stmt:
+        return sequence(
+            allocate(rows.buffer),
+            allocate(product.weights.buffer),
+            parts.copy_rows(rows, first_row, k, thread),
+            parts.copy_weights(product.weights, 0, k, thread),
+            product.mma.multiply(rows, product.weights, place),
+        )
+
+    cleared = with_planned_blocks(product.mma.clear(), parts)
+    return [allocate(product.mma.accumulators), cleared, loop(tile.steps, SERIAL, "k_outer", step)]
+
+
+def _kept(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
+    """The epilogue of a product whose values stay on the chip."""
+    split, values = product.mma.split, kept_values(parts, product.position)
+    place = place_of(thread, split)
+
+    def pair(at: tuple[Expr, ...]) -> Stmt:
+        """Two neighbouring columns of a lane: of fragment (i, k) those of 8 columns c, 8 rows h."""
+        i, k, c, h = at
+        row = place.row + i * index(FRAGMENT) + h * index(8) + tirx.floordiv(place.lane, index(4))
+        column = place.column + k * index(FRAGMENT) + c * index(MMA_COLUMNS)
+        column += tirx.floormod(place.lane, index(4)) * index(2)
+
+        def element(v: Expr) -> Expr:
+            return load(product.mma.accumulators, [i, k * index(2) + c, h * index(2) + v])
+
+        def put(v: Expr, value: Expr) -> Stmt:
+            if product.held is not None:
+                return store(product.held, value, [i, k, c * index(4) + h * index(2) + v])
+            assert product.kept is not None
+            chunk = tirx.floordiv(place.column, index(8)) + k * index(2) + c
+            start = product.kept.chunk_position(row, chunk)
+            return store(product.kept.buffer, value, [start + tirx.floormod(place.lane, index(4)) * index(2) + v])
+
+        return values.keep((first_row + row, column), 2, element, put)
+
+    kept = product.held if product.held is not None else product.kept.buffer if product.kept else None
+    assert kept is not None
+    sizes = (split.warp_rows // FRAGMENT, split.warp_columns // FRAGMENT, 2, 2)
+    return [allocate(kept), unrolled_by_compiler(nest(sizes, UNROLLED, ("i", "k", "c", "h"), pair))]
+
+
+def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: Expr) -> Sequence[Stmt]:
+    """A later product: its first factor is what the one before has kept."""
+    place = place_of(thread, product.mma.split)
+    statements = [allocate(product.mma.accumulators), product.mma.clear()]
+    if product.steps == 1:
+        return [*statements, _multiply(before, product, index(0), place)]
+
+    def step(k: Expr) -> Stmt:
+        return sequence(
+            allocate(product.weights.buffer),
+            parts.copy_weights(product.weights, product.position, k, thread),
+            _multiply(before, product, k * index(product.mma.split.depth // FRAGMENT), place),
+        )
+
+    # what is held in registers is addressed by constants, so that each step is code of its own
+    kind = SERIAL if before.held is None else UNROLLED
+    steps = loop(product.steps, kind, f"k_outer{product.position}", step)
+    return [*statements, steps if before.held is None else unrolled_by_compiler(steps)]
+
+
+def _multiply(before: _MmaProduct, product: _MmaProduct, first: Expr, place: WarpPlace) -> Stmt:
+    """Add one step's products; ``first`` of the fragments along the reduction is the step's."""
+    if before.held is not None:
+        return product.mma.multiply_held(before.held, first, product.weights, place)
+    assert before.kept is not None
+    kept = _FromChunk(
+        **{field.name: getattr(before.kept, field.name) for field in dataclasses.fields(before.kept)},
+        first=first * index(FRAGMENT // before.kept.chunk),
+    )
+    return product.mma.multiply(kept, product.weights, place)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _FromChunk(SharedTile):
+    """A tile whose rows are read from chunk ``first`` on."""
+
+    first: Expr
+
+    def chunk_position(self, row: Expr, chunk: Expr) -> Expr:
+        return SharedTile.chunk_position(self, row, chunk + self.first)
