@@ -14,6 +14,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.layout.channels_last import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
+from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 
 A100, MI50 = device_db.lookup("nvidia-a100"), device_db.lookup("amd-mi50")
 
@@ -93,3 +94,43 @@ def test_the_input_module_is_left_alone() -> None:
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
         ChannelsLast(A100)(before)
     assert_structural_equal(before, network())
+
+
+def mobile_network() -> tvm.IRModule:
+    """What stops stock's conversion: depthwise and grouped convolutions, Clip, scales of three axes."""
+    random = np.random.default_rng(0)
+
+    def constant(*shape: int) -> Any:
+        return relax.const((random.standard_normal(shape) / 8).astype("float16"))
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 10, 10), "float16"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value: Any = x
+            for groups in (1, 8, 2, 1):
+                value = builder.emit(
+                    relax.op.nn.conv2d(value, constant(8, 8 // groups, 3, 3), padding=1, groups=groups)
+                )
+                value = builder.emit(relax.op.multiply(value, constant(8, 1, 1)))
+                value = builder.emit(relax.op.clip(value, -0.25, 6))
+                limit = relax.const(np.float16(4))
+                value = builder.emit(builder.call_te(tvm.topi.minimum, value, limit))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_grouped_convolutions_and_what_is_between_them_follow_on_request() -> None:
+    before = mobile_network()
+    with tvm.transform.PassContext(config={"testing.immutable_module": True}):
+        after = ChannelsLast(A100, grouped=True)(before)
+    relax.analysis.well_formed(after)
+    layouts = [(str(call.attrs.data_layout), str(call.attrs.kernel_layout)) for call in _calls(after, CONVOLUTION)]
+    assert layouts == [("NHWC", "OHWI")] * 4
+    assert len(_calls(after, TRANSPOSE)) == 2
+    np.testing.assert_allclose(run(after), run(before), rtol=2e-2, atol=2e-3)
+    assert not PartitionCutlass(A100)(after).attrs["tvm_ext.partition"].count('"remedy"')
+    stock = ChannelsLast(A100, always=True)(before)
+    kept = [call for call in _calls(stock, CONVOLUTION) if int(call.attrs.groups) > 1]
+    assert [str(call.attrs.kernel_layout) for call in kept] == ["OIHW"] * 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_ext._tvm import (
+    CALL_TIR,
     Call,
     Constant,
     Expr,
@@ -24,6 +25,9 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
+from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext.byoc_cutlass.activations import is_spelling
+from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
@@ -39,7 +43,7 @@ class ChannelsLast:
     """Rewrite half-precision convolutions, and what is between them, from NCHW to NHWC where that pays.
 
     Parameters and results of functions keep their layout. What was decided is left in module attribute
-    ``tvm_ext.layout``. Grouped convolutions stay: matrix units do not serve them.
+    ``tvm_ext.layout``. Grouped convolutions stay: our kernels for matrix units do not serve them.
 
     Parameters
     ----------
@@ -47,17 +51,19 @@ class ChannelsLast:
         The GPU; without matrix units for a convolution's type it stays as it is.
     always
         Convert whatever the number of transposes.
+    grouped
+        Grouped convolutions too, depthwise ones among them: CUTLASS's templates for them read NHWC alone.
     """
 
-    def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:
-        self.device, self.always = device, always
+    def __init__(self, device: DeviceSpec, *, always: bool = False, grouped: bool = False) -> None:
+        self.device, self.always, self.grouped = device, always, grouped
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         convolutions = [call for call in _calls(mod, CONVOLUTION) if self._is_served(call)]
         if not convolutions:
             return copy_module(mod)
         try:
-            converted = _FoldTransposes(relax.transform.ConvertLayout({}, self._layouts)(mod)).run()
+            converted = _FoldTransposes(self._converted(mod)).run()
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = f"stock ConvertLayout fails: {str(error).strip().splitlines()[-1]}"
             return self._noted(copy_module(mod), 0, 0, len(convolutions), reason)
@@ -67,6 +73,13 @@ class ChannelsLast:
             return self._noted(copy_module(mod), 0, 0, len(convolutions), reason)
         reason = "matrix units read channels that are neighbours in memory"
         return self._noted(converted, len(convolutions), added, len(convolutions), reason)
+
+    def _converted(self, mod: IRModule) -> IRModule:
+        if not self.grouped:
+            return relax.transform.ConvertLayout({}, self._layouts)(mod)
+        converted = relax.transform.ConvertLayout({}, self._layouts)(_SpellForLayouts(mod).run())
+        # Stock's rule moves the data of grouped convolutions, and leaves their filters as they are.
+        return relax.transform.DeadCodeElimination()(_TurnFilters(converted).run())
 
     @staticmethod
     def _noted(mod: IRModule, converted: int, transposes: int, candidates: int, reason: str) -> IRModule:
@@ -89,7 +102,8 @@ class ChannelsLast:
         attrs, dtype = call.attrs, str(call.args[0].ty.dtype)
         layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
         has_units = self.device.peak_gflops_of(f"{dtype}_tensor") is not None
-        return dtype in ("float16", "bfloat16") and has_units and int(attrs.groups) == 1 and layouts == ("NCHW", "OIHW")
+        grouped = int(attrs.groups) > 1 and not self.grouped
+        return dtype in ("float16", "bfloat16") and has_units and not grouped and layouts == ("NCHW", "OIHW")
 
 
 def _is_call_of(node: Node, operator: str) -> bool:
@@ -108,6 +122,85 @@ def _calls(mod: IRModule, operator: str) -> list[Call]:
         if isinstance(func, relax.Function):
             relax.analysis.post_order_visit(func, visit)
     return found
+
+
+@expr_mutator
+class _SpellForLayouts(PyExprMutator):  # type: ignore[misc]
+    """Operators as stock ConvertLayout has rules for them: it knows no functions, no clip, no operands of fewer axes.
+
+    Worked example: BatchNormalization's scale of shape (64, 1, 1) becomes (1, 64, 1, 1), and goes along.
+    """
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.values: GraphValues | None = None
+
+    def run(self) -> IRModule:
+        for gv, func in self.mod.functions_items():
+            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+                self.values = GraphValues(self.mod, func)
+                self.builder_.update_func(gv, self.visit_expr(func))
+        return self.builder_.get()
+
+    def visit_call_(self, call: Call) -> Expr:
+        known = self.values.operator_of(call) if self.values is not None else None
+        visited = self.visit_expr_post_order(call)
+        if known is None:
+            return visited
+        if call.op == CALL_TIR:
+            return getattr(relax.op, known[0])(*visited.args[1].fields)
+        if known[0] == "clip":
+            low, high = (relax.const(bound.value, dtype_of(call)) for bound in visited.args[1:])
+            return relax.op.minimum(self.builder_.emit(relax.op.maximum(visited.args[0], low)), high)
+        if is_spelling(known[0]) and any(isinstance(item, Constant) for item in visited.args):
+            operands = [_of_rank(item, len(static_shape(call) or ())) for item in visited.args]
+            return Call(visited.op, operands, visited.attrs, visited.ty_args)
+        return visited
+
+
+def _of_rank(operand: Expr, rank: int) -> Expr:
+    """A constant with leading axes of one; what has no axes, or is no constant, as it is."""
+    if not isinstance(operand, Constant) or not 0 < len(operand.value.shape) < rank:
+        return operand
+    array = operand.value.numpy()
+    return relax.const(array.reshape((1,) * (rank - array.ndim) + array.shape), str(array.dtype))
+
+
+@expr_mutator
+class _TurnFilters(PyExprMutator):  # type: ignore[misc]
+    """Filters of NHWC convolutions from OIHW to OHWI."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+
+    def run(self) -> IRModule:
+        for gv, func in self.mod.functions_items():
+            if isinstance(func, relax.Function):
+                self.builder_.update_func(gv, self.visit_expr(func))
+        return self.builder_.get()
+
+    def visit_call_(self, call: Call) -> Expr:
+        call = self.visit_expr_post_order(call)
+        if not _is_call_of(call, CONVOLUTION) or str(call.attrs.data_layout) != "NHWC":
+            return call
+        if str(call.attrs.kernel_layout) != "OIHW":
+            return call
+        turned = self.builder_.emit(relax.op.permute_dims(call.args[1], (0, 2, 3, 1)))
+        attrs = call.attrs
+        return relax.op.nn.conv2d(
+            call.args[0],
+            turned,
+            strides=list(attrs.strides),
+            padding=list(attrs.padding),
+            dilation=list(attrs.dilation),
+            groups=int(attrs.groups),
+            data_layout="NHWC",
+            kernel_layout="OHWI",
+            out_layout=str(attrs.out_layout),
+            out_dtype=str(call.ty.dtype),
+        )
 
 
 @expr_mutator
