@@ -24,6 +24,7 @@ FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "
 AVX512_REGISTER_BYTES = 64
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
 EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below
+EXP_SCALABLE = -150.0  # from here on both halves of the exponent are those of normal numbers
 
 EXP_TAIL = (0.49999999552629826, 0.16666577292716622, 0.041666853420181296, 0.008363144923241602, 0.00139012854727106)
 """(e^r - 1 - r) / r^2 over |r| <= ln(2) / 2, relative error of e^r 7e-9."""
@@ -138,7 +139,7 @@ def _within(x: Expr, low: float, high: float) -> Expr:
 
 
 def _scaled(value: Expr, exponent: Expr) -> Expr:
-    """``value * 2**exponent`` for an integral float32 exponent from -150 to 128, in two factors of half as much.
+    """``value * 2**exponent`` for an integral float32 exponent from -217 to 128, in two factors of half as much.
 
     Worked example, 2^128 * 0.9: neither 2^128 nor its bits exist in float32, but 2^64 does. NaN's exponent is any.
     """
@@ -153,6 +154,18 @@ def _scaled(value: Expr, exponent: Expr) -> Expr:
 def _scaled_by_instruction(value: Expr, exponent: Expr) -> Expr:
     n = tirx.Cast("int32", exponent)
     return tirx.call_llvm_pure_intrin("float32", "llvm.ldexp.f32.i32", value, n)
+
+
+def _exp_of_near(x: Expr, scale: Callable[[Expr, Expr], Expr]) -> Expr:
+    """e^x where it is neither 0 nor far beyond the largest number: ``scale(e^r, n)``."""
+    n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
+    return bound(
+        n,
+        lambda m: bound(
+            x - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW),
+            lambda r: scale(_polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
+        ),
+    )
 
 
 def _log(arguments: Sequence[Expr]) -> Expr:
@@ -257,28 +270,27 @@ class _Maker:
         """e^x = 2^n e^r with n the nearest integer to x / ln 2; inf comes from scaling by too large an n.
 
         So would 0, but at 150 cycles for each vector that holds one element as small: processors take what is below
-        the smallest normal number step by step. A softmax whose mask adds -10000 was seven times slower for it. So e^x
-        is computed at 0 where it is nothing, and nothing is written there.
+        the smallest normal number step by step. A softmax whose mask adds -10000 was seven times slower for it. So
+        where e^x is nothing, 0 is scaled in place of e^r, by an n whose halves are normal. A choice between 0 and the
+        scaled number would not do: LLVM sees that x matters on one side alone, and scales whatever x was. (With the
+        instruction it is right, for the processor passes over elements that are not chosen.)
         """
+        form = self._exp_by_instruction if self.scales_by_instruction else self._exp_by_halves
+        return bound(arguments[0], form)
 
-        def whole(x: Expr) -> Expr:
-            is_nothing = x < _f32(EXP_LOWEST)
-            near = tirx.Select(is_nothing, _f32(0.0), tirx.Select(x > _f32(EXP_HIGHEST), _f32(EXP_HIGHEST), x))
-            return tirx.Select(is_nothing, _f32(0.0), bound(near, self._exp_of_near))
+    def _exp_by_instruction(self, x: Expr) -> Expr:
+        is_nothing = x < _f32(EXP_LOWEST)
+        near = tirx.Select(is_nothing, _f32(0.0), tirx.Select(x > _f32(EXP_HIGHEST), _f32(EXP_HIGHEST), x))
+        scaled = bound(near, lambda y: _exp_of_near(y, _scaled_by_instruction))
+        return tirx.Select(is_nothing, _f32(0.0), scaled)
 
-        return bound(arguments[0], whole)
+    def _exp_by_halves(self, x: Expr) -> Expr:
+        def scaled(fraction: Expr, n: Expr) -> Expr:
+            return _scaled(tirx.Select(x < _f32(EXP_LOWEST), _f32(0.0), fraction), n)
 
-    def _exp_of_near(self, x: Expr) -> Expr:
-        """e^x where it is neither 0 nor far beyond the largest number."""
-        scale = _scaled_by_instruction if self.scales_by_instruction else _scaled
-        n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
-        return bound(
-            n,
-            lambda m: bound(
-                x - m * _f32(LN2_HIGH) - m * _f32(LN2_LOW),
-                lambda r: scale(_polynomial(r, (1.0, 1.0, *EXP_TAIL)), m),
-            ),
-        )
+        highest = tirx.Select(x > _f32(EXP_HIGHEST), _f32(EXP_HIGHEST), x)
+        near = tirx.Select(x < _f32(EXP_SCALABLE), _f32(EXP_SCALABLE), highest)
+        return bound(near, lambda y: _exp_of_near(y, scaled))
 
     def sigmoid(self, arguments: Sequence[Expr]) -> Expr:
         return _f32(1.0) / (_f32(1.0) + self.exp([_f32(0.0) - arguments[0]]))
