@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import ablation_variants
 import typer
 from cases import Case, all_cases
-from lists import alcop
+from lists import alcop, bolt_chains
 from manifest import NAME, SIZE_LIMIT_BYTES, BundleError, Entry, Manifest, Program, digest, to_json
 from model_graphs import GROUP, ModelCase, compile_model, flops_of, model_case
 from models import MODELS, Model
@@ -57,9 +57,11 @@ WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
 SCRIPTS = (
     "cases.py", "manifest.py", "references.py", "graph_references.py", "numpy_references.py", "run.py", "gpu.py",
 )  # fmt: skip
-FIRST_GROUPS = ("gemm_float16", "fused", "rows", "elementwise", "conv_float16")
+FIRST_GROUPS = ("gemm_float16", "fused", "chains", "rows", "elementwise", "conv_float16")
 """Of the cases before the models, where time on the GPU runs short."""
-OURS, DLIGHT = "ours", "dlight"
+OURS, APART, DLIGHT = "ours", "ours_apart", "dlight"
+CHAIN = "chain"
+"""The operator of products that become one kernel in "ours", whatever is predicted, and one each in "ours_apart"."""
 THREADS = 2
 _TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_cuda.so")
 _TVM_LEFT_OUT = ("3rdparty", "include", "src", "lib", "web", "cmake", "exec", "licenses", "topi", "__pycache__")
@@ -115,6 +117,8 @@ def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Ite
     func = program(case)
     try:
         yield from _ours(case, func, settings)
+        if case.operator == CHAIN:
+            yield APART, _kernel(case, func, settings, BuildOptions(enable_persistent_fusion=False))
     except (TvmExtError, IllegalRewrite) as error:
         refusals[OURS] = error.problem
     try:
@@ -140,7 +144,7 @@ def _ours(case: Case, func: Any, settings: Settings) -> Iterator[tuple[str, Any]
             yield (f"{OURS}_{position}" if position else OURS), kernel.with_attr("global_symbol", name)
         if found:
             return
-    yield OURS, _kernel(case, func, settings, BuildOptions())
+    yield OURS, _kernel(case, func, settings, BuildOptions(enable_persistent_fusion=case.operator == CHAIN or "auto"))
 
 
 def _pipelined(contender: str, case: Case, func: Any, settings: Settings, refusals: dict[str, str]) -> Any:
@@ -350,7 +354,11 @@ def main(
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    listed = ablation_variants.all_cases() if ablation else all_cases(WORKLOAD)
+    listed = (
+        ablation_variants.all_cases()
+        if ablation
+        else [*all_cases(WORKLOAD), *bolt_chains(WORKLOAD.with_name("bolt_ops.csv"))]
+    )
     if pipelining:
         listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
     chosen = [case for case in listed if not only or case.id in only or case.group in only]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,36 @@ def bolt(workload: Path) -> Iterator[Case]:
                 for activation in re.findall(r"act=(\S+)", row["shape"])[:1] or ["relu"]:
                     for name in activation.split("|"):
                         yield _activated(shape, f"B{number}{'ab'[part]}_{name}", name)
+
+
+def bolt_chains(workload: Path) -> Iterator[Case]:
+    """The pairs of ``bolt_ops.csv``, Tables 1 and 2, as one operator each: C0 ... of the rows' numbers."""
+    with workload.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            parts = _bolt(row)
+            if len(parts) > 1:
+                yield chained(f"chain_{row['table']}_{number}", parts, bias=parts[0].operator == "conv2d")
+
+
+def chained(name: str, parts: Sequence[Case], *, bias: bool) -> Case:
+    """Products one after the other, each with ReLU behind, and with ``bias`` a row added before: one operator."""
+    factors: list[Tensor] = []
+    for number, part in enumerate(parts):
+        weights, columns = part.inputs[1], part.output.shape[-1:]
+        # so small that values keep their size
+        factors.append(replace(weights, name=f"w{number}", scale=part.terms**-0.5))
+        if bias:
+            factors.append(Tensor(name=f"b{number}", shape=columns, dtype=HALF))
+    return replace(
+        parts[-1],
+        id=name,
+        group="chains",
+        operator="chain",
+        inputs=(parts[0].inputs[0], *factors),
+        attributes={"links": [{"kind": part.operator, **part.attributes} for part in parts], "bias": bias},
+        flops=sum(part.flops for part in parts),
+        terms=sum(part.terms for part in parts),
+    )
 
 
 def _wide_result(case: Case) -> Case:
@@ -135,4 +165,29 @@ def _conv3d(case: Case, x: Any, w: Any) -> Any:
     return topi.nn.conv3d_ndhwc(x, w, [stride] * 3, [pad] * 3, 1, 1, out_dtype=case.output.dtype)
 
 
-PROGRAMS.update(activated_conv2d=_with_activation, activated_matmul=_with_activation, conv3d=_conv3d)
+def _chain(case: Case, x: Any, *factors: Any) -> Any:
+    rest = iter(factors)
+    for settings in case.attributes["links"]:
+        x = _link(x, next(rest), settings)
+        if case.attributes["bias"]:
+            x = _plus_row(x, next(rest))
+        x = topi.cast(topi.nn.relu(x), case.output.dtype)
+    return x
+
+
+def _link(x: Any, w: Any, settings: Mapping[str, Any]) -> Any:
+    """One product, in float32."""
+    if settings["kind"] == "conv2d":
+        return topi.nn.conv2d_nhwc(x, w, settings["stride"], list(settings["pads"]), 1, out_dtype="float32")
+    k = te.reduce_axis((0, x.shape[1]), "k")
+    shape = (x.shape[0], w.shape[1])
+    return te.compute(
+        shape, lambda i, j: te.sum(x(i, k).astype("float32") * w(k, j).astype("float32"), axis=k), "matmul"
+    )
+
+
+def _plus_row(x: Any, bias: Any) -> Any:
+    return te.compute(x.shape, lambda *at: x(*at) + bias(at[-1]).astype("float32"), "add")
+
+
+PROGRAMS.update(chain=_chain, activated_conv2d=_with_activation, activated_matmul=_with_activation, conv3d=_conv3d)

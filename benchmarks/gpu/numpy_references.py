@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import graph_references
@@ -52,6 +53,15 @@ def _convolution(case: Case, x: Array, w: Array) -> Array:
     return y.transpose(0, 2, 3, 1) if last else y
 
 
+def _chain(case: Case, x: Array, *factors: Array) -> Array:
+    rest = iter(factors)
+    for settings in case.attributes["links"]:
+        one = _convolution if settings["kind"] == "conv2d" else _matmul
+        x = one(replace(case, attributes=settings), x, next(rest))
+        x = np.maximum(x + next(rest) if case.attributes["bias"] else x, 0.0)
+    return x
+
+
 def _average_pool(case: Case, x: Array) -> Array:
     settings = case.attributes
     window = (settings["kernel"], settings["stride"], 1, settings["pads"])
@@ -90,6 +100,7 @@ _REFERENCES: dict[str, Callable[..., Array]] = {
     "depthwise": _convolution,
     "average_pool": _average_pool,
     "relu": lambda _case, x: np.maximum(x, 0.0),
+    "chain": _chain,
     "sum": lambda case, x: x.sum(tuple(case.attributes["axes"])),
     "softmax": _softmax,
     "layer_norm": _layer_norm,

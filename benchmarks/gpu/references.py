@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import graph_references
@@ -51,6 +52,15 @@ def _convolution(torch: Any, case: Case, x: Any, w: Any) -> Any:
     return y.permute(0, 2, 3, 1) if last else y
 
 
+def _chain(torch: Any, case: Case, x: Any, *factors: Any) -> Any:
+    rest = iter(factors)
+    for settings in case.attributes["links"]:
+        one = _convolution if settings["kind"] == "conv2d" else _matmul
+        x = one(torch, replace(case, attributes=settings), x, next(rest))
+        x = torch.relu(x + next(rest) if case.attributes["bias"] else x)
+    return x
+
+
 def _average_pool(torch: Any, case: Case, x: Any) -> Any:
     kernel, stride, (top, left, bottom, right) = (case.attributes[name] for name in ("kernel", "stride", "pads"))
     pool = torch.nn.functional.avg_pool2d
@@ -72,6 +82,7 @@ _PEERS: dict[str, Callable[..., Any]] = {
     "depthwise": _convolution,
     "average_pool": _average_pool,
     "relu": lambda torch, _case, x: torch.relu(x),
+    "chain": _chain,
     "sum": lambda torch, case, x: torch.sum(x, dim=tuple(case.attributes["axes"])),
     "softmax": lambda torch, _case, x: torch.softmax(x, dim=-1),
     "layer_norm": _layer_norm,

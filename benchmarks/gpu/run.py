@@ -25,7 +25,13 @@ from gpu import Gpu, RuntimeGpu, TorchGpu, driver_version, load_runtime, summary
 from manifest import BundleError, Entry, Manifest, Program, check_device, read_bundle
 
 HERE = Path(__file__).resolve().parent
-COMPILED_GROUPS = ("fused", "rows", "elementwise", "models")  # torch.compile takes seconds, and helps where ops fuse
+COMPILED_GROUPS = (
+    "fused",
+    "chains",
+    "rows",
+    "elementwise",
+    "models",
+)  # torch.compile takes seconds, and helps where ops fuse
 
 _CPU, _CUDA = 1, 2  # DLPack's numbers of devices
 

@@ -10,7 +10,7 @@ Worked example, (16384, 256) x (256, 64) x (64, 16) in halves: apart, the result
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import Literal
@@ -70,6 +70,20 @@ class ProductChain:
     def between_bytes(self) -> float:
         """What one kernel neither writes nor reads again."""
         return 2.0 * sum(self.rows * product.columns * self.itemsize for product in self.products[:-1])
+
+    @property
+    def singles(self) -> tuple[ProductChain, ...]:
+        """Each product by itself, what lies between in memory."""
+        last = len(self.products) - 1
+        return tuple(
+            replace(
+                self,
+                products=(product,),
+                input_bytes=self.input_bytes if n == 0 else float(self.rows * product.depth * self.itemsize),
+                output_itemsize=self.output_itemsize if n == last else float(self.itemsize),
+            )
+            for n, product in enumerate(self.products)
+        )
 
     @property
     def least_bytes(self) -> float:
@@ -166,14 +180,10 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
 def separate_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> float:
     """The least that the chain takes as a kernel for each product: each one's roof, and a launch."""
     total = 0.0
-    for position, product in enumerate(chain.products):
-        first, last = position == 0, position == len(chain.products) - 1
-        read = chain.input_bytes if first else chain.rows * product.depth * chain.itemsize
-        written = chain.rows * product.columns * (chain.output_itemsize if last else chain.itemsize)
-        moved = read + written + product.weight_bytes + product.epilogue_bytes
-        work = 2.0 * chain.rows * product.columns * product.depth
+    for one in chain.singles:
+        work = 2.0 * one.rows * one.products[0].columns * one.products[0].depth
         total += _launch_s(device)
-        total += max(moved / _bandwidth(device, "L2"), work / _rate(chain.dtype, units, device))
+        total += max(one.least_bytes / _bandwidth(device, "L2"), work / _rate(one.dtype, units, device))
     return total
 
 

@@ -25,7 +25,7 @@ FOLDER = ROOT / "benchmarks" / "gpu"
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "roller_ops.csv"
 NAMES = (
     "cases", "manifest", "numpy_references", "references", "graph_references", "gpu", "run", "import_results",
-    "programs", "models", "model_graphs",
+    "programs", "lists", "models", "model_graphs",
 )  # fmt: skip
 
 

@@ -55,9 +55,31 @@ def test_allowed_errors_follow_the_documented_table(scripts: SimpleNamespace) ->
     assert make("m", 8, 8, 4096, "int8").allowed_error == 0.0
 
 
+def test_bolts_pairs_are_chains(scripts: SimpleNamespace) -> None:
+    found = list(scripts.lists.bolt_chains(WORKLOAD.with_name("bolt_ops.csv")))
+    assert [case.attributes["bias"] for case in found] == [False] * 4 + [True] * 6  # Tables 1 and 2
+    for case in found:
+        assert scripts.cases.Case.from_record(json.loads(json.dumps(case.to_record()))) == case
+        func = scripts.programs.program(case)
+        assert [tuple(map(int, p.ty.shape)) for p in func.params] == [t.shape for t in (*case.inputs, case.output)]
+
+
+def _small_chains(scripts: SimpleNamespace) -> list[Any]:
+    matmul, convolution = scripts.cases.matmul, scripts.cases.convolution
+    half: dict[str, Any] = {"stride": 1, "layout": "NHWC", "dtype": "float16"}
+    first = convolution("", (2, 6, 6, 3), (3, 3, 3, 4), pads=(1, 1, 1, 1), **half)
+    second = convolution("", (2, 6, 6, 4), (1, 1, 4, 5), pads=(0, 0, 0, 0), **half)
+    products = [matmul("", 9, 5, 7, "float16"), matmul("", 9, 4, 5, "float16"), matmul("", 9, 3, 4, "float16")]
+    return [
+        scripts.lists.chained("products", products, bias=False),
+        scripts.lists.chained("convolutions", [first, second], bias=True),
+    ]
+
+
 def _small_cases(scripts: SimpleNamespace) -> list[Any]:
     cases = scripts.cases
     return [
+        *_small_chains(scripts),
         cases.matmul("bias", 5, 7, 3, epilogue="bias_relu"),
         cases.matmul("batched", 5, 7, 3, batch=2),
         cases.matmul("integers", 4, 8, 16, "int8"),
