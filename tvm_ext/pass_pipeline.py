@@ -39,6 +39,7 @@ from tvm_ext.relay_passes.check_values import Bounds, CheckValues
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
+from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
@@ -112,6 +113,17 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     ]
 
 
+def attention_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Attention as one operator, while products and softmax still are operators; it reads transposed operands in place.
+
+    Nothing for stock TVM's schedules and for GPUs.
+    """
+    if device.kind != "cpu" or options.enable_roller is False or options.enable_persistent_fusion is False:
+        return []
+    always = options.enable_persistent_fusion is True
+    return [FuseAttention(device, always=always), relax.transform.DeadCodeElimination()]
+
+
 def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Several fused operators become one, whose intermediate values stay close to the core (Bolt, §3.1).
 
@@ -182,8 +194,8 @@ def kernel_pipeline(
 def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
     bounds = options.bounds if device.kind == "cpu" else "wrap"
-    operators = [*graph_passes(bounds), *layout_passes(device, options), *operator_passes(target)]
-    passes = [*operators, *fusion_passes(device, options)]
+    graph = [*graph_passes(bounds), *layout_passes(device, options), *attention_passes(device, options)]
+    passes = [*graph, *operator_passes(target), *fusion_passes(device, options)]
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 

@@ -68,6 +68,11 @@ class GraphValues:
         users = [user for user in self.users_of(value) if isinstance(user, Var) and self._places[user][0] == block]
         return [(self._places[user][1], user) for user in users]
 
+    def call_of(self, value: Expr | str, name: str) -> Call | None:
+        """The call of the operator ``name`` that ``value`` is bound to; None for anything else."""
+        bound = self.bindings.get(value) if isinstance(value, Var) else None
+        return bound if operator_name(bound) == name else None
+
     def constant_of(self, value: Expr) -> Constant | None:
         """The constant that ``value`` is, or is bound to."""
         value = self.bindings.get(value, value) if isinstance(value, Var) else value

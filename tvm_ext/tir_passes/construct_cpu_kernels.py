@@ -19,13 +19,14 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, read_operator, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.ir.float_ir import uses_bfloat16
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.kernel_cache import (
@@ -40,6 +41,7 @@ from tvm_ext.support.kernel_cache import (
 )
 from tvm_ext.support.limits import check_time, limits, timed_construction
 
+from .emit.cpu_attention.kernel import attention_kernel
 from .emit.cpu_rows.emit import emit_rows
 from .emit.cpu_tiles.emit import emit_tile_kernel
 from .emit.cpu_windows.kernel import window_kernel
@@ -148,6 +150,8 @@ def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRew
 
 
 def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[PrimFunc, KernelChoice]:
+    if func.attrs and ATTENTION in func.attrs:
+        return _attention(func, name, device)
     operator = simplify(read_operator(func, name))
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [operator.params[i] for i in constant]
@@ -157,6 +161,23 @@ def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOp
     notes = [*refusals, *notes_of(forms), *size_notes(operator), *cut_notes(body), *call_notes(body)]
     params, body = _any_alignment(_packed(operator.params, forms), body)
     return function_like(func, params, body), choice_of(operator, forms, notes, device)
+
+
+def _attention(func: PrimFunc, name: str, device: DeviceSpec) -> tuple[PrimFunc, KernelChoice]:
+    """What a function of `FuseAttention` computes, as its attribute says it."""
+    work = from_json(Attention, str(func.attrs[ATTENTION]))
+    statement, program, note = attention_kernel(work, func.params, device)
+    params, body = _any_alignment(func.params, on_cpu(statement, device))
+    choice = KernelChoice(
+        operator=name,
+        path="rtile",
+        notes=(note,),
+        device=device.name,
+        flops=work.flops,
+        bytes=sum(tensor_bytes(param) for param in func.params),
+        program=program,
+    )
+    return function_like(func, params, body), choice
 
 
 def _forms(

@@ -1,0 +1,91 @@
+"""Tiles of attention on every CPU of the tables, and when the model takes one kernel for the better."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.attentions import packed
+from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds, separate_seconds
+from tvm_ext.devices import device_db
+from tvm_ext.records.attention import Attention, AttentionTiles
+from tvm_ext.records.serialise import from_json, to_json
+
+CPUS = [name for name in device_db.names() if device_db.lookup(name, measure=False).kind == "cpu"]
+MEASURED = ["cpu-epyc-zen5", "cpu-cascade-lake", "cpu-xeon-amx", "cpu-cascade-lake-avx2"]
+SHAPES = [(128, 128, 64), (512, 512, 64), (1, 1024, 64), (197, 197, 80), (17, 17, 64), (1024, 77, 256), (5, 3, 1)]
+
+
+def attention(queries: int, keys: int, features: int, dtype: str = "float32", order: str = "brhc") -> Attention:
+    query, key = (packed((1, 12), rows, features, dtype, order) for rows in (queries, keys))
+    return Attention(
+        batch=12,
+        queries=queries,
+        keys=keys,
+        features=features,
+        value_features=features,
+        scale=0.125,
+        query=query,
+        key=key,
+        value=key,
+        output=query,
+    )
+
+
+def tiles_of(work: Attention, cpu: str) -> AttentionTiles:
+    tiles = choose_tiles(work, device_db.lookup(cpu, measure=False))
+    assert tiles is not None
+    return tiles
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_fit_registers_and_first_cache(cpu: str, shape: tuple[int, int, int]) -> None:
+    device, tiles = device_db.lookup(cpu, measure=False), tiles_of(attention(*shape), cpu)
+    _, keys, features = shape
+    for rows in (tiles.key_rows, tiles.feature_rows):
+        assert rows >= 1 and rows * tiles.query_vectors + tiles.query_vectors + 1 <= device.register_limit
+    assert 1 <= tiles.key_rows <= tiles.key_block <= keys and tiles.feature_rows <= features
+    capacity = device.layers[1].capacity_bytes
+    assert capacity is not None
+    block = tiles.key_block * tiles.query_block * 4
+    assert block <= capacity or tiles.key_block <= tiles.lanes
+
+
+def test_equal_tiles_where_they_hide_the_latency() -> None:
+    tiles = tiles_of(attention(512, 512, 64), "cpu-cascade-lake")
+    assert (tiles.key_block % tiles.key_rows, 64 % tiles.feature_rows) == (0, 0)
+    assert 100 % tiles_of(attention(128, 100, 64), "cpu-cascade-lake").key_block == 0
+
+
+def test_what_is_copied() -> None:
+    """Heads behind each other are read in place; side by side, rows thrash; many blocks of queries share one copy."""
+    assert tiles_of(attention(512, 512, 64, order="bhrc"), "cpu-cascade-lake").copies == "none"
+    assert tiles_of(attention(512, 512, 64), "cpu-cascade-lake").copies == "shared"
+    assert tiles_of(attention(128, 128, 64), "cpu-cascade-lake").copies == "values"
+    assert tiles_of(attention(64, 64, 64, dtype="float16", order="bhrc"), "cpu-cascade-lake").copies == "block"
+    assert tiles_of(attention(1, 128, 64), "cpu-cascade-lake").copies == "none"
+
+
+@pytest.mark.parametrize("length", [128, 512, 2048])
+@pytest.mark.parametrize("cpu", MEASURED)
+def test_the_attentions_of_bert_are_worth_one_kernel(cpu: str, length: int) -> None:
+    device, work = device_db.lookup(cpu, measure=False), attention(length, length, 64)
+    assert kernel_seconds(work, tiles_of(work, cpu), device) < separate_seconds(work, device)
+
+
+def test_one_query_in_a_register_of_sixteen_is_not() -> None:
+    """Of a decoder's step most lanes are empty; contiguous heads leave nothing else to save."""
+    device, work = device_db.lookup("cpu-cascade-lake"), attention(1, 4096, 128, order="bhrc")
+    assert kernel_seconds(work, tiles_of(work, "cpu-cascade-lake"), device) > separate_seconds(work, device)
+
+
+def test_gpus_have_no_registers_for_queries() -> None:
+    assert choose_tiles(attention(128, 128, 64), device_db.lookup("nvidia-a100")) is None
+
+
+def test_records_go_through_json() -> None:
+    work = attention(17, 19, 8)
+    assert from_json(Attention, to_json(work)) == work
+    tiles = tiles_of(work, "cpu-avx2")
+    assert from_json(AttentionTiles, to_json(tiles)) == tiles
+    assert "queries" in str(work) and "keys" in str(tiles)

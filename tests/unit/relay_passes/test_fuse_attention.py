@@ -1,0 +1,292 @@
+"""Which attentions become one function, which do not and why, and what they compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.attentions import LOWEST
+from tvm_ext import relay
+from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax, structural_walk
+from tvm_ext.devices import device_db
+from tvm_ext.options import BuildOptions
+from tvm_ext.pass_pipeline import attention_passes, graph_passes
+from tvm_ext.records.attention import ATTENTION, Attention
+from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.fuse_attention import FuseAttention
+
+HEADS, QUERIES, KEYS, FEATURES = 3, 20, 24, 8
+CPU = device_db.lookup("cpu-epyc-zen5")
+
+
+class Network:
+    """ONNX nodes one after the other, as exporters write attention."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.inputs: list[Any] = []
+        self.dtype = np.dtype(dtype)
+
+    def input(self, name: str, *shape: int, dtype: Any = None) -> str:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype or self.dtype))
+        self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def constant(self, value: Any) -> str:
+        name = f"constant{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def number(self, value: float) -> str:
+        return self.constant(self.dtype.type(value))
+
+    def op(self, kind: str, *operands: str, **attributes: Any) -> str:
+        name = f"value{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, operands, [name], **attributes))
+        return name
+
+    def heads(self, name: str, length: int, order: tuple[int, ...], heads: int = HEADS) -> str:
+        source = self.input(name, 1, length, heads * FEATURES)
+        shape = self.constant(np.array([1, length, heads, FEATURES], np.int64))
+        return self.op("Transpose", self.op("Reshape", source, shape), perm=order)
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        kind = helper.np_dtype_to_tensor_dtype(self.dtype)
+        results = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "attention", self.inputs, results, self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+Steps = Callable[[Network, str], str]
+
+
+def attention(steps: Steps = lambda net, scores: scores, behind: Steps = lambda net, value: value) -> onnx.ModelProto:
+    """Transposed heads, ``steps`` on the scores, ``behind`` on the probabilities, and the output transposed back."""
+    net = Network()
+    scores = net.op("MatMul", net.heads("q", QUERIES, (0, 2, 1, 3)), net.heads("k", KEYS, (0, 2, 3, 1)))
+    probabilities = behind(net, net.op("Softmax", steps(net, scores), axis=-1))
+    result = net.op("MatMul", probabilities, net.heads("v", KEYS, (0, 2, 1, 3)))
+    merged = net.op("Transpose", result, perm=[0, 2, 1, 3])
+    shape = net.constant(np.array([1, QUERIES, HEADS * FEATURES], np.int64))
+    return net.model(net.op("Reshape", merged, shape))
+
+
+def causal(low: float = -np.inf) -> Any:
+    return np.where(np.tril(np.ones((QUERIES, KEYS), bool)), np.float32(0), np.float32(low))
+
+
+def masked(net: Network, scores: str) -> str:
+    mask = net.input("mask", 1, 1, 1, KEYS)
+    return net.op("Add", net.op("Mul", scores, net.number(0.25)), mask)
+
+
+def chosen(net: Network, scores: str) -> str:
+    keep = net.input("keep", 1, 1, QUERIES, KEYS, dtype="bool")
+    bias = net.op("Where", keep, net.number(0), net.number(LOWEST))
+    return net.op("Add", bias, net.op("Div", scores, net.number(3)))
+
+
+def replaced(net: Network, scores: str) -> str:
+    return net.op("Where", net.input("gone", 1, 1, 1, KEYS, dtype="bool"), net.number(-1e4), scores)
+
+
+def windows(net: Network, scores: str) -> str:
+    """As Swin adds a mask of windows: with one more axis for a while."""
+    biased = net.op("Add", scores, net.constant(np.random.default_rng(0).random((1, HEADS, 1, KEYS), np.float32)))
+    apart = net.op("Reshape", biased, net.constant(np.array([1, 1, HEADS, QUERIES, KEYS], np.int64)))
+    added = net.op("Add", apart, net.constant(causal(-100.0).reshape(1, 1, 1, QUERIES, KEYS)))
+    return net.op("Reshape", added, net.constant(np.array([1, HEADS, QUERIES, KEYS], np.int64)))
+
+
+FORMS: dict[str, tuple[Steps, list[str], float]] = {
+    "bare": (lambda net, scores: scores, [], 1.0),
+    "a mask of the keys": (masked, ["add"], 0.25),
+    "a choice as a mask": (chosen, ["choose"], 1 / 3),
+    "scores replaced": (replaced, ["replace"], 1.0),
+    "a causal constant": (lambda net, scores: net.op("Add", scores, net.constant(causal())), ["add"], 1.0),
+    "windows": (windows, ["add", "add"], 1.0),
+}
+
+
+def imported(model: onnx.ModelProto) -> Any:
+    module, params = relay.frontend.from_onnx(model)
+    return tvm.transform.Sequential(graph_passes())(relay.bind_params(module, params))
+
+
+def fused(module: Any, *, always: bool = True, device: Any = CPU) -> tuple[Any, PersistentRecord]:
+    with tvm.transform.PassContext(config={"testing.immutable_module": True}):
+        result = FuseAttention(device, always=always)(module)
+    return relax.transform.DeadCodeElimination()(result), from_json(PersistentRecord, str(result.attrs[PERSISTENT]))
+
+
+def functions_of(module: Any) -> list[Attention]:
+    functions = [func for _, func in module.functions_items() if isinstance(func, PrimFunc)]
+    return [from_json(Attention, str(f.attrs[ATTENTION])) for f in functions if f.attrs and ATTENTION in f.attrs]
+
+
+def operators_of(module: Any) -> set[str]:
+    names: set[str] = set()
+    structural_walk(module["main"].body, (tvm.ir.Call, lambda call: names.add(str(getattr(call.op, "name", "")))))
+    return names
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_that_exporters_write(form: str) -> None:
+    steps, changes, scale = FORMS[form]
+    module, record = fused(imported(attention(steps)))
+    (work,) = functions_of(module)
+    assert [region.fused for region in record.regions] == [True]
+    assert [term.change for term in work.terms] == changes
+    assert work.scale == pytest.approx(scale)
+    left = operators_of(module)
+    assert not left & {"relax.matmul", "relax.nn.softmax", "relax.permute_dims", "relax.add", "relax.where"}, left
+    assert (work.query.row_stride, work.key.row_stride, work.output.row_stride) == (HEADS * FEATURES,) * 3
+
+
+def inputs_for(model: onnx.ModelProto) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    found = {}
+    for item in model.graph.input:
+        shape = [dim.dim_value for dim in item.type.tensor_type.shape.dim]
+        boolean = item.type.tensor_type.elem_type == TensorProto.BOOL
+        drawn = rng.standard_normal(shape).astype(np.float32)
+        found[item.name] = drawn < 1.0 if boolean else np.where(drawn > 0, drawn, 0) if item.name == "mask" else drawn
+    return found
+
+
+def outputs(model: onnx.ModelProto, inputs: dict[str, Any], **settings: Any) -> tuple[Any, Any]:
+    module, params = relay.frontend.from_onnx(model)
+    library = relay.build(module, "llvm", params=params, **settings)
+    graph = library["default"]()
+    graph.set_input(**inputs)
+    graph.run()
+    return graph.get_output(0).numpy(), library
+
+
+@pytest.mark.parametrize("form", ["a choice as a mask", "windows"])
+def test_values_are_those_of_the_operators_apart(form: str) -> None:
+    model = attention(FORMS[form][0])
+    inputs = inputs_for(model)
+    one, library = outputs(model, inputs, enable_persistent_fusion=True)
+    apart, _ = outputs(model, inputs, enable_persistent_fusion=False)
+    assert np.allclose(one, apart, rtol=1e-4, atol=1e-6)
+    assert "one kernel" in str(library.report.persistent)
+    kernel = library.report.operator("attention")
+    assert kernel.choice.path == "rtile" and "3 x (20 queries, 24 keys, 8 features)" in kernel.choice.reason
+
+
+def test_the_function_computes_what_its_attribute_says() -> None:
+    """Built without the attribute, from its definition, it gives the same: the twin that any other kernel has."""
+    model = attention(FORMS["a choice as a mask"][0])
+    module, _ = fused(imported(model))
+    plain = tvm.IRModule(
+        {
+            gv: func.without_attr(ATTENTION) if isinstance(func, PrimFunc) else func
+            for gv, func in module.functions_items()
+        }
+    )
+    inputs = inputs_for(model)
+    library = relay.build(plain, "llvm", enable_persistent_fusion=False)
+    graph = library["default"]()
+    graph.set_input(**inputs)
+    graph.run()
+    wanted, _ = outputs(model, inputs, enable_persistent_fusion=False)
+    assert np.allclose(graph.get_output(0).numpy(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def probabilities_as_an_output() -> onnx.ModelProto:
+    model = attention()
+    softmax = next(node.output[0] for node in model.graph.node if node.op_type == "Softmax")
+    model.graph.output.append(helper.make_tensor_value_info(softmax, TensorProto.FLOAT, None))
+    return model
+
+
+def scores_as_an_output() -> onnx.ModelProto:
+    model = attention()
+    product = next(node.output[0] for node in model.graph.node if node.op_type == "MatMul")
+    model.graph.output.append(helper.make_tensor_value_info(product, TensorProto.FLOAT, None))
+    return model
+
+
+REFUSALS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "probabilities are an output": (probabilities_as_an_output, "the probabilities .* are used elsewhere, too"),
+    "scores are an output": (scores_as_an_output, "the scores .* are used elsewhere, too"),
+    "capped scores": (lambda: attention(lambda net, scores: net.op("Tanh", scores)), "tanh of .* lies between"),
+    "scaled by a tensor": (
+        lambda: attention(lambda net, scores: net.op("Mul", scores, net.input("scale", 1, HEADS, 1, 1))),
+        "multiplied by no constant number",
+    ),
+    "another axis": (
+        lambda: attention(
+            lambda net, scores: net.op("Transpose", scores, perm=[0, 1, 3, 2]),
+            lambda net, value: net.op("Transpose", value, perm=[0, 1, 3, 2]),
+        ),
+        "permute_dims of .* lies between|are read by",
+    ),
+    "probabilities are changed": (
+        lambda: attention(behind=lambda net, value: net.op("Mul", value, net.number(0.9))),
+        "are read by relax.multiply",
+    ),
+    "scaled by infinity": (
+        lambda: attention(lambda net, scores: net.op("Mul", scores, net.number(np.inf))),
+        "multiplied by no constant number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_is_not_taken_says_why(case: str) -> None:
+    build, reason = REFUSALS[case]
+    before = imported(build())
+    after, record = fused(before)
+    (region,) = record.regions
+    assert not region.fused and re.search(reason, region.reason), region.reason
+    assert_structural_equal(after["main"], before["main"])
+
+
+def test_a_softmax_without_products_is_nobodys_business() -> None:
+    net = Network()
+    module = imported(net.model(net.op("Softmax", net.input("x", 4, 8), axis=-1)))
+    with tvm.transform.PassContext(config={"testing.immutable_module": True}):
+        assert_structural_equal(FuseAttention(CPU, always=True)(module), module)
+
+
+def test_shared_heads_are_not_copied() -> None:
+    """Llama's form: two heads of keys for four of queries, repeated by a broadcast between reshapes."""
+    net = Network()
+    sizes = net.constant(np.array([1, 2, 2, KEYS, FEATURES], np.int64))
+    flat = net.constant(np.array([1, 4, KEYS, FEATURES], np.int64))
+
+    def repeated(name: str) -> str:
+        heads = net.heads(name, KEYS, (0, 2, 1, 3), heads=2)
+        apart = net.op("Unsqueeze", heads, net.constant(np.array([2], np.int64)))
+        return net.op("Reshape", net.op("Expand", apart, sizes), flat)
+
+    query = net.heads("q", QUERIES, (0, 2, 1, 3), heads=4)
+    scores = net.op("MatMul", query, net.op("Transpose", repeated("k"), perm=[0, 1, 3, 2]))
+    module, _ = fused(imported(net.model(net.op("MatMul", net.op("Softmax", scores, axis=-1), repeated("v")))))
+    (work,) = functions_of(module)
+    assert work.key.batch[-1] == (2, 0) and work.key.size == KEYS * 2 * FEATURES
+    assert "relax.broadcast_to" not in operators_of(module)
+
+
+def test_auto_asks_the_model_and_false_asks_nobody() -> None:
+    switches = {
+        switch: attention_passes(CPU, BuildOptions(enable_persistent_fusion=switch)) for switch in (True, False, "auto")
+    }
+    assert switches[False] == [] and len(switches[True]) == len(switches["auto"]) == 2
+    assert attention_passes(CPU, BuildOptions(enable_roller=False)) == []
+    assert attention_passes(device_db.lookup("nvidia-a100"), BuildOptions()) == []
+    _, record = fused(imported(attention()), always=False)
+    (region,) = record.regions
+    assert region.fused_us is not None and region.separate_us is not None
+    assert region.fused == (region.fused_us < region.separate_us)

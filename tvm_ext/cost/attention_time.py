@@ -1,0 +1,227 @@
+"""Attention on a CPU: the tiles of its one kernel, from the device's registers and caches, and what it takes and saves.
+
+Floors first, per query and key: ``features + value_features`` multiply-adds, and `EXP_OPERATIONS` of the softmax.
+Worked example, BERT (64 + 64 features) on two pipes of 16 lanes: a register of scores takes 64 cycles of multiply-adds
+and 10 of the softmax, so that 86 % of the arithmetic's peak is the most that there is to reach; keys and values come
+from L2 once per block of queries, 512 bytes a key: 2 bytes a cycle with 64 queries, where L2 delivers 30 and more.
+"""
+
+from __future__ import annotations
+
+from math import gcd, inf
+
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.attention import Attention, AttentionTiles, Copies, MatrixOperand
+from tvm_ext.support.arithmetic import ceil_div
+
+from .register_tiles import PORT_OVERLAP, overlapped
+
+FLOAT_BYTES = 4
+EXP_OPERATIONS = 20
+"""Vector instructions of the softmax per register of scores: exp is 16 of them; maximum, difference, sum, mask."""
+
+TURN_OPERATIONS = 16
+"""Vector instructions per register that is transposed: loads, stores, four rounds of shuffles at half the rate."""
+
+TASK_CYCLES = 400
+"""Cycles between two tasks: workspaces, addresses, loops of few steps."""
+
+PRODUCT_SHARE = 0.7
+"""Share of the peak that products reach as kernels of their own, with short sums and a copy of strided operands."""
+
+BLOCKS_THAT_SHARE = 4
+"""Blocks of queries from which on one copy of keys and values for all of them costs less than one for each."""
+
+COPY_CYCLES, TURNED_COPY_CYCLES = 1, 3
+"""Cycles of a core per element that a transpose moves: rows of features as they are, or one element at a time."""
+
+CALL_SECONDS = 2e-6
+"""What calling one more kernel takes, with a tensor for its result: 1.5 to 3 us by the VirtualMachine."""
+
+KERNEL_SHARE = 0.7
+"""Share of the pipes' time that the kernel's cycles come to: 91 of 158 GFLOP/s where 86 % are the most."""
+
+MOST_QUERY_VECTORS = 4
+"""More registers of queries than this leave fewer than six rows for the accumulators of 32."""
+
+
+def choose_tiles(work: Attention, device: DeviceSpec) -> AttentionTiles | None:
+    """The tiles that the model expects to be fastest; None where ``device`` has no SIMD registers to put queries in."""
+    lanes = device.register_bytes // FLOAT_BYTES
+    if device.kind != "cpu" or lanes < 2:
+        return None
+    found = [tiles for count in range(1, MOST_QUERY_VECTORS + 1) if (tiles := _tiles(work, device, lanes, count))]
+    return min(found, key=lambda tiles: kernel_seconds(work, tiles, device), default=None)
+
+
+def _tiles(work: Attention, device: DeviceSpec, lanes: int, vectors: int) -> AttentionTiles | None:
+    """The tiles with ``vectors`` registers of queries; None where the queries are fewer.
+
+    Registers hold the accumulators, one step's queries, and one scalar for all lanes. The block of scores shares L1
+    with what it is multiplied with: queries first, then values.
+    """
+    if vectors > ceil_div(work.queries, lanes):
+        return None
+    rows = (device.register_limit - vectors - 1) // vectors
+    if rows < 1:
+        return None
+    width = vectors * lanes * FLOAT_BYTES
+    room = device.layers[1].capacity_bytes or 0
+    beside_queries = (room - work.features * width) // width
+    beside_values = room // (width + work.value_features * FLOAT_BYTES)
+    masked = any(term.operand.row_stride for term in work.terms)
+    block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
+    enough = ceil_div((device.fma_latency_cycles or 1) * (device.fma_pipes or 1), vectors)
+    return AttentionTiles(
+        lanes=lanes,
+        query_vectors=vectors,
+        key_rows=_rows(block, rows, enough),
+        feature_rows=_rows(work.value_features, rows, enough),
+        key_block=block,
+        copies=_copies(work, ceil_div(work.queries, vectors * lanes), rows, block, device),
+    )
+
+
+def _block(keys: int, most: int, step: int, lanes: int) -> int:
+    """Keys of a block, ``most`` or up to half of it fewer where equal blocks come of it, in multiples of ``step``.
+
+    Equal blocks are one piece of code: 100 keys of at most 64 are twice 50.
+    """
+    if keys <= most:
+        return keys
+    equal = (size for size in range(most, most // 2 - 1, -1) if keys % size == 0 and size % step == 0)
+    return next(equal, max(lanes, most // lanes * lanes))
+
+
+def _rows(extent: int, most: int, enough: int) -> int:
+    """Rows of a register tile: all tiles of one size if these are ``enough`` to hide a multiply-add's latency.
+
+    64 rows of at most 6 are 16 times 4: as fast, measured, as 10 times 6 and one of 4, and half the code. Otherwise of
+    nearly one size: 17 rows of at most 14 are 9 and 8.
+    """
+    if extent <= most:
+        return extent
+    equal = (size for size in range(most, enough - 1, -1) if extent % size == 0)
+    return next(equal, ceil_div(extent, ceil_div(extent, most)))
+
+
+def _copies(work: Attention, blocks: int, rows: int, key_block: int, device: DeviceSpec) -> Copies:
+    """Where keys and values are read: of few blocks of queries each copies its own, many share one copy of all."""
+    half = any(itemsize_bytes(item.dtype) != FLOAT_BYTES for item in (work.key, work.value))
+    keys = _is_scattered(work.key, rows, 1, device)
+    lines = ceil_div(work.value_features * FLOAT_BYTES, device.layers[1].transaction_bytes)
+    values = _is_scattered(work.value, min(key_block, work.keys), lines, device)
+    if not half and ((not keys and not values) or work.queries <= device.register_bytes // FLOAT_BYTES):
+        return "none"  # what one register of queries reads is read once
+    if blocks >= BLOCKS_THAT_SHARE:
+        return "shared"
+    return "block" if half or keys else "values"
+
+
+def _is_scattered(operand: MatrixOperand, rows: int, lines: int, device: DeviceSpec) -> bool:
+    """Whether ``rows`` of ``lines`` cache lines each, read again and again, would fill more than half of L1's ways.
+
+    Addresses a page apart share a place in L1, which has as many ways as pages. Worked example, 64 rows of 4 lines 3072
+    bytes apart: 4 places of 4 lines in a page of 64, so 16 lines for each of 8 ways. One core, 12 heads, 512 x 512:
+    84 GFLOP/s, copied 91. Keys are read row by row, one line of each at a time.
+    """
+    apart = abs(operand.row_stride) * FLOAT_BYTES
+    page, line = device.page_bytes or 4096, device.layers[1].transaction_bytes
+    if operand.column_stride != 1 or not apart:
+        return False
+    ways = max(1, (device.layers[1].capacity_bytes or page) // page)
+    places = min(page // line, page // gcd(apart, page) * lines)
+    return 2 * rows * lines > places * ways
+
+
+# --- the one kernel -------------------------------------------------------------------------------------------------
+def kernel_seconds(work: Attention, tiles: AttentionTiles, device: DeviceSpec) -> float:
+    """Of all units, the longest of them; without starting the kernel."""
+    blocks = ceil_div(work.queries, tiles.query_block)
+    last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
+    per_batch = (blocks - 1) * _task_cycles(work, tiles, tiles.query_vectors, device)
+    per_batch += _task_cycles(work, tiles, last, device)
+    tasks = work.batch * blocks
+    units = min(device.unit_count, tasks)
+    imbalance = ceil_div(tasks, units) * units / tasks
+    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / _clock_hz(device)
+
+
+def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: DeviceSpec) -> float:
+    pipes = device.fma_pipes or 1
+    scores = _product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles, device)
+    steps = ceil_div(work.keys, tiles.key_block)
+    results = _product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles, device)
+    softmax = work.keys * vectors * EXP_OPERATIONS / pipes
+    rescaled = 3 * steps * work.value_features * vectors / pipes
+    turned = work.features + work.value_features + sum(work.keys for term in work.terms if term.operand.row_stride)
+    turning = turned * vectors * TURN_OPERATIONS / pipes
+    # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
+    waiting = work.keys * (work.features + work.value_features) * FLOAT_BYTES / _bytes_per_cycle(device)
+    return scores + results + softmax + rescaled + turning + waiting + TASK_CYCLES
+
+
+def _product_cycles(rows: int, tile: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
+    """A product in register tiles, the last of them smaller."""
+    full, rest = divmod(rows, tile)
+    cycles = full * _step_cycles(tile, vectors, depth, tiles, device)
+    return depth * (cycles + (_step_cycles(rest, vectors, depth, tiles, device) if rest else 0.0))
+
+
+def _step_cycles(rows: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
+    """Of one step of the sum: arithmetic, loads, latency, and L2 where L1 is too small for the vectors."""
+    loads = (rows + vectors) / (device.loads_per_cycle or 1)
+    held = min(depth, tiles.key_block) * vectors * tiles.lanes * FLOAT_BYTES
+    room = device.layers[1].capacity_bytes or inf
+    streamed = vectors * tiles.lanes * FLOAT_BYTES / _bytes_per_cycle(device) if 2 * held > room else 0.0
+    times = (rows * vectors / (device.fma_pipes or 1), loads, float(device.fma_latency_cycles or 0), streamed)
+    return overlapped(times, PORT_OVERLAP)
+
+
+def _bytes_per_cycle(device: DeviceSpec) -> float:
+    """What one core loads from L2."""
+    rate = device.layers[2].bandwidth_gb_per_s if len(device.layers) > 2 else None
+    return inf if rate is None else rate * 1e9 / device.unit_count / _clock_hz(device)
+
+
+def _clock_hz(device: DeviceSpec) -> float:
+    return (device.clock_ghz or 1.0) * 1e9
+
+
+# --- and what it replaces -------------------------------------------------------------------------------------------
+def separate_seconds(work: Attention, device: DeviceSpec) -> float:
+    """Of the kernels that compute the same apart: two products, the softmax, transposes of operands that lie otherwise.
+
+    Scores are read and written in the first cache that holds them. Calls count for all kernels but one.
+    """
+    elements = float(work.batch * work.queries * work.keys)
+    peak = (device.peak_gflops_of("float32") or 1.0) * 1e9
+    size = itemsize_bytes(work.query.dtype)
+    scores = elements * size
+    seconds = work.flops / (PRODUCT_SHARE * peak)
+    seconds += elements * EXP_OPERATIONS * 2 / peak
+    # The first product writes the scores, the softmax reads and writes them, the second product reads them.
+    seconds += 4 * scores / _rate(scores, device)
+    cycles = COPY_CYCLES * (_moved(work.query, work.queries, work) + _moved(work.value, work.keys, work))
+    cycles += COPY_CYCLES * _moved(work.output, work.queries, work) + TURNED_COPY_CYCLES * _moved(
+        work.key, work.keys, work
+    )
+    seconds += cycles / device.unit_count / _clock_hz(device)
+    copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
+    return seconds + (2 + copies) * (CALL_SECONDS + (device.launch_overhead_us or 0.0) * 1e-6)
+
+
+def _moved(operand: MatrixOperand, rows: int, work: Attention) -> int:
+    """Elements that a transpose before or behind the products moves: none where matrices lie one behind the other."""
+    columns = work.features if operand in (work.query, work.key) else work.value_features
+    together = all(stride in (0, rows * columns) for _, stride in operand.batch[-1:])
+    return 0 if together else work.batch * rows * columns
+
+
+def _rate(size_bytes: float, device: DeviceSpec) -> float:
+    """Bytes per second of all units together from the first cache, from L2 on, that holds the tensor."""
+    for layer in device.layers[2:] or device.layers[1:]:
+        if layer.bandwidth_gb_per_s and (layer.capacity_bytes is None or layer.capacity_bytes >= size_bytes):
+            return layer.bandwidth_gb_per_s * 1e9
+    return (device.lowest_layer.bandwidth_gb_per_s or inf) * 1e9

@@ -1,0 +1,139 @@
+"""Attention becomes one function: both products and the softmax between them, whose scores never are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from tvm_ext._tvm import (
+    BlockBuilder,
+    Call,
+    DataflowBlock,
+    DataflowVar,
+    Expr,
+    IRModule,
+    PassContext,
+    RelaxFunction,
+    Var,
+    VarBinding,
+    copy_module,
+    module_pass,
+    relax,
+)
+from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext.byoc_cutlass.graph_values import GraphValues
+from tvm_ext.cost.attention_time import FLOAT_BYTES, choose_tiles, kernel_seconds, separate_seconds
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.attention import ATTENTION
+from tvm_ext.records.persistent import PersistentRegion
+from tvm_ext.records.serialise import to_json
+
+from .attention.definition import attention
+from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
+from .persistent_record import with_regions
+
+_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+
+
+@module_pass(opt_level=0, name="tvm_ext.FuseAttention")
+class FuseAttention:
+    """Replace softmax(scale * Q K^T + masks) V by a call of one function, its `Attention` in ``tvm_ext.attention``.
+
+    Transposes, reshapes and slices before the products are read through, and a transpose behind them is written
+    directly; what only led there is dead code afterwards. What was considered, fused or not, is in the module's
+    attribute ``tvm_ext.persistent``.
+
+    Parameters
+    ----------
+    device
+        The CPU whose model decides; attentions of other devices stay as they are.
+    always
+        Whether to fuse wherever it is legal, and not only where the model predicts a gain.
+    """
+
+    def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:
+        self.device, self.always = device, always
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        builder = BlockBuilder(copy_module(mod))
+        regions: list[PersistentRegion] = []
+        for gv, func in mod.functions_items():
+            if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
+                found = [self._decided(item, builder) for item in attentions_of(GraphValues(mod, func))]
+                regions += [region for region, _ in found]
+                made = dict(new for _, new in found if new is not None)
+                if made:
+                    builder.update_func(gv, _with_calls(func, made))
+        return with_regions(builder.get(), regions) if regions else mod
+
+    def _decided(
+        self, item: FoundAttention | RefusedAttention, builder: BlockBuilder
+    ) -> tuple[PersistentRegion, tuple[Var, list[VarBinding]] | None]:
+        """What is said of an attention and, where it is fused, its result with the bindings that make it."""
+        if isinstance(item, RefusedAttention):
+            return _apart(item.operators, item.reason), None
+        tiles = choose_tiles(item.work, self.device)
+        if tiles is None:
+            return _apart(item.operators, f"{self.device.name} has no SIMD registers for queries"), None
+        fused_us = kernel_seconds(item.work, tiles, self.device) * 1e6
+        separate_us = separate_seconds(item.work, self.device) * 1e6
+        pays = fused_us < separate_us
+        kernel, bindings = _call(item, builder) if pays or self.always else ("", None)
+        region = PersistentRegion(
+            kind="attention",
+            operators=item.operators,
+            fused=bool(kernel),
+            reason=f"{item.work}; {_verdict(pays, bool(kernel))}",
+            kernel=kernel,
+            saved_bytes=4.0 * item.work.batch * item.work.queries * item.work.keys * FLOAT_BYTES,
+            fused_us=fused_us,
+            separate_us=separate_us,
+        )
+        return region, None if bindings is None else (item.result, bindings)
+
+
+def _verdict(pays: bool, fused: bool) -> str:
+    if pays:
+        return "the model expects a gain"
+    return "asked for, though the model expects no gain" if fused else "the model expects no gain"
+
+
+def _apart(operators: tuple[str, ...], reason: str) -> PersistentRegion:
+    return PersistentRegion(kind="attention", operators=operators, fused=False, reason=reason)
+
+
+def _call(item: FoundAttention, builder: BlockBuilder) -> tuple[str, list[VarBinding]]:
+    """The name of the function that computes ``item``, and the bindings that call it and end in its result."""
+    bindings = [_flat(source) for source in item.sources]
+    output = item.work.output
+    made = builder.call_te(
+        lambda *tensors: attention(*tensors, work=item.work),
+        *(binding.var for binding in bindings),
+        primfunc_name_hint="attention",
+        primfunc_attrs={"op_pattern": _OPAQUE, ATTENTION: to_json(item.work)},
+    )
+    result = DataflowVar("attention", relax.TensorType((output.size,), output.dtype))
+    shaped = _reshape(result, static_shape(item.result) or ())
+    return made.args[0].name_hint, [*bindings, VarBinding(result, made), VarBinding(item.result, shaped)]
+
+
+def _flat(source: Expr) -> VarBinding:
+    """``source`` as a vector, which is a view of it."""
+    value = _reshape(source, (prod(static_shape(source) or ()),))
+    return VarBinding(DataflowVar("flat", value.ty), value)
+
+
+def _reshape(source: Expr, shape: tuple[int, ...]) -> Call:
+    """With its type, which it would otherwise have only once the whole module is normalised."""
+    call = relax.op.reshape(source, shape)
+    return Call(call.op, call.args, call.attrs, ret_ty=relax.TensorType(shape, dtype_of(source)))
+
+
+def _with_calls(func: RelaxFunction, made: Mapping[Var, list[VarBinding]]) -> RelaxFunction:
+    """``func`` with the bindings of each attention in the place of its result's."""
+    blocks = []
+    for block in func.body.blocks:
+        bindings = [new for old in block.bindings for new in made.get(old.var, [old])]
+        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
+    body = relax.SeqExpr(blocks, func.body.body)
+    return RelaxFunction(func.params, body, func.ret_ty, func.is_pure, func.attrs)
