@@ -205,7 +205,7 @@ def test_columns_that_do_not_stay_in_a_threadblock() -> None:
 
 def test_a_chain_that_arithmetic_binds_is_left_apart() -> None:
     func = function_of(chain(4096, 1024, 128, 128, dtype="float32"))
-    assert "predicted" in _reason(func, always=False)
+    assert "bound by arithmetic" in _reason(func, always=False)
     assert not isinstance(group_of(func, AMPERE), list)  # legal all the same
 
 
