@@ -25,6 +25,7 @@ from tests.support.product_chains import (
 from tests.unit.compilers import needs_nvcc
 from tests.unit.kernels import relative_error
 from tvm_ext.devices import device_db
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
@@ -131,6 +132,24 @@ def test_the_pass_makes_one_launch_with_loads_ahead() -> None:
     assert "A_shared in" in choice.reason and "stages" in choice.reason
     done = verify(made, AMPERE, inputs=inputs_of(func), reference=cpu_reference(func))
     assert done.ok, str(done)
+
+
+def _launches(made: Any) -> int:
+    return sum(plan.launches for plan in from_json(KernelChoice, str(made.attrs[CHOICE])).gpu)
+
+
+def test_products_have_a_kernel_each_where_that_is_asked_for_or_the_compiler_refuses_the_chain() -> None:
+    func, device = function_of(chain(64, 128, 64, 32)), device_db.lookup(AMPERE)
+    apart = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=False))
+    assert _launches(apart) == 2
+
+    def accept(body: Any) -> None:
+        if str(body).count("blockIdx.x") < str(apart).count("blockIdx.x"):
+            raise IllegalRewrite("spills")
+
+    refused = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=True), accept)
+    assert _launches(refused) == 2
+    assert "spills" in from_json(KernelChoice, str(refused.attrs[CHOICE])).reason
 
 
 @pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=f"{opencl_cpu.why_not()}")
