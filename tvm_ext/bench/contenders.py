@@ -22,8 +22,11 @@ from tvm_ext.support.arrays import Array
 from .placement import AFFINITY_KEY, Placement, place_openblas
 
 OURS, ONNX_RUNTIME, STOCK_TVM, NUMPY = "tvm_ext", "onnxruntime", "stock_tvm", "numpy"
+OPENVINO = "openvino_f32"
+"""With the precision that it is told to use."""
 PEERS = (ONNX_RUNTIME, STOCK_TVM)
 
+OPENVINO_REMEDY = "pip install openvino"
 ONNX_RUNTIME_REMEDY = "pip install onnxruntime"
 THREADPOOLCTL_REMEDY = "pip install threadpoolctl"
 
@@ -119,6 +122,39 @@ def prepare_onnx_runtime(
         run=run,
         outputs=lambda: results[0],
         close=lambda: str(session.end_profiling()) if profile_prefix is not None else "",
+    )
+
+
+def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int) -> Contender:
+    """OpenVINO's CPU plugin, told to compute in float32: its own choice may be bfloat16, on CPUs that multiply that.
+
+    Raises UnsupportedEnvironmentError where OpenVINO is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", OPENVINO_REMEDY) from error
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    start = time.perf_counter()
+    core = openvino.Core()
+    read = core.read_model(model.SerializeToString())
+    imported = time.perf_counter()
+    compiled = core.compile_model(read, "CPU", settings)
+    built = time.perf_counter()
+    request = compiled.create_infer_request()
+    for name, value in inputs.items():
+        request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(value)))
+    return Contender(
+        name=OPENVINO,
+        import_s=imported - start,
+        build_s=built - imported,
+        run=request.infer,
+        outputs=lambda: [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))],
     )
 
 

@@ -15,7 +15,7 @@ from tvm_ext._tvm import tvm_ffi
 
 from .placement import place_threads
 
-_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime")
+_PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime", "openvino")
 _GIT_TIMEOUT_S = 10.0
 
 DIRTY = "+"
