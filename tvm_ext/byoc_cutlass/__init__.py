@@ -6,6 +6,10 @@
 compiles, `ranking` what is fast), `evt` makes visitor trees of epilogues, `emit` writes the source. What is particular
 to the package ``nvidia-cutlass`` is in `_cutlass`. Start at `configs.propose`, then `emit.emit_gemm`.
 
+*Convolutions* are matrix products that are read through windows: `convolution` says what is wanted,
+`convolution_configs` which templates fit (`convolution_legality`, `convolution_ranking`), `emit_convolution` writes the
+source, with `convolution_kernels` and `epilogue_function`, which are ours.
+
 Nothing joins the two yet: no build calls this room. Not here: the pass that cuts the graph
 (`relay_passes/partition_cutlass.py`); what an epilogue saves (`cost/epilogue_traffic.py`); compiling the texts
 (`toolchains/cutlass_toolchain.py`); tensor-core kernels of our own (`tir_passes/emit/mma_tiles`).

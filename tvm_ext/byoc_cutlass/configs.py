@@ -8,7 +8,6 @@ Nothing is a tuner's list. `legality` refuses what the headers would refuse, `ra
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
@@ -26,7 +25,6 @@ MOST_CONFIGS = 48
 """Configurations that `propose` answers at most: tens, as a profiler can run."""
 
 _TILES = (32, 64, 128, 256)
-_COLLECTIVE_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # what wgmma's N allows, in growing steps
 _WARP_TILES = (16, 32, 64)
 _K_BYTES = (64, 128)  # of one tile's row along K: the widths of shared memory's swizzled rows
 _STAGES = (3, 4, 5, 6)
@@ -40,11 +38,7 @@ _DEEPEST_SWIZZLE = 8
 def propose(
     problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue, *, count: int = MOST_CONFIGS
 ) -> tuple[RankedConfig, ...]:
-    """The ``count`` legal configurations that are best worth measuring; empty where there is none.
-
-    The first is the fastest by the model. Behind it come the best of every other threadblock tile, and only then the
-    second best of each: stages, clusters and splits of one tile are nearly the same time to the model, and a profiler
-    with eight attempts should not spend them on one tile.
+    """The best ``count`` legal configurations for ``problem``, fastest first by the model; empty where there is none.
 
     Raises TargetError where CUTLASS has no template for the device: not CUDA, or older than sm_75, which no compiler
     that it works with still compiles for; or where its row lacks what the model asks for.
@@ -53,19 +47,7 @@ def propose(
     legal = [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
     split = [item for config in legal for item in _splits(config, problem, device)]
     ranked = [RankedConfig(config=c, time_us=predicted_time_us(c, problem, device, epilogue)) for c in split]
-    return tuple(_tile_by_tile(sorted(ranked, key=_place))[:count])
-
-
-def _tile_by_tile(ranked: list[RankedConfig]) -> list[RankedConfig]:
-    """``ranked`` in rounds: the first of every tile, the second of every tile, and so on."""
-    seen: Counter[tuple[int, int]] = Counter()
-    rounds = []
-    for item in ranked:
-        tile = item.config.threadblock[:2]
-        rounds.append(seen[tile])
-        seen[tile] += 1
-    order = sorted(range(len(ranked)), key=lambda i: rounds[i])  # stable: within a round, the fastest first
-    return [ranked[i] for i in order]
+    return tuple(sorted(ranked, key=_place)[:count])
 
 
 def _place(item: RankedConfig) -> tuple[float, int, int, str]:
@@ -104,7 +86,7 @@ def candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]
         return
     yield from _warp_candidates(problem, device)
     if has(device, BULK_COPIES_SINCE):
-        yield from _collective_candidates(problem, device)
+        yield from _collective_candidates(problem)
 
 
 def template_architecture(problem: GemmProblem, device: DeviceSpec) -> int:
@@ -116,11 +98,22 @@ def template_architecture(problem: GemmProblem, device: DeviceSpec) -> int:
 
 def _warp_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
     """2.x templates on matrix units."""
-    architecture = template_architecture(problem, device)
     instruction = _instruction(problem, device)
-    if instruction is None:
-        return
-    stages = _STAGES if has(device, ASYNC_COPIES_SINCE) else (2,)
+    if instruction is not None:
+        stages = _STAGES if has(device, ASYNC_COPIES_SINCE) else (2,)
+        yield from _warp_tiles(problem, template_architecture(problem, device), instruction, stages)
+
+
+def two_stage_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
+    """sm_75's templates for a newer device, which copy elements that are too narrow for asynchronous copies."""
+    known = MULTIPLIERS[problem.arithmetic].instructions
+    if known and known[0][0] == LDMATRIX_SINCE and has(device, ASYNC_COPIES_SINCE):
+        yield from _warp_tiles(problem, 75, known[0][1], (2,))
+
+
+def _warp_tiles(
+    problem: GemmProblem, architecture: int, instruction: Shape3, stages: tuple[int, ...]
+) -> Iterator[GemmConfig]:
     for m, n, k_bytes in itertools.product(_TILES, _TILES, _K_BYTES):
         k = k_bytes * 8 // problem.multiplier.bits
         warps = ((wm, wn) for wm in _WARP_TILES for wn in _WARP_TILES if m % wm == 0 and n % wn == 0)
@@ -163,11 +156,20 @@ def _vector_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[Gem
             )
 
 
-def _collective_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
+def _collective_candidates(problem: GemmProblem) -> Iterator[GemmConfig]:
     """3.x templates: a collective of warp groups, fed by the bulk copy engine."""
+    return _collective_tiles(problem, _SCHEDULES)
+
+
+def single_group_candidates(problem: GemmProblem) -> Iterator[GemmConfig]:
+    """3.x templates of convolutions, in which one warp group multiplies."""
+    return _collective_tiles(problem, ("single",))
+
+
+def _collective_tiles(problem: GemmProblem, schedules: tuple[Schedule, ...]) -> Iterator[GemmConfig]:
     k = _K_BYTES[-1] * 8 // problem.multiplier.bits
     stages = (2, *_STAGES)
-    shapes = itertools.product(_TILES[1:], _COLLECTIVE_WIDTHS, stages, _SCHEDULES, _CLUSTERS)
+    shapes = itertools.product(_TILES[1:], _TILES, stages, schedules, _CLUSTERS)
     for m, n, depth, schedule, cluster in shapes:
         yield GemmConfig(
             arithmetic=problem.arithmetic,
@@ -184,7 +186,7 @@ def _collective_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator
 
 def _splits(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
     """``config``, and with K split where its tiles leave units idle and every part keeps its stages filled."""
-    if config.is_simt or config.schedule == "pingpong" or problem.batch > 1:
+    if config.is_simt or config.schedule in ("pingpong", "single") or problem.batch > 1:
         yield config
         return
     tiles = config.tiles(problem)

@@ -18,6 +18,9 @@ NARROWEST_TILE = 32
 """Filters of a threadblock at least: of grouped ones a tile is some whole groups, or a group some whole tiles
 (`implicit_gemm_convolution.h`)."""
 
+DEPTHWISE_ACCESS = 8
+"""Halves of one access of the depthwise template, 16 bytes (`default_depthwise_fprop.h`)."""
+
 
 def convolution_problem(call: Call) -> CutlassProblem:
     """The implicit product; raises IllegalRewrite for a layout or grouping that templates do not have."""
@@ -83,6 +86,12 @@ def _anchor(call: Call, window: ImplicitWindow, filters: int) -> AnchorKind:
             raise IllegalRewrite(
                 f"relax.nn.conv2d of {shapes_of(call)} is depthwise in {dtype}: the template for it takes float16",
                 "convert the model to float16",
+            )
+        if filters % DEPTHWISE_ACCESS:
+            raise IllegalRewrite(
+                f"relax.nn.conv2d of {shapes_of(call)} has {filters} channels: the template for depthwise convolutions "
+                f"copies {DEPTHWISE_ACCESS} at a time",
+                f"pad the channels to a multiple of {DEPTHWISE_ACCESS}",
             )
         return "conv2d_depthwise"
     if dtype != "float16":

@@ -117,47 +117,55 @@ constexpr int AlignmentOut = {config.alignment_d};
 
 {body}
 }}  // namespace {symbol}_template
-{_entry_points(symbol)}"""
+{entry_points(symbol, call="GemmCall", operator="Gemm", fits=_FITS)}"""
 
 
-def _entry_points(symbol: str) -> str:
+def entry_points(symbol: str, *, call: str, operator: str, fits: str) -> str:
+    """The C functions of a kernel whose namespace has ``operator`` and ``make_arguments`` of a ``call``.
+
+    ``fits`` is the body of the check of extents.
+    """
+    several = call == "GemmCall"  # a batch of products: as many distances as operands
+    distances = "  int64_t distances[OperandCount + 1] = {};\n" if several else ""
+    without = "  asked.operand_batches = distances;\n" if several else ""
     return f"""
 namespace {symbol}_template {{
 
-bool fits(GemmCall const& call) {{
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  for (int64_t extent : {{call.m, call.n, call.k, call.batch}})
-    if (extent < 1 || most < extent) return false;
-  return true;
-}}
+bool fits({call} const& call) {{
+{fits}}}
 
 }}  // namespace {symbol}_template
 
-extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{
+extern "C" int64_t {symbol}_workspace_bytes({call} const* call) {{
   using namespace {symbol}_template;
   if (!fits(*call)) return -1;
   void const* none[OperandCount + 1] = {{}};
-  int64_t distances[OperandCount + 1] = {{}};
-  GemmCall asked = *call;
+{distances}  {call} asked = *call;
   asked.operands = none;
-  asked.operand_batches = distances;
-  auto arguments = make_arguments(asked);
-  return static_cast<int64_t>(Gemm::get_workspace_size(arguments));
+{without}  auto arguments = make_arguments(asked);
+  return static_cast<int64_t>({operator}::get_workspace_size(arguments));
 }}
 
-extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
+extern "C" int32_t {symbol}({call} const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
   using namespace {symbol}_template;
   if (!fits(*call)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
   auto arguments = make_arguments(*call);
-  cutlass::Status status = Gemm::can_implement(arguments);
+  cutlass::Status status = {operator}::can_implement(arguments);
   if (status != cutlass::Status::kSuccess) return static_cast<int32_t>(status);
-  if (static_cast<int64_t>(Gemm::get_workspace_size(arguments)) > workspace_bytes)
+  if (static_cast<int64_t>({operator}::get_workspace_size(arguments)) > workspace_bytes)
     return static_cast<int32_t>(cutlass::Status::kErrorWorkspaceNull);
-  Gemm gemm;
+  {operator} gemm;
   status = gemm.initialize(arguments, workspace, static_cast<cudaStream_t>(stream));
   if (status == cutlass::Status::kSuccess) status = gemm.run(static_cast<cudaStream_t>(stream));
   return static_cast<int32_t>(status);
 }}
+"""
+
+
+_FITS = """  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  for (int64_t extent : {call.m, call.n, call.k, call.batch})
+    if (extent < 1 || most < extent) return false;
+  return true;
 """
 
 
@@ -167,9 +175,9 @@ def _body_2x(config: GemmConfig, tree: VisitorTree, operands: int, space: str) -
     assert config.instruction is not None
     arithmetic = multiplier(config.arithmetic)
     splits = "several ? int(call.batch) : call.split_k" if config.split_k > 1 else "int(call.batch)"
-    return f"""using ThreadblockShape = {_gemm_shape(config.threadblock)};
-using WarpShape = {_gemm_shape(config.warp)};
-using InstructionShape = {_gemm_shape(config.instruction)};
+    return f"""using ThreadblockShape = {gemm_shape(config.threadblock)};
+using WarpShape = {gemm_shape(config.warp)};
+using InstructionShape = {gemm_shape(config.instruction)};
 using OperatorClass = cutlass::arch::{"OpClassSimt" if config.is_simt else "OpClassTensorOp"};
 using ArchTag = cutlass::arch::Sm{config.architecture};
 using Operator = cutlass::arch::{arithmetic.operator};
@@ -236,7 +244,7 @@ using OutputTileThreadMap = {layout}<ThreadblockShape, VectorWarpShape, ElementO
 """
 
 
-def _gemm_shape(shape: Shape3) -> str:
+def gemm_shape(shape: Shape3) -> str:
     return f"cutlass::gemm::GemmShape<{', '.join(map(str, shape))}>"
 
 

@@ -184,7 +184,7 @@ class _EpilogueNodes:
         return name
 
     def call(self, function: str, *arguments: ast.expr) -> str:
-        own = self.own_function(function)
+        own = own_function(function, self.epilogue.out_dtype)
         if own is not None:  # the tracer knows no functions but its own: `_put_own_functions` puts ours in its place
             name = self.compute(self.functions.ActivationOp.Identity, *arguments)
             self.own[name] = own
@@ -192,11 +192,6 @@ class _EpilogueNodes:
         if function in _LIBRARY_FUNCTIONS:
             return self.compute(getattr(self.functions.FunctionalOp, _LIBRARY_FUNCTIONS[function]), *arguments)
         return self.compute(getattr(self.functions.ActivationOp, _LIBRARY_ACTIVATIONS[function]), *arguments)
-
-    def own_function(self, function: str) -> str | None:
-        exact = ELEMENTS[self.epilogue.out_dtype].bits > _APPROXIMATE_BITS
-        own = {"softplus": "Softplus"} | ({"tanh": "Tanh", "gelu_tanh": "GeluTanh"} if exact else {})
-        return f"::tvm_ext::{own[function]}" if function in own else None
 
     def compute(self, function: object, *arguments: ast.expr) -> str:
         sources = [self.node(argument) for argument in arguments]
@@ -232,6 +227,24 @@ def _converts(tree: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id=function)):
             return function != "cast"
     return False
+
+
+def own_function(function: str, out_dtype: str) -> str | None:
+    """Of `OWN_FUNCTIONS`, the template for ``function`` and results of ``out_dtype``; None where CUTLASS has one."""
+    exact = ELEMENTS[out_dtype].bits > _APPROXIMATE_BITS
+    own = {"softplus": "Softplus"} | ({"tanh": "Tanh", "gelu_tanh": "GeluTanh"} if exact else {})
+    return f"::tvm_ext::{own[function]}" if function in own else None
+
+
+def function_template(function: str, out_dtype: str) -> str:
+    """The C++ template of arrays that ``function`` of an expression is, as visitors call it."""
+    own = own_function(function, out_dtype)
+    if own is not None:
+        return own
+    library = importlib.import_module("cutlass_cppgen.backend.library")
+    if function in _LIBRARY_FUNCTIONS:
+        return str(library.FunctionalOpTag[getattr(library.FunctionalOp, _LIBRARY_FUNCTIONS[function])])
+    return str(library.ActivationOpTag[getattr(library.ActivationOp, _LIBRARY_ACTIVATIONS[function])])
 
 
 def operand_node(number: int) -> str:

@@ -13,8 +13,9 @@ from tvm_ext.support.arithmetic import ceil_div
 from .elements import Element, Multiplier, Shape3, element, multiplier
 from .evt import Generation
 
-Schedule = Literal["cooperative", "pingpong"]
-"""Of a collective: two warp groups share a tile, or each has one and they take turns at the matrix units."""
+Schedule = Literal["cooperative", "pingpong", "single"]
+"""Of a collective: two warp groups share a tile, or each has one and they take turns at the matrix units; convolutions
+have a single group, and a threadblock for each tile."""
 Raster = Literal["along_m", "along_n"]
 
 ACCESS_BITS = 128
@@ -167,6 +168,12 @@ class GemmConfig:
         """Warps that multiply, of a threadblock of a 2.x template."""
         assert self.warp is not None
         return (self.threadblock[0] // self.warp[0]) * (self.threadblock[1] // self.warp[1])
+
+    @property
+    def groups(self) -> int:
+        """Warp groups that multiply, of a collective."""
+        assert self.schedule is not None
+        return 1 if self.schedule == "single" else 2
 
     @property
     def name(self) -> str:

@@ -8,7 +8,6 @@ that would not fit the registers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -28,7 +27,7 @@ _WGMMA_COLUMNS = 256
 _EPILOGUE_ROWS = 8  # default_thread_map_tensor_op.h: tensor operations make 8 rows at a time
 _EPILOGUE_ACCESS_BYTES = 256  # output_tile_thread_map.h: the preferred access of a warp
 _COLLECTIVE_RESERVE_BYTES = 4096  # barriers, the scheduler's and the epilogue's pipelines, alignment between them
-_SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 bytes
+SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 bytes
 _REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop
 
 
@@ -102,7 +101,7 @@ def _why_wrong_stages(config: GemmConfig, device: DeviceSpec) -> str | None:
 def _why_too_narrow(config: GemmConfig) -> str | None:
     bits = MULTIPLIERS[config.arithmetic].bits
     narrowest = min(config.alignment_a, config.alignment_b) * bits
-    if config.stages > 2 and narrowest < _SMALLEST_ASYNC_COPY_BITS:
+    if config.stages > 2 and narrowest < SMALLEST_ASYNC_COPY_BITS:
         return (
             f"accesses of {narrowest} bits cannot be copied asynchronously: pad the operands' contiguous extents to "
             f"multiples of {ACCESS_BITS // bits}"
@@ -196,8 +195,9 @@ def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epil
 
 
 def block_threads(config: GemmConfig, device: DeviceSpec) -> int:
-    """Of a threadblock. A collective has a warp group for the copies beside two that multiply."""
-    return (config.warps if config.generation == "2.x" else 3 * WARP_GROUP_WARPS) * device.teu_lanes
+    """Of a threadblock. A collective has a warp group for the copies beside those that multiply."""
+    warps = config.warps if config.generation == "2.x" else (config.groups + 1) * WARP_GROUP_WARPS
+    return warps * device.teu_lanes
 
 
 def thread_registers(config: GemmConfig) -> int:
@@ -248,8 +248,8 @@ def _why_wrong_collective(config: GemmConfig) -> str | None:
         return f"{config.schedule} tiles have M in multiples of {rows}, N in multiples of 16 up to {_WGMMA_COLUMNS}"
     if k * MULTIPLIERS[config.arithmetic].bits != ACCESS_BITS * 8:
         return "a collective's tile is 128 bytes wide along K, a swizzled row of shared memory"
-    if config.schedule == "pingpong" and config.split_k > 1:
-        return "ping-pong kernels have no stream-K scheduler"
+    if config.schedule != "cooperative" and config.split_k > 1:
+        return f"{config.schedule} kernels have no stream-K scheduler"
     if config.stages < 2:
         return "a collective has at least 2 stages"
     if config.cluster[0] * config.cluster[1] > PORTABLE_CLUSTER:
@@ -273,7 +273,7 @@ def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) 
             widths[operand.name] = widest_access(problem.n, own) * own
     narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
     if narrow:
-        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, as bulk copies need: pad the operands"
+        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, which bulk copies need"
     return None
 
 
@@ -283,7 +283,7 @@ def shared_bytes_3x(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue
     main = config.stages * (m + n) * k * MULTIPLIERS[config.arithmetic].bits // 8
     cooperative = config.schedule == "cooperative"
     tile_n = 64 if not cooperative and problem.out.bits == 8 and n % 64 == 0 else 32
-    tile = min(128 if cooperative else 64, m) * gcd(tile_n, n)
+    tile = min(128 if cooperative else 64, m) * min(tile_n, n)
     tiles = m * n // tile
     stored = tile * problem.out.bits // 8 * min(tiles, 2)
     loaded = sum(

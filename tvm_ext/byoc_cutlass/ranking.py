@@ -20,7 +20,7 @@ from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
 from .legality import WARP_GROUP_WARPS, block_use
 
-_BUSY_WARPS = 8
+BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
 _UNKNOWN_L2 = 2.0  # times global memory's bandwidth, where a row does not say its cache's
 
@@ -33,8 +33,20 @@ class RankedConfig:
     time_us: float
 
 
-def predicted_time_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> float:
-    """Predicted microseconds of one launch."""
+def predicted_time_us(
+    config: GemmConfig,
+    problem: GemmProblem,
+    device: DeviceSpec,
+    epilogue: Epilogue,
+    *,
+    moved_bytes: float | None = None,
+    issue_us: float = 0.0,
+) -> float:
+    """Predicted microseconds of one launch.
+
+    For convolutions: ``moved_bytes`` is what goes through global memory, where it is not each matrix once, and
+    ``issue_us`` how long a unit's vector units need to find what one step of a threadblock loads.
+    """
     resident = blocks_per_unit(block_use(config, problem, device, epilogue), device)
     m, n, k = config.threadblock
     blocks = config.tiles(problem) * config.split_k
@@ -42,12 +54,14 @@ def predicted_time_us(config: GemmConfig, problem: GemmProblem, device: DeviceSp
     waves = ceil_div(blocks, device.unit_count * resident)
     last = blocks - (waves - 1) * device.unit_count * resident
     held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
-    tile_us = steps * _tile_step_us(config, problem, device, resident) + _store_us(config, problem, device, resident)
-    units_us = held * tile_us + waves * _latency_us(device)
+    step_us = max(_tile_step_us(config, problem, device, resident), issue_us)
+    tile_us = steps * step_us + _store_us(config, problem, device, resident)
+    units_us = held * tile_us + waves * latency_us(device)
     copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
     traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
-    l2_us = traffic / (_l2_gb_per_s(device) * 1e3)
-    moved_us = _moved_bytes(config, problem, epilogue) / (_global_gb_per_s(device) * 1e3)
+    l2_us = traffic / (l2_gb_per_s(device) * 1e3)
+    moved = _moved_bytes(config, problem, epilogue) if moved_bytes is None else moved_bytes
+    moved_us = moved / (global_gb_per_s(device) * 1e3)
     return max(units_us, l2_us, moved_us) + (device.launch_overhead_us or 0.0)
 
 
@@ -61,10 +75,10 @@ def _tile_step_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, 
             f"give its row peak_gflops of {problem.multiplier.peak[0]}",
         )
     unit_gflops = peaks[0] / device.unit_count
-    warps = resident * (config.warps if config.generation == "2.x" else 2 * WARP_GROUP_WARPS)
-    busy = min(1.0, warps / _BUSY_WARPS)
+    warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
+    busy = min(1.0, warps / BUSY_WARPS)
     multiply_us = 2 * m * n * k / (unit_gflops * busy * 1e3)
-    arrival_us = _latency_us(device) / ((config.stages - 1) * resident)
+    arrival_us = latency_us(device) / ((config.stages - 1) * resident)
     return max(multiply_us, _shared_us(config, problem, device), arrival_us)
 
 
@@ -72,7 +86,7 @@ def _store_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resi
     """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
     overlaps = resident + (1 if config.schedule == "pingpong" else 0)
     stored = config.threadblock[0] * config.threadblock[1] * problem.out.bits / 8
-    return stored / (_l2_gb_per_s(device) / device.unit_count * 1e3) / overlaps
+    return stored / (l2_gb_per_s(device) / device.unit_count * 1e3) / overlaps
 
 
 def _peak(config: GemmConfig, device: DeviceSpec, key: str) -> float | None:
@@ -93,24 +107,29 @@ def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> 
 def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> float:
     """Each matrix once, and the sums of split K there and back."""
     m, n, k = problem.m, problem.n, problem.k
-    covers = {"matrix": m * n, "row": n, "column": m, "scalar": 1}
-    read = sum(
-        covers[item.role] * ELEMENTS[item.dtype].bits * (problem.batch if item.batch_stride else 1)
-        for item in epilogue.operands
-    )
     factors = sum(
         size * (problem.batch if matrix.batch_stride else 1)
         for size, matrix in ((m * k, problem.a), (k * n, problem.b))
     )
     sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
-    return (factors * problem.multiplier.bits + m * n * problem.batch * problem.out.bits + read + sums) / 8
+    own = (factors * problem.multiplier.bits + m * n * problem.batch * problem.out.bits + sums) / 8
+    return own + operand_bytes(epilogue, m, n, problem.batch)
 
 
-def _latency_us(device: DeviceSpec) -> float:
+def operand_bytes(epilogue: Epilogue, rows: int, columns: int, batch: int = 1) -> float:
+    """What ``epilogue`` reads for ``batch`` results of ``rows`` by ``columns``."""
+    covers = {"matrix": rows * columns, "row": columns, "column": rows, "scalar": 1}
+    return sum(
+        covers[item.role] * ELEMENTS[item.dtype].bits / 8 * (batch if item.batch_stride else 1)
+        for item in epilogue.operands
+    )
+
+
+def latency_us(device: DeviceSpec) -> float:
     return (device.layer(GLOBAL).latency_ns or 0.0) / 1e3
 
 
-def _global_gb_per_s(device: DeviceSpec) -> float:
+def global_gb_per_s(device: DeviceSpec) -> float:
     bandwidth = device.layer(GLOBAL).bandwidth_gb_per_s
     if bandwidth is None:
         remedy = f"give its row layers.{GLOBAL}.bandwidth_gb_per_s"
@@ -118,5 +137,5 @@ def _global_gb_per_s(device: DeviceSpec) -> float:
     return bandwidth
 
 
-def _l2_gb_per_s(device: DeviceSpec) -> float:
-    return device.layer(GLOBAL).cache_bandwidth_gb_per_s or _UNKNOWN_L2 * _global_gb_per_s(device)
+def l2_gb_per_s(device: DeviceSpec) -> float:
+    return device.layer(GLOBAL).cache_bandwidth_gb_per_s or _UNKNOWN_L2 * global_gb_per_s(device)

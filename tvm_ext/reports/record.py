@@ -32,8 +32,6 @@ class OperatorReport:
 
     @property
     def predicted_s(self) -> float | None:
-        if self.choice.expected_s is not None:
-            return self.choice.expected_s
         return self.choice.program.prediction.time_s if self.choice.program else None
 
     @property

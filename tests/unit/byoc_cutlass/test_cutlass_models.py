@@ -35,15 +35,14 @@ def test_resnet50(light_model: Any) -> None:
     """
     record = decided(graph_of(light_model("resnet50"), "nvidia-a100"))
     assert counted(record) == {
-        "conv2d_bias_relu": 32,
+        "conv2d_bias_relu": 33,
         "conv2d_bias_residual_add_relu": 16,
         "conv2d_bias": 4,
         "matmul_bias": 1,
     }
-    (first,) = record.refused
-    assert "operand A, (1, 224, 224, 3) float16, is read 1 element(s) at a time" in first.reason
+    assert record.refused == ()
     strided = [region for region in record.taken if region.problem.window and region.problem.window.strides == (2, 2)]
-    assert len(strided) == 6
+    assert len(strided) == 7
     shortcuts = [region.ended for region in record.taken if region.pattern == "conv2d_bias"]
     assert all(reason.endswith("is in the epilogue of another product") for reason in shortcuts)
 
@@ -52,8 +51,8 @@ def test_resnet50(light_model: Any) -> None:
 def test_vgg19(light_model: Any) -> None:
     """16 convolutions and 3 matrices of 143 million weights; the last has a view behind it."""
     record = decided(graph_of(light_model("vgg19"), "nvidia-h200"))
-    assert counted(record) == {"conv2d_bias_relu": 15, "matmul_bias_relu": 2, "matmul_bias": 1}
-    assert len(record.refused) == 1
+    assert counted(record) == {"conv2d_bias_relu": 16, "matmul_bias_relu": 2, "matmul_bias": 1}
+    assert record.refused == ()
     assert "relax.reshape is no function of epilogues" in record.taken[-1].ended
 
 
@@ -111,11 +110,10 @@ def repvgg() -> onnx.ModelProto:
 def test_repvgg_before_it_is_folded() -> None:
     """The first branch of a block takes the sum and the ReLU; a branch without convolution is an operand of it."""
     record = decided(graph_of(to_half(repvgg()), "nvidia-a100", layout="NHWC"))
-    assert len(record.refused) == 2
-    assert all("(1, 64, 64, 3) float16, is read 1 element(s)" in refusal.reason for refusal in record.refused)
+    assert record.refused == ()
     assert counted(record) == {
-        "conv2d_bias_residual_add_relu": 2,
-        "conv2d_bias": 4,
+        "conv2d_bias_residual_add_relu": 3,
+        "conv2d_bias": 5,
         "conv2d_bias_residual_add_residual_add_relu": 2,
     }
 

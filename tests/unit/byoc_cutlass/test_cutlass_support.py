@@ -83,10 +83,16 @@ REFUSALS: dict[str, tuple[Callable[[], tvm.IRModule], str, str, str]] = {
         "operand A, (64, 34) int8, is read 2 element(s) at a time, and the smallest copy is of 4",
         "a multiple of 16",
     ),
-    "first layer": (
-        lambda: convolution((1, 224, 224, 3), (64, 7, 7, 3)),
+    "first layer of bfloat16": (
+        lambda: convolution((1, 224, 224, 3), (64, 7, 7, 3), "bfloat16"),
         "nvidia-a100",
-        "nn.conv2d: operand A, (1, 224, 224, 3) float16, is read 1 element(s) at a time",
+        "nn.conv2d: operand A, (1, 224, 224, 3) bfloat16, is read 1 element(s) at a time",
+        "a multiple of 8",
+    ),
+    "depthwise of 12 channels": (
+        lambda: convolution((1, 14, 14, 12), (12, 3, 3, 1), groups=12),
+        "nvidia-a100",
+        "has 12 channels: the template for depthwise convolutions copies 8 at a time",
         "a multiple of 8",
     ),
     "vector": (
@@ -188,6 +194,7 @@ def problem(mod: tvm.IRModule, device: str = "nvidia-a100") -> CutlassProblem:
         (product((64, 34), (34, 10)), "nvidia-a100"),
         (convolution(strides=(2, 2), padding=(1, 1, 1, 1)), "nvidia-a100"),
         (convolution(dilation=(2, 2)), "nvidia-h200"),
+        (convolution((1, 224, 224, 3), (64, 7, 7, 3)), "nvidia-a100"),
     ],
 )
 def test_what_templates_serve_is_taken(mod: tvm.IRModule, device: str) -> None:

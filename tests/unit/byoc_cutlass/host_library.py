@@ -1,0 +1,58 @@
+"""Texts of kernels as libraries whose host functions run on the CPU: no kernel is started, so no GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from tvm_ext.byoc_cutlass._cutlass import include_folders
+from tvm_ext.toolchains.cuda_toolchain import find_nvcc
+
+
+def host_library(text: str, folder: Path) -> ctypes.CDLL:
+    """``text``, compiled and loaded."""
+    source, library = folder / "kernel.cu", folder / "kernel.so"
+    source.write_text(text)
+    includes = [item for path in include_folders() for item in ("-I", str(path))]
+    flags = ["-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", "-w", "-shared", "-Xcompiler", "-fPIC", *includes]
+    subprocess.run([str(find_nvcc().path), *flags, str(source), "-o", str(library)], check=True, timeout=500)
+    return ctypes.CDLL(str(library))
+
+
+class ConvolutionCall(ctypes.Structure):
+    """`emit_convolution.CALL`, of C: the same members in the same order."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("n", "h", "w", "c", "k", "r", "s", "p", "q")),
+        *((name, ctypes.c_int32) for name in ("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w")),
+        *((name, ctypes.c_int32) for name in ("groups", "split_k", "swizzle", "raster_along_m", "reserved")),
+        *((name, ctypes.c_void_p) for name in ("a", "b", "operands", "d")),
+    ]
+
+
+def address(array: np.ndarray) -> int:
+    """Of its first element."""
+    return int(array.ctypes.data)
+
+
+def convolved(x: np.ndarray, w: np.ndarray, call: ConvolutionCall) -> np.ndarray:
+    """NHWC by OHWI in float64, position by position."""
+    result = np.zeros((call.n, call.p, call.q, call.k))
+    channels, filters = call.c // call.groups, call.k // call.groups
+    below = (call.p - 1) * call.stride_h + (call.r - 1) * call.dilation_h + 1
+    right = (call.q - 1) * call.stride_w + (call.s - 1) * call.dilation_w + 1
+    padded = np.zeros((call.n, max(below, call.h + call.pad_h), max(right, call.w + call.pad_w), call.c))
+    padded[:, call.pad_h : call.pad_h + call.h, call.pad_w : call.pad_w + call.w] = x
+    for r in range(call.r):
+        for s in range(call.s):
+            rows = r * call.dilation_h + np.arange(call.p) * call.stride_h
+            columns = s * call.dilation_w + np.arange(call.q) * call.stride_w
+            pixels = padded[:, rows][:, :, columns]
+            for group in range(call.groups):
+                part = slice(group * filters, (group + 1) * filters)
+                factor = w[part, r, s].astype("float64").T
+                result[..., part] += pixels[..., group * channels : (group + 1) * channels] @ factor
+    return result

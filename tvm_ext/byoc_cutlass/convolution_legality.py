@@ -1,0 +1,239 @@
+"""Which configurations of convolutions compile and run: the static assertions and run-time checks of CUTLASS 4.2.0.
+
+`why_illegal_convolution` names the first that a configuration violates; what tiles alone decide, `legality` says. Each
+function says which header it mirrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import BlockUse, registers_left, shared_limit_bytes
+from tvm_ext.support.arithmetic import ceil_div
+
+from .convolution import WINDOWED, AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
+from .convolution import Iterator as Reader
+from .elements import MULTIPLIERS
+from .epilogue import Epilogue
+from .gemm import ACCESS_BITS
+from .legality import block_threads, thread_registers, why_illegal
+
+MASK_POSITIONS = 32
+"""Positions of a filter each way that the optimized iterator's masks have bits for."""
+DEPTHWISE_TILES = {(8, 1): (2, 4), (8, 2): (2, 2), (16, 1): (4, 4), (16, 2): (2, 4)}
+"""A warp's pixels and its threads along them, to a thread's pixels (SimtWarpShape)."""
+DEPTHWISE_ARITHMETICS = ("float16",)
+_REGISTERS_BESIDE_SUMS = 40
+_GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels of a thread, of 16 and of 32 bits
+_ITERATOR_REGISTERS: dict[Reader, int] = {"optimized": 20, "analytic": 24, "few_channels": 40, "fixed_channels": 32}
+"""Pointers, masks and coordinates of both operands, about, by ptxas' counts for the kernels of the tests."""
+_MOST_BYTES = 2**31  # of a tensor: device/implicit_gemm_convolution.h, can_implement
+_MOST_PADDING, _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = 256, -128, 127, 255
+_MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
+
+
+def why_illegal_convolution(
+    config: AnyConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
+) -> str | None:
+    """The first reason against ``config``; None where it is legal."""
+    if isinstance(config, DepthwiseConfig):
+        reasons = _reasons_depthwise(config, problem, device)
+    else:
+        reasons = _reasons(config, problem, device, epilogue)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _reasons(
+    config: ConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
+) -> Iterator[str | None]:
+    yield _why_too_many_bytes(problem)
+    yield _why_wrong_generation(config)
+    yield _why_wrong_groups(config, problem)
+    yield _why_wrong_iterator(config, problem)
+    if config.iterator == "bulk":
+        yield _why_not_im2col(problem, epilogue)
+    yield _why_wrong_split(config, problem)
+    yield why_illegal(config.tile, problem.product(), device, epilogue)
+    if config.tile.generation == "2.x" and config.iterator != "plain":
+        yield _why_too_many_registers(_registers(config, device), block_threads(config.tile, device), device)
+
+
+def _why_too_many_bytes(problem: ConvolutionProblem) -> str | None:
+    """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
+    bits = problem.multiplier.bits
+    sizes = (
+        prod(problem.window.input_extents) * bits,
+        problem.filters * problem.positions * problem.channels * bits,
+        problem.pixels * problem.filters * problem.out.bits,
+    )
+    if max(sizes) // 8 >= _MOST_BYTES:
+        return f"a tensor of {max(sizes) // 8} bytes is too large for templates, which count {_MOST_BYTES}"
+    return None
+
+
+def _why_wrong_generation(config: ConvolutionConfig) -> str | None:
+    """conv/dispatch_policy.hpp: "Persistent schedules not support for conv yet"."""
+    if config.iterator == "bulk":
+        return (
+            None if config.tile.schedule == "single" else "bulk copies of windows have one warp group that multiplies"
+        )
+    if config.tile.schedule == "single":
+        return "a single warp group multiplies in convolutions alone"
+    if config.tile.generation == "3.x" and config.iterator != "plain":
+        return f"the iterator {config.iterator} is for 2.x templates"
+    return None
+
+
+def _why_wrong_groups(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """device/implicit_gemm_convolution.h, can_implement."""
+    if (config.grouping == "none") != (problem.window.groups == 1):
+        return "templates without groups are for one group, those with groups for several"
+    if config.grouping == "none":
+        return None
+    tile_n, filters = config.tile.threadblock[1], problem.group_filters
+    if config.iterator not in ("optimized", "analytic") or config.tile.is_simt:
+        return "groups are for the optimized and the analytic iterator on matrix units"
+    if config.grouping == "single":
+        return None if filters % tile_n == 0 else f"a group's {filters} filters are no whole tiles of {tile_n}"
+    if config.iterator != "analytic":
+        return "several groups in one tile are for the analytic iterator"
+    return None if tile_n % filters == 0 else f"a tile of {tile_n} is no whole groups of {filters} filters"
+
+
+def _why_wrong_iterator(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """conv2d_fprop_activation_tile_access_iterator_*.h."""
+    if config.iterator == "plain" and not problem.is_plain:
+        return "only filters of one position, with neither strides nor padding, are plain matrix products"
+    if config.iterator == "optimized" and max(problem.window.filter_extents) > MASK_POSITIONS:
+        return f"the optimized iterator has masks for {MASK_POSITIONS} positions of a filter each way"
+    if config.iterator in WINDOWED and config.tile.is_simt:
+        return "templates for few channels are on matrix units"
+    if config.iterator == "fixed_channels":
+        if config.tile.alignment_a != problem.channels or config.tile.alignment_b != problem.channels:
+            return "fixed channels are those of one access"
+        if config.tile.threadblock[2] % problem.channels:
+            return "a tile's depth is no whole number of positions"
+    return None
+
+
+def _why_not_im2col(problem: ConvolutionProblem, epilogue: Epilogue) -> str | None:
+    """sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement; what cuTensorMapEncodeIm2col takes."""
+    window, upper = problem.window, problem.upper_padding()
+    if window.groups > 1:
+        return "collectives have no groups"
+    if any(operand.role == "matrix" for operand in epilogue.operands):
+        return "a collective's epilogue reads whole matrices row by row, and its rows are windows"
+    for lower, behind, extent, step, stride in zip(
+        window.padding, upper, window.filter_extents, window.dilation, window.strides, strict=True
+    ):
+        offset = (extent - 1) * step
+        if max(lower, behind) > _MOST_PADDING or offset >= _MOST_OFFSET or stride > _MOST_STRIDE:
+            return "bulk copies of windows have no such padding, stride or dilation"
+        if not (_LEAST_CORNER <= -lower <= _MOST_CORNER and _LEAST_CORNER <= behind - offset <= _MOST_CORNER):
+            return "bulk copies of windows have no such padding, stride or dilation"
+    return None
+
+
+def _why_wrong_split(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """conv2d_problem_size.h: it is the channels that are split, in whole tiles."""
+    split = config.tile.split_k
+    if split == 1 or config.iterator == "plain":
+        return None
+    if config.iterator in WINDOWED or config.grouping != "none" or config.iterator == "bulk":
+        return "this template has no slices of channels"
+    if split > ceil_div(problem.channels, config.tile.threadblock[2]):
+        return f"{problem.channels} channels are no {split} slices of whole tiles"
+    return None
+
+
+def _registers(config: ConvolutionConfig, device: DeviceSpec) -> int:
+    """Of a thread: its tile's, its iterators', and without asynchronous copies what it loads for the next step."""
+    m, n, k = config.tile.threadblock
+    loaded = (m + n) * k * MULTIPLIERS[config.tile.arithmetic].bits // 32 // block_threads(config.tile, device)
+    staged = loaded if config.tile.stages == 2 else 0
+    return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged
+
+
+def _why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:
+    """What would be spilled: ptxas' counts for the kernels of the tests."""
+    most = registers_left(threads, device)
+    return f"{needed} registers of a thread are more than its {most}" if needed > most else None
+
+
+# --- depthwise -------------------------------------------------------------------------------------------------------
+def _reasons_depthwise(
+    config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec
+) -> Iterator[str | None]:
+    yield _why_too_many_bytes(problem)
+    yield _why_not_depthwise(config, problem)
+    yield _why_wrong_tile(config)
+    use = depthwise_use(config, problem, device)
+    yield _why_too_many_registers(use.registers, use.threads, device)
+    needed, most = use.shared_bytes, shared_limit_bytes(device)
+    yield f"{needed} bytes of shared memory are more than a block's {most}" if needed > most else None
+
+
+def _why_not_depthwise(config: DepthwiseConfig, problem: ConvolutionProblem) -> str | None:
+    """default_depthwise_fprop.h, depthwise_fprop_activation_tile_access_iterator_direct_conv_*.h, can_implement."""
+    window = problem.window
+    if not problem.is_depthwise or problem.arithmetic not in DEPTHWISE_ARITHMETICS:
+        return f"the direct template is for depthwise convolutions of {' and '.join(DEPTHWISE_ARITHMETICS)}"
+    if config.filter_extents != window.filter_extents:
+        return "the filter's extents are others than the template's"
+    if config.strides is not None and (config.strides, config.dilation) != (window.strides, window.dilation):
+        return "strides or dilation are others than the template's"
+    access = ACCESS_BITS // problem.multiplier.bits
+    if problem.filters % access:
+        return f"{problem.filters} channels are no whole accesses: pad them to a multiple of {access}"
+    return None
+
+
+def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
+    """depthwise_mma_core_with_lane_access_size.h."""
+    threads_n = min(config.channels // _GROUPS_PER_THREAD, 32)
+    thread = DEPTHWISE_TILES.get((config.warp_pixels, 32 // threads_n))
+    if thread is None:
+        return "warps have no such tile"
+    if config.pixels[0] % thread[0] or config.pixels[1] % thread[1] or config.warps < 1 or config.stages < 2:
+        return "a threadblock's pixels are no whole number of its threads'"
+    if config.pixels[0] * config.pixels[1] % config.warp_pixels:
+        return "a threadblock's pixels are no whole number of warps"
+    return None
+
+
+def depthwise_use(config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec) -> BlockUse:
+    """What a threadblock takes of its unit.
+
+    Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
+    """
+    registers = config.warp_pixels * config.channels // 32 + _REGISTERS_BESIDE_SUMS
+    if config.strides is not None:
+        thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
+        registers += 2 * _window(thread, problem) + problem.positions
+    shared = depthwise_shared_bytes(config, problem)
+    return BlockUse(threads=config.warps * device.teu_lanes, registers=registers, shared_bytes=shared)
+
+
+def depthwise_shared_bytes(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
+    """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
+    width = MULTIPLIERS[config.arithmetic].bits // 8
+    loaded = depthwise_window(config, problem) * config.channels * width
+    stored = config.pixels[0] * config.pixels[1] * config.channels * 4
+    return max(loaded, stored) * config.stages + prod(config.filter_extents) * config.channels * width
+
+
+def depthwise_window(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
+    """Pixels of the activations that a threadblock's tile reads."""
+    return _window(config.pixels, problem)
+
+
+def _window(pixels: tuple[int, int], problem: ConvolutionProblem) -> int:
+    window = problem.window
+    return prod(
+        (tile - 1) * stride + (extent - 1) * step + 1
+        for tile, stride, extent, step in zip(
+            pixels, window.strides, window.filter_extents, window.dilation, strict=True
+        )
+    )

@@ -1,0 +1,333 @@
+"""The CUDA source of one convolution: a template's configuration with an epilogue, and the C functions to call it.
+
+As `emit` for matrix products. Each text has two entry points::
+
+    int64_t NAME_workspace_bytes(ConvolutionCall const* call);
+    int32_t NAME(ConvolutionCall const* call, void* workspace, int64_t workspace_bytes, void* stream);
+
+`CALL` declares ``ConvolutionCall``: activations and result are NHWC without gaps, filters KRSC (Relax's OHWI), with the
+channels of one group. ``split_k`` is how many slices the channels are cut into; of depthwise templates, how many
+threadblocks share the pixels. Operands of the epilogue have one row for each pixel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from . import _cutlass
+from .convolution import AnyConvolutionConfig, ConvolutionConfig, DepthwiseConfig
+from .convolution_kernels import DIRECT, IMPLICIT
+from .elements import ELEMENTS, multiplier
+from .emit import emit_gemm, entry_points, gemm_shape
+from .emit import symbol_of as gemm_symbol_of
+from .epilogue import Epilogue
+from .epilogue_function import epilogue_function
+from .evt import OWN_FUNCTIONS, visitor_tree
+
+CALL = """struct ConvolutionCall {
+  int32_t n, h, w, c, k, r, s, p, q;  // N x H x W x C by K filters of R x S into N x P x Q x K
+  int32_t pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, groups;  // pads above and on the left
+  int32_t split_k, swizzle, raster_along_m, reserved;
+  void const *a, *b;
+  void const* const* operands;
+  void* d;
+};
+"""
+"""What a launch is told, in C and C++."""
+
+_EPILOGUE_INCLUDES = (
+    "cutlass/epilogue/threadblock/epilogue_with_visitor_callbacks.h",
+    "cutlass/epilogue/threadblock/fusion/visitors.hpp",
+    "cutlass/epilogue/thread/activation.h",
+    "cutlass/epilogue/thread/linear_combination.h",
+)
+_INCLUDES = {
+    "implicit": (
+        "cutlass/block_striped.h",
+        "cutlass/semaphore.h",
+        "cutlass/conv/kernel/default_conv2d_fprop.h",
+        "cutlass/conv/kernel/default_conv2d_group_fprop.h",
+        "cutlass/conv/device/implicit_gemm_convolution.h",
+        *_EPILOGUE_INCLUDES,
+    ),
+    "direct": (
+        "cutlass/conv/kernel/default_depthwise_fprop.h",
+        "cutlass/conv/device/direct_convolution.h",
+        *_EPILOGUE_INCLUDES[2:],
+    ),
+    "bulk": (
+        "cutlass/kernel_hardware_info.h",
+        "cute/tensor.hpp",
+        "cutlass/conv/convnd_problem_shape.hpp",
+        "cutlass/conv/collective/collective_builder.hpp",
+        "cutlass/conv/kernel/conv_universal.hpp",
+        "cutlass/conv/device/conv_universal_adapter.hpp",
+        "cutlass/epilogue/collective/collective_builder.hpp",
+        "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp",
+        "cutlass/epilogue/thread/activation.h",
+        "cutlass/util/packed_stride.hpp",
+    ),
+}
+_ALGORITHMS = {
+    "optimized": "kOptimized",
+    "analytic": "kAnalytic",
+    "few_channels": "kFewChannels",
+    "fixed_channels": "kFixedChannels",
+}
+
+
+def symbol_of(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
+    """The name of the entry point: the template's, and a digest of the epilogue."""
+    return f"tvm_ext_{config.name}_{hashlib.sha256(repr(epilogue).encode()).hexdigest()[:12]}"
+
+
+def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
+    """The source of ``config`` with ``epilogue``.
+
+    Raises UnsupportedEnvironmentError where the package is absent or of another version.
+    """
+    if isinstance(config, DepthwiseConfig):
+        return _text(config, epilogue, "direct", OWN_FUNCTIONS + DIRECT, _direct(config, epilogue))
+    if config.iterator == "plain":
+        return _plain(config, epilogue)
+    if config.iterator == "bulk":
+        return _text(config, epilogue, "bulk", OWN_FUNCTIONS, _bulk(config, epilogue))
+    return _text(config, epilogue, "implicit", OWN_FUNCTIONS + IMPLICIT, _implicit(config, epilogue))
+
+
+def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: str, body: str) -> str:
+    arithmetic = multiplier(config.arithmetic if isinstance(config, DepthwiseConfig) else config.tile.arithmetic)
+    tfloat32 = not isinstance(config, DepthwiseConfig) and config.tile.arithmetic == "tfloat32" and kind == "implicit"
+    operand = "cutlass::tfloat32_t" if tfloat32 else ELEMENTS[arithmetic.operand].cpp
+    includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[kind])
+    symbol = symbol_of(config, epilogue)
+    return f"""// {config.name}
+// D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
+#include <cstdint>
+#include <limits>
+#include <cutlass/cutlass.h>
+{includes}
+{helpers}
+{CALL}
+namespace {symbol}_template {{
+
+using ElementA = {operand};
+using ElementB = ElementA;
+using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
+using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
+using Layout = cutlass::layout::TensorNHWC;
+using Operator = cutlass::arch::{arithmetic.operator};
+constexpr int OperandCount = {len(epilogue.operands)};
+
+{body}
+}}  // namespace {symbol}_template
+{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=_FITS)}"""
+
+
+_FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.groups,
+                         call.stride_h, call.stride_w, call.dilation_h, call.dilation_w, call.split_k})
+    if (extent < 1) return false;
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  return call.pad_h >= 0 && call.pad_w >= 0 && call.c % call.groups == 0 && call.k % call.groups == 0 &&
+         int64_t(call.n) * call.p * call.q <= most && int64_t(call.r) * call.s * call.c <= most;
+"""
+
+_PROBLEM = """cutlass::conv::Conv2dProblemSize problem_of(ConvolutionCall const& call) {
+  return cutlass::conv::Conv2dProblemSize(
+      call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.pad_h, call.pad_w, call.stride_h,
+      call.stride_w, call.dilation_h, call.dilation_w, cutlass::conv::Mode::kCrossCorrelation, call.split_k,
+      call.groups);
+}
+"""
+
+
+# --- matrix products ------------------------------------------------------------------------------------------------
+def _plain(config: ConvolutionConfig, epilogue: Epilogue) -> str:
+    """A matrix product's text, and behind it the functions by which convolutions are called."""
+    product = gemm_symbol_of(config.tile, epilogue, "row", "column")
+    symbol = symbol_of(config, epilogue)
+    return f"""{emit_gemm(config.tile, epilogue, layout_b="column")}
+{CALL}
+namespace {symbol}_template {{
+
+int64_t const no_distances[{len(epilogue.operands) + 1}] = {{}};
+
+bool fits(ConvolutionCall const& call) {{
+  return call.r == 1 && call.s == 1 && call.groups == 1 && call.stride_h == 1 && call.stride_w == 1 &&
+         call.pad_h == 0 && call.pad_w == 0 && call.p == call.h && call.q == call.w;
+}}
+
+// Every pixel is a row: N x P x Q rows of C by C x K.
+GemmCall product_of(ConvolutionCall const& call) {{
+  return {{int64_t(call.n) * call.p * call.q, call.k, call.c, 1, call.c, call.c, 0, 0, 0,
+          call.split_k, call.swizzle, call.raster_along_m, 0, call.a, call.b, call.operands, no_distances, call.d}};
+}}
+
+}}  // namespace {symbol}_template
+
+extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{
+  if (!{symbol}_template::fits(*call)) return -1;
+  GemmCall const product = {symbol}_template::product_of(*call);
+  return {product}_workspace_bytes(&product);
+}}
+
+extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
+  if (!{symbol}_template::fits(*call)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
+  GemmCall const product = {symbol}_template::product_of(*call);
+  return {product}(&product, workspace, workspace_bytes, stream);
+}}
+"""
+
+
+# --- 2.x, implicit products ------------------------------------------------------------------------------------------
+def _implicit(config: ConvolutionConfig, epilogue: Epilogue) -> str:
+    tile = config.tile
+    assert tile.warp is not None
+    assert tile.instruction is not None
+    arithmetic = multiplier(tile.arithmetic)
+    tree = visitor_tree(epilogue, arithmetic.accumulator, "2.x")
+    space = f"{symbol_of(config, epilogue)}_template"
+    grouped = config.grouping != "none"
+    mode = f"cutlass::conv::GroupMode::k{config.grouping.capitalize()}Group, " if grouped else ""
+    return f"""using ThreadblockShape = {gemm_shape(tile.threadblock)};
+using WarpShape = {gemm_shape(tile.warp)};
+using InstructionShape = {gemm_shape(tile.instruction)};
+using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<{tile.swizzle}>;
+constexpr int AlignmentOut = {tile.alignment_d};
+
+using Plain = typename cutlass::conv::kernel::DefaultConv2d{"Group" if grouped else ""}Fprop<
+    ElementA, Layout, ElementB, Layout, ElementOut, Layout, ElementSum,
+    cutlass::arch::{"OpClassSimt" if tile.is_simt else "OpClassTensorOp"}, cutlass::arch::Sm{tile.architecture},
+    ThreadblockShape, WarpShape, InstructionShape,
+    cutlass::epilogue::thread::LinearCombination<ElementOut, AlignmentOut, ElementSum, float>, Swizzle, {tile.stages},
+    Operator, {mode}cutlass::conv::IteratorAlgorithm::{_ALGORITHMS[config.iterator]},
+    cutlass::conv::StrideSupport::kStrided, {tile.alignment_a}, {tile.alignment_b}>::Kernel;
+
+// A warp shape of our own has a thread map of our own: that of the template's epilogue, which visitors follow.
+struct PlainWarpShape : WarpShape {{}};
+
+}}
+template <class ThreadblockShape, int PartitionsK, class Element, int ElementsPerAccess>
+struct cutlass::epilogue::threadblock::DefaultThreadMapTensorOp<
+    ThreadblockShape, {space}::PlainWarpShape, PartitionsK, Element, ElementsPerAccess> {{
+  using Type = typename {space}::Plain::Epilogue::OutputTileIterator::ThreadMap;
+}};
+namespace {space} {{
+
+using OutputTileThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayout<
+    ThreadblockShape, PlainWarpShape, ElementOut, AlignmentOut, 1>;
+
+{tree.declarations}
+
+using Kernel = tvm_ext::ConvolutionWithVisitor<
+    Plain, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Plain::Epilogue, {tree.name}, 1>>;
+using Convolution = tvm_ext::ConvolutionLaunch<Plain, Kernel>;
+
+{_PROBLEM}
+typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
+  auto const problem = problem_of(call);
+  auto* d = static_cast<ElementOut*>(call.d);
+  int64_t const ldd = call.k;
+  typename {tree.name}::Arguments epilogue{tree.argument};
+  auto* a = const_cast<ElementA*>(static_cast<ElementA const*>(call.a));
+  auto* b = const_cast<ElementB*>(static_cast<ElementB const*>(call.b));
+  return {{problem, {{a, Layout::packed(problem.activation_extent())}}, {{b, Layout::packed(problem.filter_extent())}},
+          epilogue}};
+}}
+"""
+
+
+# --- 2.x, depthwise --------------------------------------------------------------------------------------------------
+def _direct(config: DepthwiseConfig, epilogue: Epilogue) -> str:
+    p, q = config.pixels
+    r, s = config.filter_extents
+    fixed = config.strides is not None
+    algorithm = f"cutlass::conv::IteratorAlgorithm::{'kFixedStrideDilation' if fixed else 'kOptimized'}"
+    function = epilogue_function(epilogue, "float32")
+    operands = ", ".join(
+        f"static_cast<{ELEMENTS[item.dtype].cpp} const*>(call.operands[{i}])"
+        for i, item in enumerate(epilogue.operands)
+    )
+    return f"""{function}
+using Tile = cutlass::conv::TensorNHWCShape<1, {p}, {q}, {config.channels}>;
+using FilterShape = cutlass::MatrixShape<{r}, {s}>;
+using ThreadblockShape = {gemm_shape((p * q, config.channels, r * s))};
+using WarpShape = {gemm_shape((config.warp_pixels, config.channels, r * s))};
+using StrideShape = cutlass::MatrixShape<{_pair(config.strides)}>;
+using DilationShape = cutlass::MatrixShape<{_pair(config.dilation)}>;
+using Swizzle = cutlass::conv::threadblock::DepthwiseDirect2dConvIdentityThreadblockSwizzle<1, 1, {p}, {q}>;
+using OutputOp = tvm_ext::UnchangedSums<ElementSum, 128 / cutlass::sizeof_bits<ElementA>::value>;
+
+using Default = cutlass::conv::kernel::DefaultDepthwiseDirect2dConvFprop<
+    ElementA, Layout, ElementB, Layout, ElementOut, Layout, ElementSum, cutlass::arch::OpClassSimt,
+    cutlass::arch::Sm80, ThreadblockShape, Tile, FilterShape, WarpShape, cutlass::gemm::GemmShape<1, 1, 1>, OutputOp,
+    Swizzle, {config.stages}, Operator, {algorithm},
+    cutlass::conv::StrideSupport::{"kFixed" if fixed else "kStrided"}, StrideShape, DilationShape>;
+using Kernel = typename tvm_ext::DepthwiseWithFunction<Default, Tile, Swizzle, {algorithm}, EpilogueFunction>::Kernel;
+using Convolution = tvm_ext::DepthwiseLaunch<Kernel, typename Default::Kernel, EpilogueFunction>;
+
+{_PROBLEM}
+typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
+  EpilogueFunction const function{{static_cast<ElementOut*>(call.d){", " + operands if operands else ""}}};
+  return {{problem_of(call), static_cast<ElementA const*>(call.a), static_cast<ElementB const*>(call.b), function}};
+}}
+"""
+
+
+def _pair(extents: tuple[int, int] | None) -> str:
+    return "-1, -1" if extents is None else f"{extents[0]}, {extents[1]}"
+
+
+# --- 3.x -------------------------------------------------------------------------------------------------------------
+def _bulk(config: ConvolutionConfig, epilogue: Epilogue) -> str:
+    tile = config.tile
+    m, n, k = tile.threadblock
+    tree = visitor_tree(epilogue, multiplier(tile.arithmetic).accumulator, "3.x")
+    return f"""using TileShape = cute::Shape<cute::Int<{m}>, cute::Int<{n}>, cute::Shape<cute::Int<{k}>>>;
+using ClusterShape = cute::Shape<cute::Int<{tile.cluster[0]}>, cute::Int<{tile.cluster[1]}>, cute::Int<1>>;
+using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
+
+using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
+    TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
+
+{tree.declarations}
+
+using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, void, Layout, {tile.alignment_d},
+    ElementOut, Layout, {tile.alignment_d}, EpilogueSchedule, {tree.name}>::CollectiveOp;
+
+using MainLoop = typename cutlass::conv::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::conv::Operator::kFprop,
+    ElementA, Layout, {tile.alignment_a}, ElementB, Layout, {tile.alignment_b},
+    ElementSum, TileShape, ClusterShape, cutlass::conv::collective::StageCount<{tile.stages}>,
+    cutlass::conv::KernelImplicitTmaWarpSpecializedSm90>::CollectiveOp;
+
+using Problem = cutlass::conv::ConvProblemShape<cutlass::conv::Operator::kFprop, 2>;
+using Kernel = cutlass::conv::kernel::ConvUniversal<Problem, MainLoop, Epilogue>;
+using Convolution = cutlass::conv::device::ConvUniversalAdapter<Kernel>;
+
+// What is padded below or on the right: never less than nothing, where strides leave out the last rows.
+int padded_behind(int extent, int result, int window, int before, int stride, int dilation) {{
+  int const behind = (result - 1) * stride + (window - 1) * dilation + 1 - extent - before;
+  return behind > 0 ? behind : 0;
+}}
+
+typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
+  int64_t const ldd = call.k;
+  typename {tree.name}::Arguments epilogue{tree.argument};
+  (void)ldd;
+  int const below = padded_behind(call.h, call.p, call.r, call.pad_h, call.stride_h, call.dilation_h);
+  int const right = padded_behind(call.w, call.q, call.s, call.pad_w, call.stride_w, call.dilation_w);
+  Problem problem(cutlass::conv::Mode::kCrossCorrelation, {{call.n, call.h, call.w, call.c}},
+                  {{call.k, call.r, call.s, call.c}}, {{call.pad_h, call.pad_w}}, {{below, right}},
+                  {{call.stride_h, call.stride_w}}, {{call.dilation_h, call.dilation_w}}, call.groups);
+  typename Kernel::StrideD stride_d{{}};
+  cute::get<0, 0>(stride_d) = problem.stride_C[2];
+  cute::get<0, 1>(stride_d) = problem.stride_C[1];
+  cute::get<0, 2>(stride_d) = problem.stride_C[0];
+  return {{problem,
+          {{static_cast<ElementA const*>(call.a), static_cast<ElementB const*>(call.b)}},
+          {{epilogue, nullptr, {{}}, static_cast<ElementOut*>(call.d), stride_d}}}};
+}}
+"""
