@@ -47,7 +47,7 @@ def expected(work: Attention, arrays: Sequence[Any]) -> Any:
 
 def _changed(scores: Any, term: ScoreTerm, mask: Any) -> Any:
     if term.change == "add":
-        return scores + mask.astype("f8")
+        return scores + term.scale * mask.astype("f8")
     if term.change == "choose":
         return scores + np.where(mask, term.yes, term.no)
     return np.where(mask == term.replaced, term.no, scores)
@@ -122,7 +122,7 @@ def _term(rng: np.random.Generator, batch: int, heads: int, queries: int, keys: 
         column_stride=1,
     )
     if change == "add":
-        return ScoreTerm(change="add", operand=operand)
+        return ScoreTerm(change="add", operand=operand, scale=float(rng.choice([1.0, -0.5])))
     low = float(rng.choice([LOWEST, -1e4, -2.0]))
     if change == "choose":
         return ScoreTerm(change="choose", operand=operand, yes=0.0, no=low)

@@ -33,8 +33,8 @@ class MatrixOperand:
 
 
 ScoreChange = Literal["add", "choose", "replace"]
-"""What happens to a score s, with m its element of the operand: s + m; s + (``yes`` if m else ``no``); or, where m is
-``replaced``, ``no`` for s.
+"""What happens to a score s, with m its element of the operand: s + ``scale`` * m; s + (``yes`` if m else ``no``); or,
+where m is ``replaced``, ``no`` for s.
 """
 
 
@@ -44,6 +44,7 @@ class ScoreTerm:
 
     change: ScoreChange
     operand: MatrixOperand
+    scale: float = 1.0
     yes: float = 0.0
     no: float = 0.0
     replaced: bool = False

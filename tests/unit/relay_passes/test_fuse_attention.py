@@ -184,6 +184,43 @@ def test_values_are_those_of_the_operators_apart(form: str) -> None:
     assert kernel.choice.path == "rtile" and "3 x (20 queries, 24 keys, 8 features)" in kernel.choice.reason
 
 
+def in_any_order(seed: int) -> Steps:
+    """Two to five steps, scales before masks, behind them and between them."""
+    known: list[Steps] = [
+        lambda net, scores: net.op("Mul", scores, net.number(0.25)),
+        lambda net, scores: net.op("Div", scores, net.number(-0.5)),
+        lambda net, scores: net.op("Add", net.constant(np.linspace(-1, 1, KEYS, dtype=np.float32)), scores),
+        lambda net, scores: net.op("Add", scores, net.constant(causal(-3.0))),
+        lambda net, scores: net.op("Where", net.constant(causal() < 0), net.number(-2), scores),
+        lambda net, scores: net.op("Where", net.constant(causal() == 0), scores, net.number(0.5)),
+        chosen_once,
+    ]
+    rng = np.random.default_rng(seed)
+    order = [known[i] for i in rng.choice(len(known), int(rng.integers(2, 6)), replace=False)]
+
+    def steps(net: Network, scores: str) -> str:
+        for step in order:
+            scores = step(net, scores)
+        return scores
+
+    return steps
+
+
+def chosen_once(net: Network, scores: str) -> str:
+    keep = net.input("keep", 1, 1, QUERIES, KEYS, dtype="bool")
+    return net.op("Add", net.op("Where", keep, net.number(0.5), net.number(-1)), scores)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
+def test_steps_in_any_order_keep_their_values(seed: int) -> None:
+    model = attention(in_any_order(seed))
+    inputs = inputs_for(model)
+    one, library = outputs(model, inputs, enable_persistent_fusion=True)
+    apart, _ = outputs(model, inputs, enable_persistent_fusion=False)
+    assert np.allclose(one, apart, rtol=1e-4, atol=1e-5)
+    assert "one kernel" in str(library.report.persistent)
+
+
 def test_the_function_computes_what_its_attribute_says() -> None:
     """Built without the attribute, from its definition, it gives the same: the twin that any other kernel has."""
     model = attention(FORMS["a choice as a mask"][0])

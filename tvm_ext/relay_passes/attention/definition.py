@@ -53,7 +53,7 @@ def attention(*tensors: TeTensor, work: Attention) -> TeTensor:
 
 def _changed(score: Expr, term: ScoreTerm, tensor: TeTensor, b: Expr, i: Expr, j: Expr) -> Expr:
     if term.change == "add":
-        return score + _element(tensor, term.operand, b, i, j)
+        return score + tirx.const(term.scale, FLOAT) * _element(tensor, term.operand, b, i, j)
     mask = tensor[_place(term.operand, b, i, j)]
     yes, no = (tirx.const(number, FLOAT) for number in (term.yes, term.no))
     if term.change == "choose":

@@ -48,13 +48,23 @@ class _Term:
 
     change: ScoreChange
     view: StridedView
+    scale: float = 1.0
     yes: float = 0.0
     no: float = 0.0
     replaced: bool = False
 
+    def scaled(self, factor: float) -> _Term:
+        """This step, behind which the scores are multiplied by ``factor``, as one on scores that were before."""
+        return replace(self, scale=self.scale * factor, yes=self.yes * factor, no=self.no * factor)
+
     def read(self) -> ScoreTerm:
         return ScoreTerm(
-            change=self.change, operand=_operand(self.view), yes=self.yes, no=self.no, replaced=self.replaced
+            change=self.change,
+            operand=_operand(self.view),
+            scale=self.scale,
+            yes=self.yes,
+            no=self.no,
+            replaced=self.replaced,
         )
 
 
@@ -195,7 +205,7 @@ def _scale(value: Var, call: Call, scores: _Scores, values: GraphValues) -> Expr
     factor = scalar_factor(value, values)
     if factor is None:
         raise IllegalRewrite(f"the scores {described(value)} are multiplied by no constant number")
-    # Terms that were met already come behind this step, and are not scaled by it.
+    # Terms that were met already come behind this step, and are not scaled by it; those to come are.
     scores.scale *= factor[1]
     return factor[0]
 
@@ -204,7 +214,7 @@ def _add(value: Var, call: Call, scores: _Scores, values: GraphValues) -> Expr:
     """The operand that is the scores, by the product behind it; the other one is a term."""
     for side, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
         if static_shape(side) == static_shape(value) and _is_scores(side, values):
-            scores.terms.append(_added(other, value, values))
+            scores.terms.append(_added(other, value, values).scaled(scores.scale))
             return side
     raise IllegalRewrite(f"no operand of the sum {described(value)} is a product's")
 
@@ -225,7 +235,8 @@ def _where(value: Var, call: Call, scores: _Scores, values: GraphValues) -> Expr
     for replaced, number, side in ((True, values.scalar_of(yes), no), (False, values.scalar_of(no), yes)):
         if number is not None and static_shape(side) == static_shape(value):
             view = _term_view(condition, value, values)
-            scores.terms.append(_Term(change="replace", view=view, no=number, replaced=replaced))
+            term = _Term(change="replace", view=view, no=number, replaced=replaced)
+            scores.terms.append(term.scaled(scores.scale))
             return side
     raise IllegalRewrite(f"a choice between two tensors makes the scores {described(value)}")
 

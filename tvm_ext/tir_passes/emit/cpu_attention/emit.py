@@ -171,7 +171,7 @@ def _read(
 def _term_number(term: ScoreTerm) -> Callable[[Expr], Expr]:
     """An element of a term's operand as the number that is staged: what is added, or 1 where the score is replaced."""
     if term.change == "add":
-        return lambda value: value
+        return (lambda value: value) if term.scale == 1.0 else (lambda value: value * tirx.const(term.scale, FLOAT))
     yes, no = (term.yes, term.no) if term.change == "choose" else (float(term.replaced), float(not term.replaced))
     return lambda value: tirx.Select(value, tirx.const(yes, FLOAT), tirx.const(no, FLOAT))
 
