@@ -41,6 +41,7 @@ from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
+from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
@@ -52,6 +53,7 @@ from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
+from tvm_ext.tir_passes.plan.chain import judge_for
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
@@ -130,7 +132,12 @@ def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     Behind `operator_passes`: each operator has its epilogue by then, and channels lie in the blocks that kernels will
     read. Nothing for stock TVM's schedules, which would run such an operator piece by piece.
     """
-    return []
+    mode = options.enable_persistent_fusion
+    if mode is False or options.enable_roller is False:
+        return []
+    if device.kind != "cpu" and mode == "auto":
+        return []
+    return [FusePersistent(judge_for(device, options), mode)]
 
 
 def kernel_passes(

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -63,6 +64,8 @@ OURS, APART, DLIGHT = "ours", "ours_apart", "dlight"
 CHAIN = "chain"
 """The operator of products that become one kernel in "ours", whatever is predicted, and one each in "ours_apart"."""
 THREADS = 2
+_ONE_PROGRAM = Lock()
+"""TVM's operators are written by one thread at a time: the tag of each is a global."""
 _TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_cuda.so")
 _TVM_LEFT_OUT = ("3rdparty", "include", "src", "lib", "web", "cmake", "exec", "licenses", "topi", "__pycache__")
 
@@ -114,7 +117,8 @@ def _attempt(case: Case, contender: str, func: Any, settings: Settings) -> Progr
 
 def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """(contender, scheduled function): ours, in ``settings.candidates`` forms, stock TVM's, the ablations' variants."""
-    func = program(case)
+    with _ONE_PROGRAM:
+        func = program(case)
     try:
         yield from _ours(case, func, settings)
         if case.operator == CHAIN:

@@ -8,6 +8,7 @@ Nothing is a tuner's list. `legality` refuses what the headers would refuse, `ra
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
@@ -25,6 +26,7 @@ MOST_CONFIGS = 48
 """Configurations that `propose` answers at most: tens, as a profiler can run."""
 
 _TILES = (32, 64, 128, 256)
+_COLLECTIVE_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # what wgmma's N allows, in growing steps
 _WARP_TILES = (16, 32, 64)
 _K_BYTES = (64, 128)  # of one tile's row along K: the widths of shared memory's swizzled rows
 _STAGES = (3, 4, 5, 6)
@@ -38,7 +40,11 @@ _DEEPEST_SWIZZLE = 8
 def propose(
     problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue, *, count: int = MOST_CONFIGS
 ) -> tuple[RankedConfig, ...]:
-    """The best ``count`` legal configurations for ``problem``, fastest first by the model; empty where there is none.
+    """The ``count`` legal configurations that are best worth measuring; empty where there is none.
+
+    The first is the fastest by the model. Behind it come the best of every other threadblock tile, and only then the
+    second best of each: stages, clusters and splits of one tile are nearly the same time to the model, and a profiler
+    with eight attempts should not spend them on one tile.
 
     Raises TargetError where CUTLASS has no template for the device: not CUDA, or older than sm_75, which no compiler
     that it works with still compiles for; or where its row lacks what the model asks for.
@@ -47,7 +53,19 @@ def propose(
     legal = [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
     split = [item for config in legal for item in _splits(config, problem, device)]
     ranked = [RankedConfig(config=c, time_us=predicted_time_us(c, problem, device, epilogue)) for c in split]
-    return tuple(sorted(ranked, key=_place)[:count])
+    return tuple(_tile_by_tile(sorted(ranked, key=_place))[:count])
+
+
+def _tile_by_tile(ranked: list[RankedConfig]) -> list[RankedConfig]:
+    """``ranked`` in rounds: the first of every tile, the second of every tile, and so on."""
+    seen: Counter[tuple[int, int]] = Counter()
+    rounds = []
+    for item in ranked:
+        tile = item.config.threadblock[:2]
+        rounds.append(seen[tile])
+        seen[tile] += 1
+    order = sorted(range(len(ranked)), key=lambda i: rounds[i])  # stable: within a round, the fastest first
+    return [ranked[i] for i in order]
 
 
 def _place(item: RankedConfig) -> tuple[float, int, int, str]:
@@ -169,7 +187,7 @@ def single_group_candidates(problem: GemmProblem) -> Iterator[GemmConfig]:
 def _collective_tiles(problem: GemmProblem, schedules: tuple[Schedule, ...]) -> Iterator[GemmConfig]:
     k = _K_BYTES[-1] * 8 // problem.multiplier.bits
     stages = (2, *_STAGES)
-    shapes = itertools.product(_TILES[1:], _TILES, stages, schedules, _CLUSTERS)
+    shapes = itertools.product(_TILES[1:], _COLLECTIVE_WIDTHS, stages, schedules, _CLUSTERS)
     for m, n, depth, schedule, cluster in shapes:
         yield GemmConfig(
             arithmetic=problem.arithmetic,

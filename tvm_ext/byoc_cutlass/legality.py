@@ -8,6 +8,7 @@ that would not fit the registers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -273,7 +274,7 @@ def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) 
             widths[operand.name] = widest_access(problem.n, own) * own
     narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
     if narrow:
-        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, which bulk copies need"
+        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, as bulk copies need: pad the operands"
     return None
 
 
@@ -283,7 +284,7 @@ def shared_bytes_3x(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue
     main = config.stages * (m + n) * k * MULTIPLIERS[config.arithmetic].bits // 8
     cooperative = config.schedule == "cooperative"
     tile_n = 64 if not cooperative and problem.out.bits == 8 and n % 64 == 0 else 32
-    tile = min(128 if cooperative else 64, m) * min(tile_n, n)
+    tile = min(128 if cooperative else 64, m) * gcd(tile_n, n)
     tiles = m * n // tile
     stored = tile * problem.out.bits // 8 * min(tiles, 2)
     loaded = sum(

@@ -21,6 +21,9 @@ from .support import ANCHORS, MATMUL, problem_of
 ABSORBING = REDUCTIONS | {"mean", "min", *FUNCTORS} - {"cast"}
 """Operators whose kernel computes what is element by element before it as it reads (stock TVM's FuseOps)."""
 
+OF_MODEL = "the model: "
+"""How the reason begins where an epilogue ended for what it would cost."""
+
 TILE_ROWS = 64
 """Rows that a threadblock adds up before it adds to memory, at least."""
 
@@ -138,7 +141,7 @@ def _region(
 
 
 def _of_model(cut: Cut) -> str:
-    return f"the model: {cut.steps[-1].function} costs more in the epilogue than in the kernel that reads it"
+    return f"{OF_MODEL}{cut.steps[-1].function} costs more in the epilogue than in the kernel that reads it"
 
 
 def _transposes(anchor: Var, values: GraphValues) -> list[Var]:

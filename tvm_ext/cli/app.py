@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, verify, devices, cache, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, advise, verify, devices, cache, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
@@ -17,6 +17,7 @@ import typer
 
 from tvm_ext.errors import TvmExtError
 
+from .advise import advise
 from .common import (
     INTERRUPTED,
     Steps,
@@ -61,6 +62,7 @@ Persistent = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 
+app.command()(advise)
 app.command()(verify)
 
 

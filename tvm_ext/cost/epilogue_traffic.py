@@ -23,6 +23,7 @@ CACHED_SHARE = 0.5
 OPERATIONS: dict[str, int] = {
     "divide": 8,
     "exp": 8,
+    "hardswish": 5,
     "sigmoid": 16,
     "silu": 17,
     "tanh": 16,
@@ -60,12 +61,12 @@ def best_prefix(stages: Sequence[EpilogueStage], device: DeviceSpec, *, absorbed
 def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, absorbed: bool) -> float:
     fused, rest = stages[:count], stages[count:]
     value, result = fused[-1].value_bytes, stages[-1].value_bytes
-    time = sum(moved_us(stage.read_bytes, device) + _arithmetic_us(stage, device) for stage in fused)
+    time = sum(moved_us(stage.read_bytes, device) + instructions_us(stage.instructions, device) for stage in fused)
     time += 2 * moved_us(value, device)
     if not rest:
         return time
     operands = sum(moved_us(stage.read_bytes, device) for stage in rest)
-    arithmetic = sum(_arithmetic_us(stage, device) for stage in rest)
+    arithmetic = sum(instructions_us(stage.instructions, device) for stage in rest)
     if absorbed:
         return time + operands
     beyond = max(0.0, arithmetic - operands - 2 * moved_us(value, device))
@@ -80,7 +81,7 @@ def moved_us(count: float, device: DeviceSpec) -> float:
     return 0.0 if rate is None else count / (rate * BYTES_PER_GB) * US_PER_S
 
 
-def _arithmetic_us(stage: EpilogueStage, device: DeviceSpec) -> float:
-    """On the vector units, whose peak counts a multiply-add as two."""
+def instructions_us(count: float, device: DeviceSpec) -> float:
+    """Time of so many instructions of single lanes on the vector units, whose peak counts a multiply-add as two."""
     peak = device.peak_gflops_of("float32")
-    return 0.0 if peak is None else stage.instructions * 2 / (peak * BYTES_PER_GB) * US_PER_S
+    return 0.0 if peak is None else count * 2 / (peak * BYTES_PER_GB) * US_PER_S

@@ -69,6 +69,7 @@ class KernelChoice:
     """Which path an operator took and why: ``notes``, never empty, for a silent fallback is none.
 
     ``gpu`` has one entry for each group of computations that became GPU kernels, in order; a CPU's kernels have none.
+    ``expected_s`` is the model's time of a kernel that runs several rPrograms many times, as a chain's panels do.
     ``pipeline`` says which of a GPU kernel's buffers are loaded ahead of their use; None where that was not asked.
     """
 
@@ -82,6 +83,7 @@ class KernelChoice:
     packs: tuple[ConstantPack, ...] = ()
     gpu: tuple[GpuPlan, ...] = ()
     pipeline: PipelinePlan | None = None
+    expected_s: float | None = None
 
     def __post_init__(self) -> None:
         assert self.notes and all(self.notes), f"{self.operator}: a choice must say why"

@@ -8,7 +8,37 @@ from typing import Literal
 PERSISTENT = "tvm_ext.persistent"
 """Module attribute: what was considered, a `PersistentRecord` as JSON."""
 
+CHAIN = "tvm_ext.chain"
+"""PrimFunc attribute of a chain: its `ChainVerdict` as JSON."""
+
 RegionKind = Literal["chain", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelPlan:
+    """How the result of a chain is divided into panels: ``sizes`` in elements along ``axes`` of it, outermost first."""
+
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert self.axes and len(self.axes) == len(self.sizes)
+        assert min(self.sizes) >= 1
+
+    @property
+    def by_axis(self) -> dict[int, int]:
+        return dict(zip(self.axes, self.sizes, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChainVerdict:
+    """What the model says of a chain: its best panels, its time as one kernel and apart, and whether that pays."""
+
+    plan: PanelPlan
+    fused_us: float
+    separate_us: float
+    saved_bytes: float
+    pays: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

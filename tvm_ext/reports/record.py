@@ -32,6 +32,8 @@ class OperatorReport:
 
     @property
     def predicted_s(self) -> float | None:
+        if self.choice.expected_s is not None:
+            return self.choice.expected_s
         return self.choice.program.prediction.time_s if self.choice.program else None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from io import StringIO
 
 from rich.console import Console
@@ -37,8 +38,14 @@ def profile(report: BuildRecord) -> list[str]:
 
 
 def persistent_lines(report: BuildRecord) -> list[str]:
-    """One line for each chain of operators that was considered for one kernel."""
-    return [f"persistent kernel: {region}" for region in report.persistent.regions] if report.persistent else []
+    """One line for each chain of operators that became one kernel, and for each reason why others did not."""
+    regions = report.persistent.regions if report.persistent else ()
+    refused = Counter(region.reason for region in regions if not region.fused)
+    lines = Counter(f"persistent kernel: {region}" for region in regions if region.fused)
+    return [
+        *(line if count == 1 else f"{line}; {count} times" for line, count in lines.items()),
+        *(f"no persistent kernel of {count} chain{'s' * (count > 1)}: {reason}" for reason, count in refused.items()),
+    ]
 
 
 def code_summary(report: BuildRecord) -> str:

@@ -33,6 +33,9 @@ class Limits:
     joined_tensors
         Operands of one concatenation; more are joined in steps. Its kernel asks of each element in which operand it
         lies, one condition inside the other: over 2,000 of them stock TVM's recursion overflows the stack.
+    chained_products
+        Products of a chain that become one kernel at most. Every part of a chain up to this length is looked at, which
+        takes some tens of milliseconds each.
     fused_operators
         Operators that are fused into one (stock TVM: 256). Planning compares all of them with each other; no network
         that we know fuses more than 30.
@@ -82,6 +85,7 @@ class Limits:
     """
 
     joined_tensors: int = 16
+    chained_products: int = 6
     fused_operators: int = 64
     folded_elements: int = 1 << 18
     folded_filling: int = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -21,13 +22,15 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, read_operator, substitute
+from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import outer_kind
+from tvm_ext.ir.build_ir import outer_kind, sequence
 from tvm_ext.ir.float_ir import uses_bfloat16
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.kernel_cache import (
     KERNEL_KEY,
@@ -42,6 +45,8 @@ from tvm_ext.support.kernel_cache import (
 from tvm_ext.support.limits import check_time, limits, timed_construction
 
 from .emit.cpu_attention.kernel import attention_kernel
+from .emit.cpu_chains.emit import emit_panels
+from .emit.cpu_chains.padding import emit_padding
 from .emit.cpu_rows.emit import emit_rows
 from .emit.cpu_tiles.emit import emit_tile_kernel
 from .emit.cpu_windows.kernel import window_kernel
@@ -55,6 +60,7 @@ from .plan.anchors import construct_anchor, kept_buffers, row_program
 from .plan.canonical import canonical_rows
 from .plan.equal_functions import EqualFunctions
 from .plan.form import Form, body_of, choice_of, function_like, fused_note, notes_of, unscheduled, with_choice
+from .plan.panel import Panel, PanelView, check_runs, divide
 from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
 from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
 from .plan.row_time import row_time_s
@@ -137,6 +143,12 @@ def construct_cpu_kernel(func: PrimFunc, name: str, device: DeviceSpec, options:
     return with_choice(with_turned_divisions(body), choice)
 
 
+def chain_of(func: PrimFunc) -> ChainVerdict | None:
+    """How a chain that became ``func`` is divided into panels, and its time; None where it is no chain."""
+    text = func.attrs.get(CHAIN) if func.attrs else None
+    return None if text is None else from_json(ChainVerdict, str(text))
+
+
 def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[PrimFunc, KernelChoice]:
     func = func.with_body(keep_floats_outside_reductions(func.body))
     try:
@@ -155,12 +167,76 @@ def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOp
     operator = simplify(read_operator(func, name))
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [operator.params[i] for i in constant]
+    chain = chain_of(func)
+    if chain is None:
+        body, forms, notes = _groups(operator, constants, device, options)
+    else:
+        body, forms, notes = _chain(operator, chain.plan, constants, device, options)
+    body = on_cpu(body, device)
+    notes = [*notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]
+    params, body = _any_alignment(_packed(operator.params, forms), body)
+    choice = choice_of(operator, forms, notes, device)
+    if chain is not None:
+        choice = replace(choice, expected_s=chain.fused_us * 1e-6)
+    return function_like(func, params, body), choice
+
+
+def _groups(
+    operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+) -> tuple[Stmt, list[Form], list[str]]:
+    """The operator's groups one after the other, each over whole tensors; their forms, and what to say of them."""
     groups, refusals = take_windows(plan(operator), operator)
     forms = [form for group in groups for form in _forms(group, operator, constants, device, options)]
-    body = on_cpu(body_of(forms, operator), device)
-    notes = [*refusals, *notes_of(forms), *size_notes(operator), *cut_notes(body), *call_notes(body)]
-    params, body = _any_alignment(_packed(operator.params, forms), body)
-    return function_like(func, params, body), choice_of(operator, forms, notes, device)
+    return body_of(forms, operator), forms, [*refusals, *notes_of(forms)]
+
+
+def _chain(
+    operator: OperatorBody, panels: PanelPlan, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+) -> tuple[Stmt, list[Form], list[str]]:
+    """The loop over a chain's panels, the forms of each panel's groups, and what to say of them.
+
+    One core computes a panel, so that its tiles are constructed for one.
+    """
+    try:
+        return _panels(divide(operator, panels.by_axis), constants, device, options)
+    except IllegalRewrite as refusal:
+        body, forms, notes = _groups(operator, constants, device, options)
+        return body, forms, [f"no chain panel by panel: {refusal}", *notes]
+
+
+def _panels(
+    panel: Panel, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+) -> tuple[Stmt, list[Form], list[str]]:
+    """`_chain`, of one panel that can be divided."""
+    core = with_unit_count(device, 1)
+    before = [form for group in plan(panel.before) for form in _forms(group, panel.before, constants, device, options)]
+    inside = [form for group in plan(panel.operator) for form in _panel_forms(group, panel, constants, core, options)]
+    kind = outer_kind(
+        sum(form.program.prediction.busy_s for form in inside if form.program) * prod(panel.counts) / device.unit_count,
+        device,
+    )
+    loop = emit_panels(panel, body_of(inside, panel.operator), kind)
+    body = sequence(*([body_of(before, panel.before)] if before else []), loop)
+    note = f"a chain in {prod(panel.counts)} panels of {' x '.join(map(str, panel.sizes))}"
+    return body, [*before, *inside], [note, *notes_of([*before, *inside])]
+
+
+def _panel_forms(
+    group: TileGroup | RowGroup, panel: Panel, constants: Sequence[Buffer], core: DeviceSpec, options: BuildOptions
+) -> list[Form]:
+    """How a group of a panel is run: its paddings by themselves."""
+    if isinstance(group, TileGroup):
+        return _tile_forms(group, panel.operator, constants, core, options, panel.views)
+    forms = []
+    for computation in group.computations:
+        padding = next((item for item in panel.paddings if item.computation is computation), None)
+        if padding is None:
+            rows = canonical_rows(RowGroup(computations=(computation,)))
+            forms.append(_row_form(rows, panel.operator, core))
+        else:
+            note = f"{computation.name} panel by panel"
+            forms.append(Form(path="rows", statements=(emit_padding(padding, panel),), program=None, notes=(note,)))
+    return forms
 
 
 def _attention(func: PrimFunc, name: str, device: DeviceSpec) -> tuple[PrimFunc, KernelChoice]:
@@ -199,10 +275,19 @@ def _window_form(group: WindowGroup, device: DeviceSpec) -> Form:
 
 
 def _tile_forms(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+    group: TileGroup,
+    operator: OperatorBody,
+    constants: Sequence[Buffer],
+    device: DeviceSpec,
+    options: BuildOptions,
+    views: Sequence[PanelView] = (),
 ) -> list[Form]:
-    """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue."""
+    """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue.
+
+    ``views`` are those of a panel, where it is one.
+    """
     anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
+    check_runs(anchor, views)
     spatial = [axis.name for axis in expr.spatial]
     program = next((program for program in construction.programs if program.vector_axis in spatial), None)
     if program is None:

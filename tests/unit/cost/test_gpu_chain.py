@@ -93,7 +93,9 @@ def test_chains_pay_where_memory_binds_and_not_where_arithmetic_does() -> None:
     floats = replace(halves(32768, 576, 128, 64), dtype="float32", itemsize=4)
     best = construct_chain(floats, VOLTA, "vector units").ranked[0][1]
     assert best.bound == "compute"
-    assert "bound by compute" in str(why_apart(floats, best, VOLTA, "vector units"))
+    assert "bound by arithmetic" in str(why_apart(floats, best, VOLTA, "vector units"))
+    slow = replace(best, time_s=separate_s(memory, AMPERE, "matrix units"))
+    assert "predicted" in str(why_apart(memory, slow, AMPERE, "matrix units"))
 
 
 @pytest.mark.parametrize("device", [AMPERE, HOPPER], ids=lambda device: device.name)

@@ -13,7 +13,8 @@ from tvm_ext._tvm import assert_structural_equal
 from tvm_ext.devices import device_db
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
-from tvm_ext.relay_passes.layout.channels_last import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
+from tvm_ext.relay_passes.layout.channels_last import ChannelsLast, _calls
+from tvm_ext.relay_passes.layout.transposes import CONVOLUTION, TRANSPOSE
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 
 A100, MI50 = device_db.lookup("nvidia-a100"), device_db.lookup("amd-mi50")
@@ -116,6 +117,8 @@ def mobile_network() -> tvm.IRModule:
                 value = builder.emit(relax.op.clip(value, -0.25, 6))
                 limit = relax.const(np.float16(4))
                 value = builder.emit(builder.call_te(tvm.topi.minimum, value, limit))
+                rows = builder.emit(relax.op.greater(value, constant(8, 1, 1)))
+                value = builder.emit(relax.op.where(rows, value, relax.op.negative(value)))
             result = builder.emit_output(value)
         builder.emit_func_output(result)
     return builder.get()

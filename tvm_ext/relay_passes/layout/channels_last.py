@@ -9,31 +9,22 @@ once, at compile time.
 
 from __future__ import annotations
 
-import numpy as np
-
-from tvm_ext._tvm import (
-    CALL_TIR,
-    Call,
-    Constant,
-    Expr,
-    IRModule,
-    Node,
-    PassContext,
-    PyExprMutator,
-    copy_module,
-    expr_mutator,
-    module_pass,
-    relax,
-)
-from tvm_ext.analysis.relax_values import dtype_of, static_shape
-from tvm_ext.byoc_cutlass.activations import is_spelling
-from tvm_ext.byoc_cutlass.graph_values import GraphValues
+from tvm_ext._tvm import Call, IRModule, Node, PassContext, Sequential, copy_module, module_pass, relax
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
 
+from .transposes import (
+    CONVOLUTION,
+    TRANSPOSE,
+    FoldTransposes,
+    SinkTransposes,
+    SpellForLayouts,
+    TurnFilters,
+    is_call_of,
+)
+
 NHWC = ("NHWC", "OHWI")
-CONVOLUTION, TRANSPOSE = "relax.nn.conv2d", "relax.permute_dims"
 TRANSPOSES_PER_CONVOLUTION = 0.5
 """Keep the new layout up to so many transposes of activations per convolution: each costs two passes over memory."""
 
@@ -63,7 +54,7 @@ class ChannelsLast:
         if not convolutions:
             return copy_module(mod)
         try:
-            converted = _FoldTransposes(self._converted(mod)).run()
+            converted = FoldTransposes(self._converted(mod)).run()
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             reason = f"stock ConvertLayout fails: {str(error).strip().splitlines()[-1]}"
             return self._noted(copy_module(mod), 0, 0, len(convolutions), reason)
@@ -77,9 +68,11 @@ class ChannelsLast:
     def _converted(self, mod: IRModule) -> IRModule:
         if not self.grouped:
             return relax.transform.ConvertLayout({}, self._layouts)(mod)
-        converted = relax.transform.ConvertLayout({}, self._layouts)(_SpellForLayouts(mod).run())
+        converted = relax.transform.ConvertLayout({}, self._layouts)(SpellForLayouts(mod).run())
         # Stock's rule moves the data of grouped convolutions, and leaves their filters as they are.
-        return relax.transform.DeadCodeElimination()(_TurnFilters(converted).run())
+        moved = SinkTransposes(TurnFilters(converted).run()).run()
+        # Transposes that cancelled out are `y = x` bindings, which would end an epilogue.
+        return Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])(moved)
 
     @staticmethod
     def _noted(mod: IRModule, converted: int, transposes: int, candidates: int, reason: str) -> IRModule:
@@ -95,7 +88,7 @@ class ChannelsLast:
 
     def _layouts(self, call: Call) -> dict[str, list[str]]:
         """What ConvertLayout asks for every call of the module."""
-        return {CONVOLUTION: list(NHWC)} if _is_call_of(call, CONVOLUTION) and self._is_served(call) else {}
+        return {CONVOLUTION: list(NHWC)} if is_call_of(call, CONVOLUTION) and self._is_served(call) else {}
 
     def _is_served(self, call: Call) -> bool:
         """Whether the matrix units may compute this convolution, given as NCHW."""
@@ -106,127 +99,15 @@ class ChannelsLast:
         return dtype in ("float16", "bfloat16") and has_units and not grouped and layouts == ("NCHW", "OIHW")
 
 
-def _is_call_of(node: Node, operator: str) -> bool:
-    return isinstance(node, Call) and getattr(node.op, "name", "") == operator
-
-
 def _calls(mod: IRModule, operator: str) -> list[Call]:
     """The calls of ``operator`` in all Relax functions of ``mod``."""
     found: list[Call] = []
 
     def visit(node: Node) -> None:
-        if _is_call_of(node, operator):
+        if is_call_of(node, operator):
             found.append(node)
 
     for _, func in mod.functions_items():
         if isinstance(func, relax.Function):
             relax.analysis.post_order_visit(func, visit)
     return found
-
-
-@expr_mutator
-class _SpellForLayouts(PyExprMutator):  # type: ignore[misc]
-    """Operators as stock ConvertLayout has rules for them: it knows no functions, no clip, no operands of fewer axes.
-
-    Worked example: BatchNormalization's scale of shape (64, 1, 1) becomes (1, 64, 1, 1), and goes along.
-    """
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-        self.values: GraphValues | None = None
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-                self.values = GraphValues(self.mod, func)
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
-
-    def visit_call_(self, call: Call) -> Expr:
-        known = self.values.operator_of(call) if self.values is not None else None
-        visited = self.visit_expr_post_order(call)
-        if known is None:
-            return visited
-        if call.op == CALL_TIR:
-            return getattr(relax.op, known[0])(*visited.args[1].fields)
-        if known[0] == "clip":
-            low, high = (relax.const(bound.value, dtype_of(call)) for bound in visited.args[1:])
-            return relax.op.minimum(self.builder_.emit(relax.op.maximum(visited.args[0], low)), high)
-        if is_spelling(known[0]) and any(isinstance(item, Constant) for item in visited.args):
-            operands = [_of_rank(item, len(static_shape(call) or ())) for item in visited.args]
-            return Call(visited.op, operands, visited.attrs, visited.ty_args)
-        return visited
-
-
-def _of_rank(operand: Expr, rank: int) -> Expr:
-    """A constant with leading axes of one; what has no axes, or is no constant, as it is."""
-    if not isinstance(operand, Constant) or not 0 < len(operand.value.shape) < rank:
-        return operand
-    array = operand.value.numpy()
-    return relax.const(array.reshape((1,) * (rank - array.ndim) + array.shape), str(array.dtype))
-
-
-@expr_mutator
-class _TurnFilters(PyExprMutator):  # type: ignore[misc]
-    """Filters of NHWC convolutions from OIHW to OHWI."""
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
-
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
-        if not _is_call_of(call, CONVOLUTION) or str(call.attrs.data_layout) != "NHWC":
-            return call
-        if str(call.attrs.kernel_layout) != "OIHW":
-            return call
-        turned = self.builder_.emit(relax.op.permute_dims(call.args[1], (0, 2, 3, 1)))
-        attrs = call.attrs
-        return relax.op.nn.conv2d(
-            call.args[0],
-            turned,
-            strides=list(attrs.strides),
-            padding=list(attrs.padding),
-            dilation=list(attrs.dilation),
-            groups=int(attrs.groups),
-            data_layout="NHWC",
-            kernel_layout="OHWI",
-            out_layout=str(attrs.out_layout),
-            out_dtype=str(call.ty.dtype),
-        )
-
-
-@expr_mutator
-class _FoldTransposes(PyExprMutator):  # type: ignore[misc]
-    """Transposes constants; stock FoldConstant would compile a kernel for each."""
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-        self.done: dict[tuple[Expr, tuple[int, ...]], Expr] = {}
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
-
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
-        if not _is_call_of(call, TRANSPOSE):
-            return call
-        source = call.args[0] if isinstance(call.args[0], Constant) else self.lookup_binding(call.args[0])
-        if not isinstance(source, Constant) or call.attrs.axes is None:
-            return call
-        axes = tuple(int(axis) for axis in call.attrs.axes)
-        if (source.value, axes) not in self.done:
-            array = source.value.numpy()
-            self.done[source.value, axes] = relax.const(np.ascontiguousarray(array.transpose(axes)), str(array.dtype))
-        return self.done[source.value, axes]

@@ -25,7 +25,7 @@ def row_time_s(computations: Sequence[Computation], device: DeviceSpec) -> float
     Worked example, mean over 2048 rows of 49 on a unit of 210 GB/s from L2 and 126 G operations/s: 409,600 bytes take
     1.95 us, 200,704 operations 0.1 us (they fill lanes); on two units half of 1.95 us.
     """
-    busy_s = max(_transfer_s(computations, device), _arithmetic_s(computations, device))
+    busy_s = max(_transfer_s(computations, device), arithmetic_s(computations, device))
     return busy_s / device.unit_count
 
 
@@ -64,7 +64,8 @@ def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:
     return chosen.bandwidth_gb_per_s / device.unit_count
 
 
-def _arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
+def arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
+    """Seconds of the arithmetic of ``computations`` on one unit."""
     operations = sum(computation.point_count * _operations(computation) for computation in computations)
     # A peak counts a multiply-add as two operations.
     peak = device.peak_gflops_of(dtype_of(computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count

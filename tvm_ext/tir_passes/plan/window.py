@@ -88,7 +88,7 @@ class Window:
         lead[-1] = column
         if self.pad is None:
             return tirx.BufferLoad(self.read.source, lead)
-        inside = _inside(self.pad)
+        inside = padding_of(self.pad)
         assert inside is not None
         table = [(v, as_index(i, v)) for v, i in zip(self.pad.spatial, lead, strict=True)]
         return substitute(inside[0], table)
@@ -119,7 +119,7 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
         (computation for computation in pads if computation.target.same_as(read.source)), None
     )  # others pad the weights
     if pad is not None:
-        inside = _inside(pad)
+        inside = padding_of(pad)
         if inside is None:
             return None
         _, pad_value, bounds = inside
@@ -240,10 +240,10 @@ def _within(axis: WindowAxis, bounds: Interval | None) -> WindowAxis:
 
 def is_padding(computation: Computation) -> bool:
     """Whether ``computation`` places a tensor inside a larger one that is constant elsewhere."""
-    return not computation.is_reduction and computation.writes_at_its_own_axes() and _inside(computation) is not None
+    return not computation.is_reduction and computation.writes_at_its_own_axes() and padding_of(computation) is not None
 
 
-def _inside(pad: Computation) -> tuple[Expr, Expr, list[Interval | None]] | None:
+def padding_of(pad: Computation) -> tuple[Expr, Expr, list[Interval | None]] | None:
     """(value inside, value outside, per dimension the half-open range that is inside or None for all of it)."""
     value = pad.value
     if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE):

@@ -25,6 +25,7 @@ from tests.support.product_chains import (
 from tests.unit.compilers import needs_nvcc
 from tests.unit.kernels import relative_error
 from tvm_ext.devices import device_db
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
@@ -133,6 +134,24 @@ def test_the_pass_makes_one_launch_with_loads_ahead() -> None:
     assert done.ok, str(done)
 
 
+def _launches(made: Any) -> int:
+    return sum(plan.launches for plan in from_json(KernelChoice, str(made.attrs[CHOICE])).gpu)
+
+
+def test_products_have_a_kernel_each_where_that_is_asked_for_or_the_compiler_refuses_the_chain() -> None:
+    func, device = function_of(chain(64, 128, 64, 32)), device_db.lookup(AMPERE)
+    apart = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=False))
+    assert _launches(apart) == 2
+
+    def accept(body: Any) -> None:
+        if str(body).count("blockIdx.x") < str(apart).count("blockIdx.x"):
+            raise IllegalRewrite("spills")
+
+    refused = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=True), accept)
+    assert _launches(refused) == 2
+    assert "spills" in from_json(KernelChoice, str(refused.attrs[CHOICE])).reason
+
+
 @pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=f"{opencl_cpu.why_not()}")
 @pytest.mark.parametrize("sizes", [(16, 32, 16), (37, 21, 45), (5, 1, 4), (12, 8, 8, 8)], ids=str)
 def test_opencl_on_the_cpu(sizes: tuple[int, ...]) -> None:
@@ -205,7 +224,7 @@ def test_columns_that_do_not_stay_in_a_threadblock() -> None:
 
 def test_a_chain_that_arithmetic_binds_is_left_apart() -> None:
     func = function_of(chain(4096, 1024, 128, 128, dtype="float32"))
-    assert "predicted" in _reason(func, always=False)
+    assert "bound by arithmetic" in _reason(func, always=False)
     assert not isinstance(group_of(func, AMPERE), list)  # legal all the same
 
 

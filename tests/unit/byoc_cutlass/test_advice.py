@@ -1,0 +1,95 @@
+"""What the co-design helper says of a model, and that it agrees with what it is predicted from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tvm_ext.bench.networks.graph import GraphWriter, he_normal
+from tvm_ext.bench.networks.half import to_half
+from tvm_ext.cli.advise import advice_on
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.records.advice import ModelAdvice
+from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.relay import frontend, prepare
+
+
+def convolution(graph: GraphWriter, source: str, name: str, shape: tuple[int, int, int, int], **attributes: Any) -> str:
+    weight = graph.constant(name, he_normal(0, name, shape, fan_in=shape[1] * shape[2] ** 2))
+    size = shape[2]
+    return graph.op("Conv", source, weight, kernel_shape=[size, size], pads=[size // 2] * 4, **attributes)
+
+
+def mish(graph: GraphWriter, source: str) -> str:
+    return graph.op("Mul", source, graph.op("Tanh", graph.op("Softplus", source)))
+
+
+def network() -> onnx.ModelProto:
+    """Odd channels, GELU's cheap rival, a function of no epilogue, a convolution worth deepening, and a wide one."""
+    graph = GraphWriter("advice", opset=20)
+    value = graph.input("x", (8, 3, 56, 56))
+    value = graph.op("Relu", convolution(graph, value, "first", (46, 3, 3, 3)))
+    value = graph.op("Gelu", convolution(graph, value, "second", (64, 46, 3, 3)))
+    value = graph.op("Relu", convolution(graph, value, "third", (64, 64, 3, 3)))
+    value = mish(graph, convolution(graph, value, "fourth", (64, 64, 1, 1)))
+    value = graph.op("Relu", convolution(graph, value, "fifth", (640, 64, 3, 3), strides=[4, 4]))
+    graph.output(value, (8, 640, 14, 14))
+    return graph.model()
+
+
+def advice(model: onnx.ModelProto, device: str = "nvidia-a100") -> ModelAdvice:
+    mod, params = frontend.from_onnx(to_half(model))
+    return advice_on(prepare(mod, params), lookup(device))
+
+
+@pytest.fixture(scope="module")
+def found() -> ModelAdvice:
+    return advice(network())
+
+
+def test_channels(found: ModelAdvice) -> None:
+    """The first convolution has 3 channels and writes 46, padded to 48, which the second reads."""
+    entries = {item.depth: item for item in found.alignment}
+    assert set(entries) == {(3, 8), (46, 48)}
+    assert entries[3, 8].columns == (46, 48)
+    assert entries[3, 8].handled == "padded by the kernel before"
+    assert entries[46, 48].handled == "padded by the product before"
+    assert all(item.gain_us >= 0 and item.now_us > 0 for item in found.alignment)
+    assert (found.products, found.refused) == (5, ())
+
+
+def test_activations(found: ModelAdvice) -> None:
+    fused, apart = sorted(found.activations, key=lambda item: not item.fused)
+    assert (fused.function, fused.calls) == ("gelu", 1)
+    (hardswish, cheaper), (relu, cheapest) = fused.alternatives
+    assert (hardswish, relu) == ("hardswish", "relu")
+    assert fused.now_us > cheaper > cheapest > 0
+    assert not apart.fused and "tanh" in apart.function and apart.now_us > apart.alternatives[0][1]
+
+
+def test_depth(found: ModelAdvice) -> None:
+    """A 1x1 convolution is nearly free in the kernel of a 3x3 one of 64 filters; of 640 it is not."""
+    texts = [item.described for item in found.deepening]
+    assert any(text.startswith("(8, 56, 56, 64)") for text in texts)
+    assert not any("640" in text for text in texts)
+    (other,) = [text for text in found.not_deepened if "640" in text]
+    assert ": " in other
+    for item in found.deepening:
+        assert item.alone_us < item.fused_us < item.apart_us
+        assert 0 < item.added_share <= 0.25
+
+
+def test_an_aligned_model_has_nothing_to_change() -> None:
+    graph = GraphWriter("aligned")
+    value = graph.input("x", (64, 256))
+    weight = graph.constant("w", np.zeros((256, 512), np.float32))
+    graph.output(graph.op("Relu", graph.op("MatMul", value, weight)), (64, 512))
+    found = advice(graph.model())
+    assert (found.products, found.alignment, found.activations, found.deepening) == (1, (), (), ())
+
+
+def test_the_advice_is_read_back(found: ModelAdvice) -> None:
+    assert from_json(ModelAdvice, to_json(found)) == found

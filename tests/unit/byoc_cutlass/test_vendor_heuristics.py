@@ -1,0 +1,56 @@
+"""The vendor's heuristics as a second ranker, and how ours agrees with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_ext.byoc_cutlass import vendor_heuristics
+from tvm_ext.byoc_cutlass.configs import propose
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.gemm import GemmProblem
+from tvm_ext.byoc_cutlass.vendor_heuristics import by_vendor, vendor_choices
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.errors import InputError, TargetError, UnsupportedEnvironmentError
+
+SHAPES = [(128, 1000, 2048), (1024, 768, 768), (1280, 3072, 768), (4096, 4096, 4096), (32768, 64, 128)]
+PLAIN = Epilogue(out_dtype="float16")
+
+
+def product(m: int, n: int, k: int, arithmetic: str = "float16", batch: int = 1) -> GemmProblem:
+    return GemmProblem.packed(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, out_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["nvidia-a100", "nvidia-h200"])
+def test_the_vendors_tile_is_mostly_among_our_first_eight(name):
+    """The whole list is benchmarks/gpu/heuristics.py's."""
+    device, among = lookup(name), 0
+    for shape in SHAPES:
+        best = vendor_choices(product(*shape), device)[0]
+        among += best.tile in {item.config.threadblock[:2] for item in propose(product(*shape), device, PLAIN)[:8]}
+    assert among >= 4
+
+
+def test_proposals_in_the_vendors_order_are_the_same_proposals():
+    device, problem = lookup("nvidia-a100"), product(1280, 3072, 768)
+    ours = propose(problem, device, PLAIN)
+    theirs = by_vendor(ours, problem, device)
+    assert sorted(item.config.name for item in ours) == sorted(item.config.name for item in theirs)
+    tiles = {item.config.threadblock[:2] for item in ours}
+    assert theirs[0].config.threadblock[:2] == next(c.tile for c in vendor_choices(problem, device) if c.tile in tiles)
+
+
+def test_what_the_package_does_not_know_is_said():
+    with pytest.raises(TargetError, match="nvidia-t4"):
+        vendor_choices(product(64, 64, 64), lookup("nvidia-t4"))
+    with pytest.raises(InputError, match="int8"):
+        vendor_choices(product(64, 64, 64, "int8"), lookup("nvidia-a100"))
+
+
+def test_without_the_package_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(vendor_heuristics, "is_installed", lambda: False)
+    vendor_heuristics._session.cache_clear()
+    try:
+        with pytest.raises(UnsupportedEnvironmentError, match=r"tvm-ext\[heuristics\]"):
+            vendor_choices(product(64, 64, 64), lookup("nvidia-a100"))
+    finally:
+        vendor_heuristics._session.cache_clear()

@@ -1,0 +1,285 @@
+"""System-friendly models (Bolt §3.3): which channels, activations and added 1x1 convolutions a model would gain by.
+
+From what partitioning and padding decided about its graph, with the models of time that they decided by. Nothing is
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from tvm_ext._tvm import Var
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, static_shape
+from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us
+from tvm_ext.cost.epilogue_traffic import OPERATIONS, US_PER_S, instructions_us
+from tvm_ext.cost.gpu_chain import ChainProduct, ProductChain
+from tvm_ext.cost.gpu_chain_tiles import construct_chain
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, DeepeningAdvice, ModelAdvice
+from tvm_ext.records.padding import PaddingRecord, ProductPadding
+from tvm_ext.records.partition import CutlassProblem
+
+from .activations import is_spelling
+from .graph_values import GraphValues
+from .patterns import OF_MODEL, Region, regions_of
+
+DEAR = ("gelu", "gelu_tanh", "silu", "softplus")
+"""Activations that others can stand in for; sigmoid and tanh are mostly gates, whose range counts."""
+
+ALTERNATIVES = ("hardswish", "relu")
+
+BENDING = frozenset(
+    {
+        *("exp", "log", "tanh", "erf", "sigmoid", "maximum", "minimum", "clip", "where", "abs", "sqrt", "power"),
+        *("nn.relu", "nn.prelu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh"),
+        *("greater", "less", "greater_equal", "less_equal"),
+    }
+)
+"""Operators by which a function of one value is more than a scale and a shift."""
+
+FREE_SHARE = 0.25
+"""A 1x1 convolution is almost free where it adds no more than this share of the 3x3 convolution's time."""
+
+
+def advise(values: Sequence[GraphValues], padding: PaddingRecord, device: DeviceSpec) -> ModelAdvice:
+    """Advice on a module, padded and in NHWC: its functions' values, and what padding decided."""
+    found = [(item, regions_of(item, device)) for item in values]
+    regions = [(item, region) for item, listed in found for region in listed.taken]
+    deepening, apart = deepened([region for _, region in regions], device)
+    problems = [region.record.problem for _, region in regions]
+    on_units = [problem for problem in problems if _on_matrix_units(problem, device)]
+    return ModelAdvice(
+        device=device.name,
+        products=len(problems),
+        products_us=sum(product_us(aligned_product(problem), device) for problem in on_units),
+        alignment=aligned(padding.products),
+        activations=activations(regions, device),
+        deepening=deepening,
+        not_deepened=apart,
+        refused=tuple(refusal for _, listed in found for refusal in listed.refused),
+    )
+
+
+def _on_matrix_units(problem: CutlassProblem, device: DeviceSpec) -> bool:
+    return not problem.simt and has_matrix_units(device, problem.dtypes[0])
+
+
+def aligned_product(problem: CutlassProblem) -> AlignedProduct:
+    """What the model of alignment asks of a product."""
+    window = problem.window
+    first, second = problem.operands
+    return AlignedProduct(
+        rows=problem.rows,
+        columns=problem.columns,
+        depth=problem.depth,
+        batch=problem.batch,
+        input_elements=prod(window.input_extents) if window else problem.batch * problem.rows * problem.depth,
+        alignments=(first.alignment, second.alignment),
+        itemsize_bytes=itemsize_bytes(problem.dtypes[0]),
+        dtype=problem.dtypes[0],
+    )
+
+
+# ---- channels --------------------------------------------------------------------------------------------------------
+
+
+def aligned(products: Iterable[ProductPadding]) -> tuple[AlignmentAdvice, ...]:
+    """One entry for all products alike, those with most to gain first."""
+    alike: dict[tuple[str, str, str], list[ProductPadding]] = {}
+    for item in products:
+        if item.depth[0] != item.depth[1] or item.columns[0] != item.columns[1]:
+            alike.setdefault((item.operator, item.described, _handled(item)), []).append(item)
+    found = [_alignment(items) for items in alike.values()]
+    return tuple(sorted(found, key=lambda item: -item.gain_us))
+
+
+def _alignment(items: Sequence[ProductPadding]) -> AlignmentAdvice:
+    first = items[0]
+    return AlignmentAdvice(
+        operator=first.operator,
+        described=first.described,
+        calls=len(items),
+        depth=first.depth,
+        columns=first.columns,
+        now_us=sum(item.padded_us + item.padding_us if item.padded else item.plain_us for item in items),
+        aligned_us=sum(item.padded_us for item in items),
+        handled=_handled(first),
+    )
+
+
+def _handled(item: ProductPadding) -> str:
+    if not item.padded:
+        return "stays as it is"
+    if item.source == "kernel":
+        return "padded by a kernel"
+    return "padded by the kernel before" if item.source == "folded" else "padded by the product before"
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def activations(regions: Iterable[tuple[GraphValues, Region]], device: DeviceSpec) -> tuple[ActivationAdvice, ...]:
+    """One entry for each function in epilogues that another could stand in for, and for each that is in none."""
+    fused: dict[str, list[float]] = {}
+    apart: dict[tuple[str, str], list[Var]] = {}
+    for values, region in regions:
+        elements = prod(static_shape(region.members[-1]) or ())
+        for step in region.record.epilogue:
+            if step.function in DEAR:
+                fused.setdefault(step.function, []).append(elements)
+        if region.record.ended.startswith(OF_MODEL):
+            continue  # the kernel that reads the result computes it
+        if (found := function_behind(values, region.result)) is not None:
+            names = " ".join(dict.fromkeys(found[1]))
+            apart.setdefault((names, _general(region)), []).append(region.result)
+    entries = [_fused(name, elements, device) for name, elements in fused.items()]
+    entries += [_apart(names, reason, items, device) for (names, reason), items in apart.items()]
+    return tuple(sorted(entries, key=lambda item: item.alternatives[-1][1] - item.now_us))
+
+
+def _general(region: Region) -> str:
+    """The reason without the names of values, which differ from call to call."""
+    ended = region.record.ended
+    return "epilogues have no such function" if " is used by " in ended else ended.partition(": ")[2] or ended
+
+
+def _instead(elements: float, function: str, device: DeviceSpec) -> tuple[tuple[str, float], ...]:
+    others = [name for name in ALTERNATIVES if name != function]
+    return tuple((name, instructions_us(elements * OPERATIONS.get(name, 1), device)) for name in others)
+
+
+def _fused(function: str, elements: Sequence[float], device: DeviceSpec) -> ActivationAdvice:
+    return ActivationAdvice(
+        function=function,
+        calls=len(elements),
+        fused=True,
+        now_us=instructions_us(sum(elements) * OPERATIONS.get(function, 1), device),
+        alternatives=_instead(sum(elements), function, device),
+    )
+
+
+def _apart(names: str, reason: str, results: Sequence[Var], device: DeviceSpec) -> ActivationAdvice:
+    sizes = [prod(static_shape(item) or ()) for item in results]
+    moved = [size * itemsize_bytes(dtype_of(item)) for size, item in zip(sizes, results, strict=True)]
+    return ActivationAdvice(
+        function=f"a function of {names}",
+        calls=len(results),
+        fused=False,
+        now_us=sum(copied_us(count, count, device) for count in moved),
+        alternatives=_instead(sum(sizes), "", device),
+        reason=reason,
+    )
+
+
+def function_behind(values: GraphValues, result: Var) -> tuple[Var, list[str]] | None:
+    """What is computed of ``result`` and constants alone, up to the first value that everything goes through, and its
+    operators; None where nothing is, or only a scale and a shift.
+    """
+    inside, names = [result], list[str]()
+    pending = dict(values.followers_of(result))
+    while pending:
+        variable = pending.pop(min(pending))
+        name = _step_of_one_value(values, variable, inside)
+        if name is None:
+            return None
+        inside.append(variable)
+        names.append(name.removeprefix("nn."))
+        users = {user for item in inside[:-1] for user in values.users_of(item)}
+        if users <= set(inside) and BENDING & {name, *(f"nn.{item}" for item in names), *names}:
+            return variable, names
+        pending.update(values.followers_of(variable))
+    return None
+
+
+def _step_of_one_value(values: GraphValues, variable: Var, inside: Sequence[Var]) -> str | None:
+    found = values.operator_of(values.bindings.get(variable))
+    if found is None or static_shape(variable) != static_shape(inside[0]):
+        return None
+    name, operands = found
+    known = all(item in inside or values.constant_of(item) is not None or not is_tensor(item) for item in operands)
+    return name if known and (is_spelling(name) or name in BENDING) else None
+
+
+# ---- depth -----------------------------------------------------------------------------------------------------------
+
+
+def deepened(regions: Iterable[Region], device: DeviceSpec) -> tuple[tuple[DeepeningAdvice, ...], tuple[str, ...]]:
+    """3x3 convolutions behind which a 1x1 convolution of as many filters is almost free; and why others are none."""
+    alike: dict[CutlassProblem, list[Region]] = {}
+    for region in regions:
+        problem = region.record.problem
+        if problem.window and problem.anchor == "conv2d" and problem.window.filter_extents == (3, 3):
+            alike.setdefault(problem, []).append(region)
+    found, apart = list[DeepeningAdvice](), list[str]()
+    for problem, items in alike.items():
+        entry = _deepening(problem, len(items), _described(items[0]), device)
+        if isinstance(entry, str):
+            apart.append(entry)
+        else:
+            found.append(entry)
+    return tuple(sorted(found, key=lambda item: item.added_share)), tuple(apart)
+
+
+def _described(region: Region) -> str:
+    window = region.record.problem.window
+    assert window is not None
+    stride = f", stride {window.strides[0]}" if max(window.strides) > 1 else ""
+    return f"{described(region.members[0])} of {window.input_extents[3]} channels{stride}"
+
+
+def _deepening(problem: CutlassProblem, calls: int, text: str, device: DeviceSpec) -> DeepeningAdvice | str:
+    tiles = construct_chain(_chain(problem, (True, True)), device, "matrix units")
+    if not tiles.ranked:
+        return f"{text}: {tiles.refusal}"
+    tile, time = tiles.ranked[0]
+    fused = time.time_s * US_PER_S * calls
+    alone, behind = (_one_us(problem, chain, device) * calls for chain in ((True, False), (False, True)))
+    if fused > (1 + FREE_SHARE) * alone:
+        share = (fused - alone) / alone
+        return f"{text}: it would add {share:.0%} of the convolution's predicted time"
+    return DeepeningAdvice(
+        described=text,
+        calls=calls,
+        alone_us=alone,
+        fused_us=fused,
+        apart_us=alone + behind,
+        residence=tile.residence,
+    )
+
+
+def _one_us(problem: CutlassProblem, wanted: tuple[bool, bool], device: DeviceSpec) -> float:
+    """One of the two in a kernel of its own, whose blocks need not have all columns: the better of both models."""
+    chain = _chain(problem, wanted)
+    (only,) = chain.products
+    product = replace(
+        aligned_product(problem), depth=only.depth, input_elements=int(chain.input_bytes / chain.itemsize)
+    )
+    tiles = construct_chain(chain, device, "matrix units").ranked
+    return min([product_us(product, device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
+
+
+def _chain(problem: CutlassProblem, wanted: tuple[bool, bool]) -> ProductChain:
+    """The 3x3 convolution, the 1x1 convolution behind it, or both, each with a bias and ReLU."""
+    size = itemsize_bytes(problem.dtypes[0])
+    both = [
+        ChainProduct(
+            columns=problem.columns,
+            depth=depth,
+            weight_bytes=problem.columns * depth * size,
+            epilogue_bytes=problem.columns * size,
+        )
+        for depth in (problem.depth, problem.columns)
+    ]
+    assert problem.window is not None
+    image = prod(problem.window.input_extents) if wanted[0] else problem.rows * problem.columns
+    return ProductChain(
+        rows=problem.rows,
+        products=tuple(item for item, taken in zip(both, wanted, strict=True) if taken),
+        dtype=problem.dtypes[0],
+        itemsize=int(size),
+        input_bytes=image * size,
+        output_itemsize=size,
+    )

@@ -1,0 +1,103 @@
+"""A `ModelAdvice` as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, DeepeningAdvice, ModelAdvice
+from tvm_ext.records.partition import CutlassRefusal
+
+MOST_ROWS = 20
+"""Rows of a table; the others are counted, and all are in the JSON."""
+
+
+def render(advice: ModelAdvice) -> Iterator[RenderableType]:
+    """What to print, top to bottom."""
+    yield (
+        f"[bold]{advice.products} products that templates serve on {advice.device}[/], those on matrix units "
+        f"{advice.products_us:.1f} us. All times are predicted, none is measured."
+    )
+    yield from _section(
+        "Channels that are not divisible: what changing the model would save",
+        ("product", "calls", "channels", "filters", "now us", "aligned us", "gain us", "a build"),
+        [_alignment_row(item) for item in advice.alignment],
+        "every product is read and written in whole copies of 16 bytes",
+    )
+    yield from _section(
+        "Activations: what another would cost in the epilogue",
+        ("function", "calls", "where", "now us", "others, us"),
+        [_activation_row(item) for item in advice.activations],
+        "no activation costs more than a ReLU",
+    )
+    yield from _section(
+        "3x3 convolutions that a 1x1 convolution behind them would deepen almost for free, in one kernel",
+        ("convolution", "calls", "alone us", "in one kernel us", "adds", "in two kernels us", "kept in"),
+        [_deepening_row(item) for item in advice.deepening],
+        "none",
+    )
+    yield from _reasons("3x3 convolutions for which it would not be free", advice.not_deepened)
+    yield from _reasons("Products that no template serves", [_refusal(item) for item in advice.refused])
+
+
+def _section(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], nothing: str
+) -> Iterator[RenderableType]:
+    yield ""
+    if not rows:
+        yield f"[bold]{title}[/]: {nothing}"
+        return
+    table = Table(*columns, title=title, title_justify="left", title_style="bold")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*map(escape, row))
+    yield table
+    if len(rows) > MOST_ROWS:
+        yield f"... and {len(rows) - MOST_ROWS} more (--json has all)"
+
+
+def _reasons(title: str, reasons: Sequence[str]) -> Iterator[RenderableType]:
+    if not reasons:
+        return
+    yield ""
+    yield f"[bold]{title}[/]"
+    counted = Counter(reasons)
+    for reason, count in counted.most_common(MOST_ROWS):
+        yield escape(f"{count} x {reason}" if count > 1 else reason)
+    if len(counted) > MOST_ROWS:
+        yield f"... and {len(counted) - MOST_ROWS} more (--json has all)"
+
+
+def _extents(pair: tuple[int, int]) -> str:
+    return f"{pair[0]} -> {pair[1]}" if pair[0] != pair[1] else str(pair[0])
+
+
+def _alignment_row(item: AlignmentAdvice) -> tuple[str, ...]:
+    name = item.operator.removeprefix("relax.").removeprefix("nn.")
+    times = (f"{item.now_us:.2f}", f"{item.aligned_us:.2f}", f"{item.gain_us:.2f}")
+    return (
+        f"{name} {item.described}",
+        str(item.calls),
+        _extents(item.depth),
+        _extents(item.columns),
+        *times,
+        item.handled,
+    )
+
+
+def _activation_row(item: ActivationAdvice) -> tuple[str, ...]:
+    where = "in the epilogue" if item.fused else f"its own kernel: {item.reason}"
+    others = ", ".join(f"{name} {time:.2f}" for name, time in item.alternatives)
+    return item.function, str(item.calls), where, f"{item.now_us:.2f}", others
+
+
+def _deepening_row(item: DeepeningAdvice) -> tuple[str, ...]:
+    times = (f"{item.alone_us:.2f}", f"{item.fused_us:.2f}", f"{item.added_share:.0%}", f"{item.apart_us:.2f}")
+    return item.described, str(item.calls), *times, item.residence
+
+
+def _refusal(item: CutlassRefusal) -> str:
+    return f"{item.reason}; {item.remedy}" if item.remedy else item.reason

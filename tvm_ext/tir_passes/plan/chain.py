@@ -1,0 +1,182 @@
+"""Decides about a chain of operators that could be one CPU kernel: whether it is legal, in which panels, what it gains.
+
+The chain comes as one PrimFunc, its computations in order. Legal is what `panel.py` can divide and `cpu_tiles` can
+compute; of a few sizes of panels the model of `cost/persistent.py` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext._tvm import Buffer, PrimFunc
+from tvm_ext.analysis.computation_exprs import tensor_bytes
+from tvm_ext.analysis.computations import OperatorBody, read_operator
+from tvm_ext.analysis.predicates import is_in
+from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s
+from tvm_ext.devices.device_facts import with_unit_count
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.persistent import ChainVerdict, PanelPlan
+from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.limits import timed_construction
+
+from .anchors import construct_anchor
+from .panel import Panel, PanelView, check_runs, divide
+from .panel_sizes import panel_bytes, panel_plans, stored
+from .plan_kernels import RowGroup, TileGroup, plan, simplify
+from .plan_windows import WindowGroup, take_windows
+from .row_time import arithmetic_s
+
+
+def judge_for(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc, Sequence[int]], ChainVerdict]:
+    """`judge_chain` for a build: of a chain and the positions of its constant parameters."""
+    if device.kind != "cpu":
+        return _no_kernels
+    return lambda func, constants: judge_chain(func, constants, device, options)
+
+
+def _no_kernels(_func: PrimFunc, _constants: Sequence[int]) -> ChainVerdict:
+    raise IllegalRewrite("chains have no kernels for GPUs")
+
+
+def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, options: BuildOptions) -> ChainVerdict:
+    """The best panels of a chain on a CPU and what they gain; raises IllegalRewrite where it has none, saying why."""
+    with timed_construction():
+        operator = simplify(read_operator(func, "chain"))
+        groups = _with_tiles(operator)
+        candidates = panel_plans(operator, device)
+        known = [operator.params[i] for i in constants]
+        whole = _Timing(operator=operator, constants=known, device=device, options=options)
+        inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
+        apart = separate_s([whole.stage(group) for group in groups], device)
+        bound = separate_s([whole.stage(group, kept=inner) for group in groups], device)
+        bound += reload_s(sum(tensor_bytes(buffer) for buffer in known), 0.0, _count(operator, candidates[-1]), device)
+        if apart < LEAST_GAIN * bound and options.enable_persistent_fusion == "auto":
+            candidates = candidates[-1:]  # no panels can make it pay: the largest say what it would take
+        fused, best = _fastest(candidates, whole)
+    return ChainVerdict(
+        plan=best,
+        fused_us=fused * 1e6,
+        separate_us=apart * 1e6,
+        saved_bytes=2 * sum(tensor_bytes(buffer) for buffer in inner),
+        pays=apart >= LEAST_GAIN * fused,
+    )
+
+
+def _fastest(candidates: Sequence[PanelPlan], whole: _Timing) -> tuple[float, PanelPlan]:
+    """The least time of any panels, and which; raises IllegalRewrite, as the last did, where none has tiles."""
+    found: list[tuple[float, PanelPlan]] = []
+    for position, item in enumerate(candidates):
+        try:
+            found.append((_fused_s(divide(whole.operator, item.by_axis), whole), item))
+        except IllegalRewrite:  # noqa: PERF203 - a handful
+            if position == len(candidates) - 1 and not found:
+                raise
+    return min(found, key=lambda pair: pair[0])
+
+
+def _count(operator: OperatorBody, panels: PanelPlan) -> int:
+    """How many panels the result has."""
+    result = operator.computations[-1]
+    return prod(ceil_div(result.extent(result.spatial[axis]), size) for axis, size in panels.by_axis.items())
+
+
+def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:
+    """The groups of a chain, each reduction in tiles; raises IllegalRewrite where one has another kernel."""
+    groups = plan(operator)
+    for group in take_windows(groups, operator)[0]:
+        if isinstance(group, WindowGroup):
+            raise IllegalRewrite(f"{group.window.anchor.name} slides over single planes, which has kernels of its own")
+        if isinstance(group, RowGroup):
+            for computation in group.computations:
+                if computation.is_reduction:
+                    raise IllegalRewrite(f"{computation.name} has no register tiles")
+    return groups
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Timing:
+    """What the time of a group depends on beside itself."""
+
+    operator: OperatorBody
+    constants: Sequence[Buffer]
+    device: DeviceSpec
+    options: BuildOptions
+    views: Sequence[PanelView] = ()
+
+    def stage(self, group: TileGroup | RowGroup, kept: Sequence[Buffer] = ()) -> Stage:
+        """The group over whole tensors, those of ``kept`` taken to cost nothing."""
+        compute, near = self.times(group)
+        written = stored([group])
+        touched = [buffer for buffer in (*_read(group), *written) if not is_in(buffer, kept)]
+        moved = [
+            Moved(part_bytes=tensor_bytes(b), whole_bytes=tensor_bytes(b), written=is_in(b, written)) for b in touched
+        ]
+        return Stage(compute_s=compute, near_s=near, moved=tuple(moved))
+
+    def times(self, group: TileGroup | RowGroup) -> tuple[float, float]:
+        """Seconds of a group's arithmetic, and of its tiles' loads from L2."""
+        if isinstance(group, RowGroup):
+            return arithmetic_s(group.computations, self.device) / self.device.unit_count, 0.0
+        anchor, expr, construction = construct_anchor(group, self.operator, self.constants, self.device, self.options)
+        check_runs(anchor, self.views)
+        spatial = [axis.name for axis in expr.spatial]
+        program = next((program for program in construction.programs if program.vector_axis in spatial), None)
+        if program is None:
+            raise IllegalRewrite(f"{group.anchor.name} has no register tile with an axis to vectorise")
+        near = program.prediction.layers[1].time_s if len(program.prediction.layers) > 1 else 0.0
+        return program.prediction.compute_s, near
+
+
+def _read(group: TileGroup | RowGroup) -> list[Buffer]:
+    """The tensors that a group reads, each once, but for those that it makes itself."""
+    own = group.computations if isinstance(group, RowGroup) else (group.anchor, *group.epilogue)
+    made = [computation.target for computation in own]
+    found: list[Buffer] = []
+    for computation in own:
+        found += [b for b in computation.sources() if not is_in(b, made) and not is_in(b, found)]
+    return found
+
+
+def _fused_s(panel: Panel, whole: _Timing) -> float:
+    """Seconds of all panels like ``panel``."""
+    core = _Timing(
+        operator=panel.operator,
+        constants=whole.constants,
+        device=with_unit_count(whole.device, 1),
+        options=whole.options,
+        views=panel.views,
+    )
+    groups = plan(panel.operator)
+    own = [*(view.buffer for view in panel.views), *(c.target for c in panel.operator.computations)]
+    weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
+    return fused_s(
+        [_panel_stage(group, panel, core) for group in groups],
+        weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
+        panel_bytes=panel_bytes(panel),
+        panels=prod(panel.counts),
+        device=whole.device,
+    )
+
+
+def _panel_stage(group: TileGroup | RowGroup, panel: Panel, core: _Timing) -> Stage:
+    """The group over one panel on one core: only what views stand for passes the layers beyond L2."""
+    compute, near = core.times(group)
+    written = stored([group])
+    touched = [*_read(group), *written]
+    moved = [
+        Moved(
+            part_bytes=tensor_bytes(view.buffer),
+            whole_bytes=tensor_bytes(view.original),
+            written=is_in(view.buffer, written),
+        )
+        for view in panel.views
+        if is_in(view.buffer, touched)
+    ]
+    inner = [c.target for c in panel.operator.computations if is_in(c.target, touched)]
+    kept = sum(tensor_bytes(buffer) for buffer in inner) if isinstance(group, RowGroup) else 0.0
+    return Stage(compute_s=compute, near_s=near, moved=tuple(moved), kept_bytes=kept)

@@ -1,0 +1,97 @@
+"""Which panels a chain could be divided into: few, of sizes that stay in a core's own cache and occupy every core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from tvm_ext._tvm import Buffer
+from tvm_ext.analysis.computation_exprs import tensor_bytes
+from tvm_ext.analysis.computations import Computation, OperatorBody
+from tvm_ext.analysis.predicates import is_in
+from tvm_ext.cost.persistent import PANEL_SHARE, l2_bytes
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.persistent import PanelPlan
+from tvm_ext.support.arithmetic import ceil_div
+
+from .panel import Panel, divide, obstacles, panel_axes
+from .plan_kernels import RowGroup, TileGroup, plan
+
+FILLS = (1 / 16, 1 / 4, 1.0)
+"""Panels are considered that fill these shares of what a panel may have."""
+
+MOST_REPEATED = 0.05
+"""Share of an axis that may be computed twice, because its last panel begins earlier to be as large as the others."""
+
+
+def panel_plans(operator: OperatorBody, device: DeviceSpec) -> list[PanelPlan]:
+    """Ways to divide the result, small panels first; raises IllegalRewrite where not even the smallest stays in L2.
+
+    Outer axes come first: panels are of one image until whole images fit.
+    """
+    axes = panel_axes(operator)
+    result = operator.computations[-1]
+    extents = [result.extent(result.spatial[axis]) for axis in axes]
+    sizes = list(_all_sizes(extents, device.unit_count))
+    capacity = l2_bytes(device) * PANEL_SHARE
+    largest: dict[float, PanelPlan] = {}
+    for item in reversed(sizes):
+        made = PanelPlan(axes=axes[: len(item)], sizes=item)
+        needed = panel_bytes(divide(operator, made.by_axis))
+        largest |= {fill: made for fill in FILLS if needed <= fill * capacity}
+        if needed > capacity and not largest:
+            raise IllegalRewrite(_too_large(operator, needed, capacity))
+        if needed > capacity:
+            break
+    return list(dict.fromkeys(largest.values()))
+
+
+def _too_large(operator: OperatorBody, needed: float, capacity: float) -> str:
+    size = f"the smallest panel takes {needed:.0f} bytes, of which {capacity:.0f} may stay in L2"
+    others = list(dict.fromkeys(filter(None, obstacles(operator).values())))
+    return f"{size}; there is none smaller, since {' and '.join(others)}" if others else size
+
+
+def _all_sizes(extents: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
+    """Panel sizes from the largest that occupies every unit down, each smaller than the one before it.
+
+    Those are left out of which the last panel would do much again. Worked example, 4 images of 56 x 56 on two units:
+    2, 1 images; 28, 19, 14, 7, 4, 2, 1 rows; 28 ... columns.
+    """
+    for position, extent in enumerate(extents):
+        outer, last = prod(extents[:position]), extent + (position == 0)
+        for rounds in _rounds():
+            count = ceil_div(rounds * units, outer)
+            size = ceil_div(extent, min(extent, count))
+            repeated = ceil_div(extent, size) * size - extent
+            if size < last and (position == 0 or count > 1) and repeated <= MOST_REPEATED * extent:
+                yield (*(1,) * position, size)
+                last = size
+            if size == 1:
+                break
+
+
+def _rounds() -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16 ...: how many panels each unit gets."""
+    yield 1
+    power = 2
+    while True:
+        yield power
+        yield power * 3 // 2
+        power *= 2
+
+
+def panel_bytes(panel: Panel) -> float:
+    """Bytes of all values that a panel reads, keeps and writes; what it reads whole (weights) is none of them."""
+    views = [view.buffer for view in panel.views]
+    inner = [buffer for buffer in stored(plan(panel.operator)) if not is_in(buffer, views)]
+    return sum(tensor_bytes(buffer) for buffer in (*views, *inner))
+
+
+def stored(groups: Sequence[TileGroup | RowGroup]) -> list[Buffer]:
+    """The tensors that groups write: those of an epilogue in place of its anchor's."""
+    written: list[Computation] = []
+    for group in groups:
+        written += group.computations if isinstance(group, RowGroup) else group.epilogue or (group.anchor,)
+    return [computation.target for computation in written]
