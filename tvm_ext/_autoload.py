@@ -61,6 +61,7 @@ def register() -> None:
 
     if not _RUNTIME_ONLY:  # TVM_USE_RUNTIME_LIB=1: no compiler, hence nothing to register with
         register_pipelines()
+        register_codegen()
         register_config_options()
         register_module_aliases()  # last: nothing can fail after it
 
@@ -71,6 +72,13 @@ def register_pipelines() -> None:
 
     _tvm.register_relax_pipeline(PIPELINE_NAME, _relax_pipeline)
     _tvm.register_tir_pipeline(PIPELINE_NAME, _tir_pipeline)
+
+
+def register_codegen() -> None:
+    """Register what stock RunCodegen calls for regions that `PartitionCutlass` has cut out."""
+    from tvm_ext import _tvm
+
+    _tvm.tvm_ffi.register_global_func("relax.ext.tvm_ext.cutlass", _run_codegen, override=True)
 
 
 def register_config_options() -> bool:
@@ -99,6 +107,10 @@ def register_module_aliases() -> None:
 
 def _relax_pipeline(**options: Any) -> Any:
     return importlib.import_module("tvm_ext.pass_pipeline").relax_pipeline(**options)
+
+
+def _run_codegen(*arguments: Any) -> Any:
+    return importlib.import_module("tvm_ext.toolchains.cutlass_codegen").run_codegen(*arguments)
 
 
 def _tir_pipeline() -> Any:

@@ -95,7 +95,8 @@ __all__ = [
     "detect_linear_equation", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "import_onnx", "import_onnx_with", "ir",
-    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "mma_schedule", "module_pass", "onnx_operators", "pack_imports",
+    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_static_library", "mma_schedule", "module_pass",
+    "onnx_operators", "pack_imports",
     "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
     "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "s_tir", "save_json",
     "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
@@ -214,6 +215,7 @@ finalize_device_passes = _s_tir_pipeline.finalize_device_passes
 llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu = _codegen.llvm_get_system_cpu
 target_has_feature = _codegen.target_has_features
+load_static_library = tvm.runtime.load_static_library
 cuda_compute_version = tvm.support.nvcc.get_target_compute_version
 
 

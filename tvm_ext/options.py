@@ -104,6 +104,10 @@ class BuildOptions:
     enable_persistent_fusion
         Whether chains of products, and attention, become one kernel each whose intermediate values stay close to the
         core (Bolt, §3.1). ``"auto"``: where the model predicts a gain; True: wherever it is legal; False: nowhere.
+    enable_cutlass
+        For CUDA devices of capability 7.5 and later: whether matrix products become kernels of CUTLASS's templates
+        (Bolt, §3.2), compiled here by nvcc, some 10 to 35 s each the first time. True: wherever a template serves;
+        ``"auto"``: where the models predict it to be faster than a kernel of ours; False: nowhere.
     bounds
         What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
@@ -131,11 +135,12 @@ class BuildOptions:
     register_stages: int | None = None
     bulk_copies: bool = False
     enable_persistent_fusion: bool | Literal["auto"] = "auto"
+    enable_cutlass: bool | Literal["auto"] = False
     bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
-        for switch in ("enable_roller", "enable_pipelining", "enable_persistent_fusion"):
+        for switch in ("enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass"):
             _check_switch(switch, getattr(self, switch))
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import tvm
@@ -34,8 +35,11 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues
+from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
@@ -46,6 +50,7 @@ from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
@@ -57,6 +62,7 @@ from tvm_ext.tir_passes.plan.chain import judge_for
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
+from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
 
 
@@ -90,6 +96,36 @@ def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
         return []
     # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
     return [BlockChannels(device, options.layout)]
+
+
+def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Products that CUTLASS's templates serve, as calls of compiled kernels; whatever is left is constructed here."""
+    if options.enable_cutlass is False:
+        return []
+    own = replace(options, enable_cutlass=False)
+    own_time = partial(_own_time_us, target=target, device=device, options=own)
+    return [
+        # While products and what follows them still are operators, and their layouts are decided.
+        PartitionCutlass(device),
+        CompileCutlass(
+            device,
+            CutlassBackend(device, KernelCache.for_build(options)),
+            own_time if options.enable_cutlass == "auto" else None,
+        ),
+    ]
+
+
+def _own_time_us(
+    mod: tvm.IRModule, *, target: tvm.target.Target, device: DeviceSpec, options: BuildOptions
+) -> float | None:
+    """Predicted microseconds of the kernels that are constructed for ``mod``; None where one has no prediction."""
+    passes = [*operator_passes(target), *fusion_passes(device, options), *kernel_passes(device, options)]
+    kernels = tvm.transform.Sequential(passes)(mod)
+    texts = [func.attrs.get(CHOICE) for _, func in kernels.functions_items() if isinstance(func, PrimFunc)]
+    programs = [from_json(KernelChoice, str(text)).program if text is not None else None for text in texts]
+    if not programs or None in programs:
+        return None
+    return sum(program.prediction.time_s for program in programs if program is not None) * 1e6
 
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
@@ -201,8 +237,14 @@ def kernel_pipeline(
 def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
     bounds = options.bounds if device.kind == "cpu" else "wrap"
-    graph = [*graph_passes(bounds), *layout_passes(device, options), *attention_passes(device, options)]
-    passes = [*graph, *operator_passes(target), *fusion_passes(device, options)]
+    passes = [
+        *graph_passes(bounds),
+        *layout_passes(device, options),
+        *attention_passes(device, options),
+        *cutlass_passes(target, device, options),
+        *operator_passes(target),
+        *fusion_passes(device, options),
+    ]
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 

@@ -20,6 +20,7 @@ from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.partition import CUTLASS, CutlassBuild
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
@@ -70,6 +71,7 @@ def record(
         kernel_cache=cache,
         layout=layout_record(kernels),
         persistent=persistent_record(kernels),
+        cutlass=cutlass_record(kernels),
         device_code=device_code(plan),
     )
 
@@ -98,6 +100,12 @@ def persistent_record(kernels: tvm.IRModule) -> PersistentRecord | None:
     """Which operators became one persistent kernel, and which did not; None where that was not asked."""
     text = kernels.attrs.get(PERSISTENT) if kernels.attrs else None
     return None if text is None else serialise.from_json(PersistentRecord, str(text))
+
+
+def cutlass_record(kernels: tvm.IRModule) -> CutlassBuild | None:
+    """Which products are kernels of CUTLASS's templates, and why others are not; None where that was not asked."""
+    text = kernels.attrs.get(CUTLASS) if kernels.attrs else None
+    return None if text is None else serialise.from_json(CutlassBuild, str(text))
 
 
 def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:

@@ -49,6 +49,7 @@ def build(
     *,
     enable_roller: bool | Literal["auto"] | None = None,
     enable_persistent_fusion: bool | Literal["auto"] | None = None,
+    enable_cutlass: bool | Literal["auto"] | None = None,
     options: BuildOptions | None = None,
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
@@ -70,6 +71,9 @@ def build(
         Whether kernels are constructed: True, False (stock TVM's) or ``"auto"``; None leaves it to ``options``.
     enable_persistent_fusion
         Whether chains of products and attention become one kernel each: True, False or ``"auto"``; None as above.
+    enable_cutlass
+        Whether matrix products become kernels of CUTLASS's templates, on CUDA devices: True, False or ``"auto"``; None
+        as above. They are compiled by nvcc: minutes the first time.
     options
         All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
     progress
@@ -86,10 +90,16 @@ def build(
         for parameters that do not fit, or an input dimension that is still open, naming both.
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
+    UnsupportedEnvironmentError
+        with ``enable_cutlass=True`` where the package, the compiler or a linker is missing.
     VerificationError
         with ``verify``, for a kernel that is wrong, naming operator, shapes and finding.
     """
-    switches = {"enable_roller": enable_roller, "enable_persistent_fusion": enable_persistent_fusion}
+    switches = {
+        "enable_roller": enable_roller,
+        "enable_persistent_fusion": enable_persistent_fusion,
+        "enable_cutlass": enable_cutlass,
+    }
     settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
     cache = KernelCache.for_build(chosen)

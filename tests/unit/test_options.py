@@ -54,7 +54,7 @@ def test_wrong_values_name_the_option_and_what_is_allowed(name: str, value: obje
 
 
 @pytest.mark.parametrize("value", [True, False, "auto"])
-@pytest.mark.parametrize("switch", ["enable_roller", "enable_pipelining", "enable_persistent_fusion"])
+@pytest.mark.parametrize("switch", ["enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass"])
 def test_switches_take_their_three_values(switch: str, value: object) -> None:
     assert getattr(BuildOptions.create(**{switch: value}), switch) == value
 

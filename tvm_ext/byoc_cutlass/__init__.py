@@ -10,7 +10,9 @@ to the package ``nvidia-cutlass`` is in `_cutlass`. Start at `configs.propose`, 
 `convolution_configs` which templates fit (`convolution_legality`, `convolution_ranking`), `emit_convolution` writes the
 source, with `convolution_kernels` and `epilogue_function`, which are ours.
 
-Nothing joins the two yet: no build calls this room. Not here: the pass that cuts the graph
-(`relay_passes/partition_cutlass.py`); what an epilogue saves (`cost/epilogue_traffic.py`); compiling the texts
-(`toolchains/cutlass_toolchain.py`); tensor-core kernels of our own (`tir_passes/emit/mma_tiles`).
+*Both.* `selection` gives a region its templates and its launch, `host` writes the functions that a model calls.
+
+Not here: the passes that cut the graph and compile (`relay_passes/partition_cutlass.py`, `compile_cutlass.py`); what an
+epilogue saves (`cost/epilogue_traffic.py`); compiling the texts (`toolchains/cutlass_toolchain.py`); tensor-core
+kernels of our own (`tir_passes/emit/mma_tiles`).
 """

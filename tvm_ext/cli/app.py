@@ -59,6 +59,9 @@ Persistent = Annotated[
         "--persistent/--no-persistent", help="Chains of products as one kernel each; left out: where it pays."
     ),
 ]
+Cutlass = Annotated[
+    bool | None, typer.Option("--cutlass/--no-cutlass", help="Products by CUTLASS's templates, on CUDA devices.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 
@@ -86,6 +89,7 @@ def compile(
     sequence: Sequence_ = 128,
     roller: Roller = True,
     persistent: Persistent = None,
+    cutlass: Cutlass = None,
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
@@ -94,8 +98,8 @@ def compile(
     """Compile a model to a shared library."""
     output = output or Path(f"{Path(model).stem}.so")
     with progress_bar(4) as steps:
-        settings = {"enable_roller": roller, "enable_persistent_fusion": persistent, "verify": verify}
-        library = _build(steps, load_model(model, batch, sequence), shape, target, **settings)
+        switches = {"enable_roller": roller, "enable_persistent_fusion": persistent, "enable_cutlass": cutlass}
+        library = _build(steps, load_model(model, batch, sequence), shape, target, verify=verify, **switches)
         if profile:
             steps.begin("measuring each operator")
             library.profile()

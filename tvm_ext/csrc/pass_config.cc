@@ -76,6 +76,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<int64_t>("tvm_ext.register_stages", "int");
   Register<bool>("tvm_ext.bulk_copies", "bool");
   RegisterBoolOrAuto("tvm_ext.enable_persistent_fusion");
+  RegisterBoolOrAuto("tvm_ext.enable_cutlass");
   Register<String>("tvm_ext.bounds", "str");
   Register<bool>("tvm_ext.guard_memory", "bool");
 }

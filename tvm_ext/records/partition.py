@@ -8,6 +8,9 @@ from typing import Literal
 PARTITION = "tvm_ext.partition"
 """Module attribute: what was taken and refused, a `CutlassPartition` as JSON."""
 
+CUTLASS = "tvm_ext.cutlass"
+"""Module attribute: which kernels were compiled, a `CutlassBuild` as JSON."""
+
 _OPERAND = "operand"
 
 REGION = "tvm_ext.region"
@@ -149,6 +152,39 @@ class CutlassRefusal:
     operator: str
     reason: str
     remedy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassKernel:
+    """The kernel of a region: the library's ``function``, and the ``template`` that it is made of.
+
+    ``own_us`` is what a kernel of our own is predicted to take, None where that was not asked; ``refused`` are the
+    templates before it, with what the compiler said; ``seconds`` it took, unless it was kept from another build.
+    """
+
+    function: str
+    value: str
+    pattern: str
+    template: str
+    predicted_us: float
+    own_us: float | None = None
+    refused: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cached: bool = False
+
+    def __str__(self) -> str:
+        own = "" if self.own_us is None else f", a kernel of our own {self.own_us:.1f} us"
+        tried = "".join(f"; refused before it: {text}" for text in self.refused)
+        return f"{self.value}: {self.pattern} by {self.template} ({self.predicted_us:.1f} us{own}){tried}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassBuild:
+    """What became of a module's products: kernels of templates, and why the others have none."""
+
+    device: str
+    kernels: tuple[CutlassKernel, ...]
+    declined: tuple[CutlassRefusal, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from string import Template
 
 from .record import BuildRecord, OperatorReport
 from .svg import points, roofline
-from .text import by_time, code_summary, format_time
+from .text import by_time, code_summary, cutlass_lines, format_time
 
 _SHOWN_OPERATORS = 25
 _SHOWN_PASSES = 15
@@ -191,6 +191,7 @@ def _pass_bars(report: BuildRecord) -> str:
 
 def _facts(report: BuildRecord) -> str:
     code = [("code", report.device_code_summary())] if report.device_code else []
-    facts = [*code, *report.options, *report.versions]
+    templates = [("CUTLASS", line) for line in cutlass_lines(report)]
+    facts = [*code, *templates, *report.options, *report.versions]
     rows = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
     return f"<table><tbody>{rows}</tbody></table>"

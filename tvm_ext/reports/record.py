@@ -13,6 +13,7 @@ from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.layout import LayoutRecord
+from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
 
 
@@ -95,6 +96,7 @@ class BuildRecord:
     kernel_cache: CacheUse = field(default_factory=CacheUse)
     layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
     persistent: PersistentRecord | None = None  # None where no operators were considered for one persistent kernel
+    cutlass: CutlassBuild | None = None  # None where templates were not asked for
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
@@ -121,6 +123,13 @@ class BuildRecord:
             return ""
         regions = self.persistent.regions
         return f"{sum(region.fused for region in regions)} of {len(regions)} chains in one kernel each"
+
+    def cutlass_summary(self) -> str:
+        """How many products are kernels of templates, in a few words; empty where there was none."""
+        if self.cutlass is None:
+            return ""
+        made, declined = len(self.cutlass.kernels), len(self.cutlass.declined)
+        return f"{made} of {made + declined} products by CUTLASS" if made + declined else ""
 
     def device_code_summary(self) -> str:
         """Whether GPU kernels are source or machine code, and for what, in a sentence; empty for a CPU."""

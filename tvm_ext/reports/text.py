@@ -30,7 +30,8 @@ def show(report: BuildRecord, console: Console) -> None:
 
 def profile(report: BuildRecord) -> list[str]:
     """Where the time of the build went: lines of phases, code generation and the cache, then decisions and limits."""
-    notes = [*persistent_lines(report), *(f"limit: {note}" for note in report.notes)]
+    templates = [f"CUTLASS: {line}" for line in cutlass_lines(report)]
+    notes = [*persistent_lines(report), *templates, *(f"limit: {note}" for note in report.notes)]
     if not report.phases:
         return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
@@ -46,6 +47,14 @@ def persistent_lines(report: BuildRecord) -> list[str]:
         *(line if count == 1 else f"{line}; {count} times" for line, count in lines.items()),
         *(f"no persistent kernel of {count} chain{'s' * (count > 1)}: {reason}" for reason, count in refused.items()),
     ]
+
+
+def cutlass_lines(report: BuildRecord) -> list[str]:
+    """One line for each product that was considered for a template."""
+    if report.cutlass is None:
+        return []
+    declined = [f"not {item.value or item.operator}: {item.reason}" for item in report.cutlass.declined]
+    return [*map(str, report.cutlass.kernels), *declined]
 
 
 def code_summary(report: BuildRecord) -> str:
@@ -65,7 +74,9 @@ def summary(report: BuildRecord) -> str:
     counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
     calls = sum(operator.calls for operator in report.operators)
     size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
-    graph = "".join(f"; {said}" for said in (report.layout_summary(), report.persistent_summary()) if said)
+    graph = "".join(
+        f"; {said}" for said in (report.layout_summary(), report.persistent_summary(), report.cutlass_summary()) if said
+    )
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"

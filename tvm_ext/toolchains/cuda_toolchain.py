@@ -134,6 +134,13 @@ def _examine(path: Path, origin: str, _modified_ns: int, _size: int) -> Nvcc:
     return Nvcc(path=path, origin=origin, version=version[3], architectures=architectures)
 
 
+def toolkit_folder(nvcc: Nvcc) -> Path:
+    """The folder of the toolkit that ``nvcc``, which may be a script that calls another one, belongs to."""
+    said = run_limited([str(nvcc.path), "--dryrun", "-E", "-x", "cu", os.devnull], _QUERY_TIME_LIMIT_S)
+    named = re.search(r"^#\$ _HERE_=(.+)$", said, re.MULTILINE)
+    return (Path(named[1]) if named else nvcc.path.resolve().parent).parent
+
+
 def _query(path: Path, argument: str) -> str:
     try:
         return run_limited([str(path), argument], _QUERY_TIME_LIMIT_S)

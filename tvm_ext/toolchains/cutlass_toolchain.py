@@ -1,11 +1,40 @@
-"""From the source of a CUTLASS kernel (`byoc_cutlass.emit`) to an object file, by nvcc as for our own kernels."""
+"""From the sources of CUTLASS kernels (`byoc_cutlass.emit`) to one object file that a model links to.
+
+Each distinct kernel is a translation unit, compiled by nvcc as our own kernels are, several at a time; what the cache
+of kernels has is not compiled. A template that the compiler refuses, or takes too long for, gives way to the region's
+next candidate. `link_objects` joins the kernels, their host functions and CUDA's runtime into one object file of which
+nothing but the host functions is visible: whoever links it needs no CUDA.
+"""
 
 from __future__ import annotations
 
-from tvm_ext.byoc_cutlass._cutlass import include_folders
-from tvm_ext.support.kernel_cache import KernelCache
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from .cuda_toolchain import CompiledCuda, compile_cuda
+import tvm_ffi
+
+from tvm_ext import options
+from tvm_ext.byoc_cutlass._cutlass import include_folders
+from tvm_ext.byoc_cutlass.host import HostFunction, emit_host
+from tvm_ext.byoc_cutlass.selection import Candidate
+from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
+from tvm_ext.support.files import temporary_folder, write_objects
+from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.support.limited_process import run_limited, worker_threads
+
+from . import host_compiler
+from .cuda_toolchain import CompiledCuda, Nvcc, compile_cuda, find_nvcc, toolkit_folder
+
+TIME_FACTOR = 5.0
+"""A template takes nvcc 9 to 34 s here where one of our kernels takes one or two: so many times their limit it has."""
+
+MOST_COMPILERS = 8
+"""nvcc takes up to 2 GB for a collective."""
+
+_LINK_TIME_LIMIT_S = 60.0
+_RUNTIME = "libcudart_static.a"
 
 
 def compile_gemm(
@@ -17,11 +46,125 @@ def compile_gemm(
     as `compile_cuda`, and UnsupportedEnvironmentError where the package is absent or of another version.
     """
     flags = [item for path in include_folders() for item in ("-I", str(path))]
+    limit = TIME_FACTOR * options.cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
     return compile_cuda(
         source,
         (architecture,),
         cache=cache,
-        time_limit_s=time_limit_s,
+        time_limit_s=limit,
         extra_flags=("-w", "-DNDEBUG", *flags),
         output="object",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledRegion:
+    """The candidate that compiled, its kernel, and what the compiler said of those before it."""
+
+    candidate: Candidate
+    kernel: CompiledCuda
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class TemplateCompiler:
+    """Compiles templates, each once; ``cache`` keeps them for other builds."""
+
+    cache: KernelCache | None = None
+    threads: int | None = None
+    done: dict[tuple[str, str], CompiledCuda | CompileError] = field(default_factory=dict)  # by source, architecture
+
+    def compile_regions(
+        self, regions: Mapping[str, Sequence[Candidate]]
+    ) -> tuple[dict[str, CompiledRegion], dict[str, CompileError]]:
+        """By region, the first of its candidates that compiles; and of regions without one, why the last did not.
+
+        Raises UnsupportedEnvironmentError, OptionError where there is no compiler for the architecture.
+        """
+        compiled: dict[str, CompiledRegion] = {}
+        failed: dict[str, CompileError] = {}
+        refused: dict[str, list[str]] = {name: [] for name in regions}
+        pending = dict.fromkeys(regions, 0)
+        while pending:
+            current = {name: regions[name][place] for name, place in pending.items()}
+            self._compile_sources({name: (item.source(), item.architecture) for name, item in current.items()})
+            for name, candidate in current.items():
+                result = self.done[candidate.source(), candidate.architecture]
+                if isinstance(result, CompiledCuda):
+                    compiled[name] = CompiledRegion(candidate=candidate, kernel=result, refused=tuple(refused[name]))
+                elif pending[name] + 1 < len(regions[name]):
+                    refused[name].append(f"{candidate.name}: {result.problem}")
+                    pending[name] += 1
+                    continue
+                else:
+                    failed[name] = result
+                del pending[name]
+        return compiled, failed
+
+    def _compile_sources(self, sources: Mapping[str, tuple[str, str]]) -> None:
+        """Compile what is not done yet, several at a time."""
+        new = [item for item in dict.fromkeys(sources.values()) if item not in self.done]
+        workers = min(len(new), self.threads or min(options.usable_core_count(), MOST_COMPILERS))
+        if workers <= 1:
+            self.done |= {item: self._attempt(item) for item in new}
+            return
+        with worker_threads(workers, "tvm_ext-cutlass") as pool:
+            self.done |= dict(zip(new, pool.map(self._attempt, new), strict=True))
+
+    def _attempt(self, item: tuple[str, str]) -> CompiledCuda | CompileError:
+        try:
+            return compile_gemm(*item, cache=self.cache)
+        except CompileError as error:
+            return error
+
+
+# --- linking ---------------------------------------------------------------------------------------------------------
+def link_objects(functions: Sequence[HostFunction], kernels: Sequence[bytes], architecture: str) -> bytes:
+    """One object file of ``functions`` and the ``kernels`` that they start, with CUDA's runtime inside.
+
+    Raises CompileError where the host's compiler or linker fails, UnsupportedEnvironmentError where one is missing.
+    """
+    runtime = cuda_runtime_archive(find_nvcc())
+    with temporary_folder("cutlass") as folder:
+        host = _compile_host(emit_host(functions, architecture), folder)
+        objects = [*write_objects(list(dict.fromkeys(kernels)), folder), str(host), str(runtime)]
+        joined, result = folder / "joined.o", folder / "cutlass.o"
+        # Groups of functions that are allowed to be there twice are dissolved, for their names do not stay visible.
+        link = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", str(joined)]
+        run_limited([host_compiler.compiler(), *link, *objects], _LINK_TIME_LIMIT_S, folder)
+        hide = ["--wildcard", "--keep-global-symbol=__tvm_ffi_*", str(joined), str(result)]
+        run_limited([_tool("objcopy"), *hide], _LINK_TIME_LIMIT_S, folder)
+        return result.read_bytes()
+
+
+def _compile_host(source: str, folder: Path) -> Path:
+    path, result = folder / "host.cc", folder / "host.o"
+    path.write_text(source)
+    includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
+    command = [host_compiler.compiler(), "-c", "-fPIC", "-O2", "-std=c++17", *includes, "-o", str(result), str(path)]
+    run_limited(command, _LINK_TIME_LIMIT_S, folder)
+    return result
+
+
+def cuda_runtime_archive(nvcc: Nvcc) -> Path:
+    """CUDA's runtime as a static library of the toolkit that ``nvcc`` belongs to.
+
+    Raises UnsupportedEnvironmentError where the toolkit is without it.
+    """
+    root = toolkit_folder(nvcc)
+    places = [*(root / name for name in ("lib64", "lib")), *sorted(root.glob("targets/*/lib"))]
+    for place in places:
+        if (place / _RUNTIME).is_file():
+            return place / _RUNTIME
+    searched = ", ".join(map(str, places))
+    raise UnsupportedEnvironmentError(
+        f"{_RUNTIME} is in none of {searched}, and kernels of CUTLASS are linked to it.",
+        "install it: `pip install nvidia-cuda-runtime==13.0.*` beside nvcc's packages, or a whole CUDA toolkit",
+    )
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise UnsupportedEnvironmentError(f"{name} is not on the PATH.", "install your system's package binutils")
+    return found

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 import tvm
 
+from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.limited_process import run_to_end
+
+
+def compiler() -> str:
+    """The C++ compiler's path; raises UnsupportedEnvironmentError where there is none."""
+    found = tvm.support.cc.get_cc()
+    if found is None:
+        raise UnsupportedEnvironmentError("there is no C++ compiler on the PATH.", "install g++ or clang++")
+    return str(found)
 
 
 def create_shared(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
@@ -15,13 +24,13 @@ def create_shared(output: str, objects: Sequence[str], options: Sequence[str] = 
 
     ``options`` may be ``-c``: it then is an object file. Raises RuntimeError with what the compiler printed.
     """
-    compiler = tvm.support.cc.get_cc()
-    if compiler is None:
+    path = tvm.support.cc.get_cc()
+    if path is None:
         raise RuntimeError("there is no C++ compiler on the PATH")
-    command = [compiler, "-shared", "-fPIC", "-o", output, *options, *objects]
+    command = [path, "-shared", "-fPIC", "-o", output, *options, *objects]
     try:
         status, text = run_to_end(command)
     except OSError as error:
-        raise RuntimeError(f"`{compiler}` cannot be started: {error.strerror or error}") from error
+        raise RuntimeError(f"`{path}` cannot be started: {error.strerror or error}") from error
     if status:
         raise RuntimeError(f"Compilation error:\n{text}\nCommand line: {shlex.join(command)}")

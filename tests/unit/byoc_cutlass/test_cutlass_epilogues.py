@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition, patterns
 from tvm_ext._tvm import assert_structural_equal, topi
 from tvm_ext.byoc_cutlass.activations import ACTIVATIONS, KNOWN_REFERENCES, TOLERANCE
+from tvm_ext.relay_passes.composites import is_composite
 from tvm_ext.relay_passes.fold_calls import FoldCalls
-from tvm_ext.relay_passes.inline_composites import InlineComposites, is_composite
+from tvm_ext.relay_passes.inline_composites import InlineComposites
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 
 Array = np.ndarray[Any, Any]
@@ -204,23 +204,6 @@ def test_a_module_without_products_stays_and_going_back_gives_the_graph() -> Non
     cut, _ = partition(mod)
     assert sum(is_composite(func) for _, func in cut.functions_items()) == 1
     assert_structural_equal(InlineComposites()(cut)["main"], mod["main"])
-
-
-def test_stock_run_codegen_finds_the_regions() -> None:
-    given: list[tuple[str, str]] = []
-
-    def generate(functions: Any, _options: Any, _names: Any) -> list[Any]:
-        for func in functions:
-            inner = func.body.blocks[0].bindings[0].value
-            given.append((str(func.attrs["global_symbol"]), str(inner.attrs["Composite"])))
-        return []
-
-    tvm_ffi.register_global_func("relax.ext.tvm_ext.cutlass", generate, override=True)
-    try:
-        relax.transform.RunCodegen()(partition(behind_a_product(op.nn.relu))[0])
-    finally:
-        tvm_ffi.registry.remove_global_func("relax.ext.tvm_ext.cutlass")
-    assert given == [("cutlass_matmul_relu", "tvm_ext.cutlass.matmul_relu")]
 
 
 # ---- random graphs ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""Templates on the CPU: kernels of plain C++ behind the entry points of CUTLASS's, so that all around them runs.
+
+`emit_gemm` here has the arguments and the entry points of `byoc_cutlass.emit`'s; its kernel multiplies as the launch
+says (extents, distances, orders, roles of operands) and evaluates the same expression. With it a region's host
+function is called as a model would call it, on tensors that are said to be a GPU's and lie in this machine's memory.
+The types that the machine's C++ compiler has not (bfloat16, 8-bit floats) are left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_ext.byoc_cutlass import emit
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.gemm import GemmConfig
+from tvm_ext.records.partition import Order
+from tvm_ext.support.files import temporary_folder
+from tvm_ext.toolchains import cutlass_toolchain
+from tvm_ext.toolchains.cuda_toolchain import CompiledCuda
+
+TYPES = {"float16": "_Float16", "float32": "float", "int8": "int8_t", "int32": "int32_t"}
+
+_FUNCTIONS = """
+#include <cmath>
+#include <cstdint>
+static float relu(float x) { return x != x ? x : (x > 0 ? x : 0); }
+static float gelu(float x) { return 0.5f * x * (1 + erff(x / sqrtf(2))); }
+static float gelu_tanh(float x) { return 0.5f * x * (1 + tanhf(0.7978845608f * (x + 0.044715f * x * x * x))); }
+static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+static float silu(float x) { return x * sigmoid(x); }
+static float hardswish(float x) { return x * fminf(fmaxf(x / 6 + 0.5f, 0), 1); }
+static float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+static float maximum(float x, float y) { return x > y ? x : y; }
+static float minimum(float x, float y) { return x < y ? x : y; }
+static float cast(float x, char const*) { return float(_Float16(x)); }
+"""
+
+RUNTIME = """
+#include <cstddef>
+#include <cstdlib>
+// A device of the capability that the test says, if it does; whatever is asked works, unless the test says an error.
+extern "C" {
+extern int tvm_ext_test_major __attribute__((weak)), tvm_ext_test_minor __attribute__((weak));
+extern int tvm_ext_test_error __attribute__((weak));
+int cudaGetDevice(int* device) { *device = 0; return &tvm_ext_test_error ? tvm_ext_test_error : 0; }
+int cudaSetDevice(int) { return 0; }
+int cudaDeviceGetAttribute(int* value, int which, int) {
+  if (which == 75) *value = &tvm_ext_test_major ? tvm_ext_test_major : 8;
+  if (which == 76) *value = &tvm_ext_test_minor ? tvm_ext_test_minor : 0;
+  return 0;
+}
+int cudaMallocAsync(void** address, size_t bytes, void*) { *address = malloc(bytes); return 0; }
+int cudaFreeAsync(void* address, void*) { free(address); return 0; }
+int cudaGetLastError() { return 0; }
+char const* cudaGetErrorString(int) { return "no CUDA-capable device is detected"; }
+}
+"""
+
+TEST = """
+#include <cstdint>
+#include <cstdio>
+// What the test sets and reads, and tvm-ffi's part.
+extern "C" {
+int tvm_ext_test_major = 8, tvm_ext_test_minor = 0, tvm_ext_test_error = 0;
+char tvm_ext_test_message[1024];
+void TVMFFIErrorSetRaisedFromCStr(char const* kind, char const* text) {
+  snprintf(tvm_ext_test_message, sizeof(tvm_ext_test_message), "%s: %s", kind, text);
+}
+void* TVMFFIEnvGetStream(int32_t, int32_t) { return nullptr; }
+}
+"""
+
+
+def emit_gemm(
+    config: GemmConfig,
+    epilogue: Epilogue,
+    *,
+    layout_a: Order = "row",
+    layout_b: Order = "row",
+    batched: bool = False,
+) -> str:
+    """`byoc_cutlass.emit.emit_gemm`, for the CPU."""
+    symbol = emit.symbol_of(config, epilogue, layout_a, layout_b, batched=batched)
+    operand = TYPES[config.arithmetic if config.arithmetic in TYPES else "float32"]
+    total = "int32_t" if operand == "int8_t" else "float"
+    a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"
+    b = "k * call->ldb + j" if layout_b == "row" else "j * call->ldb + k"
+    places = {"row": "j", "column": "i", "matrix": "i * call->n + j", "scalar": "0"}
+    reads = "\n".join(
+        f"float {item.name} = static_cast<{TYPES[item.dtype]} const*>(call->operands[{index}])"
+        f"[{places[item.role]}{f' + p * call->operand_batches[{index}]' if item.batch_stride else ''}];"
+        for index, item in enumerate(epilogue.operands)
+    )
+    out = TYPES[epilogue.out_dtype]
+    quoted = epilogue.expression.replace("'", '"')
+    return f"""{_FUNCTIONS}{emit.CALL}
+extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
+extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes, void*) {{
+  if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
+  for (int64_t p = 0; p < call->batch; ++p)
+    for (int64_t i = 0; i < call->m; ++i)
+      for (int64_t j = 0; j < call->n; ++j) {{
+        {total} accum = 0;
+        for (int64_t k = 0; k < call->k; ++k)
+          accum += {total}(static_cast<{operand} const*>(call->a)[p * call->batch_a + {a}]) *
+                   {total}(static_cast<{operand} const*>(call->b)[p * call->batch_b + {b}]);
+        {reads}
+        static_cast<{out}*>(call->d)[p * call->batch_d + i * call->n + j] = {out}({quoted});
+      }}
+  return 0;
+}}
+"""
+
+
+def compile_here(source: str, _architecture: str, **_settings: Any) -> CompiledCuda:
+    """`cutlass_toolchain.compile_gemm`, by the machine's C++ compiler."""
+    with temporary_folder("on_cpu") as folder:
+        (folder / "kernel.cc").write_text(source)
+        command = ["g++", "-c", "-O1", "-fPIC", "-o", "kernel.o", "kernel.cc"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        image = (folder / "kernel.o").read_bytes()
+    return CompiledCuda(image=image, architectures=("sm_80",), uses=(), compiler="g++", command="", seconds=0.0)
+
+
+def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """From here on templates are the CPU's, and CUDA's runtime that of `RUNTIME`."""
+    archive = folder / "libcudart_static.a"
+    (folder / "runtime.cc").write_text(RUNTIME)
+    subprocess.run(["g++", "-c", "-fPIC", "-o", "runtime.o", "runtime.cc"], cwd=folder, check=True)
+    subprocess.run(["ar", "rcs", str(archive), "runtime.o"], cwd=folder, check=True)
+    patch.setattr(emit, "emit_gemm", emit_gemm)
+    patch.setattr(cutlass_toolchain, "compile_gemm", compile_here)
+    patch.setattr(cutlass_toolchain, "cuda_runtime_archive", lambda _nvcc: archive)
+    patch.setattr(cutlass_toolchain, "find_nvcc", lambda: None)
+
+
+# --- calling ---------------------------------------------------------------------------------------------------------
+class _Device(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("dtype", ctypes.c_uint32),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class _Any(ctypes.Structure):
+    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_void_p))
+
+
+CUDA, CPU = 2, 1
+_TENSOR_POINTER = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLibrary:
+    """An object file of host functions, linked and loaded."""
+
+    library: ctypes.CDLL
+
+    @classmethod
+    def load(cls, code: bytes, folder: Path) -> HostLibrary:
+        (folder / "cutlass.o").write_bytes(code)
+        (folder / "test.cc").write_text(TEST)
+        link = ["g++", "-shared", "-fPIC", "-Wl,-Bsymbolic"]  # its own functions, not those that this process has
+        subprocess.run([*link, "-o", "cutlass.so", "cutlass.o", "test.cc"], cwd=folder, check=True)
+        return cls(library=ctypes.CDLL(str(folder / "cutlass.so")))
+
+    @property
+    def message(self) -> str:
+        """What the last function that failed said."""
+        return ctypes.create_string_buffer(1024).__class__.in_dll(self.library, "tvm_ext_test_message").value.decode()
+
+    def set(self, name: str, value: int) -> None:
+        """The device's "major" or "minor" number, or the "error" that CUDA answers."""
+        ctypes.c_int.in_dll(self.library, f"tvm_ext_test_{name}").value = value
+
+    def call(
+        self, name: str, arrays: Sequence[np.ndarray[Any, Any]], *, device: int = CUDA, number: int = 0, offset: int = 0
+    ) -> int:
+        """Call the function ``name`` on ``arrays``, the result's last, as if they were a GPU's; its answer."""
+        where = [_Device(CUDA if place else device, number) for place in range(len(arrays))]
+        tensors = [
+            _Tensor(array.ctypes.data + offset, place, array.ndim, 0, None, None, 0)
+            for array, place in zip(arrays, where, strict=True)
+        ]
+        args = (_Any * len(tensors))(*(_Any(_TENSOR_POINTER, 0, ctypes.addressof(tensor)) for tensor in tensors))
+        function: Callable[..., int] = getattr(self.library, f"__tvm_ffi_{name}")
+        return int(function(None, args, ctypes.c_int32(len(tensors)), ctypes.byref(_Any())))

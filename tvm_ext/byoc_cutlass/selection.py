@@ -1,0 +1,116 @@
+"""Which templates a region may have: its candidates, best first, each with its source and its launch.
+
+This is where the kinds of problems meet. A matrix product's candidates are made here of `configs` and `emit`; what
+another kind of template serves (`CutlassProblem.window`) has to give the same: a name, a predicted time, a text, and a
+`KernelCall`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, InputError, TargetError
+from tvm_ext.records.partition import CutlassRegion, operand_name, parameter_of
+
+from . import emit
+from .configs import propose, why_none
+from .epilogue import Epilogue
+from .gemm import GemmConfig, GemmProblem
+from .host import KernelCall
+
+MOST_CANDIDATES = 4
+"""Templates of a region that are tried, one after another, where the compiler refuses those before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A template for a region: ``source`` writes the text of its kernel, ``architecture`` is what compiles it."""
+
+    name: str
+    time_us: float
+    architecture: str
+    source: Callable[[], str]
+    call: KernelCall
+
+
+def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
+    """The best ``count`` templates for ``region`` on ``device``; raises IllegalRewrite, saying why, where none is."""
+    if region.problem.window is not None:
+        raise IllegalRewrite(f"{region.pattern}: there are no templates for convolutions yet", "")
+    if not region.expression:
+        raise IllegalRewrite(f"{region.pattern}: epilogues have no visitor for {region.epilogue[-1].function}", "")
+    return _gemm_candidates(region, device, count)
+
+
+def architecture_of(device: DeviceSpec) -> str:
+    """What the kernel is compiled for: the device's own machine code, with what only it has."""
+    major, minor = device.compute_capability or (0, 0)
+    return f"sm_{major}{minor}" + ("a" if (major, minor) >= (9, 0) else "")
+
+
+def _gemm_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> tuple[Candidate, ...]:
+    try:
+        problem = GemmProblem.of(region.problem, region.out_dtype)
+        epilogue, places = shared_epilogue(region)
+        ranked = propose(problem, device, epilogue, count=count)
+    except (InputError, TargetError) as error:
+        raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
+    if not ranked:
+        raise IllegalRewrite(f"{region.pattern}: {why_none(problem, device, epilogue)}", "")
+    return tuple(
+        Candidate(
+            name=item.config.name,
+            time_us=item.time_us,
+            architecture=architecture_of(device),
+            source=_source(item.config, epilogue, problem),
+            call=gemm_call(item.config, epilogue, problem, region, places),
+        )
+        for item in ranked
+    )
+
+
+def shared_epilogue(region: CutlassRegion) -> tuple[Epilogue, tuple[int, ...]]:
+    """The region's epilogue in a form that regions of one kind share, and its operands' places among the parameters.
+
+    Operands are named in their order, and of a batch's distances only counts whether there is one.
+    """
+    new = {operand.name: operand_name(index) for index, operand in enumerate(region.operands)}
+    expression = re.sub(r"\boperand\d+\b", lambda match: new[match[0]], region.expression)
+    operands = tuple(
+        dataclasses.replace(operand, name=new[operand.name], batch_stride=min(1, operand.batch_stride))
+        for operand in region.operands
+    )
+    places = tuple(parameter_of(operand.name) for operand in region.operands)
+    return Epilogue(expression=expression, operands=operands, out_dtype=region.out_dtype), places
+
+
+def gemm_call(
+    config: GemmConfig, epilogue: Epilogue, problem: GemmProblem, region: CutlassRegion, places: tuple[int, ...]
+) -> KernelCall:
+    """The launch of ``config`` for the region's own extents and distances."""
+    a, b = problem.a, problem.b
+    first, second = region.factors
+    numbers = (
+        problem.m, problem.n, problem.k, problem.batch, a.leading_dimension, b.leading_dimension,
+        a.batch_stride, b.batch_stride, problem.m * problem.n if problem.batch > 1 else 0,
+        config.split_k, config.swizzle, int(config.raster == "along_m"), 0,
+    )  # fmt: skip
+    pointers = f"data[{first}], data[{second}], operands, distances, data[tensors - 1]"
+    return KernelCall(
+        symbol=emit.symbol_of(config, epilogue, a.order, b.order, batched=problem.batch > 1),
+        structure="GemmCall",
+        declaration=emit.CALL,
+        fields=f"{', '.join(map(str, numbers))}, {pointers}",
+        operands=places,
+        distances=tuple(operand.batch_stride for operand in region.operands),
+    )
+
+
+def _source(config: GemmConfig, epilogue: Epilogue, problem: GemmProblem) -> Callable[[], str]:
+    return lambda: emit.emit_gemm(
+        config, epilogue, layout_a=problem.a.order, layout_b=problem.b.order, batched=problem.batch > 1
+    )

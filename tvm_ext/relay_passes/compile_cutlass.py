@@ -1,0 +1,120 @@
+"""Regions cut out for CUTLASS become kernels where a template compiles and pays; the others are operators again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tvm_ext._tvm import IRModule, PassContext, RelaxFunction, module_pass, relax
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, UnsupportedEnvironmentError
+from tvm_ext.records.partition import (
+    CODEGEN,
+    CUTLASS,
+    PARTITION,
+    CutlassBuild,
+    CutlassKernel,
+    CutlassPartition,
+    CutlassRefusal,
+    CutlassRegion,
+)
+from tvm_ext.records.serialise import from_json, to_json
+
+from .composites import inlined, is_composite, region_of, twin_of
+
+OwnTime = Callable[[IRModule], float | None]
+"""Microseconds that kernels of our own are predicted to take for a module; None where they have no prediction."""
+
+
+class TemplateBackend(Protocol):
+    """What compiles regions; `toolchains/cutlass_codegen.py` has it."""
+
+    def require(self) -> None:
+        """Raise UnsupportedEnvironmentError where something that it needs is missing."""
+
+    def predict(self, region: CutlassRegion) -> float:
+        """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
+
+    def kernels(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CutlassKernel], dict[str, str]]:
+        """Compiled kernels by function, and why a function has none."""
+
+    def run(self, action: Callable[[], Any]) -> Any:
+        """``action()``, in which stock RunCodegen finds the compiled kernels."""
+
+
+@module_pass(opt_level=0, name="tvm_ext.CompileCutlass")
+class CompileCutlass:
+    """Give the regions of `PartitionCutlass` their kernels: calls of host functions of an external module.
+
+    With ``own_time`` only those that are predicted to be faster than kernels of our own ("auto"); a machine without the
+    package or its compiler then keeps its own kernels and says so. Without it every region with a template. What has
+    no kernel, and why, is in the module's attribute ``tvm_ext.cutlass``, a `CutlassBuild`.
+    """
+
+    def __init__(self, device: DeviceSpec, backend: TemplateBackend, own_time: OwnTime | None = None) -> None:
+        self.device, self.backend, self.own_time = device, backend, own_time
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
+        functions = {gv.name_hint: func for gv, func in mod.functions_items() if is_composite(func)}
+        regions = {name: region_of(func) for name, func in functions.items()}
+        kernels, why_not = self._kernels(functions, regions)
+        order = {region.value: place for place, region in enumerate(partition.taken)}
+        declined = [_declined(regions[name], reason) for name, reason in why_not.items()]
+        record = CutlassBuild(
+            device=self.device.name,
+            kernels=tuple(sorted(kernels.values(), key=lambda kernel: order[kernel.value])),
+            declined=(*partition.refused, *declined),
+        )
+        mod = inlined(mod, frozenset(why_not))
+        if kernels:
+            generate = relax.transform.RunCodegen({CODEGEN: {}})
+            mod = self.backend.run(lambda: generate(mod))
+        return mod.with_attr(CUTLASS, to_json(record))
+
+    def _kernels(
+        self, functions: Mapping[str, RelaxFunction], regions: Mapping[str, CutlassRegion]
+    ) -> tuple[dict[str, CutlassKernel], dict[str, str]]:
+        if not regions:
+            return {}, {}
+        try:
+            self.backend.require()
+            own, why_not = self._paying(functions, regions)
+            paying = {name: region for name, region in regions.items() if name not in why_not}
+            kernels, failed = self.backend.kernels(paying) if paying else ({}, {})
+        except UnsupportedEnvironmentError as error:
+            if self.own_time is None:
+                raise
+            return {}, dict.fromkeys(regions, f"{error.problem} To use templates, {error.remedy}")
+        return {name: replace(kernel, own_us=own.get(name)) for name, kernel in kernels.items()}, why_not | failed
+
+    def _paying(
+        self, functions: Mapping[str, RelaxFunction], regions: Mapping[str, CutlassRegion]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """What our own kernels would take, by function, and why a region is left to them."""
+        known: dict[CutlassRegion, float | None] = {}
+        own: dict[str, float] = {}
+        why_not = {}
+        for name, region in regions.items():
+            try:
+                predicted = self.backend.predict(region)
+            except IllegalRewrite as refusal:
+                why_not[name] = refusal.problem
+                continue
+            if self.own_time is None:
+                continue
+            alike = replace(region, value="", ended="")
+            if alike not in known:
+                known[alike] = self.own_time(twin_of(functions[name]))
+            time_us = known[alike]
+            if time_us is None:
+                continue
+            own[name] = time_us
+            if time_us <= predicted:
+                why_not[name] = f"the model: a kernel of our own takes {time_us:.1f} us, a template {predicted:.1f} us"
+        return own, why_not
+
+
+def _declined(region: CutlassRegion, reason: str) -> CutlassRefusal:
+    return CutlassRefusal(value=region.value, operator=region.pattern, reason=reason, remedy="")

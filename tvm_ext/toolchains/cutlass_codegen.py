@@ -1,0 +1,127 @@
+"""The external code generator ``relax.ext.tvm_ext.cutlass``: composite functions in, a module to link to out.
+
+Stock RunCodegen calls it for functions that `PartitionCutlass` has cut out, with the device's name as option
+``device``; without one, the current target's device is meant. What it gives back holds every kernel, so that an
+exported library needs neither CUTLASS nor a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from tvm_ext._tvm import Module, RelaxFunction, Target, load_static_library
+from tvm_ext.byoc_cutlass import _cutlass
+from tvm_ext.byoc_cutlass.host import HostFunction
+from tvm_ext.byoc_cutlass.selection import Candidate, architecture_of, candidates_of
+from tvm_ext.devices.device_db import device_for_target, lookup
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import CompileError, IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.partition import REGION, CutlassKernel, CutlassRegion
+from tvm_ext.records.serialise import from_json
+from tvm_ext.support.files import temporary_folder
+from tvm_ext.support.kernel_cache import KernelCache
+
+from .cuda_toolchain import check_architectures, find_nvcc
+from .cutlass_toolchain import CompiledRegion, TemplateCompiler, link_objects
+
+_backend: ContextVar[CutlassBackend | None] = ContextVar("tvm_ext_cutlass_backend", default=None)
+
+
+def run_codegen(functions: Sequence[RelaxFunction], options: Mapping[str, Any], _constants: Any) -> list[Module]:
+    """What RunCodegen asks for: a module with a host function for each of ``functions``.
+
+    Raises CompileError where a function has no template that compiles, and as `TemplateCompiler.compile_regions`.
+    """
+    backend = _backend.get() or CutlassBackend(_device_of(options))
+    regions = {str(func.attrs["global_symbol"]): _region_of(func) for func in functions}
+    compiled, why_not = backend.compile(regions)
+    if why_not:
+        name, reason = next(iter(why_not.items()))
+        raise CompileError(f"{name}: no CUTLASS kernel: {reason}", "leave it to other kernels (InlineComposites)")
+    counts = {str(func.attrs["global_symbol"]): len(func.params) + 1 for func in functions}
+    return [_module({name: compiled[name] for name in regions}, counts, architecture_of(backend.device))]
+
+
+def _region_of(func: RelaxFunction) -> CutlassRegion:
+    inner = func.body.blocks[0].bindings[0].value
+    return from_json(CutlassRegion, str(inner.attrs[REGION]))
+
+
+class CutlassBackend:
+    """What `relay_passes/compile_cutlass.py` asks of compilers, for one ``device``: templates compiled once a build."""
+
+    def __init__(self, device: DeviceSpec, cache: KernelCache | None = None) -> None:
+        self.device = device
+        self.compiler = TemplateCompiler(
+            cache=KernelCache.for_build(BuildOptions.current()) if cache is None else cache
+        )
+
+    def require(self) -> None:
+        """Raise UnsupportedEnvironmentError unless the package is there in its version, and a compiler."""
+        _cutlass.require()
+        check_architectures((architecture_of(self.device),), find_nvcc())
+
+    def predict(self, region: CutlassRegion) -> float:
+        """Microseconds of the region's first candidate; raises IllegalRewrite where it has none."""
+        return candidates_of(region, self.device)[0].time_us
+
+    def compile(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CompiledRegion], dict[str, str]]:
+        """Kernels by name, and why a region has none."""
+        found = {name: self._candidates(region) for name, region in regions.items()}
+        candidates = {name: item for name, item in found.items() if not isinstance(item, str)}
+        why_not = {name: item for name, item in found.items() if isinstance(item, str)}
+        compiled, failed = self.compiler.compile_regions(candidates)
+        if self.compiler.cache is not None:
+            self.compiler.cache.trim()
+        return compiled, why_not | {name: error.problem for name, error in failed.items()}
+
+    def _candidates(self, region: CutlassRegion) -> tuple[Candidate, ...] | str:
+        try:
+            return candidates_of(region, self.device)
+        except IllegalRewrite as refusal:
+            return refusal.problem
+
+    def kernels(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CutlassKernel], dict[str, str]]:
+        """`compile` as records."""
+        compiled, why_not = self.compile(regions)
+        return {name: _record(name, regions[name], item) for name, item in compiled.items()}, why_not
+
+    def run(self, action: Any) -> Any:
+        """``action()``, within which `run_codegen` finds what was compiled already."""
+        token = _backend.set(self)
+        try:
+            return action()
+        finally:
+            _backend.reset(token)
+
+
+def _record(name: str, region: CutlassRegion, item: CompiledRegion) -> CutlassKernel:
+    return CutlassKernel(
+        function=name,
+        value=region.value,
+        pattern=region.pattern,
+        template=item.candidate.name,
+        predicted_us=item.candidate.time_us,
+        refused=item.refused,
+        seconds=item.kernel.seconds,
+        cached=item.kernel.cached,
+    )
+
+
+def _module(compiled: Mapping[str, CompiledRegion], counts: Mapping[str, int], architecture: str) -> Module:
+    functions = [
+        HostFunction(name=name, tensor_count=counts[name], call=item.candidate.call) for name, item in compiled.items()
+    ]
+    joined = link_objects(functions, [item.kernel.image for item in compiled.values()], architecture)
+    with temporary_folder("cutlass") as folder:
+        path = folder / "cutlass.o"
+        path.write_bytes(joined)
+        return load_static_library(str(path), list(compiled))
+
+
+def _device_of(options: Mapping[str, Any]) -> DeviceSpec:
+    name = options.get("device")
+    return lookup(str(name)) if name is not None else device_for_target(Target.current() or "cuda")[0]
