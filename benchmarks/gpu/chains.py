@@ -1,6 +1,6 @@
 """Pairs of products of Bolt's Tables 1 and 2 as one GPU kernel each, for devices that need not be present.
 
-    python benchmarks/gpu/chains.py                        # A100 and H200
+    python benchmarks/gpu/chains.py                        # T4, A100 and H200
     python benchmarks/gpu/chains.py --device nvidia-a100 --no-compile
 
 Per row and device: what the model decides and why, the kernel, what nvcc made of it (registers, spills), and times that
@@ -41,7 +41,7 @@ from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
-DEVICES = ("nvidia-a100", "nvidia-h200")
+DEVICES = ("nvidia-t4", "nvidia-a100", "nvidia-h200")
 
 
 @dataclass(kw_only=True)

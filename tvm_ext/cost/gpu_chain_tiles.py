@@ -8,10 +8,11 @@ they fit. A few dozen tiles are left; all are predicted, what does not fit the d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
+from tvm_ext.devices.banks import CHUNKS_OF_ALL_BANKS, EVEN_PITCHES, ODD_PITCHES, padded_chunks
+from tvm_ext.devices.capabilities import MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
 from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import (
@@ -50,7 +51,6 @@ THREADS = (64, 128, 256)
 THREAD_ROWS = (1, 2, 4, 8)
 MAX_THREAD_ELEMENTS = 64
 SIMT_DEPTHS = (32, 16, 8, 4)
-CHUNKS_OF_ALL_BANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +63,10 @@ class ChainTiles:
 
 def construct_chain(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> ChainTiles:
     """All tiles of ``chain`` for ``units`` of ``device`` that fit its registers and shared memory."""
-    if units == "matrix units" and not has(device, MMA_SYNC_SINCE):
-        return ChainTiles(ranked=(), refusal=f"{device.name} has no mma.sync, whose accumulators are its factors too")
+    if units == "matrix units" and not has(device, MATRIX_UNITS_SINCE):
+        return ChainTiles(ranked=(), refusal=f"{device.name} has no matrix units")
     found, lacking = [], []
-    tiles = _mma_tiles(chain) if units == "matrix units" else _simt_tiles(chain, device)
+    tiles = _mma_tiles(chain, device) if units == "matrix units" else _simt_tiles(chain, device)
     for tile in dict.fromkeys(tiles):
         why = why_no_room(tile, device)
         if why is None:
@@ -103,10 +103,11 @@ def why_no_room(tile: ChainTile, device: DeviceSpec) -> str | None:
     registers, threads = max_thread_registers(device), max_block_threads(device)
     if tile.registers > registers:
         return f"{tile.registers} registers of a thread exceed {device.name}'s {registers}"
-    # vector units keep to memory that needs no asking for: OpenCL has no other
-    limit = shared_limit_bytes(device) if tile.units == "matrix units" else static_shared_bytes(device)
-    if tile.shared_bytes > limit:
-        return f"{tile.shared_bytes} bytes of shared memory exceed {device.name}'s {limit}"
+    limit, needed = shared_limit_bytes(device), tile.shared_bytes
+    if declared_shared(tile, device):
+        limit, needed = static_shared_bytes(device), needed - staging_bytes(tile, device)
+    if needed > limit:
+        return f"{needed} bytes of shared memory exceed {device.name}'s {limit}"
     if threads is not None and tile.threads > threads:
         return f"{tile.threads} threads exceed {device.name}'s {threads}"
     if blocks_per_unit(tile.use, device) < 1:
@@ -114,12 +115,28 @@ def why_no_room(tile: ChainTile, device: DeviceSpec) -> str | None:
     return None
 
 
+def declared_shared(tile: ChainTile, device: DeviceSpec) -> bool:
+    """Whether tiles keep to shared memory that a kernel declares: OpenCL has no other, and wmma's floats have the rest.
+
+    (Stock StorageRewrite would put the floats into a tile of halves, then refuse.)
+    """
+    return tile.units == "vector units" or not has(device, MMA_SYNC_SINCE)
+
+
+def staging_bytes(tile: ChainTile, device: DeviceSpec) -> int:
+    """Of a tile's shared memory, what is wmma's floats."""
+    wmma = tile.units == "matrix units" and not has(device, MMA_SYNC_SINCE)
+    return tile.warps * STAGING_BYTES if wmma else 0
+
+
 # ---- matrix units ---------------------------------------------------------------------------------------------------
 
 
-def _mma_tiles(chain: ProductChain) -> Iterator[ChainTile]:
+def _mma_tiles(chain: ProductChain, device: DeviceSpec) -> Iterator[ChainTile]:
+    """Before sm_80 accumulators are opaque (wmma): values stay in shared memory alone."""
     columns = [padded(product.columns) for product in chain.products]
-    residences: tuple[Residence, ...] = ("registers", "shared memory")
+    wmma = not has(device, MMA_SYNC_SINCE)
+    residences: tuple[Residence, ...] = ("shared memory",) if wmma else ("registers", "shared memory")
     for warps in WARPS:
         for rows in ROWS:
             for residence in residences:
@@ -128,7 +145,8 @@ def _mma_tiles(chain: ProductChain) -> Iterator[ChainTile]:
                     continue
                 for depth in _depths(chain):
                     for whole in (True, False):
-                        yield _mma_tile(chain, columns, rows, warps, across, depth, residence, whole=whole)
+                        tile = _mma_tile(chain, columns, rows, warps, across, depth, residence, whole=whole)
+                        yield _by_wmma(tile, chain) if wmma else tile
 
 
 def _warps_across(columns: Sequence[int], rows: int, warps: int, residence: Residence) -> list[int] | None:
@@ -192,6 +210,29 @@ def _mma_tile(
         registers=_mma_registers(tiles, rows, warps, residence),
         shared_bytes=shared * chain.itemsize,
     )
+
+
+STAGING_BYTES = 1536
+"""Of each warp, through which it takes one of wmma's accumulators apart: 16 rows of 16 floats, 24 apart."""
+
+
+def _by_wmma(tile: ChainTile, chain: ProductChain) -> ChainTile:
+    """``tile`` with what wmma takes: rows are padded, at most by so much, and fragments have every element twice."""
+    first, chunk = tile.products[0], VECTOR_BYTES // chain.itemsize
+    shapes = [(tile.rows, first.depth), *((product.columns, product.depth) for product in tile.products)]
+    shapes += [(product.columns, tile.rows) for product in tile.products[:-1]]
+    size = sum(_padded_bytes(shape, chunk) for shape in shapes) + tile.warps * STAGING_BYTES
+    registers = 0
+    for position, product in enumerate(tile.products):
+        rows, columns = tile.warp_rows(position), product.columns // product.across
+        registers = max(registers, rows * columns // WARP + 8 * (1 + columns // FRAGMENT))
+    return replace(tile, shared_bytes=size, registers=registers + ADDRESS_REGISTERS)
+
+
+def _padded_bytes(shape: tuple[int, int], chunk: int) -> int:
+    """The most that a tile takes, whichever of its sides is the row and whichever pitch that gets."""
+    rows = ((side // chunk, count) for side, count in (shape, shape[::-1]))
+    return max(padded_chunks(row, p) * count for row, count in rows for p in (ODD_PITCHES, EVEN_PITCHES)) * VECTOR_BYTES
 
 
 def _staged(reduction: int, columns: int, across: int, *, whole: bool, steps: Sequence[int]) -> ProductTile:

@@ -14,6 +14,7 @@ from tvm_ext.cost.gpu_chain_tiles import apart_s, construct_chain, row_pitch, wh
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.occupancy import blocks_per_unit, shared_limit_bytes
 
+MI50 = lookup("amd-mi50")
 AMPERE, HOPPER, VOLTA, TURING = (lookup(f"nvidia-{name}") for name in ("a100", "h200", "v100", "t4"))
 UNITS: tuple[ChainUnits, ...] = ("matrix units", "vector units")
 
@@ -66,9 +67,14 @@ def test_what_does_not_stay_says_what_is_lacking() -> None:
     assert "exceed nvidia-a100's" in refusal or "no tile" in refusal
 
 
-def test_before_mma_sync_there_is_no_chain_on_matrix_units() -> None:
+def test_before_mma_sync_values_stay_in_shared_memory() -> None:
     for device in (VOLTA, TURING):
-        assert "mma.sync" in str(construct_chain(halves(5000, 64, 64, 64), device, "matrix units").refusal)
+        ranked = construct_chain(halves(5000, 64, 64, 64), device, "matrix units").ranked
+        assert {tile.residence for tile, _ in ranked} == {"shared memory"}
+
+
+def test_a_device_without_matrix_units_says_so() -> None:
+    assert "no matrix units" in str(construct_chain(halves(5000, 64, 64, 64), MI50, "matrix units").refusal)
 
 
 def test_less_shared_memory_leaves_fewer_tiles() -> None:

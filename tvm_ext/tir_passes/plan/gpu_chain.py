@@ -22,7 +22,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..roller.gemm_form import GemmForm, gemm_form, supports_mma, uses_mma_sync
+from ..roller.gemm_form import GemmForm, gemm_form, supports_mma
 from .anchors import gpu_anchor
 from .plan_kernels import RowGroup, TileGroup
 
@@ -146,15 +146,11 @@ def _why_apart(links: Sequence[ChainLink], chain: ProductChain, time: ChainTime,
     axes = [last.expr.axes[i] for i in last.form.columns if last.expr.axes[i].extent > 1]
     if axes and last.expr.output.stride(axes[-1].name) != 1:
         return "neighbours in memory are rows of the result, which one kernel would store one by one"
-    return why_apart(chain, time, device, _units_apart(links, device))
+    return why_apart(chain, time, device, _units(links, device))
 
 
 def _units(links: Sequence[ChainLink], device: DeviceSpec) -> ChainUnits:
-    return _units_apart(links, device) if uses_mma_sync(device) else "vector units"
-
-
-def _units_apart(links: Sequence[ChainLink], device: DeviceSpec) -> ChainUnits:
-    """What the products would be computed on if each had a kernel of its own; before sm_80 that may be wmma."""
+    """What computes the products, in one kernel and apart."""
     return "matrix units" if all(supports_mma(link.expr, device) is None for link in links) else "vector units"
 
 

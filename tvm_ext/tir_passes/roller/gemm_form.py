@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
+from tvm_ext.devices.banks import CHUNKS_OF_ALL_BANKS as CHUNKS_OF_ALL_BANKS
+from tvm_ext.devices.banks import EVEN_PITCHES as EVEN_PITCHES
+from tvm_ext.devices.banks import ODD_PITCHES as ODD_PITCHES
+from tvm_ext.devices.banks import padded_chunks as padded_chunks
 from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
-from tvm_ext.devices.gpu import ALL_BANKS_BYTES, VECTOR_BYTES
 from tvm_ext.devices.gpu import FRAGMENT as FRAGMENT
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
@@ -72,14 +75,6 @@ def split_of(program: RProgram) -> TileSplit:
     return TileSplit(rows=block[-3], columns=block[-2], depth=block[-1], warp_rows=warp[-3], warp_columns=warp[-2])
 
 
-CHUNKS_OF_ALL_BANKS = ALL_BANKS_BYTES // VECTOR_BYTES
-"""Chunks of 16 bytes that shared memory's banks serve at once."""
-
-
-ODD_PITCHES, EVEN_PITCHES = (3, 5), (2, 6)
-"""Distances between padded rows, in chunks modulo `CHUNKS_OF_ALL_BANKS`, that wmma's loads may want."""
-
-
 def wmma_pitches(device: DeviceSpec, *, along_depth: bool) -> tuple[int, int]:
     """The distances between rows with which wmma's loads of a tile meet all banks, modulo all banks.
 
@@ -90,14 +85,6 @@ def wmma_pitches(device: DeviceSpec, *, along_depth: bool) -> tuple[int, int]:
     rows r and r + 8 of A, which share their banks whatever the distance.
     """
     return ODD_PITCHES if along_depth or has(device, LDMATRIX_SINCE) else EVEN_PITCHES
-
-
-def padded_chunks(chunks: int, pitches: tuple[int, int] = ODD_PITCHES) -> int:
-    """Chunks from row to row of a tile that wmma reads, for rows of ``chunks``: one of ``pitches`` modulo all banks.
-
-    None of them lets 32 bytes of two neighbouring rows meet. Worked example: 64 halves, 8 chunks, are 11 apart.
-    """
-    return next(size for size in range(chunks, chunks + CHUNKS_OF_ALL_BANKS) if size % CHUNKS_OF_ALL_BANKS in pitches)
 
 
 def gemm_form(expr: TensorExpr) -> GemmForm | str:

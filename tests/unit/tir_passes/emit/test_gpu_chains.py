@@ -34,7 +34,7 @@ from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import opencl_cpu, simt, verify
 from tvm_ext.verify.verification import cpu_reference
 
-AMPERE, HOPPER, VOLTA, AMD = "nvidia-a100", "nvidia-h200", "nvidia-v100", "amd-mi50"
+AMPERE, HOPPER, VOLTA, TURING, AMD = "nvidia-a100", "nvidia-h200", "nvidia-v100", "nvidia-t4", "amd-mi50"
 ROUNDING = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-6}
 """Relative errors by norm: of the values between the products and of the result, each rounded once."""
 
@@ -67,6 +67,13 @@ def test_matrix_units_keep_values_in_registers_or_in_shared_memory(residence: st
 @pytest.mark.parametrize("sizes", [(37, 21, 45), (16, 16, 16), (8, 100, 3, 17)], ids=str)
 def test_matrix_units_and_sizes_that_no_fragment_divides(residence: str, sizes: tuple[int, ...]) -> None:
     check(chain(45, *sizes), AMPERE, residence)
+
+
+@pytest.mark.parametrize("device", [VOLTA, TURING])
+@pytest.mark.parametrize("sizes", [(64, 48, 32), (37, 21, 45), (8, 100, 3, 17)], ids=str)
+def test_wmma_keeps_values_in_shared_memory(device: str, sizes: tuple[int, ...]) -> None:
+    counters = check(chain(45, *sizes), device)
+    assert counters.mma_count > 0
 
 
 @pytest.mark.parametrize("device", [VOLTA, AMD])
@@ -180,7 +187,8 @@ CASES = st.builds(
 def _check_random(case: Products, data: st.DataObject) -> None:
     """A random chain in any of its tiles: right, or refused with a reason."""
     func = function_of(case)
-    device = data.draw(st.sampled_from([AMPERE, VOLTA, AMD] if case.dtype == "float32" else [AMPERE]))
+    devices = {"float32": [AMPERE, VOLTA, AMD], "float16": [AMPERE, VOLTA, TURING], "bfloat16": [AMPERE]}
+    device = data.draw(st.sampled_from(devices[case.dtype]))
     group = group_of(func, device)
     if isinstance(group, list):  # without a word where a product of extents 1 is no product to begin with
         assert all("apart" in reason for reason in group)
@@ -261,10 +269,6 @@ def test_types_that_chains_are_not_of() -> None:
     assert "chains are of" in _reason(function_of(chain(32, 32, 32, 32, dtype="float64", wide=False, epilogue="")))
 
 
-def test_halves_go_without_a_chain_where_vector_units_would_compute_them() -> None:
-    assert "apart" in _reason(function_of(chain(16384, 256, 64, 16)), VOLTA, always=False)
-
-
 # ---- compilers ------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +280,7 @@ def test_halves_go_without_a_chain_where_vector_units_would_compute_them() -> No
         pytest.param(AMPERE, "sm_80", chain(128320, 96, 32, 96, epilogue="bias_gelu"), marks=pytest.mark.slow),
         pytest.param(AMPERE, "sm_80", chain(4096, 64, 64, 64, 64, dtype="bfloat16"), marks=pytest.mark.slow),
         pytest.param(HOPPER, "sm_90a", chain(32768, 576, 128, 64), marks=pytest.mark.slow),
+        pytest.param(TURING, "sm_75", chain(16384, 256, 64, 16), marks=pytest.mark.slow),
         pytest.param(VOLTA, "sm_75", chain(8192, 16, 16, 16, dtype="float32"), marks=pytest.mark.slow),
     ],
     ids=str,

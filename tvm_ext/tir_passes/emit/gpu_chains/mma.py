@@ -6,6 +6,9 @@ g + 8, then the same 8 columns on. Rounded to half, accumulators are fragments; 
 
 *In shared memory.* Warps share the columns. Each writes its part, rounded, to a tile whose 16-byte chunks are rotated
 like those of every factor, so that a store of pairs and ldmatrix both meet all banks; the next product reads it as A.
+
+*By wmma*, before sm_80, accumulators are opaque: fragment by fragment they go through a warp's floats in shared memory,
+and from there, rounded, to that tile, whose rows are padded.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
-from tvm_ext.devices.gpu import FRAGMENT
+from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from ...roller.gemm_form import TileSplit
+from ...roller.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
 from ..mma_tiles.operand import Factor
-from ..mma_tiles.shared import SharedTile, shared_tile
-from ..mma_tiles.warp import MMA_COLUMNS, MmaSync, WarpPlace, place_of, unrolled_by_compiler
-from ..mma_tiles.write import TileCorner, write_fragments
+from ..mma_tiles.shared import SharedTile, rows_apart, shared_tile
+from ..mma_tiles.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, place_of, rolled, unrolled_by_compiler
+from ..mma_tiles.write import PIECE, TileCorner, write_fragments, write_wmma
 from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
+
+STAGING_PITCH = 24
+"""Floats from row to row of a warp's fragment: rows one or two apart start at different halves of the banks."""
 
 
 def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
@@ -44,7 +50,10 @@ def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
     last = products[-1]
     place = place_of(thread, last.mma.split)
     corner = TileCorner(batch=index(0), row=first_row + place.row, column=place.column)
-    return sequence(*statements, write_fragments(last.mma, corner, place, parts.last))
+    if isinstance(last.mma, MmaSync):
+        return sequence(*statements, write_fragments(last.mma, corner, place, parts.last))
+    staging, number = _staging(parts, FRAGMENT), tirx.floordiv(thread, index(WARP))
+    return sequence(*statements, allocate(staging), write_wmma(last.mma, staging, corner, place, number, parts.last))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,7 +62,7 @@ class _MmaProduct:
 
     position: int
     steps: int
-    mma: MmaSync
+    mma: MmaSync | Wmma
     weights: SharedTile
     held: Buffer | None
     kept: SharedTile | None
@@ -61,6 +70,7 @@ class _MmaProduct:
 
 def _products(parts: ChainParts) -> list[_MmaProduct]:
     result = []
+    make = MmaSync if uses_mma_sync(parts.device) else Wmma
     for position, tile in enumerate(parts.tile.products):
         split = TileSplit(
             rows=parts.tile.rows,
@@ -78,8 +88,8 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
             _MmaProduct(
                 position=position,
                 steps=tile.steps,
-                mma=MmaSync(split, factor.dtype, "float32", str(position)),
-                weights=shared_tile(factor, tile.columns, tile.depth, parts.scope, None),
+                mma=make(split, factor.dtype, "float32", str(position)),
+                weights=_tile(parts, factor, tile.columns, tile.depth),
                 held=held if in_registers and not last else None,
                 kept=_kept_tile(parts, position) if not in_registers and not last else None,
             )
@@ -90,13 +100,20 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
 def _kept_tile(parts: ChainParts, position: int) -> SharedTile:
     """The values between two products in shared memory, rows of the next one's first factor."""
     factor: Factor = dataclasses.replace(parts.operands[position + 1][0], name=f"kept{position}", along_depth=True)
-    return shared_tile(factor, parts.tile.rows, parts.tile.products[position].columns, parts.scope, None)
+    return _tile(parts, factor, parts.tile.rows, parts.tile.products[position].columns)
+
+
+def _tile(parts: ChainParts, factor: Factor, lines: int, depth: int) -> SharedTile:
+    pitches = None
+    if not uses_mma_sync(parts.device):
+        pitches = wmma_pitches(parts.device, along_depth=factor.along_depth)
+    return shared_tile(factor, lines, depth, parts.scope, pitches)
 
 
 def _first(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
     """The first product: both factors step by step through shared memory."""
     tile = parts.tile.products[0]
-    rows = shared_tile(parts.operands[0][0], parts.tile.rows, tile.depth, parts.scope, None)
+    rows = _tile(parts, parts.operands[0][0], parts.tile.rows, tile.depth)
     place = place_of(thread, product.mma.split)
 
     def step(k: Expr) -> Stmt:
@@ -109,11 +126,14 @@ def _first(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Exp
         )
 
     cleared = with_planned_blocks(product.mma.clear(), parts)
-    return [allocate(product.mma.accumulators), cleared, loop(tile.steps, SERIAL, "k_outer", step)]
+    steps = loop(tile.steps, SERIAL, "k_outer", step)
+    return [allocate(product.mma.accumulators), cleared, steps if isinstance(product.mma, MmaSync) else rolled(steps)]
 
 
 def _kept(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
     """The epilogue of a product whose values stay on the chip."""
+    if isinstance(product.mma, Wmma):
+        return _kept_by_wmma(parts, product, product.mma, first_row, thread)
     split, values = product.mma.split, kept_values(parts, product.position)
     place = place_of(thread, split)
 
@@ -143,6 +163,51 @@ def _kept(parts: ChainParts, product: _MmaProduct, first_row: Expr, thread: Expr
     return [allocate(kept), unrolled_by_compiler(nest(sizes, UNROLLED, ("i", "k", "c", "h"), pair))]
 
 
+def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row: Expr, thread: Expr) -> Sequence[Stmt]:
+    """Each fragment through the warp's floats to the tile of values; a lane takes four columns of two rows.
+
+    Four rows that half a warp writes together are as far apart as their pitch asks for (`rows_apart`).
+    """
+    assert product.kept is not None
+    kept, values = product.kept, kept_values(parts, product.position)
+    place, staging = place_of(thread, wmma.split), _staging(parts, STAGING_PITCH)
+    base = tirx.floordiv(thread, index(WARP)) * index(FRAGMENT * STAGING_PITCH)
+    apart = rows_apart(FRAGMENT // kept.chunk, kept.pitch // kept.chunk) or 1
+    lane_row = tirx.floordiv(place.lane, index(PIECE))
+    row_of_eight = tirx.floormod(lane_row, index(4)) * index(apart) + tirx.floordiv(lane_row, index(4)) * index(
+        4 if apart == 1 else 1
+    )
+    column_of_fragment = tirx.floormod(place.lane, index(PIECE)) * index(PIECE)
+
+    def fragment(at: tuple[Expr, ...]) -> Stmt:
+        i, j = at
+
+        def half(u: Expr) -> Stmt:
+            within = u * index(8) + row_of_eight
+            row = place.row + i * index(FRAGMENT) + within
+            column = place.column + j * index(FRAGMENT) + column_of_fragment
+            start = base + within * index(STAGING_PITCH) + column_of_fragment
+
+            def put(v: Expr, value: Expr) -> Stmt:
+                return store(kept.buffer, value, [row * index(kept.pitch) + column + v])
+
+            return values.keep((first_row + row, column), PIECE, lambda v: load(staging, [start + v]), put)
+
+        stored = wmma.store(staging.access_ptr("w", offset=base), STAGING_PITCH, i, j)
+        return sequence(stored, loop(2, UNROLLED, "u", half))
+
+    return [
+        allocate(kept.buffer),
+        allocate(staging),
+        nest((wmma.rows, wmma.columns), UNROLLED, ("i", "j"), fragment),
+    ]
+
+
+def _staging(parts: ChainParts, pitch: int) -> Buffer:
+    """A fragment of floats for each warp; in another scope than the tiles, like that of single products."""
+    return gpu_buffer([parts.tile.warps * FRAGMENT * pitch], "float32", "C_shared", "shared.dyn")
+
+
 def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: Expr) -> Sequence[Stmt]:
     """A later product: its first factor is what the one before has kept."""
     place = place_of(thread, product.mma.split)
@@ -166,20 +231,24 @@ def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: 
 def _multiply(before: _MmaProduct, product: _MmaProduct, first: Expr, place: WarpPlace) -> Stmt:
     """Add one step's products; ``first`` of the fragments along the reduction is the step's."""
     if before.held is not None:
+        assert isinstance(product.mma, MmaSync)
         return product.mma.multiply_held(before.held, first, product.weights, place)
     assert before.kept is not None
     kept = _FromChunk(
         **{field.name: getattr(before.kept, field.name) for field in dataclasses.fields(before.kept)},
-        first=first * index(FRAGMENT // before.kept.chunk),
+        first=first,
     )
     return product.mma.multiply(kept, product.weights, place)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _FromChunk(SharedTile):
-    """A tile whose rows are read from chunk ``first`` on."""
+    """A tile whose rows are read from fragment ``first`` on."""
 
     first: Expr
 
     def chunk_position(self, row: Expr, chunk: Expr) -> Expr:
-        return SharedTile.chunk_position(self, row, chunk + self.first)
+        return SharedTile.chunk_position(self, row, chunk + self.first * index(FRAGMENT // self.chunk))
+
+    def element_position(self, line: Expr, depth: Expr) -> Expr:
+        return SharedTile.element_position(self, line, depth + self.first * index(FRAGMENT))

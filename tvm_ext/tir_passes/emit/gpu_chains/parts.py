@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.cost.gpu_chain import ChainTile
+from tvm_ext.cost.gpu_chain_tiles import declared_shared
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_thread_registers, static_shared_bytes
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, index, loop
@@ -51,7 +52,8 @@ class ChainParts:
     @property
     def scope(self) -> str:
         """The scope of all tiles in shared memory: what a kernel may declare, or what it asks for at its launch."""
-        return "shared" if self.tile.shared_bytes <= static_shared_bytes(self.device) else "shared.dyn"
+        declared = declared_shared(self.tile, self.device)
+        return "shared" if declared or self.tile.shared_bytes <= static_shared_bytes(self.device) else "shared.dyn"
 
     def copy_weights(self, tile: SharedTile, position: int, step: Expr, thread: Expr) -> Stmt:
         """All threads copy the second factor's part of one reduction step."""

@@ -61,6 +61,11 @@ class SharedTile:
     def bytes(self) -> int:
         return int(self.row_count * self.pitch * itemsize_bytes(self.operand.dtype))
 
+    def element_position(self, line: Expr, depth: Expr) -> Expr:
+        """Where an element is in a tile that is not swizzled."""
+        row, column = (line, depth) if self.operand.along_depth else (depth, line)
+        return row * index(self.pitch) + column
+
     def chunk_position(self, row: Expr, chunk: Expr) -> Expr:
         """Where the ``chunk``-th 16 bytes of ``row`` start, in elements."""
         if self.swizzled:

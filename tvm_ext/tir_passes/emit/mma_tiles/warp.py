@@ -193,13 +193,15 @@ class Wmma:
     All of B's are held for a step, of A's one at a time: a fragment of halves takes 8 registers of each thread.
     """
 
-    def __init__(self, split: TileSplit, dtype: str, accumulator: str) -> None:
+    def __init__(self, split: TileSplit, dtype: str, accumulator: str, suffix: str = "") -> None:
         self.split, self.dtype, self.accumulator = split, dtype, accumulator
         self.rows, self.columns = split.warp_rows // FRAGMENT, split.warp_columns // FRAGMENT
         size = FRAGMENT * FRAGMENT
-        self.a = gpu_buffer([size], dtype, "A_fragment", "wmma.matrix_a")
-        self.b = gpu_buffer([self.columns * size], dtype, "B_fragment", "wmma.matrix_b")
-        self.accumulators = gpu_buffer([self.rows * self.columns * size], accumulator, "C_fragment", "wmma.accumulator")
+        self.a = gpu_buffer([size], dtype, f"A_fragment{suffix}", "wmma.matrix_a")
+        self.b = gpu_buffer([self.columns * size], dtype, f"B_fragment{suffix}", "wmma.matrix_b")
+        self.accumulators = gpu_buffer(
+            [self.rows * self.columns * size], accumulator, f"C_fragment{suffix}", "wmma.accumulator"
+        )
         self.buffers = (self.accumulators,)
 
     def clear(self) -> Stmt:
@@ -229,10 +231,9 @@ class Wmma:
     def _load(self, tile: SharedTile, fragment: Buffer, to: Expr, first: Expr, i: Expr, k: Expr, straight: str) -> Stmt:
         """A's lines are rows, B's columns: stored by lines they are row-major and column-major, else the other way."""
         line, depth = first + i * index(FRAGMENT), k * index(FRAGMENT)
-        if tile.operand.along_depth:
-            start, layout = line * index(tile.pitch) + depth, straight
-        else:
-            start, layout = depth * index(tile.pitch) + line, ({"row_major": "col_major"}.get(straight, "row_major"))
+        start, layout = tile.element_position(line, depth), straight
+        if not tile.operand.along_depth:
+            layout = {"row_major": "col_major"}.get(straight, "row_major")
         pointer = tile.buffer.access_ptr("r", offset=start)
         return _call("void", "tvm_load_matrix_sync", fragment.data, *SHAPE, to, pointer, index(tile.pitch), layout)
 
