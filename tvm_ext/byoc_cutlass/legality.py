@@ -12,7 +12,7 @@ from math import gcd
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import BlockUse, registers_left, shared_limit_bytes
+from tvm_ext.devices.occupancy import BlockUse, max_block_threads, registers_left, shared_limit_bytes
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS, MULTIPLIERS
@@ -114,7 +114,7 @@ def _why_wrong_warps(config: GemmConfig, device: DeviceSpec) -> str | None:
     """default_mma_core_sm80.h: "requires at least two warps"; a threadblock's threads are the device's to limit."""
     if config.warps < 2:
         return "a threadblock has at least two warps"
-    most = device.max_threads_per_block
+    most = max_block_threads(device)
     if most is not None and config.warps * device.teu_lanes > most:
         return f"{config.warps} warps are more than a block's {most} threads"
     return None
