@@ -27,8 +27,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_script(path: Path, tmp_path: Path) -> str:
-    command = [sys.executable, str(path)]
+def run_script(path: Path, tmp_path: Path, *arguments: str) -> str:
+    command = [sys.executable, str(path), *arguments]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
     )
@@ -50,8 +50,20 @@ def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
     assert float(difference[1]) < 1e-5
 
 
+@pytest.mark.slow
+def test_repvgg(tmp_path: Path) -> None:
+    arguments = ("--size", "32", "--rounds", "1", "--device", "nvidia-a100", "--variant", "ReLU")
+    printed = run_script(EXAMPLES / "repvgg.py", tmp_path, *arguments)
+    difference = re.search(r"relative difference (\S+)", printed)
+    assert difference is not None, printed
+    assert float(difference[1]) < 1e-5
+    tables = re.findall(r"^ReLU +\d+ +1\.00 ", printed, re.MULTILINE)
+    assert len(tables) == 2, printed
+    assert "predicted for nvidia-a100" in printed and "measured on this CPU" in printed
+
+
 def test_every_script_has_a_test() -> None:
-    assert [path.name for path in SCRIPTS] == ["own_passes.py", "quickstart.py"]
+    assert [path.name for path in SCRIPTS] == ["own_passes.py", "quickstart.py", "repvgg.py"]
     assert [path.name for path in NOTEBOOKS] == ["bert.ipynb", "resnet.ipynb"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from tvm_ext._tvm import Var
@@ -51,10 +52,19 @@ def advise(values: Sequence[GraphValues], padding: PaddingRecord, device: Device
     deepening, apart = deepened([region for _, region in regions], device)
     problems = [region.record.problem for _, region in regions]
     on_units = [problem for problem in problems if _on_matrix_units(problem, device)]
+    saved = [
+        _chain_saving_us(values_of, region, listed.taken, device)
+        for values_of, listed in found
+        for region in listed.taken
+    ]
+    saved = [item for item in saved if item > 0]
     return ModelAdvice(
         device=device.name,
         products=len(problems),
-        products_us=sum(product_us(aligned_product(problem), device) for problem in on_units),
+        products_us=sum(_one_us(problem, device) for problem in on_units),
+        epilogues_us=sum(_epilogue_us(region, device) for _, region in regions),
+        chains=len(saved),
+        chains_saved_us=sum(saved),
         alignment=aligned(padding.products),
         activations=activations(regions, device),
         deepening=deepening,
@@ -231,55 +241,76 @@ def _described(region: Region) -> str:
 
 
 def _deepening(problem: CutlassProblem, calls: int, text: str, device: DeviceSpec) -> DeepeningAdvice | str:
-    tiles = construct_chain(_chain(problem, (True, True)), device, "matrix units")
+    behind = replace(problem, depth=problem.columns, window=None)
+    tiles = construct_chain(_chain(problem, behind), device, "matrix units")
     if not tiles.ranked:
         return f"{text}: {tiles.refusal}"
     tile, time = tiles.ranked[0]
-    fused = time.time_s * US_PER_S * calls
-    alone, behind = (_one_us(problem, chain, device) * calls for chain in ((True, False), (False, True)))
+    fused = time.time_s * US_PER_S
+    alone, added = (_one_us(item, device) for item in (problem, behind))
     if fused > (1 + FREE_SHARE) * alone:
-        share = (fused - alone) / alone
-        return f"{text}: it would add {share:.0%} of the convolution's predicted time"
+        return f"{text}: it would add {(fused - alone) / alone:.0%} of the convolution's predicted time"
     return DeepeningAdvice(
         described=text,
         calls=calls,
-        alone_us=alone,
-        fused_us=fused,
-        apart_us=alone + behind,
+        alone_us=alone * calls,
+        fused_us=fused * calls,
+        apart_us=(alone + added) * calls,
         residence=tile.residence,
     )
 
 
-def _one_us(problem: CutlassProblem, wanted: tuple[bool, bool], device: DeviceSpec) -> float:
-    """One of the two in a kernel of its own, whose blocks need not have all columns: the better of both models."""
-    chain = _chain(problem, wanted)
-    (only,) = chain.products
-    product = replace(
-        aligned_product(problem), depth=only.depth, input_elements=int(chain.input_bytes / chain.itemsize)
+def _chain_saving_us(values: GraphValues, region: Region, others: Sequence[Region], device: DeviceSpec) -> float:
+    """What a convolution and the 1x1 convolution that alone reads it save in one kernel; 0 where there is none."""
+    users = values.users_of(region.result)
+    second = next((item for item in others if [item.members[0]] == users), None)
+    problem = region.record.problem
+    if second is None or problem.anchor != "conv2d" or not _is_pointwise(second.record.problem):
+        return 0.0
+    tiles = construct_chain(_chain(problem, second.record.problem), device, "matrix units").ranked
+    apart = sum(_one_us(item, device) for item in (problem, second.record.problem))
+    return max(0.0, apart - tiles[0][1].time_s * US_PER_S) if tiles else 0.0
+
+
+def _is_pointwise(problem: CutlassProblem) -> bool:
+    window = problem.window
+    return (
+        window is not None
+        and problem.anchor == "conv2d"
+        and (window.filter_extents == window.strides == (1, 1) and window.padding == (0, 0))
     )
-    tiles = construct_chain(chain, device, "matrix units").ranked
-    return min([product_us(product, device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
 
 
-def _chain(problem: CutlassProblem, wanted: tuple[bool, bool]) -> ProductChain:
-    """The 3x3 convolution, the 1x1 convolution behind it, or both, each with a bias and ReLU."""
-    size = itemsize_bytes(problem.dtypes[0])
-    both = [
+def _epilogue_us(region: Region, device: DeviceSpec) -> float:
+    elements = prod(static_shape(region.members[0]) or ())
+    count = sum(OPERATIONS.get(step.function, 1) for step in region.record.epilogue if step.function != "cast")
+    return instructions_us(elements * count, device)
+
+
+@lru_cache(maxsize=1024)
+def _one_us(problem: CutlassProblem, device: DeviceSpec) -> float:
+    """A product in a kernel of its own, whose blocks need not have all columns: the better of both models."""
+    tiles = construct_chain(_chain(problem), device, "matrix units").ranked
+    return min([product_us(aligned_product(problem), device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
+
+
+def _chain(first: CutlassProblem, *behind: CutlassProblem) -> ProductChain:
+    """Products one behind the other, each with a bias."""
+    size = itemsize_bytes(first.dtypes[0])
+    products = [
         ChainProduct(
-            columns=problem.columns,
-            depth=depth,
-            weight_bytes=problem.columns * depth * size,
-            epilogue_bytes=problem.columns * size,
+            columns=item.columns,
+            depth=item.depth,
+            weight_bytes=item.columns * item.depth * size,
+            epilogue_bytes=item.columns * size,
         )
-        for depth in (problem.depth, problem.columns)
+        for item in (first, *behind)
     ]
-    assert problem.window is not None
-    image = prod(problem.window.input_extents) if wanted[0] else problem.rows * problem.columns
     return ProductChain(
-        rows=problem.rows,
-        products=tuple(item for item, taken in zip(both, wanted, strict=True) if taken),
-        dtype=problem.dtypes[0],
+        rows=first.rows,
+        products=tuple(products),
+        dtype=first.dtypes[0],
         itemsize=int(size),
-        input_bytes=image * size,
+        input_bytes=aligned_product(first).input_elements * size,
         output_itemsize=size,
     )

@@ -69,15 +69,24 @@ class DeepeningAdvice:
 class ModelAdvice:
     """All advice about one model on one device, the largest gains first.
 
-    ``products_us`` is the predicted time of all products on matrix units, ``not_deepened`` why of other 3x3
-    convolutions.
+    ``products_us`` is the predicted time of all products on matrix units, each a kernel of its own, ``epilogues_us`` of
+    the arithmetic in their epilogues. ``chains`` are convolutions that take less time in one persistent kernel with the
+    1x1 convolution behind them, by ``chains_saved_us`` together. ``not_deepened`` says why of the others.
     """
 
     device: str
     products: int
     products_us: float
+    epilogues_us: float
+    chains: int
+    chains_saved_us: float
     alignment: tuple[AlignmentAdvice, ...]
     activations: tuple[ActivationAdvice, ...]
     deepening: tuple[DeepeningAdvice, ...]
     not_deepened: tuple[str, ...]
     refused: tuple[CutlassRefusal, ...]
+
+    @property
+    def total_us(self) -> float:
+        """Predicted time of all products with their epilogues, in one persistent kernel where that pays."""
+        return self.products_us + self.epilogues_us - self.chains_saved_us
