@@ -16,7 +16,7 @@ from tvm import te
 from tests.unit.kernels import cpu, from_te
 from tvm_ext._tvm import tirx
 from tvm_ext.devices import device_db
-from tvm_ext.tir_passes.expressions.vector_math import expand_math, has_scale
+from tvm_ext.tir_passes.expressions.vector_math import exp_below_one, expand_math, has_scale
 
 TARGET = device_db.device_for_target("llvm", measure=False)[1]
 NAMES = ("tirx.exp", "tirx.log", "tirx.erf", "tirx.tanh", "tirx.sigmoid", "tirx.pow")
@@ -71,6 +71,18 @@ def test_infinities_zeros_and_nan(name, device):
     # 1 / (1 + e^-x) in float32 is 0 from -88.8 on, where e^-x is infinite; the C library's is too.
     atol = 1e-38 if name == "sigmoid" else 1e-44
     np.testing.assert_allclose(evaluate(function, SPECIAL, device), expected, rtol=1e-6, atol=atol)
+
+
+@pytest.mark.parametrize("device", [cpu(), NARROW], ids=["here", "narrow"])
+def test_exp_up_to_0_is_never_subnormal(device, rng):
+    values = np.concatenate([rng.uniform(-110, 0, 20000), [-87.34, -87.3, -100, -1e30, -np.inf, 0.0]]).astype("f4")
+    function = lambda x: exp_below_one(-(-x), device)  # noqa: E731 - an element of a placeholder is no expression yet
+    actual, expected = evaluate(function, values, device), np.exp(values.astype("f8"))
+    normal = expected >= 1.1765e-38
+    np.testing.assert_allclose(actual[normal], expected[normal], rtol=3e-7)
+    assert (actual[expected < 1.175e-38] == 0).all()
+    assert not ((actual > 0) & (actual < np.finfo("f4").tiny)).any()
+    assert np.isnan(evaluate(function, np.array([np.nan], "f4"), device)).all()
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.25, 0.75, 1.0, 2.0, 3.0])

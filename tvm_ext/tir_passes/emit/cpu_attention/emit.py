@@ -49,23 +49,31 @@ class _Task:
     rows: int | Expr  # queries that there are; the others of the last register are computed and not written
     matrices: tuple[Matrix, ...]  # in the order of the function's parameters
     space: Workspace
+    exp: Callable[[Expr], Expr]
 
 
-def emit_attention(work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind) -> Stmt:
-    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`, ``kind`` its loops'."""
+def emit_attention(
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind, exp: Callable[[Expr], Expr]
+) -> Stmt:
+    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`, ``kind`` its loops'.
+
+    ``exp`` writes e^x for x up to 0.
+    """
     if tiles.copies != "shared":
-        return _tasks(work, tiles, params, kind)
+        return _tasks(work, tiles, params, kind, exp)
     key = Gathered.of(work.key, params[1], work.keys, work.features)
     value = Gathered.of(work.value, params[2], work.keys, work.value_features)
     gathered = replace(work, key=key.operand, value=value.operand)
     return sequence(
         *key.copy(kind, tiles.lanes),
         *value.copy(kind, tiles.lanes),
-        _tasks(gathered, tiles, [params[0], key.buffer, value.buffer, *params[3:]], kind),
+        _tasks(gathered, tiles, [params[0], key.buffer, value.buffer, *params[3:]], kind, exp),
     )
 
 
-def _tasks(work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind) -> Stmt:
+def _tasks(
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind, exp: Callable[[Expr], Expr]
+) -> Stmt:
     blocks = ceil_div(work.queries, tiles.query_block)
     vectors_of_last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
     exact = work.queries % tiles.query_block == 0
@@ -91,6 +99,7 @@ def _tasks(work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kin
                     rows=rows,
                     matrices=matrices,
                     space=space,
+                    exp=exp,
                 )
             )
 
@@ -243,14 +252,14 @@ def _softmax(task: _Task, count: int) -> list[Stmt]:
         shift = tirx.Select(new > tirx.const(LOWEST, FLOAT), new, tirx.const(0.0, FLOAT))
         return sequence(
             store(task.space.shift, shift, [lane]),
-            store(task.space.factor, tirx.exp(load(task.space.high, [lane]) - load(task.space.shift, [lane])), [lane]),
+            store(task.space.factor, task.exp(load(task.space.high, [lane]) - load(task.space.shift, [lane])), [lane]),
             store(task.space.high, load(task.space.next_high, [lane]), [lane]),
         )
 
     def power(key: Expr, lane: Expr) -> Stmt:
         value = load(task.space.scores, [key, lane])
         return sequence(
-            store(task.space.scores, tirx.exp(value - load(task.space.shift, [lane])), [key, lane]),
+            store(task.space.scores, task.exp(value - load(task.space.shift, [lane])), [key, lane]),
             store(task.space.total, load(task.space.total, [lane]) + load(task.space.scores, [key, lane]), [lane]),
         )
 

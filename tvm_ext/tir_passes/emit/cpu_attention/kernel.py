@@ -13,6 +13,7 @@ from tvm_ext.records.attention import Attention, AttentionTiles
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
 
+from ...expressions.vector_math import exp_below_one
 from .emit import emit_attention
 
 
@@ -22,7 +23,7 @@ def attention_kernel(work: Attention, params: Sequence[Buffer], device: DeviceSp
     if tiles is None:
         raise IllegalRewrite(f"attention of {work}: {device.name} has no SIMD registers for queries")
     seconds = kernel_seconds(work, tiles, device)
-    statement = emit_attention(work, tiles, params, outer_kind(seconds, device))
+    statement = emit_attention(work, tiles, params, outer_kind(seconds, device), lambda x: exp_below_one(x, device))
     return statement, _program(work, tiles, seconds, device), f"attention of {work} in {tiles}"
 
 
