@@ -28,6 +28,7 @@ def places(operand: MatrixOperand, rows: int, columns: int) -> Any:
 def expected(work: Attention, arrays: Sequence[Any]) -> Any:
     """The flat output for flat operands in their order, in float64; rows of -inf alone are NaN."""
     query, key, value, *masks = arrays
+    cleared = masks.pop() if work.cleared is not None else None
     q, k = (
         array.astype("f8")[places(operand, rows, work.features)]
         for array, operand, rows in ((query, work.query, work.queries), (key, work.key, work.keys))
@@ -38,6 +39,8 @@ def expected(work: Attention, arrays: Sequence[Any]) -> Any:
             scores = _changed(scores, term, mask[places(term.operand, work.queries, work.keys)])
         powers = np.exp(scores - scores.max(-1, keepdims=True))
         probabilities = powers / powers.sum(-1, keepdims=True)
+        if work.cleared is not None and cleared is not None:
+            probabilities[cleared[places(work.cleared, work.queries, 1)][..., 0]] = 0.0
         values = value.astype("f8")[places(work.value, work.keys, work.value_features)]
         result = probabilities @ values
     output = np.zeros(work.output.size)
@@ -99,6 +102,7 @@ def drawn(rng: np.random.Generator) -> Attention:
         value=packed((batch, heads), keys, values, dtype, layouts[2]),
         output=packed((batch, heads), queries, values, dtype, layouts[3]),
         terms=tuple(_term(rng, batch, heads, queries, keys, dtype) for _ in range(int(rng.integers(0, 3)))),
+        cleared=packed((batch, heads), queries, 1, "bool") if rng.random() < 0.3 else None,
     )
 
 
@@ -139,7 +143,8 @@ def arrays_of(work: Attention, rng: np.random.Generator) -> list[Any]:
 
 def function_of(work: Attention) -> Any:
     """A function with the attribute that construction reads, and no body of its own."""
-    names = ["query", "key", "value", *(f"mask{number}" for number in range(len(work.terms))), "output"]
+    masks = len(work.operands) - 4
+    names = ["query", "key", "value", *(f"mask{number}" for number in range(masks)), "output"]
     params = [tirx.decl_buffer([item.size], item.dtype, name) for item, name in zip(work.operands, names, strict=True)]
     function = tirx.PrimFunc(params, tirx.Evaluate(0))
     return function.with_attrs({ATTENTION: to_json(work), "s_tir": True, "tirx.noalias": True})

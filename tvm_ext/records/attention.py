@@ -55,7 +55,8 @@ class Attention:
     """softmax(terms(scale * Q K^T)) V over ``batch`` independent matrices: batches times heads.
 
     Rows of Q and of the output are queries; rows of K and V are keys; columns are ``features`` and, of V and the
-    output, ``value_features``. The function's parameters are query, key, value, an operand for each term, the output.
+    output, ``value_features``. Where ``cleared`` is true of a query, its probabilities are 0 throughout. The function's
+    parameters are query, key, value, an operand for each term, ``cleared`` if there is one, the output.
     """
 
     batch: int
@@ -69,6 +70,7 @@ class Attention:
     value: MatrixOperand
     output: MatrixOperand
     terms: tuple[ScoreTerm, ...] = ()
+    cleared: MatrixOperand | None = None
 
     def __post_init__(self) -> None:
         assert min(self.batch, self.queries, self.keys, self.features, self.value_features) >= 1
@@ -77,7 +79,8 @@ class Attention:
     @property
     def operands(self) -> tuple[MatrixOperand, ...]:
         """In the order of the function's parameters."""
-        return (self.query, self.key, self.value, *(term.operand for term in self.terms), self.output)
+        cleared = () if self.cleared is None else (self.cleared,)
+        return (self.query, self.key, self.value, *(term.operand for term in self.terms), *cleared, self.output)
 
     @property
     def flops(self) -> float:

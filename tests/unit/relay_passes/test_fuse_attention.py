@@ -172,6 +172,37 @@ def outputs(model: onnx.ModelProto, inputs: dict[str, Any], **settings: Any) -> 
     return graph.get_output(0).numpy(), library
 
 
+def standard(mask: str, **attributes: Any) -> onnx.ModelProto:
+    """ONNX's own operator, whose rows without any key are 0."""
+    net = Network()
+    operands = [net.input(name, 1, HEADS, rows, FEATURES) for name, rows in (("q", QUERIES), ("k", KEYS), ("v", KEYS))]
+    if mask:
+        operands.append(net.input("keep", QUERIES, KEYS, dtype=mask))
+    model = net.model(net.op("Attention", *operands, **attributes))
+    model.opset_import[0].version, model.ir_version = 24, 10
+    return model
+
+
+@pytest.mark.parametrize(("mask", "causal"), [("", 0), ("", 1), ("bool", 0), ("float32", 1)])
+def test_the_standard_operator_is_taken(mask: str, causal: int) -> None:
+    module, record = fused(imported(standard(mask, is_causal=causal)))
+    (work,) = functions_of(module)
+    assert record.fused
+    assert (work.cleared is not None) == bool(mask)
+    assert work.scale == pytest.approx(FEATURES**-0.5)
+
+
+def test_rows_of_the_standard_operator_without_any_key_are_0() -> None:
+    model = standard("bool")
+    inputs = inputs_for(model)
+    inputs["keep"][3] = False
+    one, library = outputs(model, inputs, enable_persistent_fusion=True)
+    apart, _ = outputs(model, inputs, enable_persistent_fusion=False)
+    assert library.report.persistent.fused
+    assert (one[0, :, 3] == 0).all()
+    assert np.allclose(one, apart, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("form", ["a choice as a mask", "windows"])
 def test_values_are_those_of_the_operators_apart(form: str) -> None:
     model = attention(FORMS[form][0])
@@ -268,6 +299,14 @@ REFUSALS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
             lambda net, value: net.op("Transpose", value, perm=[0, 1, 3, 2]),
         ),
         "permute_dims of .* lies between|are read by",
+    ),
+    "single probabilities are dropped": (
+        lambda: attention(
+            behind=lambda net, value: net.op(
+                "Where", net.input("dropped", 1, 1, 1, KEYS, dtype="bool"), net.number(0), value
+            )
+        ),
+        "single probabilities of .* are replaced by 0",
     ),
     "probabilities are changed": (
         lambda: attention(behind=lambda net, value: net.op("Mul", value, net.number(0.9))),

@@ -17,7 +17,7 @@ FLOAT = "float32"
 def attention(*tensors: TeTensor, work: Attention) -> TeTensor:
     """The flat output of ``work`` from its flat operands, query, key, value, then one for each term."""
     query, key, value, *others = tensors
-    terms = list(zip(work.terms, others, strict=True))
+    terms = list(zip(work.terms, others, strict=work.cleared is None))
     feature, other_key, summed = (te.reduce_axis((0, n), "k") for n in (work.features, work.keys, work.keys))
 
     def product(b: Expr, i: Expr, j: Expr) -> Expr:
@@ -46,7 +46,10 @@ def attention(*tensors: TeTensor, work: Attention) -> TeTensor:
 
     def written(place: Expr) -> Expr:
         b, i, d = _coordinates(work, place)
-        return (results[b, i, d] / total[b, i]).astype(work.output.dtype)
+        factor = tirx.const(1.0, FLOAT) / total[b, i]
+        if work.cleared is not None:
+            factor = tirx.Select(others[-1][_place(work.cleared, b, i, 0)], tirx.const(0.0, FLOAT), factor)
+        return (results[b, i, d] * factor).astype(work.output.dtype)
 
     return te.compute((work.output.size,), written, "attention")
 

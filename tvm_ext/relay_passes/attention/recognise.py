@@ -125,7 +125,7 @@ def _attention(softmax: Var, call: Call, values: GraphValues) -> FoundAttention:
         raise IllegalRewrite(f"the softmax of {described(softmax)} is not along the last axis")
     scores = _scores(call.args[0], values)
     product = values.bindings[scores.product]
-    last, after = _product_of(softmax, values)
+    last, cleared, after = _product_of(softmax, values)
     second = values.bindings[last]
     result, output = _output(last, values)
     query, query_source, query_scale = _matrix(product.args[0], scores.product, values, scaled=True)
@@ -144,8 +144,10 @@ def _attention(softmax: Var, call: Call, values: GraphValues) -> FoundAttention:
         value=value,
         output=output,
         terms=tuple(term.read() for term in terms),
+        cleared=None if cleared is None else _operand(cleared),
     )
-    sources = (query_source, key_source, value_source, *(term.view.source for term in terms))
+    views = [*(term.view for term in terms), *([] if cleared is None else [cleared])]
+    sources = (query_source, key_source, value_source, *(view.source for view in views))
     _check(work)
     operators = ("matmul", *reversed(scores.operators), "softmax", *after, "matmul")
     return FoundAttention(work=work, sources=sources, result=result, operators=operators)
@@ -314,9 +316,9 @@ def _matrix(
 
 
 # --- from the softmax to the second product, and beyond -------------------------------------------------------------
-def _product_of(softmax: Var, values: GraphValues) -> tuple[Var, list[str]]:
-    """The product whose first operand the probabilities are, and the operators between."""
-    value = softmax
+def _product_of(softmax: Var, values: GraphValues) -> tuple[Var, StridedView | None, list[str]]:
+    """The product whose first operand the probabilities are, the queries without any, and the operators between."""
+    value, cleared = softmax, None
     between: list[str] = []
     shape = static_shape(softmax)
     for _ in range(MOST_STEPS):
@@ -326,14 +328,27 @@ def _product_of(softmax: Var, values: GraphValues) -> tuple[Var, list[str]]:
         user, call = users[0], values.bindings[users[0]]
         name = operator_name(call) or "a function"
         if name == MATMUL and call.args[0] == value and call.args[1] != value:
-            return user, between
+            return user, cleared, between
         moves = name == "relax.reshape" and (static_shape(user) or ())[-2:] == (shape or ())[-2:]
         casts = name == "relax.astype" and dtype_of(user) in TYPES
-        if not moves and not casts:
+        if name == WHERE and cleared is None:
+            cleared = _cleared(value, user, values)
+        elif not moves and not casts:
             raise IllegalRewrite(f"the probabilities {described(softmax)} are read by {name}")
         value = user
         between.append(name.removeprefix("relax."))
     raise IllegalRewrite(f"more than {MOST_STEPS} operators lie between the softmax and the second product")
+
+
+def _cleared(probabilities: Var, chosen: Var, values: GraphValues) -> StridedView:
+    """The queries whose probabilities ``chosen`` makes 0, as a column of truth values."""
+    condition, yes, no = values.bindings[chosen].args
+    if values.scalar_of(yes) != 0.0 or no != probabilities or static_shape(chosen) != static_shape(probabilities):
+        raise IllegalRewrite(f"the probabilities {described(probabilities)} are read by {WHERE}")
+    view = _term_view(condition, chosen, values)
+    if _operand(view).column_stride:
+        raise IllegalRewrite(f"single probabilities of {described(probabilities)} are replaced by 0")
+    return view
 
 
 def _output(product: Var, values: GraphValues) -> tuple[Var, MatrixOperand]:

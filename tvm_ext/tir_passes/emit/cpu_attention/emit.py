@@ -51,6 +51,10 @@ class _Task:
     space: Workspace
     exp: Callable[[Expr], Expr]
 
+    @property
+    def term_matrices(self) -> tuple[Matrix, ...]:
+        return self.matrices[3 : 3 + len(self.work.terms)]
+
 
 def emit_attention(
     work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind, exp: Callable[[Expr], Expr]
@@ -155,7 +159,7 @@ def _key_block(task: _Task, first: Expr, count: int) -> Stmt:
 def _stage_terms(task: _Task, first: Expr, count: int) -> list[Stmt]:
     """The block of each term that differs by query, transposed."""
     found = []
-    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.matrices[3:-1], strict=True):
+    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.term_matrices, strict=True):
         if stage is not None:
             value = _term_number(term)
             found.append(_read(task, matrix, first, count, stage, value))
@@ -232,7 +236,7 @@ def _scores(task: _Task, first: Expr, count: int) -> Stmt:
 
 def _changed(task: _Task, score: Expr, first: Expr, key: Expr, lane: Expr) -> Expr:
     """The score behind all terms."""
-    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.matrices[3:-1], strict=True):
+    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.term_matrices, strict=True):
         if stage is not None:
             number = load(stage, [key, lane])
         else:
@@ -294,6 +298,8 @@ def _end(task: _Task) -> Stmt:
     divided = task.lanes.each(
         lambda lane: store(task.space.factor, tirx.const(1.0, FLOAT) / load(task.space.total, [lane]), [lane])
     )
+    if task.work.cleared is not None:
+        divided = sequence(divided, _clear(task))
     block = Block(
         matrix=task.matrices[-1],
         first_row=task.first_query,
@@ -306,3 +312,23 @@ def _end(task: _Task) -> Stmt:
         block, task.space.results, task.space, lambda value, lane: value * load(task.space.factor, [lane])
     )
     return sequence(divided, written)
+
+
+def _clear(task: _Task) -> Stmt:
+    """Factors of 0 for the queries without probabilities: 0 times a sum of NaN is NaN, as 0 times the values is."""
+    rows = Block(
+        matrix=task.matrices[-2],
+        first_row=task.first_query,
+        rows=task.rows,
+        first_column=0,
+        columns=1,
+        lanes=task.lanes,
+    )
+
+    def clear(lane: Expr) -> Stmt:
+        factor = load(task.space.factor, [lane])
+        return store(
+            task.space.factor, tirx.Select(rows.element(lane, index(0)), tirx.const(0.0, FLOAT), factor), [lane]
+        )
+
+    return loop(task.lanes.total, SERIAL, "lane", clear)
