@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "matmul.py",
         "rows.py",
         "metaschedule.py",
+        "attention.py",
         "compile_time.py",
         "model_quality.py",
         f"ablation.py --plot {DOCS / 'ablation.png'}",
@@ -43,6 +44,9 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "gpu/pipelining.py --device nvidia-h200",
         "gpu/pipelining_model.py",
         "gpu/interpret.py",
+        "gpu/chains.py",
+        "gpu/heuristics.py",
+        "gpu/templates.py",
     ),
 }
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"rows.py": {"TVM_NUM_THREADS": "1"}}

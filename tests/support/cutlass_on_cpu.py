@@ -1,8 +1,9 @@
 """Templates on the CPU: kernels of plain C++ behind the entry points of CUTLASS's, so that all around them runs.
 
-`emit_gemm` here has the arguments and the entry points of `byoc_cutlass.emit`'s; its kernel multiplies as the launch
-says (extents, distances, orders, roles of operands) and evaluates the same expression. With it a region's host
-function is called as a model would call it, on tensors that are said to be a GPU's and lie in this machine's memory.
+`emit_gemm` and `emit_convolution` here have the arguments and the entry points of `byoc_cutlass`'s; their kernels
+multiply as the launch says (extents, distances, orders, windows, roles of operands) and evaluate the same expression.
+With them a region's host function is called as a model would call it, on tensors that are said to be a GPU's and lie in
+this machine's memory.
 The types that the machine's C++ compiler has not (bfloat16, 8-bit floats) are left out.
 """
 
@@ -19,6 +20,8 @@ import numpy as np
 import pytest
 
 from tvm_ext.byoc_cutlass import emit
+from tvm_ext.byoc_cutlass import emit_convolution as convolutions
+from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.records.partition import Order
@@ -93,14 +96,7 @@ def emit_gemm(
     total = "int32_t" if operand == "int8_t" else "float"
     a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"
     b = "k * call->ldb + j" if layout_b == "row" else "j * call->ldb + k"
-    places = {"row": "j", "column": "i", "matrix": "i * call->n + j", "scalar": "0"}
-    reads = "\n".join(
-        f"float {item.name} = static_cast<{TYPES[item.dtype]} const*>(call->operands[{index}])"
-        f"[{places[item.role]}{f' + p * call->operand_batches[{index}]' if item.batch_stride else ''}];"
-        for index, item in enumerate(epilogue.operands)
-    )
-    out = TYPES[epilogue.out_dtype]
-    quoted = epilogue.expression.replace("'", '"')
+    reads, quoted, out = _epilogue(epilogue, "call->n")
     return f"""{_FUNCTIONS}{emit.CALL}
 extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes, void*) {{
@@ -115,6 +111,48 @@ extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes
         {reads}
         static_cast<{out}*>(call->d)[p * call->batch_d + i * call->n + j] = {out}({quoted});
       }}
+  return 0;
+}}
+"""
+
+
+def _epilogue(epilogue: Epilogue, columns: str) -> tuple[str, str, str]:
+    """Reading its operands for row ``i`` and column ``j``, its expression, the type of what is stored."""
+    places = {"row": "j", "column": "i", "matrix": f"i * {columns} + j", "scalar": "0"}
+    reads = "\n".join(
+        f"float {item.name} = static_cast<{TYPES[item.dtype]} const*>(call->operands[{index}])"
+        f"[{places[item.role]}{f' + p * call->operand_batches[{index}]' if item.batch_stride else ''}];"
+        for index, item in enumerate(epilogue.operands)
+    )
+    return reads, epilogue.expression.replace("'", '"'), TYPES[epilogue.out_dtype]
+
+
+def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
+    """`byoc_cutlass.emit_convolution.emit_convolution`, for the CPU."""
+    symbol, operand = convolutions.symbol_of(config, epilogue), TYPES[config.arithmetic]
+    total = "int32_t" if operand == "int8_t" else "float"
+    reads, quoted, out = _epilogue(epilogue, "call->k")
+    return f"""{_FUNCTIONS}{convolutions.CALL}
+extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
+extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t bytes, void*) {{
+  if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
+  int const channels = call->c / call->groups, filters = call->k / call->groups;
+  for (int i = 0; i < call->n * call->p * call->q; ++i)
+    for (int j = 0; j < call->k; ++j) {{
+      int const image = i / (call->p * call->q), row = i / call->q % call->p, column = i % call->q;
+      {total} accum = 0;
+      for (int r = 0; r < call->r; ++r)
+        for (int s = 0; s < call->s; ++s) {{
+          int const h = row * call->stride_h - call->pad_h + r * call->dilation_h;
+          int const w = column * call->stride_w - call->pad_w + s * call->dilation_w;
+          if (h < 0 || h >= call->h || w < 0 || w >= call->w) continue;
+          auto* a = static_cast<{operand} const*>(call->a) + ((image * call->h + h) * call->w + w) * call->c;
+          auto* b = static_cast<{operand} const*>(call->b) + ((j * call->r + r) * call->s + s) * channels;
+          for (int c = 0; c < channels; ++c) accum += {total}(a[j / filters * channels + c]) * {total}(b[c]);
+        }}
+      {reads}
+      static_cast<{out}*>(call->d)[i * call->k + j] = {out}({quoted});
+    }}
   return 0;
 }}
 """
@@ -138,6 +176,7 @@ def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
     subprocess.run(["g++", "-c", "-fPIC", "-o", "runtime.o", "runtime.cc"], cwd=folder, check=True)
     subprocess.run(["ar", "rcs", str(archive), "runtime.o"], cwd=folder, check=True)
     patch.setattr(emit, "emit_gemm", emit_gemm)
+    patch.setattr(convolutions, "emit_convolution", emit_convolution)
     patch.setattr(cutlass_toolchain, "compile_gemm", compile_here)
     patch.setattr(cutlass_toolchain, "cuda_runtime_archive", lambda _nvcc: archive)
     patch.setattr(cutlass_toolchain, "find_nvcc", lambda: None)

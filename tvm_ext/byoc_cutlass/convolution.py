@@ -148,6 +148,14 @@ class ConvolutionConfig:
         one = self.tile.with_split(1).name.removeprefix("gemm_")
         return "_".join(["conv2d", self.iterator, *([self.grouping] if self.grouping != "none" else []), one])
 
+    @property
+    def arithmetic(self) -> str:
+        return self.tile.arithmetic
+
+    @property
+    def split(self) -> int:
+        return self.tile.split_k
+
     def with_split(self, split: int) -> ConvolutionConfig:
         return dataclasses.replace(self, tile=self.tile.with_split(split))
 
@@ -215,3 +223,8 @@ def _pair(letter: str, extents: tuple[int, int]) -> str:
 
 
 AnyConvolutionConfig = ConvolutionConfig | DepthwiseConfig
+
+
+def plain_tile(config: AnyConvolutionConfig) -> GemmConfig | None:
+    """The matrix product's template that ``config`` is; None where it is one of convolutions."""
+    return config.tile if isinstance(config, ConvolutionConfig) and config.iterator == "plain" else None

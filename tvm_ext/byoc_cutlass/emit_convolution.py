@@ -96,8 +96,8 @@ def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
 
 
 def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: str, body: str) -> str:
-    arithmetic = multiplier(config.arithmetic if isinstance(config, DepthwiseConfig) else config.tile.arithmetic)
-    tfloat32 = not isinstance(config, DepthwiseConfig) and config.tile.arithmetic == "tfloat32" and kind == "implicit"
+    arithmetic = multiplier(config.arithmetic)
+    tfloat32 = config.arithmetic == "tfloat32" and kind == "implicit"  # matrix products' templates know without
     operand = "cutlass::tfloat32_t" if tfloat32 else ELEMENTS[arithmetic.operand].cpp
     includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[kind])
     symbol = symbol_of(config, epilogue)

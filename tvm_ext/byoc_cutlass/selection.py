@@ -1,8 +1,8 @@
 """Which templates a region may have: its candidates, best first, each with its source and its launch.
 
-This is where the kinds of problems meet. A matrix product's candidates are made here of `configs` and `emit`; what
-another kind of template serves (`CutlassProblem.window`) has to give the same: a name, a predicted time, a text, and a
-`KernelCall`.
+This is where the kinds of problems meet. A matrix product's candidates are made of `configs` and `emit`, a
+convolution's (`CutlassProblem.window`) of `convolution_configs` and `emit_convolution`; both give a name, a predicted
+time, a text, and a `KernelCall`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion, operand_name, parameter_of
 
-from . import emit
+from . import emit, emit_convolution
 from .configs import propose, why_none
+from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, plain_tile
+from .convolution_configs import propose_convolution, why_no_convolution
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
 from .host import KernelCall
@@ -39,11 +41,13 @@ class Candidate:
 
 def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
     """The best ``count`` templates for ``region`` on ``device``; raises IllegalRewrite, saying why, where none is."""
-    if region.problem.window is not None:
-        raise IllegalRewrite(f"{region.pattern}: there are no templates for convolutions yet", "")
     if not region.expression:
         raise IllegalRewrite(f"{region.pattern}: epilogues have no visitor for {region.epilogue[-1].function}", "")
-    return _gemm_candidates(region, device, count)
+    make = _gemm_candidates if region.problem.window is None else _convolution_candidates
+    try:
+        return make(region, device, count)
+    except (InputError, TargetError) as error:
+        raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
 
 
 def architecture_of(device: DeviceSpec) -> str:
@@ -53,12 +57,9 @@ def architecture_of(device: DeviceSpec) -> str:
 
 
 def _gemm_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> tuple[Candidate, ...]:
-    try:
-        problem = GemmProblem.of(region.problem, region.out_dtype)
-        epilogue, places = shared_epilogue(region)
-        ranked = propose(problem, device, epilogue, count=count)
-    except (InputError, TargetError) as error:
-        raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
+    problem = GemmProblem.of(region.problem, region.out_dtype)
+    epilogue, places = shared_epilogue(region)
+    ranked = propose(problem, device, epilogue, count=count)
     if not ranked:
         raise IllegalRewrite(f"{region.pattern}: {why_none(problem, device, epilogue)}", "")
     return tuple(
@@ -71,6 +72,26 @@ def _gemm_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> t
         )
         for item in ranked
     )
+
+
+def _convolution_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> tuple[Candidate, ...]:
+    problem = ConvolutionProblem.of(region.problem, region.out_dtype)
+    epilogue, places = shared_epilogue(region)
+    ranked = propose_convolution(problem, device, epilogue, count=count)
+    if not ranked:
+        raise IllegalRewrite(f"{region.pattern}: {why_no_convolution(problem, device, epilogue)}", "")
+    found = []
+    for item in ranked:
+        tile = plain_tile(item.config)
+        if tile is None:
+            source = _convolution_source(item.config, epilogue)
+            call = convolution_call(item.config, epilogue, problem, region, places)
+        else:  # the very kernel of a matrix product, which others in the model may share
+            source = _source(tile, epilogue, problem.product())
+            call = gemm_call(tile, epilogue, problem.product(), region, places)
+        name, architecture = item.config.name, architecture_of(device)
+        found.append(Candidate(name=name, time_us=item.time_us, architecture=architecture, source=source, call=call))
+    return tuple(found)
 
 
 def shared_epilogue(region: CutlassRegion) -> tuple[Epilogue, tuple[int, ...]]:
@@ -113,4 +134,33 @@ def gemm_call(
 def _source(config: GemmConfig, epilogue: Epilogue, problem: GemmProblem) -> Callable[[], str]:
     return lambda: emit.emit_gemm(
         config, epilogue, layout_a=problem.a.order, layout_b=problem.b.order, batched=problem.batch > 1
+    )
+
+
+def _convolution_source(config: AnyConvolutionConfig, epilogue: Epilogue) -> Callable[[], str]:
+    return lambda: emit_convolution.emit_convolution(config, epilogue)
+
+
+def convolution_call(
+    config: AnyConvolutionConfig,
+    epilogue: Epilogue,
+    problem: ConvolutionProblem,
+    region: CutlassRegion,
+    places: tuple[int, ...],
+) -> KernelCall:
+    """The launch of ``config`` for the region's own extents."""
+    window, tuning = problem.window, (config.split, 1, 0, 0)
+    if isinstance(config, ConvolutionConfig):
+        tuning = (config.split, config.tile.swizzle, int(config.tile.raster == "along_m"), 0)
+    numbers = (
+        *window.input_extents, problem.filters, *window.filter_extents, *window.output_extents,
+        *window.padding, *window.strides, *window.dilation, window.groups, *tuning,
+    )  # fmt: skip
+    first, second = region.factors
+    return KernelCall(
+        symbol=emit_convolution.symbol_of(config, epilogue),
+        structure="ConvolutionCall",
+        declaration=emit_convolution.CALL,
+        fields=f"{', '.join(map(str, numbers))}, data[{first}], data[{second}], operands, data[tensors - 1]",
+        operands=places,
     )

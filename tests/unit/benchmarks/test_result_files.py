@@ -27,6 +27,8 @@ WRITERS = {
     "gpu/run.py": "runs there, without this package; `import_results.py` takes in what it writes",
     "gpu/import_results.py": "asks `require_clean_commit` for the commit of the bundle",
 }
+# What writes something else beside its results.
+BESIDE = {"attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew"}
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_clean_commit_writes_its_results(
 MAINS: dict[str, dict[str, Any]] = {
     "ablation.py": {}, "compile_time.py": {}, "construct.py": {}, "matmul.py": {}, "metaschedule.py": {},
     "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {}, "gpu/ablation.py": {},
-    "gpu/interpret.py": {},
+    "attention.py": {}, "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
 }  # fmt: skip
 
@@ -132,7 +134,7 @@ def test_no_script_is_left_out() -> None:
     writing = {name for name, text in found.items() if "write_results" in text} - set(WRITERS)
     assert writing == set(MAINS)
     others = {name for name, text in found.items() if _writes_files(ast.parse(text))}
-    assert others == set(WRITERS), "a script writes a file past `write_results`"
+    assert others == {*WRITERS, *BESIDE}, "a script writes a file past `write_results`"
 
 
 def _writes_files(tree: ast.AST) -> bool:

@@ -6,6 +6,7 @@ templates compile is `tests/unit/byoc_cutlass/test_emit.py`'s and its slow neigh
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -78,7 +79,7 @@ def drawn(func: Any) -> list[Array]:
 
 
 def symbol(name: str) -> str:
-    return name.replace(" ", "_")
+    return re.sub(r"\W+", "_", name)
 
 
 def linked(functions: dict[str, Any], device: str, folder: Path) -> HostLibrary:
@@ -135,6 +136,45 @@ def scaled_integers() -> Any:
     return module_of([x, w], op.multiply(op.astype(summed, "float32"), relax.const(0.125, "float32")))
 
 
+def convolved(
+    data: tuple[int, ...],
+    weight: tuple[int, ...],
+    *steps: Step,
+    dtype: str = "float16",
+    others: Any = (),
+    **options: Any,
+) -> Any:
+    """An NHWC convolution with ``steps`` behind it, each of the value so far and ``others``."""
+    x, w = inputs_of(data, weight, dtype=dtype)
+    value = op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI", **options)
+    for step in steps:
+        value = step(value, *others)
+    return module_of([x, w, *others], value)
+
+
+CONVOLUTIONS: dict[str, Callable[[], Any]] = {
+    "window": lambda: convolved((2, 9, 8, 16), (24, 3, 3, 16), padding=1),
+    "stride, dilation, one-sided padding": lambda: convolved(
+        (2, 12, 11, 16), (24, 3, 2, 16), strides=(2, 1), dilation=(1, 2), padding=(0, 1, 1, 2)
+    ),
+    "window, bias, residual": lambda: convolved(
+        (2, 9, 8, 16), (24, 3, 3, 16), lambda v, b, r: op.nn.relu(op.add(op.add(v, b), r)),
+        others=[given(24), given(2, 9, 8, 24)], padding=1,
+    ),
+    "one position": lambda: convolved(
+        (2, 9, 8, 32), (24, 1, 1, 32), lambda v, b: op.nn.silu(op.add(v, b)), others=[given(24)]
+    ),
+    "one position, strided": lambda: convolved((2, 9, 8, 32), (24, 1, 1, 32), strides=2),
+    "first layer": lambda: convolved((2, 16, 16, 3), (24, 7, 7, 3), op.nn.relu, strides=2, padding=3),
+    "groups": lambda: convolved((2, 9, 8, 64), (64, 3, 3, 8), groups=8, padding=1),
+    "depthwise": lambda: convolved(
+        (2, 9, 8, 32), (32, 3, 3, 1), lambda v, b: op.nn.relu(op.add(v, b)), others=[given(32)], groups=32, padding=1,
+        strides=2,
+    ),
+    "float32 window": lambda: convolved((2, 9, 8, 16), (24, 3, 3, 16), dtype="float32", padding=1),
+    "deep window": lambda: convolved((1, 4, 4, 1024), (16, 3, 3, 1024), padding=1),  # slices, with a workspace
+}  # fmt: skip
+
 GRAPHS: dict[str, Callable[[], Any]] = {
     "product": lambda: product((24, 32), (32, 40)),
     "transposed": lambda: turned((40, 32)),
@@ -155,6 +195,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "int8": scaled_integers,
     "narrow": lambda: product((24, 32), (32, 40), lambda v: op.clip(op.multiply(v, v), 0.25, 3)),
     "deep": lambda: product((16, 4096), (4096, 16)),  # splits K, with a workspace
+    **CONVOLUTIONS,
 }  # fmt: skip
 
 

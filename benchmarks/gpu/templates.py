@@ -1,0 +1,212 @@
+"""The operators of Bolt's Tables 1 to 3 and Figure 9 as CUTLASS's templates, for devices that need not be present.
+
+    python benchmarks/gpu/templates.py                           # A100 (sm_80) and H100 (sm_90a), compiled by nvcc
+    python benchmarks/gpu/templates.py --match T3 --no-compile
+    python benchmarks/gpu/templates.py --device nvidia-t4 --output t4.json
+
+Each row, pairs one after the other, is a graph of its own, with a bias and an activation, that goes through
+partitioning. Per row and device: what was recognised, how many templates are legal, the best one and its predicted
+time, the name of its kernel, and what nvcc made of it; of channels that are no multiple of 8 the predicted time with
+padded ones. Nothing here is measured. Writes ``benchmarks/results/<date>-gpu-templates.json``.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+from _common import current_environment, progress, result_path, show, write_results
+from cases import Case
+from lists import bolt
+from rich.table import Table
+
+from tvm_ext._tvm import IRModule, relax, tvm
+from tvm_ext.byoc_cutlass.selection import candidates_of
+from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import CompileError, IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
+from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
+
+WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
+DEVICES = ("nvidia-a100", "nvidia-h100")
+ACCESS = 8
+"""Halves of the widest copy, to which channels are padded."""
+EVERY = 10**6
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """One product on one device; times in microseconds, predicted."""
+
+    id: str
+    table: str
+    shape: str
+    paper_speedup: str
+    device: str
+    pattern: str = ""
+    refused: str = ""
+    legal: int = 0
+    template: str = ""
+    kernel: str = ""
+    time_us: float | None = None
+    padded_us: float | None = None
+    architecture: str = ""
+    compiled: bool | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+    @property
+    def recognised(self) -> bool:
+        return bool(self.pattern)
+
+
+def graph(case: Case) -> IRModule:
+    """The case in Relax: filters OHWI, the bias added, the activation spelt as networks spell it."""
+    x, w, b = (relax.Var(item.name, relax.TensorType(item.shape, item.dtype)) for item in case.inputs)
+    if case.operator.endswith("conv2d"):
+        h, w_, inner, outer = case.inputs[1].shape
+        w = relax.Var("w", relax.TensorType((outer, h, w_, inner), "float16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w, b]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.add(builder.emit(_product(case, x, w)), b))
+            result = builder.emit_output(_activated(builder, value, case.attributes["activation"]))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _product(case: Case, x: Any, w: Any) -> Any:
+    if not case.operator.endswith("conv2d"):
+        return relax.op.matmul(x, w)
+    attributes = case.attributes
+    return relax.op.nn.conv2d(
+        x, w, strides=attributes["stride"], padding=attributes["pads"], data_layout="NHWC", kernel_layout="OHWI"
+    )  # fmt: skip
+
+
+def _activated(builder: Any, value: Any, activation: str) -> Any:
+    def number(constant: float) -> Any:
+        return relax.const(constant, "float16")
+
+    match activation:
+        case "relu" | "gelu":
+            return getattr(relax.op.nn, activation)(value)
+        case "softplus":
+            small = builder.emit(relax.op.exp(builder.emit(relax.op.negative(builder.emit(relax.op.abs(value))))))
+            logarithm = builder.emit(relax.op.log(builder.emit(relax.op.add(small, number(1.0)))))
+            return relax.op.add(builder.emit(relax.op.maximum(value, number(0.0))), logarithm)
+        case "hardswish":
+            moved = builder.emit(relax.op.add(value, number(3.0)))
+            gate = builder.emit(relax.op.minimum(builder.emit(relax.op.maximum(moved, number(0.0))), number(6.0)))
+            return relax.op.divide(builder.emit(relax.op.multiply(value, gate)), number(6.0))
+    raise AssertionError(activation)
+
+
+def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:
+    """What becomes of the case on ``device``."""
+    verdict = Verdict(
+        id=case.id, table=row["table"], shape=row["shape"], paper_speedup=row["paper_speedup"], device=device.name
+    )
+    region = region_of(case, device, verdict)
+    if region is None:
+        return verdict
+    verdict.pattern = region.pattern
+    try:
+        found = candidates_of(region, device, EVERY)
+    except IllegalRewrite as error:
+        verdict.refused = error.problem
+        return verdict
+    best = found[0]
+    verdict.legal, verdict.template, verdict.time_us = len(found), best.name, best.time_us
+    verdict.kernel, verdict.architecture = best.call.symbol, best.architecture
+    verdict.padded_us = padded_us(region, device)
+    if compiled:
+        _compile(best.source(), verdict)
+    return verdict
+
+
+def region_of(case: Case, device: DeviceSpec, verdict: Verdict) -> CutlassRegion | None:
+    """The one region of the case's graph; None, with the reason in ``verdict``, where partitioning refuses it."""
+    with tvm.transform.PassContext():
+        partition = from_json(CutlassPartition, str(PartitionCutlass(device)(graph(case)).attrs[PARTITION]))
+    verdict.refused = "; ".join(item.reason for item in partition.refused)
+    return partition.taken[0] if partition.taken else None
+
+
+def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
+    """The predicted time with channels padded to whole copies; None where they are, or where nothing is padded."""
+    window = region.problem.window
+    if window is None or window.input_extents[3] % ACCESS == 0:
+        return None
+    channels = ceil_div(window.input_extents[3], ACCESS) * ACCESS
+    wider = dataclasses.replace(window, input_extents=(*window.input_extents[:3], channels))
+    problem = dataclasses.replace(region.problem, window=wider)
+    return candidates_of(dataclasses.replace(region, problem=problem), device, 1)[0].time_us
+
+
+def _compile(source: str, verdict: Verdict) -> None:
+    try:
+        cache = KernelCache.for_build(BuildOptions.current())
+        done = compile_gemm(source, verdict.architecture, cache=cache, time_limit_s=600)
+    except CompileError as error:
+        verdict.compiled, verdict.refused = False, str(error)[-1000:]
+        return
+    verdict.compiled = True
+    verdict.registers = max(use.register_count for use in done.uses)
+    verdict.spill_bytes = sum(use.spill_store_bytes + use.spill_load_bytes for use in done.uses)
+
+
+def table(verdicts: list[Verdict]) -> Table:
+    """All rows."""
+    titles = "case", "device", "recognised", "legal", "template", "us", "padded, us", "compiled", "registers"
+    made = Table(*titles, title="predicted, not measured")
+    for item in verdicts:
+        compiled = {None: "-", True: "yes", False: "no"}[item.compiled]
+        registers = f"{item.registers or '-'}" + (f", {item.spill_bytes} B spilled" if item.spill_bytes else "")
+        times = [f"{value:.1f}" if value else "-" for value in (item.time_us, item.padded_us)]
+        made.add_row(
+            f"{item.table} {item.id}", item.device, item.pattern or item.refused, str(item.legal), item.template,
+            *times, compiled, registers,
+        )  # fmt: skip
+    return made
+
+
+def main(
+    device: Annotated[list[str] | None, typer.Option(help="rows of the device tables")] = None,
+    match: Annotated[str, typer.Option(help="a regular expression of table and case")] = "",
+    compile: Annotated[bool, typer.Option(help="by nvcc, about 20 seconds of a core each")] = True,
+    output: Annotated[Path | None, typer.Option(help="instead of benchmarks/results")] = None,
+) -> None:
+    """Judge all rows, print and keep the verdicts."""
+    with WORKLOAD.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    cases = [(case, rows[int(re.findall(r"\d+", case.id)[0])]) for case in bolt(WORKLOAD)]
+    environment = current_environment()
+    path = result_path("gpu-templates", environment, output)
+    verdicts = []
+    with progress() as tell:
+        for name in device or DEVICES:
+            for case, row in cases:
+                if re.search(match, f"{row['table']} {case.id}"):
+                    tell(f"{name} {case.id}")
+                    verdicts.append(judge(case, row, lookup(name), compiled=compile))
+                    write_results(path, "templates of CUTLASS, predicted", environment, verdicts)
+    show(table(verdicts))
+
+
+if __name__ == "__main__":
+    typer.run(main)
