@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "operators.py --peer onnxruntime",
         "operators.py --peer stock_tvm --rounds 2",
         "matmul.py",
+        "persistent.py",
         "rows.py",
         "metaschedule.py",
         "attention.py",

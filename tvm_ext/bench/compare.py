@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,13 +93,15 @@ def bench(
     stock_budget_s: float = STOCK_BUDGET_S,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> BenchResult:
     """Time one model built by this plugin beside its peers, interleaved in this process.
 
     ``model`` is a built-in name (`models.names`, for which ``batch`` and ``sequence`` count), a path or a ModelProto.
     ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime" and "stock_tvm"; None takes every one
     that is installed and lists the others as skipped. ``progress`` is told each step: one to build or load each
-    contender, one to time them all. Each thread of a contender has a core to itself meanwhile (`placement`).
+    contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a core to
+    itself meanwhile (`placement`).
 
     Raises InputError for an unknown peer, UnsupportedEnvironmentError for a named peer that is not installed, and what
     importing and building the model raise.
@@ -121,7 +124,7 @@ def bench(
     entrants += [prepare(values, environment.threads, placement) for prepare in others]
     tell(f"timing {len(entrants)} contenders in turns")
     with on_main_core(placement):
-        timings = _measure(entrants, rounds, stock_budget_s)
+        timings = _measure(entrants, rounds, stock_budget_s, clock)
     return BenchResult(
         model=name,
         inputs=tuple((key, tuple(value.shape)) for key, value in values.items()),
@@ -168,14 +171,16 @@ def _load(
     return os.path.basename(model), load_onnx(model)
 
 
-def _measure(entrants: Sequence[Contender], rounds: int, stock_budget_s: float) -> tuple[Timing, ...]:
+def _measure(
+    entrants: Sequence[Contender], rounds: int, stock_budget_s: float, clock: Callable[[], float]
+) -> tuple[Timing, ...]:
     runners = []
     for entrant in entrants:
         budget = stock_budget_s if entrant.name == STOCK_TVM else math.inf
         first_s = timing.time_once(entrant.run)
         runners.append(timing.Runner(name=entrant.name, run=entrant.run, budget_s=budget, estimate_s=first_s))
     errors = _errors(entrants)
-    samples = timing.interleave(runners, rounds=rounds)
+    samples = timing.interleave(runners, rounds=rounds, clock=clock)
     return tuple(
         Timing(
             name=entrant.name,

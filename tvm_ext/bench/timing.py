@@ -55,12 +55,13 @@ def interleave(
     rounds: int = 10,
     samples_per_turn: int = 3,
     progress: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
     """Seconds per run of each runner, by name: up to ``rounds * samples_per_turn`` samples.
 
     Each round gives every runner one turn: a pause until the process is idle, an untimed run, then the samples. A
     runner whose samples have cost its budget sits out the remaining rounds. ``progress`` is told the runner's name at
-    each turn.
+    each turn. With one thread a ``clock`` of processor time tells what a run costs however busy the machine is.
     """
     samples: dict[str, list[float]] = {runner.name: [] for runner in runners}
     spent = dict.fromkeys(samples, 0.0)
@@ -74,7 +75,9 @@ def interleave(
             start = time.perf_counter()
             if runner.name not in repeats:
                 repeats[runner.name] = _repeats(runner)
-            taken = _take_turn(runner, repeats[runner.name], samples_per_turn, runner.budget_s - spent[runner.name])
+            taken = _take_turn(
+                runner, repeats[runner.name], samples_per_turn, runner.budget_s - spent[runner.name], clock
+            )
             samples[runner.name] += taken
             spent[runner.name] += time.perf_counter() - start
     return {name: tuple(values) for name, values in samples.items()}
@@ -96,13 +99,13 @@ def _repeats(runner: Runner) -> int:
     return max(1, math.ceil(MINIMUM_SAMPLE_S / max(estimate, 1e-7)))
 
 
-def _take_turn(runner: Runner, repeats: int, count: int, budget_s: float) -> list[float]:
+def _take_turn(runner: Runner, repeats: int, count: int, budget_s: float, clock: Callable[[], float]) -> list[float]:
     settle()
-    taken = [_sample(runner, repeats)]
+    taken = [_sample(runner, repeats, clock)]
     if taken[0] < LONG_RUN_S:
-        taken = [_sample(runner, repeats)]  # the first was the warm-up
+        taken = [_sample(runner, repeats, clock)]  # the first was the warm-up
     while len(taken) < count and (sum(taken) + taken[-1]) * repeats <= budget_s:
-        taken.append(_sample(runner, repeats))
+        taken.append(_sample(runner, repeats, clock))
     return taken
 
 
@@ -115,8 +118,8 @@ def settle() -> None:
             return
 
 
-def _sample(runner: Runner, repeats: int) -> float:
-    start = time.perf_counter()
+def _sample(runner: Runner, repeats: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(repeats):
         runner.run()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats

@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from tvm_ext.bench import models
+from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,6 +41,11 @@ def matmul(_scripts: None) -> ModuleType:
 
 
 @pytest.fixture
+def persistent(_scripts: None) -> ModuleType:
+    return importlib.import_module("persistent")
+
+
+@pytest.fixture
 def metaschedule(_scripts: None) -> ModuleType:
     return importlib.import_module("metaschedule")
 
@@ -56,6 +62,33 @@ def _run(tmp_path: Path, script: str, *arguments: str) -> tuple[dict, str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text(encoding="utf-8")), done.stdout
+
+
+def test_every_row_of_bolts_tables_is_there_with_its_arithmetic(persistent: ModuleType) -> None:
+    rows = {row.id: row for row, _ in persistent.rows(1)}
+    assert list(rows) == [*(f"T1.{i}" for i in range(1, 5)), *(f"T2.{i}" for i in range(1, 7))]
+    assert rows["T1.2"].flops == 2 * 16384 * (64 * 256 + 16 * 64)
+    assert rows["T1.2"].tensors == (16384 * 256, 16384 * 64, 16384 * 16)
+    assert rows["T2.1"].flops == 2 * 32 * 112 * 112 * (9 * 3 * 48 + 48 * 48)
+    assert rows["T2.1"].tensors == (32 * 3 * 224 * 224, 32 * 48 * 112 * 112, 32 * 48 * 112 * 112)
+    floors = rows["T1.4"].floors_ms(lookup("cpu-cascade-lake"))
+    assert 0 < floors["memory_fused"] < floors["memory_apart"]
+    ((small, model), *_) = [item for item in persistent.rows(32) if item[0].id == "T2.6"]
+    assert [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim] == [1, 64, 56, 56]
+    assert small.flops == rows["T2.6"].flops / 32
+
+
+def test_persistent_compares_one_kernel_with_two_and_with_both_peers(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    document, printed = _run(tmp_path, "persistent.py", "T1.1", "--rounds", "1", "--scale", "8")
+    (row,) = document["results"]
+    assert [item["name"] for item in row["timings"]] == [
+        "tvm_ext", "onnxruntime", "apart", "openvino_f32", "fused again",
+    ]  # fmt: skip
+    errors = [item["relative_error"] for item in row["timings"] if item["name"] != "onnxruntime"]
+    assert max(errors) < 1e-5
+    assert row["decisions"]
+    assert "T1: apart / fused" in printed
 
 
 def test_products_keep_k_and_n_and_are_short(matmul: ModuleType) -> None:

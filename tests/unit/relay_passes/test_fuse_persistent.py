@@ -190,11 +190,11 @@ def test_the_same_chains_for_a_recorded_cpu_every_time() -> None:
 def test_the_model_says_where_it_pays() -> None:
     """Rows that come from and go to memory between small weights pay; weights beyond L2 do not."""
     (region,) = regions(gemm_chain(128320, (96, 32, 96)).mod, mode="auto")
-    assert region.fused and region.separate_us > 1.05 * region.fused_us
+    assert region.fused and region.separate_us > 1.03 * region.fused_us
     assert region.saved_bytes == 2 * 128320 * 32 * 4
     (region,) = regions(gemm_chain(128, (768, 3072, 768)).mod, mode="auto")
     assert not region.fused and region.reason == "no gain is predicted"
-    assert region.separate_us < 1.05 * region.fused_us
+    assert region.separate_us < 1.03 * region.fused_us
 
 
 def matmul(a: Any, *shape: int) -> Any:
