@@ -195,7 +195,7 @@ def test_the_workspace_does_not_hold_the_scores() -> None:
         assert tiles is not None
         params = function_of(work).params
         sizes: list[int] = []
-        body = on_cpu(emit.emit_attention(work, tiles, params, emit.SERIAL, emit.tirx.exp), device)
+        body = on_cpu(emit.emit_attention(work, tiles, params, 3, emit.tirx.exp), device)
         structural_walk(body, (emit.tirx.AllocBuffer, lambda item: sizes.append(int(np.prod(item.buffer.ty.shape)))))
         return sum(sizes)
 

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
-from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, sequence, split_index, store
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
+from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, index, load, loop, sequence, split_index, store
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -57,27 +57,29 @@ class _Task:
 
 
 def emit_attention(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind, exp: Callable[[Expr], Expr]
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
 ) -> Stmt:
-    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`, ``kind`` its loops'.
+    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`.
 
-    ``exp`` writes e^x for x up to 0.
+    ``units`` cores divide the tasks among them; ``exp`` writes e^x for x up to 0.
     """
     if tiles.copies != "shared":
-        return _tasks(work, tiles, params, kind, exp)
+        return _tasks(work, tiles, params, units, exp)
     key = Gathered.of(work.key, params[1], work.keys, work.features)
     value = Gathered.of(work.value, params[2], work.keys, work.value_features)
+    kind = PARALLEL if units > 1 else SERIAL
     gathered = replace(work, key=key.operand, value=value.operand)
     return sequence(
         *key.copy(kind, tiles.lanes),
         *value.copy(kind, tiles.lanes),
-        _tasks(gathered, tiles, [params[0], key.buffer, value.buffer, *params[3:]], kind, exp),
+        _tasks(gathered, tiles, [params[0], key.buffer, value.buffer, *params[3:]], units, exp),
     )
 
 
 def _tasks(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], kind: ForKind, exp: Callable[[Expr], Expr]
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
 ) -> Stmt:
+    """All tasks: each core has as many that follow each other, one more or less, in one workspace."""
     blocks = ceil_div(work.queries, tiles.query_block)
     vectors_of_last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
     exact = work.queries % tiles.query_block == 0
@@ -113,9 +115,16 @@ def _tasks(
         else:
             last = of(vectors_of_last, index(work.queries) - first)
             body = last if blocks == 1 else tirx.IfThenElse(block < index(blocks - 1), whole, last)
-        return sequence(named, *(statement for _, statement in starts), *map(allocate, space.buffers), body)
+        return sequence(named, *(statement for _, statement in starts), body)
 
-    return loop(work.batch * blocks, kind, "task", task)
+    tasks = work.batch * blocks
+
+    def share(unit: Expr) -> Stmt:
+        first, last = (tirx.floordiv(index(tasks) * (unit + index(side)), index(units)) for side in (0, 1))
+        own = loop(last - first if units > 1 else tasks, SERIAL, "task", lambda number: task(first + number))
+        return sequence(*map(allocate, space.buffers), own)
+
+    return loop(units, PARALLEL, "unit", share)
 
 
 def _task(task: _Task) -> Stmt:

@@ -8,7 +8,7 @@ from tvm_ext._tvm import Buffer, Stmt
 from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import outer_kind
+from tvm_ext.ir.build_ir import PARALLEL, outer_kind
 from tvm_ext.records.attention import Attention, AttentionTiles
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
@@ -23,11 +23,13 @@ def attention_kernel(work: Attention, params: Sequence[Buffer], device: DeviceSp
     if tiles is None:
         raise IllegalRewrite(f"attention of {work}: {device.name} has no SIMD registers for queries")
     seconds = kernel_seconds(work, tiles, device)
-    statement = emit_attention(work, tiles, params, outer_kind(seconds, device), lambda x: exp_below_one(x, device))
-    return statement, _program(work, tiles, seconds, device), f"attention of {work} in {tiles}"
+    tasks = work.batch * ceil_div(work.queries, tiles.query_block)
+    units = min(device.unit_count, tasks) if outer_kind(seconds, device) == PARALLEL else 1
+    statement = emit_attention(work, tiles, params, units, lambda x: exp_below_one(x, device))
+    return statement, _program(work, tiles, seconds, units, device), f"attention of {work} in {tiles}"
 
 
-def _program(work: Attention, tiles: AttentionTiles, seconds: float, device: DeviceSpec) -> RProgram:
+def _program(work: Attention, tiles: AttentionTiles, seconds: float, units: int, device: DeviceSpec) -> RProgram:
     def tile(queries: int, keys: int) -> RTile:
         return RTile(axes=("query", "key"), shape=(queries, keys))
 
@@ -43,7 +45,7 @@ def _program(work: Attention, tiles: AttentionTiles, seconds: float, device: Dev
             ("L1", tile(tiles.query_block, tiles.key_block)),
         ),
         vector_axis="query",
-        unit_count=min(device.unit_count, tasks),
+        unit_count=units,
         partition_count=tasks,
         epsilon=0.0,
         shrunk=False,
