@@ -29,6 +29,8 @@ from tvm_ext._tvm import (
     module_pass,
     pass_instrument,
 )
+from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
+from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.device_db import as_opencl, device_for_target, is_bare, lookup
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
@@ -50,6 +52,7 @@ from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
@@ -87,11 +90,14 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
     """Layouts that Roller's kernels gain by. Nothing for stock TVM's schedules, which are written for NCHW."""
+    templates = options.enable_cutlass is True and has(device, TEMPLATES_SINCE)
     if options.enable_roller is False or options.layout == "NCHW":
         return []
     if device.kind != "cpu":
         # Channels last is what matrix units read; nothing where the device has none for the convolutions' type.
-        return [ChannelsLast(device, always=options.layout == "NHWC"), relax.transform.DeadCodeElimination()]
+        # Templates read nothing else, of grouped convolutions neither.
+        last = ChannelsLast(device, always=options.layout == "NHWC" or templates, grouped=templates)
+        return [last, relax.transform.DeadCodeElimination()]
     if options.layout == "NHWC":
         return []
     # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
@@ -105,6 +111,8 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
     own = replace(options, enable_cutlass=False)
     own_time = partial(_own_time_us, target=target, device=device, options=own)
     return [
+        # Where all products are templates': by the model of our own kernels it would pay nowhere.
+        *([PadAlignment(device)] if options.enable_cutlass is True and has(device, TEMPLATES_SINCE) else []),
         # While products and what follows them still are operators, and their layouts are decided.
         PartitionCutlass(device),
         CompileCutlass(

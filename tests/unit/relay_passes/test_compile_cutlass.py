@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
@@ -140,6 +141,19 @@ def test_the_rest_of_the_graph_keeps_our_kernels(on_cpu: Path) -> None:
     report = relay.build(mod, "nvidia-a100", enable_cutlass=True, kernel_cache="off").report
     assert report.cutlass is not None and len(report.cutlass.kernels) == 1
     assert [operator.choice.path for operator in report.operators] == ["rows"]
+
+
+@needs_cc
+def test_odd_rows_are_padded_for_the_templates(on_cpu: Path) -> None:
+    """Rows of 1001 halves are read one at a time, which no template does; padded to 1008 they have one."""
+    (x,) = inputs_of((4096, 1001), dtype="float16")
+    weight = relax.const(np.ones((1001, 512), "float16"))
+    mod = module_of([x], op.matmul(x, weight))
+    assert "is read 1 element(s) at a time" in partition(mod)[1].refused[0].reason
+    report = relay.build(mod, "nvidia-a100", enable_cutlass=True, kernel_cache="off").report
+    assert report.cutlass is not None and not report.cutlass.declined
+    assert [kernel.pattern for kernel in report.cutlass.kernels] == ["matmul"]
+    assert [operator.name for operator in report.operators] == ["pad"]
 
 
 @needs_cc
