@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 PARTITION = "tvm_ext.partition"
@@ -132,6 +132,11 @@ class CutlassRegion:
     out_dtype: str
     ended: str
     saved_us: float
+
+    @property
+    def kind(self) -> CutlassRegion:
+        """What regions have in common that have the same kernels: all but their place in the graph."""
+        return replace(self, value="", ended="", saved_us=0.0)
 
 
 def operand_name(index: int) -> str:

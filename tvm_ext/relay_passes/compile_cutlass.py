@@ -104,10 +104,9 @@ class CompileCutlass:
                 continue
             if self.own_time is None:
                 continue
-            alike = replace(region, value="", ended="")
-            if alike not in known:
-                known[alike] = self.own_time(twin_of(functions[name]))
-            time_us = known[alike]
+            if region.kind not in known:
+                known[region.kind] = self.own_time(twin_of(functions[name]))
+            time_us = known[region.kind]
             if time_us is None:
                 continue
             own[name] = time_us

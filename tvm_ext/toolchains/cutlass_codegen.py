@@ -55,6 +55,7 @@ class CutlassBackend:
 
     def __init__(self, device: DeviceSpec, cache: KernelCache | None = None) -> None:
         self.device = device
+        self.known: dict[CutlassRegion, tuple[Candidate, ...] | str] = {}
         self.compiler = TemplateCompiler(
             cache=KernelCache.for_build(BuildOptions.current()) if cache is None else cache
         )
@@ -66,7 +67,10 @@ class CutlassBackend:
 
     def predict(self, region: CutlassRegion) -> float:
         """Microseconds of the region's first candidate; raises IllegalRewrite where it has none."""
-        return candidates_of(region, self.device)[0].time_us
+        found = self._candidates(region)
+        if isinstance(found, str):
+            raise IllegalRewrite(found, "")
+        return found[0].time_us
 
     def compile(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CompiledRegion], dict[str, str]]:
         """Kernels by name, and why a region has none."""
@@ -79,10 +83,14 @@ class CutlassBackend:
         return compiled, why_not | {name: error.problem for name, error in failed.items()}
 
     def _candidates(self, region: CutlassRegion) -> tuple[Candidate, ...] | str:
-        try:
-            return candidates_of(region, self.device)
-        except IllegalRewrite as refusal:
-            return refusal.problem
+        """Or why there are none; a network's layers repeat a few regions, each of which is looked at once."""
+        kind = region.kind
+        if kind not in self.known:
+            try:
+                self.known[kind] = candidates_of(region, self.device)
+            except IllegalRewrite as refusal:
+                self.known[kind] = refusal.problem
+        return self.known[kind]
 
     def kernels(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CutlassKernel], dict[str, str]]:
         """`compile` as records."""
