@@ -23,6 +23,7 @@ from tvm_ext.byoc_cutlass import emit
 from tvm_ext.byoc_cutlass import emit_convolution as convolutions
 from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.evt import once
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.records.partition import Order
 from tvm_ext.support.files import temporary_folder
@@ -32,6 +33,8 @@ from tvm_ext.toolchains.cuda_toolchain import CompiledCuda
 TYPES = {"float16": "_Float16", "float32": "float", "int8": "int8_t", "int32": "int32_t"}
 
 _FUNCTIONS = """
+#ifndef FUNCTIONS
+#define FUNCTIONS
 #include <cmath>
 #include <cstdint>
 static float relu(float x) { return x != x ? x : (x > 0 ? x : 0); }
@@ -44,6 +47,7 @@ static float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
 static float maximum(float x, float y) { return x > y ? x : y; }
 static float minimum(float x, float y) { return x < y ? x : y; }
 static float cast(float x, char const*) { return float(_Float16(x)); }
+#endif
 """
 
 RUNTIME = """
@@ -97,7 +101,7 @@ def emit_gemm(
     a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"
     b = "k * call->ldb + j" if layout_b == "row" else "j * call->ldb + k"
     reads, quoted, out = _epilogue(epilogue, "call->n")
-    return f"""{_FUNCTIONS}{emit.CALL}
+    return f"""{_FUNCTIONS}{once("GEMM_CALL", emit.CALL)}
 extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
@@ -132,7 +136,7 @@ def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
     symbol, operand = convolutions.symbol_of(config, epilogue), TYPES[config.arithmetic]
     total = "int32_t" if operand == "int8_t" else "float"
     reads, quoted, out = _epilogue(epilogue, "call->k")
-    return f"""{_FUNCTIONS}{convolutions.CALL}
+    return f"""{_FUNCTIONS}{once("CONVOLUTION_CALL", convolutions.CALL)}
 extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;

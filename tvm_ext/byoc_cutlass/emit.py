@@ -21,7 +21,7 @@ from tvm_ext.records.partition import Order
 from . import _cutlass
 from .elements import ELEMENTS, Shape3, multiplier
 from .epilogue import Epilogue
-from .evt import OWN_FUNCTIONS, VisitorTree, visitor_tree
+from .evt import OWN_FUNCTIONS, VisitorTree, once, visitor_tree
 from .gemm import GemmConfig
 
 _LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
@@ -101,7 +101,7 @@ def emit_gemm(
 #include <cutlass/cutlass.h>
 {includes}
 {OWN_FUNCTIONS}
-{CALL}
+{once("GEMM_CALL", CALL)}
 namespace {symbol}_template {{
 
 using ElementA = {ELEMENTS[arithmetic.operand].cpp};

@@ -22,7 +22,7 @@ from .emit import emit_gemm, entry_points, gemm_shape
 from .emit import symbol_of as gemm_symbol_of
 from .epilogue import Epilogue
 from .epilogue_function import epilogue_function
-from .evt import OWN_FUNCTIONS, visitor_tree
+from .evt import OWN_FUNCTIONS, once, visitor_tree
 
 CALL = """struct ConvolutionCall {
   int32_t n, h, w, c, k, r, s, p, q;  // N x H x W x C by K filters of R x S into N x P x Q x K
@@ -87,12 +87,12 @@ def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
     if isinstance(config, DepthwiseConfig):
-        return _text(config, epilogue, "direct", OWN_FUNCTIONS + DIRECT, _direct(config, epilogue))
+        return _text(config, epilogue, "direct", OWN_FUNCTIONS + once("DIRECT", DIRECT), _direct(config, epilogue))
     if config.iterator == "plain":
         return _plain(config, epilogue)
     if config.iterator == "bulk":
         return _text(config, epilogue, "bulk", OWN_FUNCTIONS, _bulk(config, epilogue))
-    return _text(config, epilogue, "implicit", OWN_FUNCTIONS + IMPLICIT, _implicit(config, epilogue))
+    return _text(config, epilogue, "implicit", OWN_FUNCTIONS + once("IMPLICIT", IMPLICIT), _implicit(config, epilogue))
 
 
 def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: str, body: str) -> str:
@@ -108,7 +108,7 @@ def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: 
 #include <cutlass/cutlass.h>
 {includes}
 {helpers}
-{CALL}
+{once("CONVOLUTION_CALL", CALL)}
 namespace {symbol}_template {{
 
 using ElementA = {operand};
@@ -147,7 +147,7 @@ def _plain(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     product = gemm_symbol_of(config.tile, epilogue, "row", "column")
     symbol = symbol_of(config, epilogue)
     return f"""{emit_gemm(config.tile, epilogue, layout_b="column")}
-{CALL}
+{once("CONVOLUTION_CALL", CALL)}
 namespace {symbol}_template {{
 
 int64_t const no_distances[{len(epilogue.operands) + 1}] = {{}};

@@ -25,7 +25,15 @@ from .epilogue import Epilogue
 Generation = Literal["2.x", "3.x"]
 """Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
 
-OWN_FUNCTIONS = """
+
+def once(name: str, text: str) -> str:
+    """C++ that several sources begin with, so that they can be compiled as one."""
+    return f"#ifndef TVM_EXT_{name}\n#define TVM_EXT_{name}\n{text}#endif\n"
+
+
+OWN_FUNCTIONS = once(
+    "OWN_FUNCTIONS",
+    """
 namespace tvm_ext {
 
 // A function of one element for arrays of them, as visitors call it.
@@ -60,7 +68,8 @@ template <class Array> struct GeluTanh {
 };
 
 }  // namespace tvm_ext
-"""
+""",
+)
 
 _LIBRARY_ACTIVATIONS = {
     "relu": "ReLU", "gelu": "Gelu", "gelu_tanh": "GeluTaylor", "silu": "SiLU", "hardswish": "HardSwish",

@@ -1,16 +1,19 @@
 """From the sources of CUTLASS kernels (`byoc_cutlass.emit`) to one object file that a model links to.
 
-Each distinct kernel is a translation unit, compiled by nvcc as our own kernels are, several at a time; what the cache
-of kernels has is not compiled. A template that the compiler refuses, or takes too long for, gives way to the region's
-next candidate. `link_objects` joins the kernels, their host functions and CUDA's runtime into one object file of which
-nothing but the host functions is visible: whoever links it needs no CUDA.
+Sources are compiled by nvcc as our own kernels are, several at a time; what the cache of kernels has is not compiled.
+Most of the time goes into CUTLASS's headers, so sources that include the same ones are compiled together, as many to a
+translation unit as leaves one for each core; where the compiler refuses such a unit, each of them alone. A template
+that it refuses alone, or takes too long for, gives way to the region's next candidate.
+
+`link_objects` joins the kernels, their host functions and CUDA's runtime into one object file of which nothing but the
+host functions is visible: whoever links it needs no CUDA.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tvm_ffi
@@ -20,6 +23,7 @@ from tvm_ext.byoc_cutlass._cutlass import include_folders
 from tvm_ext.byoc_cutlass.host import HostFunction, emit_host
 from tvm_ext.byoc_cutlass.selection import Candidate
 from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
+from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.files import temporary_folder, write_objects
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.limited_process import run_limited, worker_threads
@@ -32,6 +36,9 @@ TIME_FACTOR = 5.0
 
 MOST_COMPILERS = 8
 """nvcc takes up to 2 GB for a collective."""
+
+MOST_TOGETHER = 8
+"""Sources of one translation unit: so many are compiled again where it fails, and the compiler's memory holds them."""
 
 _LINK_TIME_LIMIT_S = 60.0
 _RUNTIME = "libcudart_static.a"
@@ -57,6 +64,10 @@ def compile_gemm(
     )
 
 
+Source = tuple[str, str]
+"""Text of a kernel, and the architecture that it is compiled for."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledRegion:
     """The candidate that compiled, its kernel, and what the compiler said of those before it."""
@@ -72,7 +83,7 @@ class TemplateCompiler:
 
     cache: KernelCache | None = None
     threads: int | None = None
-    done: dict[tuple[str, str], CompiledCuda | CompileError] = field(default_factory=dict)  # by source, architecture
+    done: dict[Source, CompiledCuda | CompileError] = field(default_factory=dict)
 
     def compile_regions(
         self, regions: Mapping[str, Sequence[Candidate]]
@@ -101,21 +112,45 @@ class TemplateCompiler:
                 del pending[name]
         return compiled, failed
 
-    def _compile_sources(self, sources: Mapping[str, tuple[str, str]]) -> None:
-        """Compile what is not done yet, several at a time."""
+    def _compile_sources(self, sources: Mapping[str, Source]) -> None:
+        """Compile what is not done yet, together where that saves time; what fails together, alone."""
         new = [item for item in dict.fromkeys(sources.values()) if item not in self.done]
-        workers = min(len(new), self.threads or min(options.usable_core_count(), MOST_COMPILERS))
-        if workers <= 1:
-            self.done |= {item: self._attempt(item) for item in new}
-            return
-        with worker_threads(workers, "tvm_ext-cutlass") as pool:
-            self.done |= dict(zip(new, pool.map(self._attempt, new), strict=True))
+        units = units_of(new, self._workers())
+        self._compile_units(units)
+        failed = [unit for unit in units if isinstance(self.done[unit[0]], CompileError) and len(unit) > 1]
+        self._compile_units([(item,) for unit in failed for item in unit])
 
-    def _attempt(self, item: tuple[str, str]) -> CompiledCuda | CompileError:
+    def _compile_units(self, units: Sequence[tuple[Source, ...]]) -> None:
+        workers = min(len(units), self._workers())
+        if workers <= 1:
+            results = [self._attempt(unit) for unit in units]
+        else:
+            with worker_threads(workers, "tvm_ext-cutlass") as pool:
+                results = list(pool.map(self._attempt, units))
+        for unit, result in zip(units, results, strict=True):
+            self.done |= dict.fromkeys(unit, result)
+
+    def _workers(self) -> int:
+        return self.threads or min(options.usable_core_count(), MOST_COMPILERS)
+
+    def _attempt(self, unit: tuple[Source, ...]) -> CompiledCuda | CompileError:
+        """The object file of all sources of ``unit``, whose time is divided among them."""
+        text, limit = "".join(source for source, _ in unit), TIME_FACTOR * options.cuda_settings().time_limit_s
         try:
-            return compile_gemm(*item, cache=self.cache)
+            done = compile_gemm(text, unit[0][1], cache=self.cache, time_limit_s=limit * len(unit))
         except CompileError as error:
             return error
+        return replace(done, seconds=done.seconds / len(unit))
+
+
+def units_of(sources: Sequence[Source], workers: int) -> list[tuple[Source, ...]]:
+    """``sources`` in translation units: those of one kind of headers together, about as many units as ``workers``."""
+    kinds: dict[tuple[str, ...], list[Source]] = {}
+    for source in sources:
+        includes = tuple(line for line in source[0].splitlines() if line.startswith("#include"))
+        kinds.setdefault((source[1], *includes), []).append(source)
+    size = min(MOST_TOGETHER, ceil_div(len(sources), workers)) if sources else 1
+    return [tuple(alike[start : start + size]) for alike in kinds.values() for start in range(0, len(alike), size)]
 
 
 # --- linking ---------------------------------------------------------------------------------------------------------
@@ -130,7 +165,8 @@ def link_objects(functions: Sequence[HostFunction], kernels: Sequence[bytes], ar
         objects = [*write_objects(list(dict.fromkeys(kernels)), folder), str(host), str(runtime)]
         joined, result = folder / "joined.o", folder / "cutlass.o"
         # Groups of functions that are allowed to be there twice are dissolved, for their names do not stay visible.
-        link = ["-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", str(joined)]
+        # A template that two units hold is the same in both.
+        link = ["-r", "-nostdlib", "-Wl,--force-group-allocation,-z,muldefs", "-o", str(joined)]
         run_limited([host_compiler.compiler(), *link, *objects], _LINK_TIME_LIMIT_S, folder)
         hide = ["--wildcard", "--keep-global-symbol=__tvm_ffi_*", str(joined), str(result)]
         run_limited([_tool("objcopy"), *hide], _LINK_TIME_LIMIT_S, folder)

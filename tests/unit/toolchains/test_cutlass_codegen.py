@@ -32,7 +32,7 @@ from tvm_ext.relay_passes.composites import composite_of, is_composite, region_o
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains import cutlass_toolchain
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_toolchain import link_objects
+from tvm_ext.toolchains.cutlass_toolchain import MOST_TOGETHER, link_objects, units_of
 
 pytestmark = needs_cc
 
@@ -254,6 +254,7 @@ def test_nothing_but_host_functions_is_visible(functions: dict[str, Any], on_cpu
 
 
 def test_alike_regions_share_a_kernel_and_a_second_time_compiles_nothing(on_cpu: Path) -> None:
+    """Two distinct kernels of three regions: one translation unit for one thread, two for two."""
     compiled: list[str] = []
 
     def compile_once(source: str, architecture: str, **settings: Any) -> Any:
@@ -262,13 +263,47 @@ def test_alike_regions_share_a_kernel_and_a_second_time_compiles_nothing(on_cpu:
 
     region = region_of(only_function(GRAPHS["residual"](), "nvidia-a100"))
     other = replace(region, value="other", operands=tuple(reversed(region.operands)))
+    regions = {"one": region, "two": replace(region, value="two"), "three": other}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutlass_toolchain, "compile_gemm", compile_once)
+        for threads in (1, 2):
+            backend = CutlassBackend(lookup("nvidia-a100"), KernelCache(None))
+            backend.compiler.threads = threads
+            for _ in range(2):
+                found, why_not = backend.kernels(regions)
+                assert set(found) == set(regions) and not why_not
+    assert len(compiled) == 3
+    assert compiled[0] == compiled[1] + compiled[2]
+
+
+def test_units_hold_sources_of_one_kind_and_no_more_than_some() -> None:
+    sources = [(f"#include <{'ab'[i % 2]}>\n// {i}\n", "sm_80") for i in range(20)]
+    for workers in (1, 2, 3, 8, 100):
+        units = units_of(sources, workers)
+        assert sorted(item for unit in units for item in unit) == sorted(sources)
+        assert all(len({source[0].split("\n")[0] for source in unit}) == 1 for unit in units)
+        assert max(map(len, units)) <= min(MOST_TOGETHER, -(-20 // workers))
+    assert units_of([], 2) == []
+
+
+def test_what_is_refused_together_is_compiled_alone(on_cpu: Path) -> None:
+    region = region_of(only_function(GRAPHS["residual"](), "nvidia-a100"))
+    regions = {"one": region, "two": replace(region, operands=tuple(reversed(region.operands)))}
+    tried = []
+
+    def refuse_several(source: str, architecture: str, **settings: Any) -> Any:
+        tried.append(source.count('extern "C" int32_t'))
+        if tried[-1] > 1:
+            raise CompileError("took longer than it may.", "")
+        return cutlass_on_cpu.compile_here(source, architecture, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutlass_toolchain, "compile_gemm", refuse_several)
         backend = CutlassBackend(lookup("nvidia-a100"), KernelCache(None))
-        for _ in range(2):
-            found, why_not = backend.kernels({"one": region, "two": replace(region, value="two"), "three": other})
-            assert set(found) == {"one", "two", "three"} and not why_not
-    assert len(compiled) == len(set(compiled)) == 2
+        backend.compiler.threads = 1
+        found, why_not = backend.kernels(regions)
+    assert tried == [2, 1, 1] and set(found) == set(regions) and not why_not
+    assert not any(kernel.refused for kernel in found.values())
 
 
 def test_a_template_that_the_compiler_refuses_gives_way_to_the_next(on_cpu: Path) -> None:
