@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,6 +77,8 @@ _LIBRARY_ACTIVATIONS = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "identity": "Identity",
 }  # fmt: skip
 _LIBRARY_FUNCTIONS = {"maximum": "Maximum", "minimum": "Minimum", "exp": "Exp"}
+# CUTLASS's extremes give the number of a number and a NaN; ours keep the NaN, as Relax's do.
+_NAN_KEEPING = {f"cutlass::{name}": f"cutlass::{name}_with_nan_propagation" for name in ("maximum", "minimum")}
 _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
 _APPROXIMATE_BITS = 16
 _EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
@@ -111,6 +114,8 @@ def visitor_tree(epilogue: Epilogue, accumulator: str, generation: Generation, *
     arguments = _Arguments(epilogue, frontend.constants, batched=batched).of_graph(graph)
     top = graph.nodes_topological_order()[-1] if generation == "2.x" else graph.get_all_inputs("D")[0]
     declarations = declarations.strip().replace(">,\n    >", ">\n    >")  # no comma before what closes a list
+    for library, kept in _NAN_KEEPING.items():
+        declarations = re.sub(rf"{library}\b", kept, declarations)
     return VisitorTree(declarations=declarations, name=name, argument=arguments[top])
 
 
@@ -252,7 +257,8 @@ def function_template(function: str, out_dtype: str) -> str:
         return own
     library = importlib.import_module("cutlass_cppgen.backend.library")
     if function in _LIBRARY_FUNCTIONS:
-        return str(library.FunctionalOpTag[getattr(library.FunctionalOp, _LIBRARY_FUNCTIONS[function])])
+        name = str(library.FunctionalOpTag[getattr(library.FunctionalOp, _LIBRARY_FUNCTIONS[function])])
+        return _NAN_KEEPING.get(name, name)
     return str(library.ActivationOpTag[getattr(library.ActivationOp, _LIBRARY_ACTIVATIONS[function])])
 
 

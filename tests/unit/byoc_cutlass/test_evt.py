@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.byoc_cutlass.gemms import EXPRESSIONS, epilogue_of
-from tvm_ext.byoc_cutlass.evt import Generation, VisitorTree, visitor_tree
+from tvm_ext.byoc_cutlass.evt import Generation, VisitorTree, function_template, visitor_tree
 
 pytest.importorskip("cutlass_library", reason="the extra `cutlass` is not installed")
 
@@ -80,6 +80,15 @@ def test_the_last_visitor_of_a_collective_makes_the_result(expression: str) -> N
     found = tree(expression, "3.x", "float32")
     last = re.findall(r"Sm90Compute<\s*([\w:]+), ([\w:]+), float", found.declarations)[-1]
     assert last == ("cutlass::epilogue::thread::Identity", "float")
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_extremes_keep_nan_as_the_graph_s_do(generation: Generation) -> None:
+    found = tree("maximum(minimum(accum, 6), row)", generation).declarations
+    assert re.findall(r"cutlass::(m[ai][xn]\w+)", found) == [
+        "minimum_with_nan_propagation", "maximum_with_nan_propagation",
+    ]  # fmt: skip
+    assert function_template("maximum", "float16") == "cutlass::maximum_with_nan_propagation"
 
 
 def test_importing_the_tracer_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
