@@ -179,8 +179,6 @@ def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     mode = options.enable_persistent_fusion
     if mode is False or options.enable_roller is False:
         return []
-    if device.kind != "cpu" and mode == "auto":
-        return []
     return [FusePersistent(judge_for(device, options), mode)]
 
 

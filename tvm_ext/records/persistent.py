@@ -32,9 +32,12 @@ class PanelPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainVerdict:
-    """What the model says of a chain: its best panels, its time as one kernel and apart, and whether that pays."""
+    """What the model says of a chain: its best panels, its time as one kernel and apart, and whether that pays.
 
-    plan: PanelPlan
+    GPUs have no panels: a threadblock's rows are chosen with the kernel's tiles.
+    """
+
+    plan: PanelPlan | None
     fused_us: float
     separate_us: float
     saved_bytes: float

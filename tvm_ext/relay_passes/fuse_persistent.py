@@ -191,13 +191,13 @@ def _vars(members: Sequence[VarBinding]) -> list[Var]:
 
 def _fused_region(segment: Segment, call: Expr) -> PersistentRegion:
     verdict = segment.verdict
-    size = " x ".join(map(str, verdict.plan.sizes))
+    panels = f", in panels of {' x '.join(map(str, verdict.plan.sizes))}" if verdict.plan else ""
     pays = "it pays by the model" if verdict.pays else "as asked for, although no gain is predicted"
     return PersistentRegion(
         kind="chain",
         operators=tuple(callee.name_hint for callee in _callees(segment.members)),
         fused=True,
-        reason=f"{pays}, in panels of {size}",
+        reason=f"{pays}{panels}",
         kernel=call.args[0].name_hint,
         saved_bytes=verdict.saved_bytes,
         fused_us=verdict.fused_us,

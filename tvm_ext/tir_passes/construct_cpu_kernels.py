@@ -168,7 +168,7 @@ def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOp
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [operator.params[i] for i in constant]
     chain = chain_of(func)
-    if chain is None:
+    if chain is None or chain.plan is None:
         body, forms, notes = _groups(operator, constants, device, options)
     else:
         body, forms, notes = _chain(operator, chain.plan, constants, device, options)

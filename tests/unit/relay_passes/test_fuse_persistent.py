@@ -265,12 +265,26 @@ def test_reshapes_between_products_end_a_chain() -> None:
     assert regions(module_of([x], matmul(relax.op.reshape(matmul(x, 8, 8), (4, 16)), 16, 4))) == ()
 
 
-def test_for_a_gpu_the_reason_is_said() -> None:
+@pytest.mark.parametrize("target", ["nvidia-a100", "nvidia-v100", "opencl"])
+def test_chains_are_fused_for_gpus(target: str) -> None:
+    plan = plan_build(
+        target, BuildOptions(enable_persistent_fusion=True, device="nvidia-a100" if target == "opencl" else None)
+    )
+    with plan.target:
+        made = plan.construct(gemm_chain(64, (8, 8, 8)).mod)
+    (region,) = record_of(made).regions
+    assert region.fused and "panels" not in region.reason
+    (kernel,) = [func for _, func in made.functions_items() if isinstance(func, PrimFunc)]
+    choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
+    assert [item.launches for item in choice.gpu] == [1]
+
+
+def test_what_does_not_stay_in_a_threadblock_says_so() -> None:
     plan = plan_build("nvidia-a100", BuildOptions(enable_persistent_fusion=True))
     with plan.target:
-        fused = operator_pipeline(plan.target, plan.device, plan.options)(gemm_chain(64, (8, 8, 8)).mod)
+        fused = operator_pipeline(plan.target, plan.device, plan.options)(gemm_chain(64, (8, 4096, 8)).mod)
     (region,) = record_of(fused).regions
-    assert not region.fused and region.reason == "chains have no kernels for GPUs"
+    assert not region.fused and "do not stay in a threadblock" in region.reason
 
 
 # --- segments -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
 from .anchors import construct_anchor
+from .gpu_chain import judge_gpu_chain
 from .panel import Panel, PanelView, check_runs, divide
 from .panel_sizes import panel_bytes, panel_plans, stored
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
@@ -32,14 +33,10 @@ from .row_time import arithmetic_s
 
 
 def judge_for(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc, Sequence[int]], ChainVerdict]:
-    """`judge_chain` for a build: of a chain and the positions of its constant parameters."""
+    """`judge_chain`, or `judge_gpu_chain`, for a build: of a chain and the positions of its constant parameters."""
     if device.kind != "cpu":
-        return _no_kernels
+        return lambda func, _constants: judge_gpu_chain(func, device)
     return lambda func, constants: judge_chain(func, constants, device, options)
-
-
-def _no_kernels(_func: PrimFunc, _constants: Sequence[int]) -> ChainVerdict:
-    raise IllegalRewrite("chains have no kernels for GPUs")
 
 
 def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, options: BuildOptions) -> ChainVerdict:

@@ -12,18 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tvm_ext._tvm import PrimFunc
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes, tensor_expr_of
-from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
-from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ChainTime, ChainUnits, ProductChain, why_apart
+from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ChainTime, ChainUnits, ProductChain, separate_s, why_apart
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.gpu import FRAGMENT
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.persistent import ChainVerdict
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.limits import timed_construction
 
 from ..roller.gemm_form import GemmForm, gemm_form, supports_mma
 from .anchors import gpu_anchor
+from .plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from .plan_kernels import RowGroup, TileGroup
 
 CHAIN_DTYPES = ("float32", "float16", "bfloat16")
@@ -91,6 +96,24 @@ def _run(groups: Sequence[TileGroup | RowGroup], operator: OperatorBody) -> list
                 break
         run.append(group)
     return run
+
+
+def judge_gpu_chain(func: PrimFunc, device: DeviceSpec) -> ChainVerdict:
+    """What one kernel of a chain gains on a GPU; raises IllegalRewrite where it cannot be one, saying why."""
+    with timed_construction():
+        operator = simplify_for_gpu(read_operator(func, "chain"))
+        groups, reasons = with_chains(plan_for_gpu(operator), operator, device, always=True)
+    group = groups[0]
+    if len(groups) != 1 or not isinstance(group, ChainGroup):
+        raise IllegalRewrite(reasons[0] if reasons else "its products do not follow each other row by row")
+    time = group.ranked[0][1]
+    return ChainVerdict(
+        plan=None,
+        fused_us=time.time_s * 1e6,
+        separate_us=separate_s(group.chain, device, group.units) * 1e6,
+        saved_bytes=group.chain.between_bytes,
+        pays=_why_apart(group.links, group.chain, time, device) is None,
+    )
 
 
 def made_by(group: TileGroup) -> Computation | None:
