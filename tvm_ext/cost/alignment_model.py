@@ -61,7 +61,7 @@ def product_us(product: AlignedProduct, device: DeviceSpec) -> float:
     blocks = product.batch * ceil_div(product.rows, TILE_ROWS) * ceil_div(product.columns, columns)
     held = ceil_div(blocks, device.unit_count) * device.unit_count  # the busiest unit's share, on every unit
     copied = [
-        extent * product.depth * product.itemsize_bytes * _slowdown(alignment * product.itemsize_bytes)
+        extent * product.depth * product.itemsize_bytes * slowdown(alignment * product.itemsize_bytes)
         for extent, alignment in zip((TILE_ROWS, columns), product.alignments, strict=True)
     ]
     copies_us = held * sum(copied) / (_tile_gb_per_s(device) * BYTES_PER_GB) * US_PER_S
@@ -85,7 +85,7 @@ def has_matrix_units(device: DeviceSpec, dtype: str) -> bool:
     return device.peak_gflops_of(f"{dtype}_tensor") is not None
 
 
-def _slowdown(copy_bytes: float) -> float:
+def slowdown(copy_bytes: float) -> float:
     """Time of copying the same bytes in narrower copies: 1 at 16 bytes, 2.1 at 4."""
     return 1 - COPY_SHARE + COPY_SHARE * WIDEST_COPY_BYTES / copy_bytes
 

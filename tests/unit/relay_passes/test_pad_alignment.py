@@ -107,6 +107,19 @@ def test_depthwise_convolutions_and_residuals_carry_padding() -> None:
     assert not shapes(after, "nn.pad") and not shapes(after, "strided_slice")
 
 
+def test_a_depthwise_convolution_gets_the_channels_that_its_template_wants() -> None:
+    """GhostNet's block: 20 channels of a product, 20 more of a depthwise convolution of them, both joined."""
+    (x,) = inputs_of((8, 28, 28, 64), dtype="float16")
+    first = op.nn.relu(convolution(x, 20, 64, size=1))
+    deep = op.nn.relu(op.nn.conv2d(first, constant(20, 3, 3, 1), padding=1, groups=20, **NHWC))
+    mod = module_of([x], op.abs(op.concat([first, deep], axis=3)))
+    assert "has 20 channels: the template" in decided(mod).refused[0].reason
+    after = padded(mod)
+    assert not decided(after).refused
+    assert shapes(after, "nn.conv2d") == [(8, 28, 28, 24), (8, 28, 28, 24)]
+    assert not shapes(after, "nn.pad")
+
+
 @pytest.mark.parametrize(
     "function",
     [op.log, lambda x: op.divide(constant(1), x), lambda x: op.multiply(op.exp(x), constant(1, value=6e4))],

@@ -19,7 +19,7 @@ from tvm_ext.analysis.relax_values import dtype_of, static_shape
 from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import RESULT
 from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
-from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us
+from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us, slowdown
 from tvm_ext.cost.epilogue_traffic import moved_us
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import PaddingSource
@@ -138,7 +138,7 @@ class PaddingChoice:
     def _cost(self, labels: Sequence[Label], padded: set[Label]) -> float:
         """Predicted microseconds of what the labels touch."""
         values = dict.fromkeys(item for label in labels for item in self._touched(label))
-        nodes = dict.fromkeys(variable for variable, _ in labels if self.block.nodes[variable].role == "product")
+        nodes = dict.fromkeys(variable for variable, _ in labels)
         return sum(self._value_us(item, padded) for item in values) + sum(
             self._node_us(self.block.nodes[item], padded) for item in nodes
         )
@@ -222,6 +222,8 @@ class PaddingChoice:
     # ---- costs of products -------------------------------------------------------------------------------------------
 
     def _node_us(self, node: PaddingNode, padded: set[Label]) -> float:
+        if node.role == "carrier":
+            return self._depthwise_us(node, padded) if node.operator == "nn.conv2d" else 0.0
         reads, writes = ((node.variable, side) in padded for side in ("reads", "writes"))
         key = (node.variable, reads, writes)
         if key not in self._product_times:
@@ -229,11 +231,17 @@ class PaddingChoice:
             self._product_times[key] = self.product_time(node, reads=reads, writes=writes) + weights
         return self._product_times[key]
 
+    def _depthwise_us(self, node: PaddingNode, padded: set[Label]) -> float:
+        """Reading and writing its channels, in copies as wide as they allow. Its template wants 16 bytes."""
+        count = self.block.granule if (node.variable, "writes") in padded else gcd(self.block.granule, self.depth(node))
+        moved = moved_us(self._bytes(node.data[0]), self.device) + moved_us(self._bytes(node.variable), self.device)
+        return moved * slowdown(count * itemsize_bytes(dtype_of(node.variable)))
+
     def product_time(self, node: PaddingNode, *, reads: bool, writes: bool) -> float:
         """Predicted microseconds of a product in one of its forms."""
         return product_us(self._aligned(node, reads=reads, writes=writes), self.device)
 
-    def depth(self, node: PaddingNode, *, reads: bool) -> int:
+    def depth(self, node: PaddingNode, *, reads: bool = False) -> int:
         """Channels, or K, that the product reads."""
         return sum(extent + (padding if reads else 0) for extent, padding in self.block.runs_of(node.data[0]))
 
