@@ -149,11 +149,17 @@ def _why_wrong_split(config: ConvolutionConfig, problem: ConvolutionProblem) -> 
 
 
 def _registers(config: ConvolutionConfig, device: DeviceSpec) -> int:
-    """Of a thread: its tile's, its iterators', and without asynchronous copies what it loads for the next step."""
+    """Of a thread: its tile's, its iterators', and without asynchronous copies what it loads for the next step.
+
+    The optimized iterator has two masks for each of a thread's accesses. Worked example: of 256 x 32 halves each of 128
+    threads has 8 pieces of 16 bytes, 16 masks; read two halves at a time, 64.
+    """
     m, n, k = config.tile.threadblock
-    loaded = (m + n) * k * MULTIPLIERS[config.tile.arithmetic].bits // 32 // block_threads(config.tile, device)
-    staged = loaded if config.tile.stages == 2 else 0
-    return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged
+    bits, threads = MULTIPLIERS[config.tile.arithmetic].bits, block_threads(config.tile, device)
+    staged = (m + n) * k * bits // 32 // threads if config.tile.stages == 2 else 0
+    pieces, narrower = m * k * bits // ACCESS_BITS // threads, ACCESS_BITS // bits // config.tile.alignment_a
+    masks = 2 * pieces * (narrower - 1) if config.iterator == "optimized" and not config.tile.is_simt else 0
+    return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged + masks
 
 
 def _why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:

@@ -100,7 +100,7 @@ def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: 
     tfloat32 = config.arithmetic == "tfloat32" and kind == "implicit"  # matrix products' templates know without
     operand = "cutlass::tfloat32_t" if tfloat32 else ELEMENTS[arithmetic.operand].cpp
     includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[kind])
-    symbol = symbol_of(config, epilogue)
+    symbol, fits = symbol_of(config, epilogue), _FITS_BULK if kind == "bulk" else _FITS
     return f"""// {config.name}
 // D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
 #include <cstdint>
@@ -121,7 +121,7 @@ constexpr int OperandCount = {len(epilogue.operands)};
 
 {body}
 }}  // namespace {symbol}_template
-{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=_FITS)}"""
+{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=fits)}"""
 
 
 _FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.groups,
@@ -131,6 +131,13 @@ _FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call
   return call.pad_h >= 0 && call.pad_w >= 0 && call.c % call.groups == 0 && call.k % call.groups == 0 &&
          int64_t(call.n) * call.p * call.q <= most && int64_t(call.r) * call.s * call.c <= most;
 """
+_FITS_BULK = _FITS.replace(
+    "  constexpr",
+    """  if (!is_counted(call.h, call.p, call.r, call.pad_h, call.stride_h, call.dilation_h) ||
+      !is_counted(call.w, call.q, call.s, call.pad_w, call.stride_w, call.dilation_w))
+    return false;
+  constexpr""",
+)
 
 _PROBLEM = """cutlass::conv::Conv2dProblemSize problem_of(ConvolutionCall const& call) {
   return cutlass::conv::Conv2dProblemSize(
@@ -311,6 +318,13 @@ using Convolution = cutlass::conv::device::ConvUniversalAdapter<Kernel>;
 int padded_behind(int extent, int result, int window, int before, int stride, int dilation) {{
   int const behind = (result - 1) * stride + (window - 1) * dilation + 1 - extent - before;
   return behind > 0 ? behind : 0;
+}}
+
+// Whether the template, which counts the results itself, counts as many as there is room for.
+bool is_counted(int extent, int result, int window, int before, int stride, int dilation) {{
+  int const behind = padded_behind(extent, result, window, before, stride, dilation);
+  int const steps = extent + before + behind - (window - 1) * dilation - 1;
+  return steps >= 0 && steps / stride + 1 == result;
 }}
 
 typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{

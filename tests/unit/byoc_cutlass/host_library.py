@@ -12,12 +12,21 @@ from tvm_ext.byoc_cutlass._cutlass import include_folders
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
 
-def host_library(text: str, folder: Path) -> ctypes.CDLL:
+def host_library(text: str, folder: Path, architecture: str = "sm_80") -> ctypes.CDLL:
     """``text``, compiled and loaded."""
     source, library = folder / "kernel.cu", folder / "kernel.so"
     source.write_text(text)
     includes = [item for path in include_folders() for item in ("-I", str(path))]
-    flags = ["-std=c++17", "-arch=sm_80", "--expt-relaxed-constexpr", "-w", "-shared", "-Xcompiler", "-fPIC", *includes]
+    flags = [
+        "-std=c++17",
+        f"-arch={architecture}",
+        "--expt-relaxed-constexpr",
+        "-w",
+        "-shared",
+        "-Xcompiler",
+        "-fPIC",
+        *includes,
+    ]
     subprocess.run([str(find_nvcc().path), *flags, str(source), "-o", str(library)], check=True, timeout=500)
     return ctypes.CDLL(str(library))
 

@@ -140,6 +140,49 @@ def test_arguments_are_those_of_the_convolution(kind: str, tmp_path: Path) -> No
     check_workspace_and_refusals(library, symbol, problem, config)
 
 
+BULK = """
+extern "C" void described(ConvolutionCall const* call, int64_t* out) {{
+  using namespace {space};
+  auto const arguments = make_arguments(*call);
+  auto const& problem = arguments.problem_shape;
+  for (int i = 0; i < 4; ++i) *out++ = problem.shape_C[i];
+  for (int i = 0; i < 4; ++i) *out++ = problem.stride_A[i];
+  for (int i = 0; i < 4; ++i) *out++ = problem.stride_B[i];
+  for (int i = 0; i < 2; ++i) *out++ = problem.upper_padding[i];
+  *out++ = cute::get<0, 0>(arguments.epilogue.dD);
+  *out++ = cute::get<0, 1>(arguments.epilogue.dD);
+  *out++ = cute::get<0, 2>(arguments.epilogue.dD);
+}}
+"""
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) -> None:
+    _, problem, config = template("bulk windows")
+    text, symbol = emit_convolution(config, EPILOGUE), symbol_of(config, EPILOGUE)
+    library = host_library(text + BULK.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
+    ask = getattr(library, f"{symbol}_workspace_bytes")
+    ask.restype = ctypes.c_int64
+    operands = (ctypes.c_void_p * 2)(0, 0)
+    for name, window in WINDOWS.items():
+        call = call_of(problem, window)
+        call.operands = ctypes.addressof(operands)
+        found = (ctypes.c_int64 * 17)()
+        library.described(ctypes.byref(call), found)
+        activations, filters = (
+            (call.h * call.w * call.c, call.w * call.c, call.c, 1),
+            (call.r * call.s * call.c, call.s * call.c, call.c, 1),
+        )
+        assert tuple(found[:4]) == (call.n, call.p, call.q, call.k), name
+        assert (tuple(found[4:8]), tuple(found[8:12])) == (activations, filters), name
+        assert min(found[12:14]) >= 0
+        assert tuple(found[14:]) == (call.k, call.q * call.k, call.p * call.q * call.k), name
+        assert ask(ctypes.byref(call)) >= 0, name
+        call.p -= 1  # less room than the template would fill
+        assert ask(ctypes.byref(call)) == -1 or call.pad_h or call.stride_h > 1, name
+
+
 def check_workspace_and_refusals(
     library: ctypes.CDLL, symbol: str, problem: ConvolutionProblem, config: AnyConvolutionConfig
 ) -> None:
