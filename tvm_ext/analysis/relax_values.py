@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import Call, Expr, Node, ir, relax, tirx
+from tvm_ext._tvm import Call, Expr, Node, RelaxFunction, ir, relax, tirx
 
 
 def operator_name(value: Node) -> str | None:
     """``"relax.matmul"`` of a call of an operator; None for anything else."""
     return str(value.op.name) if isinstance(value, Call) and isinstance(value.op, ir.Op) else None
+
+
+def is_graph(func: Node) -> bool:
+    """Whether a function is a user's graph: what passes have cut out of one stays whole."""
+    if not isinstance(func, RelaxFunction) or not isinstance(func.body, relax.SeqExpr):
+        return False
+    return not func.attrs or not {"Codegen", "Composite", "Primitive"} & set(map(str, func.attrs.keys()))
 
 
 def is_tensor(value: Expr) -> bool:

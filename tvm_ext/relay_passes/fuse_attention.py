@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 from tvm_ext._tvm import (
@@ -20,7 +20,7 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
-from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext.analysis.relax_values import dtype_of, is_graph, static_shape
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.cost.attention_time import FLOAT_BYTES, choose_tiles, kernel_seconds, separate_seconds
 from tvm_ext.devices.hal import DeviceSpec
@@ -58,8 +58,9 @@ class FuseAttention:
         builder = BlockBuilder(copy_module(mod))
         regions: list[PersistentRegion] = []
         for gv, func in mod.functions_items():
-            if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
-                found = [self._decided(item, builder) for item in attentions_of(GraphValues(mod, func))]
+            if is_graph(func):
+                local = _locals(func)
+                found = [self._decided(item, builder, local) for item in attentions_of(GraphValues(mod, func))]
                 regions += [region for region, _ in found]
                 made = dict(new for _, new in found if new is not None)
                 if made:
@@ -67,7 +68,7 @@ class FuseAttention:
         return with_regions(builder.get(), regions) if regions else mod
 
     def _decided(
-        self, item: FoundAttention | RefusedAttention, builder: BlockBuilder
+        self, item: FoundAttention | RefusedAttention, builder: BlockBuilder, local: Collection[Var]
     ) -> tuple[PersistentRegion, tuple[Var, list[VarBinding]] | None]:
         """What is said of an attention and, where it is fused, its result with the bindings that make it."""
         if isinstance(item, RefusedAttention):
@@ -78,7 +79,9 @@ class FuseAttention:
         fused_us = kernel_seconds(item.work, tiles, self.device) * 1e6
         separate_us = separate_seconds(item.work, self.device) * 1e6
         pays = fused_us < separate_us
-        kernel, bindings = _call(item, builder) if pays or self.always else ("", None)
+        kernel, bindings = (
+            _call(item, builder, DataflowVar if item.result in local else Var) if pays or self.always else ("", None)
+        )
         region = PersistentRegion(
             kind="attention",
             operators=item.operators,
@@ -102,9 +105,18 @@ def _apart(operators: tuple[str, ...], reason: str) -> PersistentRegion:
     return PersistentRegion(kind="attention", operators=operators, fused=False, reason=reason)
 
 
-def _call(item: FoundAttention, builder: BlockBuilder) -> tuple[str, list[VarBinding]]:
-    """The name of the function that computes ``item``, and the bindings that call it and end in its result."""
-    bindings = [_flat(source) for source in item.sources]
+def _locals(func: RelaxFunction) -> set[Var]:
+    """What is bound in blocks whose variables may be their own."""
+    blocks = [block for block in func.body.blocks if isinstance(block, DataflowBlock)]
+    return {binding.var for block in blocks for binding in block.bindings}
+
+
+def _call(item: FoundAttention, builder: BlockBuilder, variable: type[Var]) -> tuple[str, list[VarBinding]]:
+    """The name of the function that computes ``item``, and the bindings that call it and end in its result.
+
+    ``variable`` is the class of the variables between, which depends on the block that they are in.
+    """
+    bindings = [_flat(source, variable) for source in item.sources]
     output = item.work.output
     made = builder.call_te(
         lambda *tensors: attention(*tensors, work=item.work),
@@ -112,15 +124,15 @@ def _call(item: FoundAttention, builder: BlockBuilder) -> tuple[str, list[VarBin
         primfunc_name_hint="attention",
         primfunc_attrs={"op_pattern": _OPAQUE, ATTENTION: to_json(item.work)},
     )
-    result = DataflowVar("attention", relax.TensorType((output.size,), output.dtype))
+    result = variable("attention", relax.TensorType((output.size,), output.dtype))
     shaped = _reshape(result, static_shape(item.result) or ())
     return made.args[0].name_hint, [*bindings, VarBinding(result, made), VarBinding(item.result, shaped)]
 
 
-def _flat(source: Expr) -> VarBinding:
+def _flat(source: Expr, variable: type[Var]) -> VarBinding:
     """``source`` as a vector, which is a view of it."""
     value = _reshape(source, (prod(static_shape(source) or ()),))
-    return VarBinding(DataflowVar("flat", value.ty), value)
+    return VarBinding(variable("flat", value.ty), value)
 
 
 def _reshape(source: Expr, shape: tuple[int, ...]) -> Call:

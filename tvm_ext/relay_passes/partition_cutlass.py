@@ -21,7 +21,7 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
-from tvm_ext.analysis.relax_values import is_tensor
+from tvm_ext.analysis.relax_values import is_graph, is_tensor
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.devices.hal import DeviceSpec
@@ -47,7 +47,7 @@ class PartitionCutlass:
         builder = BlockBuilder(copy_module(mod))
         taken, refused = [], []
         for gv, func in mod.functions_items():
-            if not _is_graph(func):
+            if not is_graph(func):
                 continue
             values = GraphValues(mod, func)
             found = regions_of(values, self.device)
@@ -59,13 +59,6 @@ class PartitionCutlass:
         # The graph may have been the only one to call what importers emit as PrimFuncs.
         cleaned = relax.transform.DeadCodeElimination()(builder.get()) if taken else builder.get()
         return cleaned.with_attr(PARTITION, to_json(record))
-
-
-def _is_graph(func: RelaxFunction) -> bool:
-    """Whether a function is a user's: what other passes have cut out stays whole."""
-    if not isinstance(func, RelaxFunction) or not isinstance(func.body, relax.SeqExpr):
-        return False
-    return not func.attrs or not {"Codegen", "Composite", "Primitive"} & set(map(str, func.attrs.keys()))
 
 
 def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, builder: BlockBuilder) -> RelaxFunction:

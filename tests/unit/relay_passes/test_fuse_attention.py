@@ -19,9 +19,11 @@ from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import attention_passes, graph_passes
 from tvm_ext.records.attention import ATTENTION, Attention
+from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
+from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
 
 HEADS, QUERIES, KEYS, FEATURES = 3, 20, 24, 8
 CPU = device_db.lookup("cpu-epyc-zen5")
@@ -128,9 +130,13 @@ def fused(module: Any, *, always: bool = True, device: Any = CPU) -> tuple[Any, 
     return relax.transform.DeadCodeElimination()(result), from_json(PersistentRecord, str(result.attrs[PERSISTENT]))
 
 
-def functions_of(module: Any) -> list[Attention]:
+def kernels_of(module: Any) -> list[Any]:
     functions = [func for _, func in module.functions_items() if isinstance(func, PrimFunc)]
-    return [from_json(Attention, str(f.attrs[ATTENTION])) for f in functions if f.attrs and ATTENTION in f.attrs]
+    return [func for func in functions if func.attrs and ATTENTION in func.attrs]
+
+
+def functions_of(module: Any) -> list[Attention]:
+    return [from_json(Attention, str(func.attrs[ATTENTION])) for func in kernels_of(module)]
 
 
 def operators_of(module: Any) -> set[str]:
@@ -269,6 +275,38 @@ def test_the_function_computes_what_its_attribute_says() -> None:
     graph.run()
     wanted, _ = outputs(model, inputs, enable_persistent_fusion=False)
     assert np.allclose(graph.get_output(0).numpy(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def scaled_behind_its_mask(net: Network, scores: str) -> str:
+    """Twice the lowest float32 is -inf, in any order."""
+    keep = net.input("keep", 1, 1, QUERIES, KEYS, dtype="bool")
+    added = net.op("Add", scores, net.op("Where", keep, net.number(0), net.number(LOWEST)))
+    return net.op("Mul", added, net.number(2))
+
+
+def test_a_mask_that_scaling_takes_beyond_float32() -> None:
+    module, _ = fused(imported(attention(scaled_behind_its_mask)))
+    (work,) = functions_of(module)
+    assert (work.scale, work.terms[0].no) == (2.0, -np.inf)
+    kernel = construct_cpu_kernel(next(iter(kernels_of(module))), "attention", CPU, BuildOptions())
+    assert from_json(KernelChoice, str(kernel.attrs[CHOICE])).path == "rtile"
+
+
+def test_a_function_without_dataflow() -> None:
+    """Its variables are those of any block; none may be one of a dataflow block."""
+    module = relax.transform.ToNonDataflow()(imported(attention()))
+    module = tvm.IRModule({gv: _unwrapped(func) for gv, func in module.functions_items()})
+    found, record = fused(module)
+    bound = [binding.var for block in found["main"].body.blocks for binding in block.bindings]
+    assert record.fused and not [variable for variable in bound if isinstance(variable, relax.DataflowVar)]
+
+
+def _unwrapped(func: Any) -> Any:
+    if isinstance(func, PrimFunc):
+        return func
+    bindings = [binding for block in func.body.blocks for binding in block.bindings]
+    body = relax.SeqExpr([relax.BindingBlock(bindings)], func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 
 def probabilities_as_an_output() -> onnx.ModelProto:

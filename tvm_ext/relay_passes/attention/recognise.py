@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import numpy as np
+
 from tvm_ext._tvm import Call, Expr, Var
 from tvm_ext.analysis.relax_values import described, dtype_of, operator_name, static_shape
 from tvm_ext.byoc_cutlass.graph_values import RESULT, GraphValues
@@ -54,8 +56,12 @@ class _Term:
     replaced: bool = False
 
     def scaled(self, factor: float) -> _Term:
-        """This step, behind which the scores are multiplied by ``factor``, as one on scores that were before."""
-        return replace(self, scale=self.scale * factor, yes=self.yes * factor, no=self.no * factor)
+        """This step, behind which the scores are multiplied by ``factor``, as one on scores that were before.
+
+        What float32 cannot hold is infinite, as the product would be: a mask of -3.4e38 times 2 is -inf.
+        """
+        yes, no = _rounded(self.yes * factor), _rounded(self.no * factor)
+        return replace(self, scale=self.scale * factor, yes=yes, no=no)
 
     def read(self) -> ScoreTerm:
         return ScoreTerm(
@@ -66,6 +72,11 @@ class _Term:
             no=self.no,
             replaced=self.replaced,
         )
+
+
+def _rounded(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
 
 
 @dataclass(slots=True)
@@ -154,8 +165,9 @@ def _attention(softmax: Var, call: Call, values: GraphValues) -> FoundAttention:
 
 
 def _check(work: Attention) -> None:
-    if not 1e-30 < abs(work.scale) < 1e30:
-        raise IllegalRewrite(f"the scores are scaled by {work.scale}")
+    for scale in (work.scale, *(term.scale for term in work.terms)):
+        if not 1e-30 < abs(scale) < 1e30:
+            raise IllegalRewrite(f"scores or a mask are scaled by {scale}")
     for item in work.operands:
         if item.size > MOST_ELEMENTS:
             raise IllegalRewrite(f"a tensor has {item.size} elements, and kernels count to {MOST_ELEMENTS}")
