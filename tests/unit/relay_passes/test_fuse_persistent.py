@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import te, topi
 
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.chain_modules import ChainModule, Conv, conv_chain, gemm_chain, random_conv_chain, random_gemm_chain
-from tests.unit.kernels import relative_error
+from tests.unit.kernels import constructed, relative_error, run
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax
 from tvm_ext.devices.device_db import lookup
@@ -160,6 +161,24 @@ def test_what_cannot_be_emitted_in_panels_runs_operator_by_operator() -> None:
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     assert choice.path == "rtile"
     assert choice.notes[0].startswith("no chain panel by panel: every panel would repeat all of")
+
+
+def test_what_every_panel_reads_whole_is_computed_before_the_panels() -> None:
+    """exp(b) is read by both products: once for all panels, not once for each."""
+    x, w, b = (te.placeholder(shape, "float32", name) for shape, name in (((70, 8), "x"), ((8, 8), "w"), ((8,), "b")))
+    shift = te.compute((8,), lambda j: te.exp(b[j]), "shift")
+    first = te.compute((70, 8), lambda i, j: topi.nn.matmul(x, w)[i, j] + shift[j], "first")
+    second = topi.nn.matmul(first, w)
+    func = te.create_prim_func([x, w, b, te.compute((70, 8), lambda i, j: second[i, j] + shift[j], "second")])
+    verdict = ChainVerdict(
+        plan=PanelPlan(axes=(0,), sizes=(32,)), fused_us=1.0, separate_us=2.0, saved_bytes=0.0, pays=True
+    )
+    kernel, choice = constructed(func.with_attr(CHAIN, to_json(verdict)))
+    assert choice.notes[0] == "a chain in 3 panels of 32"
+    values = [np.random.default_rng(0).standard_normal(shape).astype("float32") for shape in ((70, 8), (8, 8), (8,))]
+    wide = [value.astype("float64") for value in values]
+    expected = (wide[0] @ wide[1] + np.exp(wide[2])) @ wide[1] + np.exp(wide[2])
+    assert relative_error(run(kernel, choice, values, (70, 8), "float32"), expected) < TOLERANCE
 
 
 def test_a_report_tells_what_was_fused_and_what_a_kernel_should_take() -> None:
@@ -329,3 +348,52 @@ def test_records_round_trip() -> None:
     (func,) = chain_functions(operators(gemm_chain(64, (8, 8, 8)).mod))
     verdict = from_json(ChainVerdict, str(func.attrs[CHAIN]))
     assert verdict.plan.axes == (0,)
+
+
+# --- other forms of factors -----------------------------------------------------------------------------------------
+def hidden(x: Any, weights: Any) -> Any:
+    return relax.op.nn.relu(relax.op.matmul(x, weights))
+
+
+FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "weights of the run": (
+        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
+        lambda x, w, v: np.maximum(x @ w, 0) @ v,
+        ((70, 20), (20, 30), (30, 17)),
+    ),
+    "transposed weights of the run": (
+        lambda x, w, v: relax.op.matmul(hidden(x, relax.op.permute_dims(w)), relax.op.permute_dims(v)),
+        lambda x, w, v: np.maximum(x @ w.T, 0) @ v.T,
+        ((70, 20), (30, 20), (17, 30)),
+    ),
+    "the second factor": (
+        lambda x, w, v: relax.op.matmul(v, hidden(x, w)),
+        lambda x, w, v: v @ np.maximum(x @ w, 0),
+        ((70, 20), (20, 30), (17, 70)),
+    ),
+    "batches of both": (
+        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
+        lambda x, w, v: np.maximum(x @ w, 0) @ v,
+        ((3, 31, 20), (3, 20, 30), (3, 30, 17)),
+    ),
+    "the input as a residual": (
+        lambda x, w, v: relax.op.add(relax.op.matmul(hidden(x, w), v), x),
+        lambda x, w, v: np.maximum(x @ w, 0) @ v + x,
+        ((70, 20), (20, 30), (30, 20)),
+    ),
+    "a vector at the end": (
+        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
+        lambda x, w, v: np.maximum(x @ w, 0) @ v,
+        ((70, 20), (20, 30), (30,)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "form", ["weights of the run", *(pytest.param(form, marks=pytest.mark.slow) for form in [*FORMS][1:])]
+)
+def test_factors_of_any_form_are_right(form: str) -> None:
+    write, reference, shapes = FORMS[form]
+    inputs = inputs_of(*shapes)
+    mod = module_of(inputs, write(*inputs))
+    check(ChainModule(mod=mod, inputs=shapes, reference=reference), fused=2)
