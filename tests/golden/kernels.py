@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 
 from tests.support.pipelining.check import cuda_source
 from tests.support.pipelining.constructed import applied_product, convolution, single_product
+from tests.support.product_chains import chain, function_of
 from tests.unit.kernels import constructed, legalised
 from tests.unit.tir_passes.emit.tensor_core_operators import fused_matmul
 from tvm_ext.devices.device_db import as_opencl, lookup
@@ -91,9 +92,9 @@ def cuda(device: str, make: Callable[[], Any], **options: Any) -> str:
     return _kernels_of(cuda_source(_gpu_kernel(make(), row, options), architecture))
 
 
-def opencl(device: str, make: Callable[[], Any]) -> str:
+def opencl(device: str, make: Callable[[], Any], **options: Any) -> str:
     """The OpenCL C of ``make()``'s kernels for ``device``."""
-    return compile_opencl(_gpu_kernel(make(), as_opencl(lookup(device)), {})).source
+    return compile_opencl(_gpu_kernel(make(), as_opencl(lookup(device)), options)).source
 
 
 def _gpu_kernel(func: Any, device: Any, options: dict[str, Any]) -> Any:
@@ -131,6 +132,12 @@ def _gpu_kernels() -> tuple[GoldenKernel, ...]:
         ),
         "mma_tiles_conv_v100.cu": partial(
             cuda, "nvidia-v100", partial(convolution, (1, 14, 14, 32), (3, 3, 32, 32), 1, 1)
+        ),
+        "gpu_chains_a100.cu": partial(
+            cuda, "nvidia-a100", lambda: function_of(chain(64, 64, 32, 16)), enable_persistent_fusion=True
+        ),
+        "gpu_chains.cl": partial(
+            opencl, "amd-mi50", lambda: function_of(chain(60, 12, 8, 4, dtype="float32")), enable_persistent_fusion=True
         ),
         "gpu_rows_layer_norm_a100.cu": partial(
             cuda, "nvidia-a100", partial(legalised, _layer_norm, (64, 768), (768,), (768,))
