@@ -34,7 +34,8 @@ _SIMT_K = 8
 _SPLITS = (1, 2, 4, 8)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _SCHEDULES: tuple[Schedule, ...] = ("cooperative", "pingpong")
-_DEEPEST_SWIZZLE = 8
+DEEPEST_SWIZZLE = 8
+"""2.x templates are compiled for this, and take less where there are fewer columns of tiles (threadblock_swizzle.h)."""
 
 
 def propose(
@@ -143,7 +144,7 @@ def _warp_tiles(
                 warp=(wm, wn, k),
                 instruction=instruction,
                 stages=depth,
-                swizzle=_swizzle(problem, n),
+                swizzle=DEEPEST_SWIZZLE,
                 **problem.alignments(),
             )
 
@@ -167,7 +168,7 @@ def _vector_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[Gem
                 warp=(wm, wn, _SIMT_K),
                 instruction=(1, 1, 1),
                 stages=depth,
-                swizzle=_swizzle(problem, n),
+                swizzle=DEEPEST_SWIZZLE,
                 alignment_a=1,
                 alignment_b=1,
                 alignment_d=1,
@@ -215,6 +216,6 @@ def _splits(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Ite
 
 
 def _swizzle(problem: GemmProblem, tile_n: int) -> int:
-    """Columns of tiles that neighbouring threadblocks share: so many that there are, up to `_DEEPEST_SWIZZLE`."""
+    """Columns of tiles that neighbouring threadblocks share: so many that there are, up to `DEEPEST_SWIZZLE`."""
     columns = ceil_div(problem.n, tile_n)
-    return min(_DEEPEST_SWIZZLE, 1 << (columns.bit_length() - 1))
+    return min(DEEPEST_SWIZZLE, 1 << (columns.bit_length() - 1))

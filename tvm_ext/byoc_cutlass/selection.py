@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
@@ -23,6 +24,15 @@ from .convolution_configs import propose_convolution, why_no_convolution
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
 from .host import KernelCall
+
+RegionKey = TypeVar("RegionKey")
+
+LOOKED_AT = 48
+"""Templates of a region among which a shared one is looked for."""
+
+SHARING_TOLERANCE = 1.05
+"""So much longer than its fastest template may a region's take, if other regions have it as well: a kernel less to
+compile is ten seconds, and no model is right to a twentieth."""
 
 MOST_CANDIDATES = 4
 """Templates of a region that are tried, one after another, where the compiler refuses those before."""
@@ -39,7 +49,7 @@ class Candidate:
     call: KernelCall
 
 
-def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
+def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED_AT) -> tuple[Candidate, ...]:
     """The best ``count`` templates for ``region`` on ``device``; raises IllegalRewrite, saying why, where none is."""
     if not region.expression:
         raise IllegalRewrite(f"{region.pattern}: epilogues have no visitor for {region.epilogue[-1].function}", "")
@@ -48,6 +58,31 @@ def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = MOST_C
         return make(region, device, count)
     except (InputError, TargetError) as error:
         raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
+
+
+def share_templates(found: Mapping[RegionKey, Sequence[Candidate]]) -> dict[RegionKey, tuple[Candidate, ...]]:
+    """The candidates of each region to try, first one of few templates that serve all regions nearly as fast.
+
+    Again and again the template that serves most of the regions without one; of equals, the fastest.
+    """
+    near = {
+        region: {item.call.symbol: item for item in items if item.time_us <= items[0].time_us * SHARING_TOLERANCE}
+        for region, items in found.items()
+    }
+    first: dict[RegionKey, Candidate] = {}
+    while len(first) < len(found):
+        served: dict[str, list[float]] = {}
+        for region in found.keys() - first.keys():
+            for symbol, item in near[region].items():
+                served.setdefault(symbol, []).append(item.time_us / found[region][0].time_us)
+        best = min(served, key=lambda symbol: (-len(served[symbol]), sum(served[symbol]), symbol))
+        first |= {region: items[best] for region, items in near.items() if region not in first and best in items}
+    return {region: _behind(first[region], items) for region, items in found.items()}
+
+
+def _behind(first: Candidate, items: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    others = [item for item in items if item.call.symbol != first.call.symbol]
+    return (first, *others)[:MOST_CANDIDATES]
 
 
 def architecture_of(device: DeviceSpec) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from tvm_ext._tvm import Module, RelaxFunction, Target, load_static_library
 from tvm_ext.byoc_cutlass import _cutlass
 from tvm_ext.byoc_cutlass.host import HostFunction
-from tvm_ext.byoc_cutlass.selection import Candidate, architecture_of, candidates_of
+from tvm_ext.byoc_cutlass.selection import Candidate, architecture_of, candidates_of, share_templates
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, IllegalRewrite
@@ -56,6 +56,7 @@ class CutlassBackend:
     def __init__(self, device: DeviceSpec, cache: KernelCache | None = None) -> None:
         self.device = device
         self.known: dict[CutlassRegion, tuple[Candidate, ...] | str] = {}
+        self.shared: dict[CutlassRegion, tuple[Candidate, ...]] = {}  # to be tried in this order
         self.compiler = TemplateCompiler(
             cache=KernelCache.for_build(BuildOptions.current()) if cache is None else cache
         )
@@ -75,8 +76,11 @@ class CutlassBackend:
     def compile(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CompiledRegion], dict[str, str]]:
         """Kernels by name, and why a region has none."""
         found = {name: self._candidates(region) for name, region in regions.items()}
-        candidates = {name: item for name, item in found.items() if not isinstance(item, str)}
         why_not = {name: item for name, item in found.items() if isinstance(item, str)}
+        kinds = {name: region.kind for name, region in regions.items() if name not in why_not}
+        new = {kind: found[name] for name, kind in kinds.items() if kind not in self.shared}
+        self.shared |= share_templates({kind: item for kind, item in new.items() if not isinstance(item, str)})
+        candidates = {name: self.shared[kind] for name, kind in kinds.items()}
         compiled, failed = self.compiler.compile_regions(candidates)
         if self.compiler.cache is not None:
             self.compiler.cache.trim()

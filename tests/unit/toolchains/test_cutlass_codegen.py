@@ -25,7 +25,7 @@ from tests.unit.byoc_cutlass.graphs import op, partition
 from tests.unit.compilers import needs_cc
 from tvm_ext import relay
 from tvm_ext.byoc_cutlass import selection
-from tvm_ext.byoc_cutlass.host import HostFunction
+from tvm_ext.byoc_cutlass.host import HostFunction, KernelCall
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import CompileError
 from tvm_ext.relay_passes.composites import composite_of, is_composite, region_of, twin_of
@@ -276,6 +276,28 @@ def test_alike_regions_share_a_kernel_and_a_second_time_compiles_nothing(on_cpu:
     assert compiled[0] == compiled[1] + compiled[2]
 
 
+def test_few_templates_serve_all_regions_nearly_as_fast() -> None:
+    def candidates(**times: float) -> tuple[selection.Candidate, ...]:
+        calls = {name: KernelCall(symbol=name, structure="", declaration="", fields="") for name in times}
+        return tuple(
+            selection.Candidate(name=name, time_us=time, architecture="", source=str, call=calls[name])
+            for name, time in times.items()
+        )
+
+    found = {
+        "one": candidates(a=10, b=10.2, c=20),
+        "two": candidates(d=5, b=5.1, e=5.2, f=5.3, g=5.4),
+        "three": candidates(c=1, b=1.2),
+        "four": candidates(b=7, a=7.1),
+    }
+    shared = selection.share_templates(found)
+    assert {region: items[0].name for region, items in shared.items()} == {
+        "one": "b", "two": "b", "three": "c", "four": "b",
+    }  # fmt: skip
+    assert [item.name for item in shared["two"]] == ["b", "d", "e", "f"]
+    assert selection.share_templates({}) == {}
+
+
 def test_units_hold_sources_of_one_kind_and_no_more_than_some() -> None:
     sources = [(f"#include <{'ab'[i % 2]}>\n// {i}\n", "sm_80") for i in range(20)]
     for workers in (1, 2, 3, 8, 100):
@@ -313,8 +335,9 @@ def test_a_template_that_the_compiler_refuses_gives_way_to_the_next(on_cpu: Path
         return cutlass_on_cpu.compile_here(source, architecture, **settings)
 
     region = region_of(only_function(GRAPHS["product"](), "nvidia-a100"))
-    names = [item.name for item in selection.candidates_of(region, lookup("nvidia-a100"))]
-    sources = [item.source() for item in selection.candidates_of(region, lookup("nvidia-a100"))]
+    found = selection.candidates_of(region, lookup("nvidia-a100"))
+    tried = selection.share_templates({"region": found})["region"]
+    names, sources = [item.name for item in tried], [item.source() for item in tried]
     assert len(set(sources)) == selection.MOST_CANDIDATES
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
