@@ -52,6 +52,15 @@ class PaddingGraph:
         if self.random.random() < 0.6:
             self._emit(op.add(value, self.number(extents(value)[3])))
 
+    def product(self) -> None:
+        """Of two values, neither a constant: the rows of one with the rows of the other, or of itself."""
+        source = self._any()
+        batch, height, width, channels = extents(source)
+        rows = self.builder.emit(op.reshape(source, (batch, height * width, channels)))
+        turned = op.permute_dims(rows, [0, 2, 1])
+        scores = self.builder.emit(op.nn.softmax(op.matmul(rows, turned)))
+        self._emit(op.reshape(op.matmul(scores, rows), (batch, height, width, channels)))
+
     def depthwise(self) -> None:
         source = self._any()
         channels = extents(source)[3]
@@ -120,7 +129,7 @@ class PaddingGraph:
 
     def module(self, operators: int) -> IRModule:
         draws = [self.convolution] * 5 + [self.function] * 3 + [self.residual, self.joined, self.gate] * 2
-        draws += [self.depthwise, self.grouped, self.pooling]
+        draws += [self.depthwise, self.grouped, self.pooling, self.product]
         with self.builder.function("main", [self.input]):
             with self.builder.dataflow():
                 for _ in range(operators):

@@ -61,7 +61,7 @@ def advise(values: Sequence[GraphValues], padding: PaddingRecord, device: Device
     return ModelAdvice(
         device=device.name,
         products=len(problems),
-        products_us=sum(_one_us(problem, device) for problem in on_units),
+        products_us=sum(product_us(aligned_product(problem), device) for problem in on_units),
         epilogues_us=sum(_epilogue_us(region, device) for _, region in regions),
         chains=len(saved),
         chains_saved_us=sum(saved),
@@ -267,9 +267,15 @@ def _chain_saving_us(values: GraphValues, region: Region, others: Sequence[Regio
     problem = region.record.problem
     if second is None or problem.anchor != "conv2d" or not _is_pointwise(second.record.problem):
         return 0.0
-    tiles = construct_chain(_chain(problem, second.record.problem), device, "matrix units").ranked
-    apart = sum(_one_us(item, device) for item in (problem, second.record.problem))
-    return max(0.0, apart - tiles[0][1].time_s * US_PER_S) if tiles else 0.0
+    behind = second.record.problem
+    chains = (_chain(problem, behind), _chain(problem), _chain(behind))
+    tiles = [construct_chain(chain, device, "matrix units").ranked for chain in chains]
+    if not all(tiles):
+        return 0.0
+    # The share that their own model says, of the time that the products are said to take here; never the first's own.
+    fused, *apart = (ranked[0][1].time_s for ranked in tiles)
+    first_us, second_us = (product_us(aligned_product(item), device) for item in (problem, behind))
+    return min(second_us, max(0.0, 1 - fused / sum(apart)) * (first_us + second_us))
 
 
 def _is_pointwise(problem: CutlassProblem) -> bool:

@@ -25,6 +25,7 @@ from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.padding.graph import PaddableBlock
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.padding.rewrite import with_runs
+from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 
 WORKLOADS = Path(__file__).resolve().parents[3] / "benchmarks" / "workloads" / "bolt_ops.csv"
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
@@ -120,6 +121,27 @@ def test_a_depthwise_convolution_gets_the_channels_that_its_template_wants() -> 
     assert not shapes(after, "nn.pad")
 
 
+def test_weights_known_at_run_time_have_no_zeros_between_channels() -> None:
+    """Joined channels are cut out of their padding for them, and padded again behind."""
+    x, w = inputs_of((4, 28, 28, 64), (32, 3, 3, 32), dtype="float16")
+    joined = op.concat([convolution(x, 20, 64), convolution(x, 12, 64)], axis=3)
+    mod = module_of([x, w], op.nn.conv2d(joined, w, **NHWC))
+    after = padded(mod, always=True)
+    assert shapes(after, "nn.conv2d")[-1] == (4, 26, 26, 32)
+    assert not shapes(after, "nn.pad")
+
+
+def test_regions_of_other_passes_are_left_alone() -> None:
+    cut = PartitionCutlass(lookup("nvidia-a100"))(module_of(*_product(46)))
+    assert len(decided(module_of(*_product(46))).taken) == 1
+    assert not record(padded(cut, always=True))
+
+
+def _product(depth: int) -> tuple[list[Any], Any]:
+    (x,) = inputs_of((4096, depth), dtype="float16")
+    return [x], op.matmul(x, constant(depth, 512))
+
+
 @pytest.mark.parametrize(
     "function",
     [op.log, lambda x: op.divide(constant(1), x), lambda x: op.multiply(op.exp(x), constant(1, value=6e4))],
@@ -211,7 +233,7 @@ def test_what_does_not_pay_stays() -> None:
     ids=["aligned", "no matrix units", "CPU"],
 )
 def test_what_stays_as_it_is(mod: tvm.IRModule, device: str) -> None:
-    after = padded(mod, device)
+    after = padded(mod, device, always=True)
     assert not record(after)
     assert_structural_equal(after.without_attr(PADDING), mod)
 

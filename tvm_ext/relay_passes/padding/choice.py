@@ -3,8 +3,8 @@
 A product reads padding or does not, and writes padding or does not; a carrier does both or neither. Where a value is
 needed in a form in which it is not written, something copies it: the kernel that makes it, if that can write more, a
 kernel that reads a part of it, or a kernel of its own. Two searches, from no padding and from all of it, change one
-label at a time as long as that saves predicted time; the cheaper end counts. Each change asks for the costs of the
-operators and values that it touches, so that a network is labelled in milliseconds.
+label at a time as long as that saves predicted time; the cheaper end counts, for each connected part by itself. A
+change asks for the costs of the operators and values that it touches alone: GhostNet is labelled in half a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from tvm_ext.analysis.relax_values import dtype_of, static_shape
 from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import RESULT
 from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
-from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us, slowdown
+from tvm_ext.cost.alignment_model import (
+    WIDEST_COPY_BYTES,
+    AlignedProduct,
+    copied_us,
+    has_matrix_units,
+    product_us,
+    slowdown,
+)
 from tvm_ext.cost.epilogue_traffic import moved_us
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import PaddingSource
@@ -34,7 +41,6 @@ WRITES_MORE = frozenset({"permute_dims", "concat", "strided_slice", "broadcast_t
 
 READS_PARTS = frozenset({*REDUCTIONS, *VIEWS, "concat", "strided_slice", "take"})
 """Beside element-wise operators, those whose kernel reads a part of an operand where it lies."""
-
 
 LEAST_SAVING_US = 1e-6
 """Less is rounding, with which the search would not end."""
@@ -80,9 +86,11 @@ class PaddingChoice:
         return has_matrix_units(self.device, dtype_of(node.data[0]))
 
     def _labels(self) -> list[Label]:
+        if not self.products:
+            return []
         labels: list[Label] = [(variable, "writes") for variable in self.carriers]
         for node in self.products:
-            if self.block.is_odd(node.data[0]) and not self.reads_in_place(node):
+            if self.block.is_odd(node.data[0]) and not self.reads_in_place(node) and not self._is_joined(node):
                 labels.append((node.variable, "reads"))
             if self.block.is_odd(node.variable):
                 labels.append((node.variable, "writes"))
@@ -91,6 +99,11 @@ class PaddingChoice:
     def reads_in_place(self, node: PaddingNode) -> bool:
         """Whether the first operand is transposed and the contiguous axis of what it is made of is not its last."""
         return node.operator == "matmul" and transposed_source(node.data[0], self.values) is not None
+
+    def _is_joined(self, node: PaddingNode) -> bool:
+        """Whether the padding lies between channels, where weights that are known only at run time have no zeros."""
+        weight = self.call(node).args[1]
+        return len(self.block.runs_of(node.data[0])) > 1 and self.values.constant_of(weight) is None
 
     def _all_readers(self) -> dict[Var, list[tuple[Var, Label]]]:
         """The nodes that read each value, with the label that says in which form."""
@@ -282,7 +295,9 @@ class PaddingChoice:
 
     def stores_transposed(self, node: PaddingNode) -> bool:
         """Whether constant weights of a matrix product are read along K, since copies along N are narrower."""
-        if node.operator != "matmul" or self.values.constant_of(self.call(node).args[1]) is None:
+        if not self._is_served(node) or node.operator != "matmul":
+            return False
+        if self.values.constant_of(self.call(node).args[1]) is None:
             return False
         widest = self._widest(node)
         along_columns = gcd(widest, self.columns(node, writes=self.writes(node.variable)))
@@ -298,7 +313,7 @@ class PaddingChoice:
         return copied_us(self._bytes(weight), self._bytes(weight) * depth * columns, self.device)
 
     def _widest(self, node: PaddingNode) -> int:
-        return int(16 // itemsize_bytes(dtype_of(node.data[0])))
+        return int(WIDEST_COPY_BYTES // itemsize_bytes(dtype_of(node.data[0])))
 
     def call(self, node: PaddingNode) -> Call:
         return self.values.bindings[node.variable]

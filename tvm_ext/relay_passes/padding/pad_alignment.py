@@ -15,7 +15,7 @@ from tvm_ext._tvm import (
     module_pass,
     relax,
 )
-from tvm_ext.analysis.relax_values import shapes_of
+from tvm_ext.analysis.relax_values import is_graph, shapes_of
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.cost.alignment_model import WIDEST_COPY_BYTES
 from tvm_ext.devices.hal import DeviceSpec
@@ -52,7 +52,7 @@ class PadAlignment:
         builder = BlockBuilder(copy_module(mod))
         found: list[ProductPadding] = []
         for gv, func in mod.functions_items():
-            if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
+            if is_graph(func):
                 builder.update_func(gv, self._function(func, GraphValues(mod, func), builder, found))
         record = PaddingRecord(device=self.device.name, alignment_bytes=WIDEST_COPY_BYTES, products=tuple(found))
         # What importers emitted as functions may be operators now.
