@@ -96,6 +96,7 @@ CASES: dict[str, tuple[float, tuple[Function, Function], str, set[str]]] = {
     "construction_s": (-1.0, PRODUCT, r"its construction took more than -1 s", {"fallback"}),
 }
 ELSEWHERE = {
+    "chained_products": "tests/unit/relay_passes/test_fuse_persistent.py",
     "folded_filling": "tests/unit/relay_passes/test_fold_calls.py",
     "folded_products": "tests/unit/relay_passes/test_fold_calls.py",
     "pipelined_operations": "below",
