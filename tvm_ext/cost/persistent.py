@@ -63,8 +63,7 @@ class Stage:
 
 def separate_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
     """Seconds of stages that run one after the other over whole tensors, on all units."""
-    launch = (device.launch_overhead_us or 0.0) * 1e-6
-    return sum(_stage_s(stage, device, 1) + launch for stage in stages)
+    return sum(_stage_s(stage, device, 1) + _launch_s(device) for stage in stages)
 
 
 def fused_s(
@@ -74,7 +73,7 @@ def fused_s(
     rounds = ceil_div(panels, device.unit_count)
     one = sum(_stage_s(stage, device, device.unit_count) for stage in stages)
     reloads = reload_s(weights_bytes, panel_bytes, panels, device)
-    return rounds * one + reloads + (device.launch_overhead_us or 0.0) * 1e-6
+    return rounds * one + reloads + _launch_s(device)
 
 
 def reload_s(weights_bytes: float, panel_bytes: float, panels: int, device: DeviceSpec) -> float:
@@ -85,6 +84,11 @@ def reload_s(weights_bytes: float, panel_bytes: float, panels: int, device: Devi
     return rounds * weights_bytes / _rate(_home(weights_bytes, device), device.unit_count)
 
 
+def _launch_s(device: DeviceSpec) -> float:
+    """Seconds of starting a parallel region; one core starts none."""
+    return (device.launch_overhead_us or 0.0) * 1e-6 if device.unit_count > 1 else 0.0
+
+
 def l2_bytes(device: DeviceSpec) -> float:
     """What may stay in one core's own last cache."""
     own = [layer for layer in device.layers[1:] if layer.scope == "unit"]
@@ -92,10 +96,15 @@ def l2_bytes(device: DeviceSpec) -> float:
 
 
 def _stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
-    """Seconds of a stage that has 1 / ``share`` of the device's bandwidths."""
+    """Seconds of a stage that has 1 / ``share`` of the device's bandwidths.
+
+    What one core alone keeps in its L2 costs what the stage's tiles load from there, with or without a chain.
+    """
+    near = l2_bytes(device) if device.unit_count == 1 else 0.0
     far_s = sum(
         item.part_bytes * (WRITE_TRAFFIC if item.written else 1) / _rate(_home(item.whole_bytes, device), share)
         for item in stage.moved
+        if item.whole_bytes > near
     )
     kept_s = stage.kept_bytes / _rate(_own_cache(device), share)
     return overlapped([stage.compute_s, stage.near_s + kept_s], MEMORY_OVERLAP) + far_s

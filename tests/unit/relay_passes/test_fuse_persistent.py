@@ -37,9 +37,11 @@ TOLERANCE = 2e-6
 CPU = "cpu-cascade-lake"
 
 
-def operators(mod: Any, mode: bool | str = True, device: str | None = CPU, **options: Any) -> Any:
+def operators(mod: Any, mode: bool | str = True, device: str | None = CPU, threads: int = 2, **options: Any) -> Any:
     """``mod`` as one PrimFunc for each operator, chains fused by ``mode``, for a CPU that was written down."""
-    plan = plan_build("llvm", BuildOptions(device=device, enable_persistent_fusion=mode, num_threads=2, **options))
+    plan = plan_build(
+        "llvm", BuildOptions(device=device, enable_persistent_fusion=mode, num_threads=threads, **options)
+    )
     with plan.target:
         return operator_pipeline(plan.target, plan.device, plan.options)(mod)
 
@@ -214,6 +216,15 @@ def test_the_model_says_where_it_pays() -> None:
     (region,) = regions(gemm_chain(128, (768, 3072, 768)).mod, mode="auto")
     assert not region.fused and region.reason == "no gain is predicted"
     assert region.separate_us < 1.03 * region.fused_us
+
+
+def test_what_stays_in_the_cache_of_the_only_core_gains_nothing() -> None:
+    """Two cores save a parallel region and exchange a tensor; one core has both products' values in its L1 anyway."""
+    chain = gemm_chain(2464, (4, 1, 4))
+    (region,) = regions(chain.mod, mode="auto")
+    assert region.fused
+    (region,) = record_of(operators(chain.mod, mode="auto", threads=1)).regions
+    assert not region.fused and region.reason == "no gain is predicted"
 
 
 def matmul(a: Any, *shape: int) -> Any:
