@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm
 
+from tests.unit.kernels import relative_error
 from tests.unit.tir_passes.emit.simt_operators import convolved
+from tvm_ext import relay
 from tvm_ext._tvm import IRModule, relax
 
 Array = npt.NDArray[Any]
+TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -186,3 +190,22 @@ def random_conv_chain(seed: int) -> ChainModule:
     ]
     shape = (int(generator.integers(1, 4)), 4 * int(generator.integers(1, 9)), *map(int, generator.integers(11, 33, 2)))
     return conv_chain(shape, first, *others, residual=bool(generator.integers(2)), seed=seed)
+
+
+# --- checked builds ---------------------------------------------------------------------------------------------------
+def check(chain: ChainModule, fused: int | None = None, **options: Any) -> Any:
+    """Build ``chain`` with all its links fused, run it, compare; its report."""
+    library = relay.build(chain.mod, enable_persistent_fusion=True, **options)
+    arguments = chain.arguments()
+    module = relay.GraphModule(library["default"](tvm.cpu()))
+    module.run(**{f"x{i}": value for i, value in enumerate(arguments)})
+    assert relative_error(module.get_output(0).numpy(), chain.expected(arguments)) < TOLERANCE
+    record = library.report.persistent
+    kernels = record.fused if record is not None else ()
+    if fused is not None:
+        assert [len(region.operators) for region in kernels] == ([fused] if fused else [])
+    chains = {region.kernel for region in kernels}
+    assert all(
+        "a chain in" in operator.choice.reason for operator in library.report.operators if operator.name in chains
+    )
+    return library.report

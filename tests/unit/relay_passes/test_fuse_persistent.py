@@ -11,7 +11,16 @@ import tvm
 from tvm import te, topi
 
 from tests.support.small_modules import inputs_of, module_of
-from tests.unit.chain_modules import ChainModule, Conv, conv_chain, gemm_chain, random_conv_chain, random_gemm_chain
+from tests.unit.chain_modules import (
+    TOLERANCE,
+    ChainModule,
+    Conv,
+    check,
+    conv_chain,
+    gemm_chain,
+    random_conv_chain,
+    random_gemm_chain,
+)
 from tests.unit.kernels import constructed, relative_error, run
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax
@@ -33,7 +42,6 @@ from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.support.limits import limited
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
 
-TOLERANCE = 2e-6
 CPU = "cpu-cascade-lake"
 
 
@@ -81,24 +89,6 @@ def _blocks(func: Any) -> list[str]:
             statement = statement.body
         names.append(str(statement.block.name_hint))
     return names
-
-
-def check(chain: ChainModule, fused: int | None = None, **options: Any) -> Any:
-    """Build ``chain`` with all its links fused, run it, compare; its report."""
-    library = relay.build(chain.mod, enable_persistent_fusion=True, **options)
-    arguments = chain.arguments()
-    module = relay.GraphModule(library["default"](tvm.cpu()))
-    module.run(**{f"x{i}": value for i, value in enumerate(arguments)})
-    assert relative_error(module.get_output(0).numpy(), chain.expected(arguments)) < TOLERANCE
-    record = library.report.persistent
-    kernels = record.fused if record is not None else ()
-    if fused is not None:
-        assert [len(region.operators) for region in kernels] == ([fused] if fused else [])
-    chains = {region.kernel for region in kernels}
-    assert all(
-        "a chain in" in operator.choice.reason for operator in library.report.operators if operator.name in chains
-    )
-    return library.report
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
@@ -359,52 +349,3 @@ def test_records_round_trip() -> None:
     (func,) = chain_functions(operators(gemm_chain(64, (8, 8, 8)).mod))
     verdict = from_json(ChainVerdict, str(func.attrs[CHAIN]))
     assert verdict.plan.axes == (0,)
-
-
-# --- other forms of factors -----------------------------------------------------------------------------------------
-def hidden(x: Any, weights: Any) -> Any:
-    return relax.op.nn.relu(relax.op.matmul(x, weights))
-
-
-FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
-    "weights of the run": (
-        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
-        lambda x, w, v: np.maximum(x @ w, 0) @ v,
-        ((70, 20), (20, 30), (30, 17)),
-    ),
-    "transposed weights of the run": (
-        lambda x, w, v: relax.op.matmul(hidden(x, relax.op.permute_dims(w)), relax.op.permute_dims(v)),
-        lambda x, w, v: np.maximum(x @ w.T, 0) @ v.T,
-        ((70, 20), (30, 20), (17, 30)),
-    ),
-    "the second factor": (
-        lambda x, w, v: relax.op.matmul(v, hidden(x, w)),
-        lambda x, w, v: v @ np.maximum(x @ w, 0),
-        ((70, 20), (20, 30), (17, 70)),
-    ),
-    "batches of both": (
-        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
-        lambda x, w, v: np.maximum(x @ w, 0) @ v,
-        ((3, 31, 20), (3, 20, 30), (3, 30, 17)),
-    ),
-    "the input as a residual": (
-        lambda x, w, v: relax.op.add(relax.op.matmul(hidden(x, w), v), x),
-        lambda x, w, v: np.maximum(x @ w, 0) @ v + x,
-        ((70, 20), (20, 30), (30, 20)),
-    ),
-    "a vector at the end": (
-        lambda x, w, v: relax.op.matmul(hidden(x, w), v),
-        lambda x, w, v: np.maximum(x @ w, 0) @ v,
-        ((70, 20), (20, 30), (30,)),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "form", ["weights of the run", *(pytest.param(form, marks=pytest.mark.slow) for form in [*FORMS][1:])]
-)
-def test_factors_of_any_form_are_right(form: str) -> None:
-    write, reference, shapes = FORMS[form]
-    inputs = inputs_of(*shapes)
-    mod = module_of(inputs, write(*inputs))
-    check(ChainModule(mod=mod, inputs=shapes, reference=reference), fused=2)
