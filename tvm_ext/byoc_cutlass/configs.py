@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -78,15 +78,18 @@ def _place(item: RankedConfig) -> tuple[float, int, int, str]:
 def why_none(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:
     """Why no configuration is legal, as the most candidates were refused; None where one is. Raises as `propose`."""
     check_device(device)
-    reasons: dict[str, int] = {}
-    for config in candidates(problem, device):
-        reason = why_illegal(config, problem, device, epilogue)
+    reasons = (why_illegal(config, problem, device, epilogue) for config in candidates(problem, device))
+    return most_frequent(reasons, f"{device.name} has no template that multiplies {problem.arithmetic}")
+
+
+def most_frequent(reasons: Iterable[str | None], without_any: str) -> str | None:
+    """Why most of what was looked at is refused, ``without_any`` where that is nothing; None where one is not."""
+    counts: Counter[str] = Counter()
+    for reason in reasons:
         if reason is None:
             return None
-        reasons[reason] = reasons.get(reason, 0) + 1
-    if not reasons:
-        return f"{device.name} has no template that multiplies {problem.arithmetic}"
-    return max(reasons, key=lambda reason: reasons[reason])
+        counts[reason] += 1
+    return counts.most_common(1)[0][0] if counts else without_any
 
 
 def check_device(device: DeviceSpec) -> None:

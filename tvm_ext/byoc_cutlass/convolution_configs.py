@@ -16,7 +16,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
 from . import configs
-from .configs import MOST_CONFIGS, check_device
+from .configs import MOST_CONFIGS, check_device, most_frequent
 from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
 from .convolution import Iterator as Reader
 from .convolution_legality import DEPTHWISE_TILES, MASK_POSITIONS, why_illegal_convolution
@@ -67,15 +67,8 @@ def legal_convolutions(
 def why_no_convolution(problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:
     """Why no configuration is legal, as the most candidates were refused; None where one is. Raises as `propose`."""
     check_device(device)
-    reasons: dict[str, int] = {}
-    for config in candidates(problem, device):
-        reason = why_illegal_convolution(config, problem, device, epilogue)
-        if reason is None:
-            return None
-        reasons[reason] = reasons.get(reason, 0) + 1
-    if not reasons:
-        return f"{device.name} has no template that convolves {problem.arithmetic}"
-    return max(reasons, key=lambda reason: reasons[reason])
+    reasons = (why_illegal_convolution(item, problem, device, epilogue) for item in candidates(problem, device))
+    return most_frequent(reasons, f"{device.name} has no template that convolves {problem.arithmetic}")
 
 
 def _place(item: RankedConvolution) -> tuple[float, int, int, str]:

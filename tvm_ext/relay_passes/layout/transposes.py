@@ -27,6 +27,20 @@ def is_call_of(node: Node, operator: str) -> bool:
     return isinstance(node, Call) and getattr(node.op, "name", "") == operator
 
 
+class _OfEveryFunction(PyExprMutator):  # type: ignore[misc]
+    """What is done to every graph of a module."""
+
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+
+    def run(self) -> IRModule:
+        for gv, func in self.mod.functions_items():
+            if isinstance(func, relax.Function):
+                self.builder_.update_func(gv, self.visit_expr(func))
+        return self.builder_.get()
+
+
 @expr_mutator
 class SpellForLayouts(PyExprMutator):  # type: ignore[misc]
     """Operators as stock ConvertLayout has rules for them: it knows no functions, no clip, no operands of fewer axes.
@@ -71,18 +85,8 @@ def _of_rank(operand: Expr, rank: int) -> Expr:
 
 
 @expr_mutator
-class TurnFilters(PyExprMutator):  # type: ignore[misc]
+class TurnFilters(_OfEveryFunction):
     """Filters of NHWC convolutions from OIHW to OHWI."""
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
 
     def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
@@ -107,21 +111,11 @@ class TurnFilters(PyExprMutator):  # type: ignore[misc]
 
 
 @expr_mutator
-class SinkTransposes(PyExprMutator):  # type: ignore[misc]
+class SinkTransposes(_OfEveryFunction):
     """Transposes move behind element-wise operators that read nothing else; one that meets its inverse is gone.
 
     Stock's conversion has no rule for `where`: around each it leaves a transpose for every operand and one behind it.
     """
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
 
     def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
@@ -176,19 +170,12 @@ def _turned(operand: Expr, axes: tuple[int, ...]) -> Expr | None:
 
 
 @expr_mutator
-class FoldTransposes(PyExprMutator):  # type: ignore[misc]
+class FoldTransposes(_OfEveryFunction):
     """Transposes constants; stock FoldConstant would compile a kernel for each."""
 
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
-        self.mod = mod
         self.done: dict[tuple[Expr, tuple[int, ...]], Expr] = {}
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
 
     def visit_call_(self, call: Call) -> Expr:
         call = self.visit_expr_post_order(call)
