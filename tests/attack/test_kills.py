@@ -33,7 +33,7 @@ def build_many_kernels(cache: Path | str) -> relay.Library:
     names = ["x", *(f"h{i}" for i in range(len(constants) - 1)), "y"]
     nodes = [helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]]) for i in range(len(constants))]
     mod, params = relay.frontend.from_onnx(onnx_model(nodes, {"x": (32, WIDTHS[0])}, constants=constants))
-    return relay.build(mod, params=params, kernel_cache=str(cache))
+    return relay.build(mod, params=params, kernel_cache=str(cache), enable_persistent_fusion=False)
 
 
 def outputs(library: relay.Library) -> np.ndarray:

@@ -215,7 +215,9 @@ def _module(graph: Graph) -> Any:
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
 def test_agrees_with_numpy(graph: Graph, rng: np.random.Generator) -> None:
     data = [np.asarray(rng.standard_normal(shape), np.float32) for shape in graph.shapes]
-    library = relay.build(_module(graph), "llvm", params={f"x{i}": data[i] for i in graph.constants})
+    params = {f"x{i}": data[i] for i in graph.constants}
+    apart = graph.packs is not None  # in a kernel of several products each has a pack of its own
+    library = relay.build(_module(graph), "llvm", params=params, enable_persistent_fusion=False if apart else "auto")
     inputs = [tensor(value) for i, value in enumerate(data) if i not in graph.constants]
     outputs = [value.numpy() for value in flatten_outputs(library.vm()["main"](*inputs))]
     expected = [np.asarray(value) for value in graph.reference(*(value.astype(np.float64) for value in data))]

@@ -55,13 +55,14 @@ def interleave(
     rounds: int = 10,
     samples_per_turn: int = 3,
     progress: Callable[[str], None] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Seconds per run of each runner, by name: up to ``rounds * samples_per_turn`` samples.
 
     Each round gives every runner one turn: a pause until the process is idle, an untimed run, then the samples. A
     runner whose samples have cost its budget sits out the remaining rounds. ``progress`` is told the runner's name at
-    each turn. With one thread a ``clock`` of processor time tells what a run costs however busy the machine is.
+    each turn. ``clock`` answers seconds, of wall time unless given: with one thread, one of processor time tells what
+    a run costs however busy the machine is.
     """
     samples: dict[str, list[float]] = {runner.name: [] for runner in runners}
     spent = dict.fromkeys(samples, 0.0)
@@ -73,11 +74,10 @@ def interleave(
             if progress is not None:
                 progress(runner.name)
             start = time.perf_counter()
+            left_s = runner.budget_s - spent[runner.name]
             if runner.name not in repeats:
                 repeats[runner.name] = _repeats(runner)
-            taken = _take_turn(
-                runner, repeats[runner.name], samples_per_turn, runner.budget_s - spent[runner.name], clock
-            )
+            taken = _take_turn(runner, repeats[runner.name], samples_per_turn, left_s, clock or time.perf_counter)
             samples[runner.name] += taken
             spent[runner.name] += time.perf_counter() - start
     return {name: tuple(values) for name, values in samples.items()}

@@ -23,7 +23,7 @@ from tvm_ext._tvm import (
     structural_equal,
     topi,
 )
-from tvm_ext.analysis.relax_values import operator_name
+from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
 
 RESULT = "the function's result"
 
@@ -99,10 +99,21 @@ class GraphValues:
         func, operands = self.mod[call.args[0]], list(call.args[1])
         if not isinstance(func, PrimFunc):
             return None
-        for name, compute in _TIR_OPERATORS.items():
-            if len(operands) == 2 and _computes(func, compute, operands):
-                return name, operands
-        return None
+        if len(operands) != 2 or not _can_meet(*operands):
+            return None
+        return next(
+            ((name, operands) for name, made in _TIR_OPERATORS.items() if _computes(func, made, operands)), None
+        )
+
+
+def _can_meet(a: Expr, b: Expr) -> bool:
+    """Whether two tensors of known extents and one type can be operands of an element-wise operator."""
+    shapes = [static_shape(item) for item in (a, b)]
+    if None in shapes or dtype_of(a) != dtype_of(b):
+        return False
+    left, right = shapes
+    pairs = zip(reversed(left or ()), reversed(right or ()), strict=False)
+    return all(m == n or 1 in (m, n) for m, n in pairs)
 
 
 def _computes(func: PrimFunc, compute: Callable[..., TeTensor], operands: Sequence[Expr]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion, operand_name, parameter_of
@@ -87,8 +88,7 @@ def _behind(first: Candidate, items: Sequence[Candidate]) -> tuple[Candidate, ..
 
 def architecture_of(device: DeviceSpec) -> str:
     """What the kernel is compiled for: the device's own machine code, with what only it has."""
-    major, minor = device.compute_capability or (0, 0)
-    return f"sm_{major}{minor}" + ("a" if (major, minor) >= (9, 0) else "")
+    return f"sm_{capability_text(device).replace('.', '')}" + ("a" if has(device, BULK_COPIES_SINCE) else "")
 
 
 def _gemm_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> tuple[Candidate, ...]:
