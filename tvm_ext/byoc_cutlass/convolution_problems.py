@@ -7,10 +7,9 @@ from math import gcd
 from tvm_ext._tvm import Call
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.relax_values import dtype_of, shapes_of, static_shape
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import AnchorKind, CutlassProblem, ImplicitWindow, MatrixLayout
-
-from .matmul_problems import WIDEST_COPY_BYTES
 
 LAYOUTS = ("NHWC", "OHWI", "NHWC")
 
@@ -111,5 +110,5 @@ def _anchor(call: Call, window: ImplicitWindow, filters: int) -> AnchorKind:
 
 def _layout(channels: int, call: Call) -> MatrixLayout:
     """Channels are contiguous in both operands, and everything else is a multiple of them."""
-    widest = int(WIDEST_COPY_BYTES // itemsize_bytes(dtype_of(call.args[0])))
+    widest = int(VECTOR_BYTES // itemsize_bytes(dtype_of(call.args[0])))
     return MatrixLayout(order="row", leading_dimension=channels, batch_stride=0, alignment=gcd(widest, channels))

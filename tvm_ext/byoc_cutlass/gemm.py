@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import InputError
 from tvm_ext.records.partition import CutlassProblem, MatrixLayout, Order
 from tvm_ext.support.arithmetic import ceil_div
@@ -18,7 +19,7 @@ Schedule = Literal["cooperative", "pingpong", "single"]
 have a single group, and a threadblock for each tile."""
 Raster = Literal["along_m", "along_n"]
 
-ACCESS_BITS = 128
+ACCESS_BITS = 8 * VECTOR_BYTES
 """The widest load and store of a thread, and what bulk copies align with (PTX ISA; Bolt §3.2.3)."""
 
 _MOST_EXTENT = 2**31 - 1  # the templates count in 32 bits

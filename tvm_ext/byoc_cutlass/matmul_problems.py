@@ -16,12 +16,12 @@ from typing import Literal
 from tvm_ext._tvm import Call, DataflowVar, Expr
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.relax_values import described, dtype_of, operator_name, static_shape
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem, MatrixLayout
 
 from .graph_values import GraphValues
 
-WIDEST_COPY_BYTES = 16
 Strides = tuple[int, ...]
 
 
@@ -150,7 +150,7 @@ def _form(
     order: Literal["row", "column"], contiguous: int, others: int, leading: int, batch: int, dtype: str
 ) -> MatrixLayout:
     leading = max(leading, contiguous) if others > 1 else contiguous
-    widest = int(WIDEST_COPY_BYTES // itemsize_bytes(dtype))
+    widest = int(VECTOR_BYTES // itemsize_bytes(dtype))
     return MatrixLayout(
         order=order, leading_dimension=leading, batch_stride=batch, alignment=gcd(widest, contiguous, leading, batch)
     )

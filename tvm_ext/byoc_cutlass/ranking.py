@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm_ext.cost.bandwidths import UNKNOWN_CACHE_RATE
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
 from tvm_ext.errors import TargetError
@@ -22,7 +23,6 @@ from .legality import WARP_GROUP_WARPS, block_use
 
 BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
-_UNKNOWN_L2 = 2.0  # times global memory's bandwidth, where a row does not say its cache's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,4 +138,4 @@ def global_gb_per_s(device: DeviceSpec) -> float:
 
 
 def l2_gb_per_s(device: DeviceSpec) -> float:
-    return device.layer(GLOBAL).cache_bandwidth_gb_per_s or _UNKNOWN_L2 * global_gb_per_s(device)
+    return device.layer(GLOBAL).cache_bandwidth_gb_per_s or UNKNOWN_CACHE_RATE * global_gb_per_s(device)

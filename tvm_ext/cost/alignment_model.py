@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
+from .bandwidths import UNKNOWN_CACHE_RATE
 from .epilogue_traffic import BYTES_PER_GB, US_PER_S, moved_us
-
-WIDEST_COPY_BYTES = 16
 
 COPY_SHARE = 0.37
 """Share of the time of copying tiles, 16 bytes at a time, that grows with the number of copies.
@@ -34,7 +34,6 @@ rows are 1.61 to 1.94 on a T4, where the paper measured 1.60 to 1.99 (each withi
 ASYNCHRONOUS_TILE_RATE = 0.8
 """The same by cp.async: what a product of 4096 x 4096 x 4096 halves at 80 % of an A100's peak asks for."""
 
-UNKNOWN_CACHE_RATE = 2.0  # times global memory's bandwidth, where a row does not say its cache's
 TILE_ROWS, WIDEST_TILE_COLUMNS, NARROWEST_TILE_COLUMNS = 128, 128, 32
 
 
@@ -87,12 +86,12 @@ def has_matrix_units(device: DeviceSpec, dtype: str) -> bool:
 
 def slowdown(copy_bytes: float) -> float:
     """Time of copying the same bytes in narrower copies: 1 at 16 bytes, 2.1 at 4."""
-    return 1 - COPY_SHARE + COPY_SHARE * WIDEST_COPY_BYTES / copy_bytes
+    return 1 - COPY_SHARE + COPY_SHARE * VECTOR_BYTES / copy_bytes
 
 
 def _gflops(product: AlignedProduct, device: DeviceSpec) -> float:
     key = f"{product.dtype}_tensor"
-    widest = all(item * product.itemsize_bytes >= WIDEST_COPY_BYTES for item in product.alignments)
+    widest = all(item * product.itemsize_bytes >= VECTOR_BYTES for item in product.alignments)
     collective = widest and has(device, BULK_COPIES_SINCE)  # TMA copies 16 bytes at least, and wgmma goes with it
     peak = device.peak_gflops_of(key) if collective else device.emitted_gflops_of(key)
     assert peak is not None, f"{device.name} has no matrix units for {product.dtype}: ask `has_matrix_units` first"

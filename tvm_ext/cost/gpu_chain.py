@@ -20,6 +20,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
 
+from .bandwidths import bandwidth, cache_bandwidth
+
 Residence = Literal["registers", "shared memory"]
 """Where the values between two products stay."""
 
@@ -160,11 +162,11 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
     work = sum(2.0 * tile.rows * p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     rate = _rate(chain.dtype, tile.units, device)
     compute = rounds * work * device.unit_count / (rate * filled)
-    shared = rounds * _shared_traffic(chain, tile) * device.unit_count / (_bandwidth(device, "L1") * filled)
+    shared = rounds * _shared_traffic(chain, tile) * device.unit_count / (bandwidth(device, "L1") * filled)
     weights = sum(p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     loaded = (tile.rows * steps[0] + weights) * chain.itemsize
-    cache = rounds * loaded * device.unit_count / _cache_bandwidth(device)
-    memory = max(cache, chain.least_bytes / _bandwidth(device, "L2"))
+    cache = rounds * loaded * device.unit_count / cache_bandwidth(device)
+    memory = max(cache, chain.least_bytes / bandwidth(device, "L2"))
     times = {"compute": compute, "L1": shared, "L2": memory}
     bound = max(times, key=lambda name: times[name])
     launch = _launch_s(device)
@@ -187,7 +189,7 @@ def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[t
     return [
         (
             2.0 * one.rows * one.products[0].columns * one.products[0].depth / _rate(one.dtype, units, device),
-            one.least_bytes / _bandwidth(device, "L2"),
+            one.least_bytes / bandwidth(device, "L2"),
         )
         for one in chain.singles
     ]
@@ -240,16 +242,6 @@ def _rate(dtype: str, units: ChainUnits, device: DeviceSpec) -> float:
 
 def _launch_s(device: DeviceSpec) -> float:
     return (device.launch_overhead_us or 0.0) * 1e-6
-
-
-def _bandwidth(device: DeviceSpec, layer: str) -> float:
-    rate = device.layer(layer).bandwidth_gb_per_s
-    return inf if rate is None else rate * 1e9
-
-
-def _cache_bandwidth(device: DeviceSpec) -> float:
-    rate = device.layer("L2").cache_bandwidth_gb_per_s
-    return _bandwidth(device, "L2") if rate is None else rate * 1e9
 
 
 def padded(extent: int) -> int:

@@ -91,8 +91,8 @@ def _launch_s(device: DeviceSpec) -> float:
 
 def l2_bytes(device: DeviceSpec) -> float:
     """What may stay in one core's own last cache."""
-    own = [layer for layer in device.layers[1:] if layer.scope == "unit"]
-    return (own[-1].capacity_bytes or 0) * CACHE_SHARE if own else 0.0
+    own = _own_cache(device)
+    return 0.0 if own is None else (own.capacity_bytes or 0) * CACHE_SHARE
 
 
 def _stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
@@ -106,7 +106,7 @@ def _stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
         for item in stage.moved
         if item.whole_bytes > near
     )
-    kept_s = stage.kept_bytes / _rate(_own_cache(device), share)
+    kept_s = stage.kept_bytes / _rate(_own_cache(device) or device.lowest_layer, share)
     return overlapped([stage.compute_s, stage.near_s + kept_s], MEMORY_OVERLAP) + far_s
 
 
@@ -119,9 +119,10 @@ def _home(size_bytes: float, device: DeviceSpec) -> MemoryLayer:
     return device.lowest_layer
 
 
-def _own_cache(device: DeviceSpec) -> MemoryLayer:
+def _own_cache(device: DeviceSpec) -> MemoryLayer | None:
+    """The last cache that a core has to itself; None where there is none."""
     own = [layer for layer in device.layers[1:] if layer.scope == "unit"]
-    return own[-1] if own else device.lowest_layer
+    return own[-1] if own else None
 
 
 def _rate(layer: MemoryLayer, share: int) -> float:

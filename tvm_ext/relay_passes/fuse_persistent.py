@@ -76,14 +76,15 @@ class FusePersistent:
         builder = BlockBuilder(copy_module(mod))
         considered = _Considered(mod, self.judge)
         regions: list[PersistentRegion] = []
-        fused: dict[tuple[GlobalVar, ...], GlobalVar] = {}
+        fused = False
         for gv, func in mod.functions_items():
             if not isinstance(func, RelaxFunction) or not isinstance(func.body, relax.SeqExpr):
                 continue
             links = links_of(mod, func)
             chosen = [item for chain in chains_of(links) for item in _cut(chain, considered, always=self.always)]
-            calls = {item.members[-1].var: _call(item, fused, builder) for item in chosen}
+            calls = {item.members[-1].var: _call(item, builder) for item in chosen}
             if chosen:
+                fused = True
                 builder.update_func(gv, builder.normalize(_rewritten(func, chosen, calls)))
             regions += _regions(links, chosen, calls, considered)
         result = relax.transform.DeadCodeElimination()(builder.get()) if fused else builder.get()
@@ -149,12 +150,11 @@ _ONE_KERNEL_LESS = 1e15
 """Microseconds that joining two products is worth where all are to be joined: more than any kernel takes."""
 
 
-def _call(segment: Segment, fused: dict[tuple[GlobalVar, ...], GlobalVar], builder: BlockBuilder) -> Expr:
+def _call(segment: Segment, builder: BlockBuilder) -> Expr:
     """The call of the segment's function, which is added to the module."""
     names = [callee.name_hint.removeprefix("fused_") for callee in _callees(segment.members)]
     func = segment.func.with_attr(CHAIN, to_json(segment.verdict))
     gv = builder.add_func(func, "persistent_" + "_".join(names))
-    fused[_callees(segment.members)] = gv
     return relax.call_tir(gv, list(segment.arguments), segment.members[-1].value.ty_args[0])
 
 

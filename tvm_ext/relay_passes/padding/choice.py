@@ -20,7 +20,6 @@ from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import RESULT
 from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
 from tvm_ext.cost.alignment_model import (
-    WIDEST_COPY_BYTES,
     AlignedProduct,
     copied_us,
     has_matrix_units,
@@ -28,6 +27,7 @@ from tvm_ext.cost.alignment_model import (
     slowdown,
 )
 from tvm_ext.cost.epilogue_traffic import moved_us
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import PaddingSource
 
@@ -313,7 +313,7 @@ class PaddingChoice:
         return copied_us(self._bytes(weight), self._bytes(weight) * depth * columns, self.device)
 
     def _widest(self, node: PaddingNode) -> int:
-        return int(WIDEST_COPY_BYTES // itemsize_bytes(dtype_of(node.data[0])))
+        return int(VECTOR_BYTES // itemsize_bytes(dtype_of(node.data[0])))
 
     def call(self, node: PaddingNode) -> Call:
         return self.values.bindings[node.variable]

@@ -24,7 +24,7 @@ from tvm_ext.byoc_cutlass.activations import is_spelling, number_of
 from tvm_ext.byoc_cutlass.convolution_problems import LAYOUTS
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.support import CONV2D, MATMUL
-from tvm_ext.cost.alignment_model import WIDEST_COPY_BYTES
+from tvm_ext.devices.gpu import VECTOR_BYTES
 
 Runs = tuple[tuple[int, int], ...]
 Contents = frozenset[float]
@@ -75,7 +75,7 @@ class PaddableBlock:
     def _granule(self) -> int:
         products = [item.value for item in self.bindings if operator_name(item.value) in (CONV2D, MATMUL)]
         sizes = [itemsize_bytes(dtype_of(call.args[0])) for call in products if static_shape(call.args[0])]
-        return int(WIDEST_COPY_BYTES // min(sizes, default=2))
+        return int(VECTOR_BYTES // min(sizes, default=2))
 
     def _add(self, variable: Var) -> None:
         node = self._product(variable) or self._carrier(variable)

@@ -17,7 +17,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.relax_values import is_graph, shapes_of
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
-from tvm_ext.cost.alignment_model import WIDEST_COPY_BYTES
+from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import PADDING, PaddingRecord, PaddingSource, ProductPadding
 from tvm_ext.records.serialise import to_json
@@ -54,7 +54,7 @@ class PadAlignment:
         for gv, func in mod.functions_items():
             if is_graph(func):
                 builder.update_func(gv, self._function(func, GraphValues(mod, func), builder, found))
-        record = PaddingRecord(device=self.device.name, alignment_bytes=WIDEST_COPY_BYTES, products=tuple(found))
+        record = PaddingRecord(device=self.device.name, alignment_bytes=VECTOR_BYTES, products=tuple(found))
         # What importers emitted as functions may be operators now.
         cleaned = Sequential([relax.transform.Normalize(), relax.transform.DeadCodeElimination()])(builder.get())
         return cleaned.with_attr(PADDING, to_json(record))

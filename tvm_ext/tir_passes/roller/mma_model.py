@@ -11,6 +11,7 @@ from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.bandwidths import bandwidth, cache_bandwidth
 from tvm_ext.devices.gpu import REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
@@ -118,16 +119,16 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     compute = rounds * 2.0 * split.rows * split.columns * padded_depth / (peak * filled)
     fragments = split.warps * (split.warp_rows + split.warp_columns)
     read = (fragments + split.rows + split.columns) * padded_depth * shape.itemsize  # fragments, and the copies' writes
-    shared = rounds * read / (_bandwidth(device, "L1") / device.unit_count * filled)
+    shared = rounds * read / (bandwidth(device, "L1") / device.unit_count * filled)
     loaded = (split.rows + split.columns) * padded_depth * shape.itemsize
-    cache = rounds * loaded / (_cache_bandwidth(device) / device.unit_count)
+    cache = rounds * loaded / (cache_bandwidth(device) / device.unit_count)
     missed = _missed_bytes(shape, split, splits, (tile_rows, tile_columns), resident * device.unit_count)
     written = shape.batch * shape.rows * shape.columns * shape.output_bytes
     launches = 1
     if splits > 1:
         written += 2.0 * splits * shape.batch * shape.rows * shape.columns * ACCUMULATOR_BYTES
         launches = 2
-    memory = max(cache, (missed + written) / _bandwidth(device, "L2"))
+    memory = max(cache, (missed + written) / bandwidth(device, "L2"))
     registers = fragment_registers(split, dtype, device) * REGISTER_BYTES * WARP
     costs = (
         LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
@@ -143,18 +144,6 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     bound = max(times, key=lambda name: times[name])
     time = times[bound] + launch
     return Prediction(time_s=time, compute_s=compute, layers=costs, bound="launch" if launch > times[bound] else bound)
-
-
-def _bandwidth(device: DeviceSpec, layer: str) -> float:
-    """Bytes per second of all units together; unbounded where the table does not say."""
-    rate = device.layer(layer).bandwidth_gb_per_s
-    return float("inf") if rate is None else rate * 1e9
-
-
-def _cache_bandwidth(device: DeviceSpec) -> float:
-    """Bytes per second of reads that hit the device's cache; its memory's where the table does not say."""
-    rate = device.layer("L2").cache_bandwidth_gb_per_s
-    return _bandwidth(device, "L2") if rate is None else rate * 1e9
 
 
 def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[int, int], concurrent: int) -> float:
