@@ -22,7 +22,7 @@ def from_json(kind: type[T], text: str) -> T:
     """Rebuild a record of class ``kind`` from `to_json`'s text; raises ValueError where it does not fit."""
     try:
         value = _build(kind, json.loads(text))
-    except (AttributeError, TypeError, KeyError, AssertionError) as error:
+    except (AttributeError, TypeError, KeyError, AssertionError, RecursionError) as error:
         raise ValueError(f"not a {kind.__name__}: {error}") from error
     assert isinstance(value, kind)
     return value
@@ -38,6 +38,8 @@ def _build(kind: Any, value: Any) -> Any:
         return kind(**{name: _build(hints[name], item) for name, item in value.items()})
     if origin is tuple:
         kinds = get_args(kind)
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no list")
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             return tuple(_build(kinds[0], item) for item in value)
         return tuple(_build(k, item) for k, item in zip(kinds, value, strict=True))

@@ -1,0 +1,139 @@
+"""What the streams and waits of an rProgram order: which entries have ended before another begins, and whether a
+schedule does what its graph asks.
+
+Clocks are vectors with one count for each vEU, as Mattern's: that of an entry says how many entries of every vEU have
+ended for certain when it begins. With Figure 9's schedule (`rtasks`) the convolution's rTask on vEU 0 begins at (1, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .rtasks import RTaskGraph, RTaskProgram, RTaskSchedule, ScheduleEntry, Waits
+
+Place = tuple[int, int]
+"""Of an entry: its vEU, and how many entries that one takes before it."""
+
+EntryClock = NDArray[np.int64]
+
+
+def walk(program: RTaskProgram) -> Iterator[tuple[int, int, ScheduleEntry]]:
+    """All entries, each behind those before it in its stream and those that it waits for: vEU, place, entry.
+
+    Raises
+    ------
+    ValueError
+        where entries wait for each other in a circle; the message names what each vEU waits for.
+    """
+    done = [0] * len(program.streams)
+    met: set[int] = set()  # barriers, by object, that all their entries have passed: many entries may share one
+    parked: dict[int, list[int]] = {}
+    runnable = list(reversed(range(len(done))))
+    while runnable:
+        unit = runnable.pop()
+        stream = program.streams[unit]
+        while done[unit] < len(stream):
+            entry = stream[done[unit]]
+            missing = None if id(entry.waits) in met else _missing(entry.waits, done)
+            if missing is not None:
+                parked.setdefault(missing, []).append(unit)
+                break
+            met.add(id(entry.waits))
+            yield unit, done[unit], entry
+            done[unit] += 1
+            runnable += parked.pop(unit, [])
+    stuck = [unit for unit, stream in enumerate(program.streams) if done[unit] < len(stream)]
+    if stuck:
+        raise ValueError(f"the schedule never ends: {'; '.join(_waiting(program, unit, done) for unit in stuck[:8])}")
+
+
+def _missing(waits: Waits, done: list[int]) -> int | None:
+    """The first vEU that has not done what ``waits`` asks of it."""
+    return next((unit for unit, order in waits if done[unit] < order), None)
+
+
+def _waiting(program: RTaskProgram, unit: int, done: list[int]) -> str:
+    entry = program.streams[unit][done[unit]]
+    pairs = [f"entry {order} of vEU {other}" for other, order in entry.waits if done[other] < order]
+    return f"vEU {unit}, entry {done[unit] + 1} (operator {entry.operator}) waits for {', '.join(pairs[:4])}"
+
+
+class ProgramOrder:
+    """The order that holds in every run of ``program``; raises ValueError where it cannot run to its end."""
+
+    def __init__(self, program: RTaskProgram) -> None:
+        count = len(program.streams)
+        self._clocks: list[list[EntryClock]] = [[] for _ in range(count)]
+        joined: dict[int, EntryClock] = {}
+        for unit, place, entry in walk(program):
+            clock = self._after(unit, place) if place else np.zeros(count, dtype=np.int64)
+            if entry.waits:
+                if id(entry.waits) not in joined:
+                    joined[id(entry.waits)] = np.max([self._after(*pair) for pair in entry.waits], axis=0)
+                clock = np.maximum(clock, joined[id(entry.waits)])
+            self._clocks[unit].append(clock)
+
+    def clock(self, place: Place) -> EntryClock:
+        """How many entries of each vEU have ended when the entry at ``place`` begins."""
+        return self._clocks[place[0]][place[1]]
+
+    def before(self, first: Place, second: Place) -> bool:
+        """Whether the entry at ``first`` has ended, in every run, when the one at ``second`` begins."""
+        return bool(self.clock(second)[first[0]] > first[1])
+
+    def _after(self, unit: int, order: int) -> EntryClock:
+        """What is known once the first ``order`` (from 1) entries of ``unit`` have ended."""
+        clock: EntryClock = self._clocks[unit][order - 1].copy()
+        clock[unit] = order
+        return clock
+
+
+def check_schedule(schedule: RTaskSchedule, graph: RTaskGraph) -> None:
+    """Raises ValueError unless ``schedule`` runs every rTask of ``graph`` once, in an order that the graph allows."""
+    totals = _check_coverage(schedule, graph)
+    ended = [0] * len(totals)  # rTasks of each operator that this program and those before it run
+    for number, program in enumerate(schedule.programs):
+        for _, _, entry in program.entries():
+            ended[entry.operator] += entry.task_count
+        _check_dependences(program, graph, [run == total for run, total in zip(ended, totals, strict=True)], number)
+
+
+def _check_coverage(schedule: RTaskSchedule, graph: RTaskGraph) -> list[int]:
+    """By operator, its rTasks, each of which the schedule runs once."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in graph.operators]
+    chosen: dict[int, int] = {}
+    for program in schedule.programs:
+        for unit, _, entry in program.entries():
+            if entry.operator >= len(ranges):
+                raise ValueError(f"vEU {unit} runs operator {entry.operator} of {len(ranges)}")
+            if chosen.setdefault(entry.operator, entry.kernel) != entry.kernel:
+                raise ValueError(f"operator {entry.operator} is computed by two kernels")
+            kernel = graph.operators[entry.operator].kernel(entry.kernel)
+            if kernel.threads > program.threads:
+                raise ValueError(f"kernel {kernel.name!r} needs {kernel.threads} threads of {program.threads}")
+            ranges[entry.operator].append((entry.begin, entry.end))
+    totals = [item.kernel(chosen.get(index, 0)).task_count for index, item in enumerate(graph.operators)]
+    for index, (found, total) in enumerate(zip(ranges, totals, strict=True)):
+        edges = [(0, 0), *sorted(found), (total, total)]
+        if any(first[1] != second[0] for first, second in pairwise(edges)):
+            raise ValueError(f"the {total} rTasks of operator {index} do not run once each: {sorted(found)[:8]}")
+    return totals
+
+
+def _check_dependences(program: RTaskProgram, graph: RTaskGraph, ended: list[bool], number: int) -> None:
+    """Raises where an entry may begin before an operator that it needs; ``ended``: what all is run of by then."""
+    order = ProgramOrder(program)
+    last: dict[int, EntryClock] = {}  # by operator: how far each vEU's stream must have come
+    for unit, place, entry in program.entries():
+        needed = last.setdefault(entry.operator, np.zeros(len(program.streams), dtype=np.int64))
+        needed[unit] = place + 1
+    for unit, place, entry in program.entries():
+        clock = order.clock((unit, place))
+        for predecessor in graph.operators[entry.operator].predecessors:
+            if not ended[predecessor] or (predecessor in last and (clock < last[predecessor]).any()):
+                what = f"operator {entry.operator} on vEU {unit} may begin before operator {predecessor} ends"
+                raise ValueError(f"program {number}: {what}")
