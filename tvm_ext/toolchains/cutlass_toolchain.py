@@ -1,8 +1,8 @@
 """From the sources of CUTLASS kernels (`byoc_cutlass.emit`) to one object file that a model links to.
 
 Sources are compiled by nvcc as our own kernels are, several at a time; what the cache of kernels has is not compiled.
-Most of the time goes into CUTLASS's headers, so sources that include the same ones are compiled together, as many to a
-translation unit as leaves one for each core; where the compiler refuses such a unit, each of them alone. A template
+Most of the time goes into CUTLASS's headers, so sources are compiled together, as many to a translation unit as leaves
+one for each core; where the compiler refuses such a unit, each of them alone. A template
 that it refuses alone, or takes too long for, gives way to the region's next candidate.
 
 `link_objects` joins the kernels, their host functions and CUDA's runtime into one object file of which nothing but the
@@ -144,13 +144,23 @@ class TemplateCompiler:
 
 
 def units_of(sources: Sequence[Source], workers: int) -> list[tuple[Source, ...]]:
-    """``sources`` in translation units: those of one kind of headers together, about as many units as ``workers``."""
-    kinds: dict[tuple[str, ...], list[Source]] = {}
-    for source in sources:
-        includes = tuple(line for line in source[0].splitlines() if line.startswith("#include"))
-        kinds.setdefault((source[1], *includes), []).append(source)
+    """``sources`` in translation units: as many as ``workers``, those with the same headers next to each other.
+
+    A unit that has two kinds of headers takes less time than two units of one kind each, for most headers are common
+    to all: of ResNet-50 on an A100, three convolutions and a product take 44 s of processor time together, 41 and 28 s
+    apart.
+    """
+    architectures: dict[str, list[Source]] = {}
+    for source in sorted(sources, key=_headers):
+        architectures.setdefault(source[1], []).append(source)
     size = min(MOST_TOGETHER, ceil_div(len(sources), workers)) if sources else 1
-    return [tuple(alike[start : start + size]) for alike in kinds.values() for start in range(0, len(alike), size)]
+    return [
+        tuple(alike[start : start + size]) for alike in architectures.values() for start in range(0, len(alike), size)
+    ]
+
+
+def _headers(source: Source) -> list[str]:
+    return [line for line in source[0].splitlines() if line.startswith("#include")]
 
 
 # --- linking ---------------------------------------------------------------------------------------------------------

@@ -298,13 +298,16 @@ def test_few_templates_serve_all_regions_nearly_as_fast() -> None:
     assert selection.share_templates({}) == {}
 
 
-def test_units_hold_sources_of_one_kind_and_no_more_than_some() -> None:
+def test_units_are_few_and_hold_sources_of_one_architecture() -> None:
     sources = [(f"#include <{'ab'[i % 2]}>\n// {i}\n", "sm_80") for i in range(20)]
     for workers in (1, 2, 3, 8, 100):
         units = units_of(sources, workers)
         assert sorted(item for unit in units for item in unit) == sorted(sources)
-        assert all(len({source[0].split("\n")[0] for source in unit}) == 1 for unit in units)
+        assert sum(len({source[0].split("\n")[0] for source in unit}) == 2 for unit in units) <= 1
         assert max(map(len, units)) <= min(MOST_TOGETHER, -(-20 // workers))
+        assert len(units) <= max(-(-20 // MOST_TOGETHER), workers)
+    two = [*sources, *((text, "sm_90a") for text, _ in sources)]
+    assert all(len({architecture for _, architecture in unit}) == 1 for unit in units_of(two, 3))
     assert units_of([], 2) == []
 
 
