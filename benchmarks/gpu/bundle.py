@@ -5,6 +5,7 @@
     python benchmarks/gpu/bundle.py build/gpu-bundle --python 3.12          # the Python of the machine with the GPU
     python benchmarks/gpu/bundle.py build/gpu-bundle --ablation --only roller_matmul   # with ablation.py's variants
     python benchmarks/gpu/bundle.py build/gpu-bundle --pipelining   # ALCOP's list, all its ablations
+    python benchmarks/gpu/bundle.py build/gpu-bundle --templates 16 --only gemm_float16   # CUTLASS's, the best 16 each
 
 There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
 library per kernel with machine code in it, the scripts, and ``manifest.json``.
@@ -30,9 +31,10 @@ from typing import Annotated, Any
 
 import ablation_variants
 import typer
-from cases import Case, all_cases
-from lists import alcop, bolt_chains
-from manifest import NAME, SIZE_LIMIT_BYTES, BundleError, Entry, Manifest, Program, digest, to_json
+from bundle_templates import with_templates
+from cases import Case
+from lists import BOLT_GROUPS, alcop, standard_cases
+from manifest import NAME, SIZE_LIMIT_BYTES, STEPS, BundleError, Entry, Manifest, Program, digest, to_json
 from model_graphs import GROUP, ModelCase, compile_model, flops_of, model_case
 from models import MODELS, Model
 from programs import function_name, program
@@ -58,7 +60,7 @@ WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
 SCRIPTS = (
     "cases.py", "manifest.py", "references.py", "graph_references.py", "numpy_references.py", "run.py", "gpu.py",
 )  # fmt: skip
-FIRST_GROUPS = ("gemm_float16", "fused", "chains", "rows", "elementwise", "conv_float16")
+FIRST_GROUPS = ("gemm_float16", "fused", "chains", *BOLT_GROUPS, "rows", "elementwise", "conv_float16")
 """Of the cases before the models, where time on the GPU runs short."""
 OURS, APART, DLIGHT = "ours", "ours_apart", "dlight"
 CHAIN = "chain"
@@ -82,6 +84,7 @@ class Settings:
     cache: KernelCache
     ablation: bool = False
     pipelining: bool = False
+    templates: int = 0
 
 
 PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
@@ -294,6 +297,10 @@ def compile_entries(cases: Sequence[Case], models: Mapping[str, Model], settings
 
     with ThreadPoolExecutor(THREADS) as pool:
         made = [told(entry) for entry in pool.map(lambda case: make_entry(case, settings), cases)]
+    if settings.templates:
+        made = with_templates(made, settings.device, settings.templates, settings.folder, settings.cache)
+        count = sum(item.kind == STEPS for entry in made for item in entry.programs)
+        tell(f"{count} contenders of CUTLASS's templates")
     whole = [told(make_model_entry(name, item.build(), item.below, settings)) for name, item in models.items()]
     first = [entry for entry in made if entry.case.group in FIRST_GROUPS]
     return [*first, *whole, *(entry for entry in made if entry.case.group not in FIRST_GROUPS)]
@@ -348,6 +355,7 @@ def main(
     python: Annotated[str, typer.Option(help="version on the machine with the GPU")] = "3.12",
     ablation: Annotated[bool, typer.Option(help="the ablations' cases, and their variants as contenders")] = False,
     pipelining: Annotated[bool, typer.Option(help="ALCOP's operators, with each part of pipelining")] = False,
+    templates: Annotated[int, typer.Option(help="of CUTLASS's for each product, best first; 0: none")] = 1,
 ) -> None:
     """Compile the benchmark's kernels into FOLDER."""
     row = lookup(device)
@@ -358,11 +366,7 @@ def main(
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    listed = (
-        ablation_variants.all_cases()
-        if ablation
-        else [*all_cases(WORKLOAD), *bolt_chains(WORKLOAD.with_name("bolt_ops.csv"))]
-    )
+    listed = ablation_variants.all_cases() if ablation else standard_cases(WORKLOAD)
     if pipelining:
         listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
     chosen = [case for case in listed if not only or case.id in only or case.group in only]
@@ -380,6 +384,7 @@ def main(
         cache=KernelCache.for_build(BuildOptions()),
         ablation=ablation,
         pipelining=pipelining,
+        templates=0 if ablation or pipelining else templates,
     )
     write_bundle(chosen, settings, python, models=models)
 

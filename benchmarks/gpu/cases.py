@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.support.arithmetic import ceil_div
-
 Shape = tuple[int, ...]
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -240,7 +238,7 @@ def _roller_pool(row: Mapping[str, str], group: str) -> Case:
 
 def _same(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
     """TensorFlow's SAME: 83 by steps of 2 in windows of 5 gives 42 outputs, which span 87: 2 before, 2 after."""
-    missing = max((ceil_div(size, stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    missing = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return missing // 2, missing - missing // 2
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy_references
 import references
 from cases import Case, Tensor
-from manifest import BundleError
+from manifest import Arranged, BundleError
 
 FLUSHED_BYTES = 256 << 20
 """Written before each timed call, so that inputs come from memory: five times the second-level cache of an H200."""
@@ -69,6 +69,10 @@ class Gpu(ABC):
     @abstractmethod
     def poison(self, output: Any) -> None:
         """Fill what a function answered with NaN, or with the largest integer."""
+
+    @abstractmethod
+    def arranged(self, tensor: Any, form: Arranged) -> Any:
+        """A copy of ``tensor`` in another form."""
 
     @abstractmethod
     def adopt(self, results: Any) -> tuple[Any, ...]:
@@ -123,6 +127,12 @@ class TorchGpu(Gpu):
 
     def poison(self, output: Any) -> None:
         output.fill_(math.nan if output.dtype.is_floating_point else self._torch.iinfo(output.dtype).max)
+
+    def arranged(self, tensor: Any, form: Arranged) -> Any:
+        made = self._torch.zeros(form.shape, dtype=tensor.dtype, device=self._place)
+        moved = tensor.permute(form.axes)
+        made[tuple(slice(extent) for extent in moved.shape)] = moved
+        return made
 
     def adopt(self, results: Any) -> tuple[Any, ...]:
         return tuple(self._torch.from_dlpack(item) for item in _flat(results))
@@ -190,6 +200,9 @@ class RuntimeGpu(Gpu):
     def poison(self, output: Any) -> None:
         output.copyfrom(_poison(tuple(map(int, output.shape)), str(output.dtype)))
 
+    def arranged(self, tensor: Any, form: Arranged) -> Any:
+        return self._upload(arranged(tensor.numpy(), form))
+
     def adopt(self, results: Any) -> tuple[Any, ...]:
         return _flat(results)
 
@@ -214,6 +227,14 @@ class RuntimeGpu(Gpu):
             self._device.sync()
             samples.append((time.perf_counter() - start) * 1e6)
         return samples
+
+
+def arranged(array: Any, form: Arranged) -> Any:
+    """``array`` in another form, in NumPy."""
+    made = np.zeros(form.shape, array.dtype)
+    moved = array.transpose(form.axes)
+    made[tuple(slice(extent) for extent in moved.shape)] = moved
+    return made
 
 
 def _random(item: Tensor, generator: np.random.Generator) -> Any:

@@ -27,7 +27,7 @@ from rich.table import Table
 from tvm_ext.errors import InputError
 from tvm_ext.support.files import write_atomically
 
-OURS, MODELS = "ours", "models"
+OURS, TEMPLATES, MODELS = "ours", "cutlass", "models"
 Record = dict[str, Any]
 _KEYS = ("bundle", "commit", "device", "constructed_for", "id", "group", "contenders")
 
@@ -76,14 +76,14 @@ def best_of_ours(record: Record) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def speedups(records: Iterable[Record], peer: str) -> list[float]:
-    """``peer``'s time over ours in every case that both did right."""
-    pairs = [(record["contenders"].get(peer, {}).get("median_us"), _ours(record)) for record in records]
+def speedups(records: Iterable[Record], peer: str, of: str = OURS) -> list[float]:
+    """``peer``'s time over that of ``of`` in every case that both did right."""
+    pairs = [(_time_us(record, peer), _time_us(record, of)) for record in records]
     return [theirs / ours for theirs, ours in pairs if theirs and ours]
 
 
-def _ours(record: Record) -> float | None:
-    time: float | None = record["contenders"].get(OURS, {}).get("median_us")
+def _time_us(record: Record, contender: str) -> float | None:
+    time: float | None = record["contenders"].get(contender, {}).get("median_us")
     return time
 
 
@@ -101,21 +101,27 @@ def _summary(records: Sequence[Record]) -> dict[str, Any]:
     peers = dict.fromkeys(name for record in records for name in record["contenders"] if not name.startswith(OURS))
     states = [record["contenders"].get(OURS, {"state": "absent"})["state"] for record in records]
     gains = {peer: speedups(records, peer) for peer in peers}
+    by_templates = {peer: speedups(records, peer, TEMPLATES) for peer in peers if not peer.startswith(TEMPLATES)}
     return {
         "cases": len(records),
         "states": {state: states.count(state) for state in dict.fromkeys(states)},
         "speedup": {peer: geometric_mean(values) for peer, values in gains.items()},
         "compared": {peer: len(values) for peer, values in gains.items()},
+        "templates_speedup": {peer: geometric_mean(values) for peer, values in by_templates.items() if values},
     }
 
 
 def show(summary: dict[str, Any], device: str) -> Table:
     """A row per group."""
     peers = list(dict.fromkeys(peer for item in summary.values() for peer in item["speedup"]))
-    table = Table("group", "cases", "ours", *(f"vs {peer}" for peer in peers), title=device)
+    templates = list(dict.fromkeys(peer for item in summary.values() for peer in item["templates_speedup"]))
+    titles = [*(f"vs {peer}" for peer in peers), *(f"{TEMPLATES} vs {peer}" for peer in templates)]
+    table = Table("group", "cases", "ours", *titles, title=device)
     for group, item in summary.items():
         states = ", ".join(f"{count} {state}" for state, count in item["states"].items())
         cells = [_cell(item["speedup"].get(peer), item["compared"].get(peer, 0)) for peer in peers]
+        gains = [item["templates_speedup"].get(peer) for peer in templates]
+        cells += ["-" if gain is None else f"{gain:.2f}x" for gain in gains]
         table.add_row(group, str(item["cases"]), states, *cells)
     return table
 

@@ -9,12 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cases import Case, Tensor, convolution, matmul
+from cases import Case, Tensor, all_cases, convolution, matmul
 from programs import PROGRAMS
 
 from tvm_ext._tvm import te, tirx, topi
 
 HALF = "float16"
+
+
+BOLT_GROUPS = ("bolt_T3", "bolt_F9")
+"""Of Bolt's single products; those of its Tables 1 and 2 are chains."""
+
+
+def standard_cases(workload: Path) -> list[Case]:
+    """What a bundle carries unless it is told otherwise: ``roller_ops.csv`` and, beside it, Bolt's."""
+    paper = workload.with_name("bolt_ops.csv")
+    single = [case for case in bolt(paper) if case.group in BOLT_GROUPS]
+    return [*all_cases(workload), *bolt_chains(paper), *single]
 
 
 def alcop(workload: Path) -> Iterator[Case]:

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cases import Case
+from cases import Case, Tensor
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "manifest.json"
+STEPS = "steps"
+"""`Program.kind` of several functions."""
 SIZE_LIMIT_BYTES = 40_000_000
 
 
@@ -21,11 +23,29 @@ class BundleError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Arranged:
+    """Another form of an input: ``axes`` of it in this order, then zeros behind each up to ``shape``."""
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A call of ``function`` with tensors by name, the one that it writes last; ``y`` is the case's output."""
+
+    function: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """One contender's code for a case: ``function`` of library ``file``, which takes inputs and output in this order.
 
-    Of ``kind`` "model" it is a function of the Relax VM, which takes the inputs and answers the outputs. ``plan`` is
-    what was planned (rProgram, launches) and what the compiler said of it, as JSON.
+    Of ``kind`` "model" it is a function of the Relax VM, which takes the inputs and answers the outputs. Of ``kind``
+    "steps" it is several functions, called one after the other: with the case's inputs, of which ``arranged`` are
+    brought into another form once, before anything is timed, and with tensors ``between`` them. ``plan`` is what was
+    planned (rProgram, launches, templates) and what the compiler said of it, as JSON.
     """
 
     contender: str
@@ -33,6 +53,9 @@ class Program:
     function: str
     kind: str = "kernel"
     plan: Mapping[str, Any] = field(default_factory=dict)
+    arranged: Mapping[str, Arranged] = field(default_factory=dict)
+    between: tuple[Tensor, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +109,16 @@ def from_json(text: str) -> Manifest:
 
 
 def _entry(record: Mapping[str, Any]) -> Entry:
-    programs = tuple(Program(**item) for item in record["programs"])
+    programs = tuple(_program(item) for item in record["programs"])
     return Entry(case=Case.from_record(record["case"]), programs=programs, refusals=record["refusals"])
+
+
+def _program(record: Mapping[str, Any]) -> Program:
+    forms = record["arranged"].items()
+    arranged = {name: Arranged(axes=tuple(form["axes"]), shape=tuple(form["shape"])) for name, form in forms}
+    between = tuple(Tensor(**{**item, "shape": tuple(item["shape"])}) for item in record["between"])
+    steps = tuple(Step(function=item["function"], arguments=tuple(item["arguments"])) for item in record["steps"])
+    return Program(**{**record, "arranged": arranged, "between": between, "steps": steps})
 
 
 def read_bundle(folder: Path) -> Manifest:

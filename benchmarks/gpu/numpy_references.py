@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,19 @@ def _chain(case: Case, x: Array, *factors: Array) -> Array:
     return x
 
 
+def _activated(case: Case, x: Array, w: Array, bias: Array) -> Array:
+    one = _convolution if case.operator.endswith("conv2d") else _matmul
+    return _ACTIVATIONS[case.attributes["activation"]](one(case, x, w) + bias)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, 0.0),
+    "gelu": lambda x: 0.5 * x * (1.0 + np.vectorize(math.erf, otypes=["float64"])(x / math.sqrt(2.0))),
+    "hardswish": lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
+    "softplus": lambda x: np.logaddexp(x, 0.0),
+}
+
+
 def _average_pool(case: Case, x: Array) -> Array:
     settings = case.attributes
     window = (settings["kernel"], settings["stride"], 1, settings["pads"])
@@ -101,6 +115,8 @@ _REFERENCES: dict[str, Callable[..., Array]] = {
     "average_pool": _average_pool,
     "relu": lambda _case, x: np.maximum(x, 0.0),
     "chain": _chain,
+    "activated_matmul": _activated,
+    "activated_conv2d": _activated,
     "sum": lambda case, x: x.sum(tuple(case.attributes["axes"])),
     "softmax": _softmax,
     "layer_norm": _layer_norm,

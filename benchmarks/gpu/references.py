@@ -61,6 +61,19 @@ def _chain(torch: Any, case: Case, x: Any, *factors: Any) -> Any:
     return x
 
 
+def _activated(torch: Any, case: Case, x: Any, w: Any, bias: Any) -> Any:
+    one = _convolution if case.operator.endswith("conv2d") else _matmul
+    return _ACTIVATIONS[case.attributes["activation"]](torch.nn.functional)(one(torch, case, x, w) + bias)
+
+
+_ACTIVATIONS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "relu": lambda functional: functional.relu,
+    "gelu": lambda functional: functional.gelu,
+    "hardswish": lambda functional: functional.hardswish,
+    "softplus": lambda functional: functional.softplus,
+}
+
+
 def _average_pool(torch: Any, case: Case, x: Any) -> Any:
     kernel, stride, (top, left, bottom, right) = (case.attributes[name] for name in ("kernel", "stride", "pads"))
     pool = torch.nn.functional.avg_pool2d
@@ -83,6 +96,8 @@ _PEERS: dict[str, Callable[..., Any]] = {
     "average_pool": _average_pool,
     "relu": lambda torch, _case, x: torch.relu(x),
     "chain": _chain,
+    "activated_matmul": _activated,
+    "activated_conv2d": _activated,
     "sum": lambda torch, case, x: torch.sum(x, dim=tuple(case.attributes["axes"])),
     "softmax": lambda torch, _case, x: torch.softmax(x, dim=-1),
     "layer_norm": _layer_norm,

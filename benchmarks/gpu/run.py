@@ -15,14 +15,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import graph_references
 from cases import Case
 from gpu import Gpu, RuntimeGpu, TorchGpu, driver_version, load_runtime, summary
-from manifest import BundleError, Entry, Manifest, Program, check_device, read_bundle
+from manifest import STEPS, BundleError, Entry, Manifest, Program, check_device, read_bundle
 
 HERE = Path(__file__).resolve().parent
 COMPILED_GROUPS = (
@@ -109,12 +109,19 @@ def _failed(error: Exception, what: str) -> Record:
 
 
 # --- the bundle ---------------------------------------------------------------------------------------------------
-def load_functions(entry: Entry, folder: Path) -> dict[str, Call]:
+def load_functions(entry: Entry, folder: Path, gpu: Gpu) -> dict[str, Call]:
     """The entry's functions, from their libraries."""
-    return {item.contender: _load(item, folder) for item in entry.programs}
+    found = {}
+    for item in entry.programs:
+        if item.kind == STEPS:
+            steps = {step.function: _load(item, folder, step.function) for step in item.steps}
+            found[item.contender] = stepwise(item, entry.case, gpu, steps)
+        else:
+            found[item.contender] = _load(item, folder, item.function)
+    return found
 
 
-def _load(program: Program, folder: Path) -> Call:
+def _load(program: Program, folder: Path, name: str) -> Call:
     import tvm_ffi
 
     function: list[Any] = []  # loaded at the first call, so that a library that does not load is one failed contender
@@ -122,8 +129,25 @@ def _load(program: Program, folder: Path) -> Call:
     def call(arguments: Sequence[Any]) -> Any:
         if not function:
             module = tvm_ffi.load_module(str(folder / program.file))
-            function.append((_start_vm(module) if program.kind == "model" else module)[program.function])
+            function.append((_start_vm(module) if program.kind == "model" else module)[name])
         return function[0](*arguments)
+
+    return call
+
+
+def stepwise(program: Program, case: Case, gpu: Gpu, functions: Mapping[str, Call]) -> Call:
+    """The steps of ``program`` as one call. Other forms of inputs, and what lies between, are made at the first one."""
+    tensors: dict[str, Any] = {}
+
+    def call(arguments: Sequence[Any]) -> Any:
+        if not tensors:
+            names = [*(item.name for item in case.inputs), case.output.name]
+            tensors.update(zip(names, arguments, strict=True))
+            for name, form in program.arranged.items():
+                tensors[name] = gpu.arranged(tensors[name], form)
+            tensors.update({item.name: gpu.poisoned(item) for item in program.between})
+        for step in program.steps:
+            functions[step.function]([tensors[name] for name in step.arguments])
 
     return call
 
@@ -186,7 +210,7 @@ def run_bundle(
             print(f"{minutes:g} minutes are over; start again to go on", flush=True)
             break
         by_torch = compiled and entry.case.group in COMPILED_GROUPS
-        contenders = run_entry(entry, gpu, load_functions(entry, folder), by_torch)
+        contenders = run_entry(entry, gpu, load_functions(entry, folder, gpu), by_torch)
         record = _record(manifest, gpu, entry.case, contenders)
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -18,7 +18,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -26,9 +26,10 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from cases import Case
 from lists import bolt
+from relax_graphs import ACCESS, graph
 from rich.table import Table
 
-from tvm_ext._tvm import IRModule, relax, tvm
+from tvm_ext._tvm import tvm
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -43,8 +44,6 @@ from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
 DEVICES = ("nvidia-a100", "nvidia-h100")
-ACCESS = 8
-"""Halves of the widest copy, to which channels are padded."""
 EVERY = 10**6
 
 
@@ -72,48 +71,6 @@ class Verdict:
     @property
     def recognised(self) -> bool:
         return bool(self.pattern)
-
-
-def graph(case: Case) -> IRModule:
-    """The case in Relax: filters OHWI, the bias added, the activation spelt as networks spell it."""
-    x, w, b = (relax.Var(item.name, relax.TensorType(item.shape, item.dtype)) for item in case.inputs)
-    if case.operator.endswith("conv2d"):
-        h, w_, inner, outer = case.inputs[1].shape
-        w = relax.Var("w", relax.TensorType((outer, h, w_, inner), "float16"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, w, b]):
-        with builder.dataflow():
-            value = builder.emit(relax.op.add(builder.emit(_product(case, x, w)), b))
-            result = builder.emit_output(_activated(builder, value, case.attributes["activation"]))
-        builder.emit_func_output(result)
-    return builder.get()
-
-
-def _product(case: Case, x: Any, w: Any) -> Any:
-    if not case.operator.endswith("conv2d"):
-        return relax.op.matmul(x, w)
-    attributes = case.attributes
-    return relax.op.nn.conv2d(
-        x, w, strides=attributes["stride"], padding=attributes["pads"], data_layout="NHWC", kernel_layout="OHWI"
-    )  # fmt: skip
-
-
-def _activated(builder: Any, value: Any, activation: str) -> Any:
-    def number(constant: float) -> Any:
-        return relax.const(constant, "float16")
-
-    match activation:
-        case "relu" | "gelu":
-            return getattr(relax.op.nn, activation)(value)
-        case "softplus":
-            small = builder.emit(relax.op.exp(builder.emit(relax.op.negative(builder.emit(relax.op.abs(value))))))
-            logarithm = builder.emit(relax.op.log(builder.emit(relax.op.add(small, number(1.0)))))
-            return relax.op.add(builder.emit(relax.op.maximum(value, number(0.0))), logarithm)
-        case "hardswish":
-            moved = builder.emit(relax.op.add(value, number(3.0)))
-            gate = builder.emit(relax.op.minimum(builder.emit(relax.op.maximum(moved, number(0.0))), number(6.0)))
-            return relax.op.divide(builder.emit(relax.op.multiply(value, gate)), number(6.0))
-    raise AssertionError(activation)
 
 
 def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:

@@ -52,10 +52,13 @@ def fake_gpu(scripts: SimpleNamespace, broken: Callable[[], None] = lambda: None
             return [scripts.gpu._random(item, generator) for item in case.inputs]
 
         def poisoned(self, tensor: Any) -> Any:
-            return np.full(tensor.shape, np.nan, tensor.dtype)
+            return scripts.gpu._poison(tensor.shape, tensor.dtype)
 
         def poison(self, output: Any) -> None:
             output[...] = np.nan
+
+        def arranged(self, tensor: Any, form: Any) -> Any:
+            return scripts.gpu.arranged(tensor, form)
 
         def adopt(self, results: Any) -> tuple[Any, ...]:
             return scripts.gpu._flat(results)

@@ -78,8 +78,17 @@ def _small_chains(scripts: SimpleNamespace) -> list[Any]:
 
 def _small_cases(scripts: SimpleNamespace) -> list[Any]:
     cases = scripts.cases
+    activated = [
+        scripts.lists._activated(plain, name, name)
+        for name in ("relu", "gelu", "hardswish", "softplus")
+        for plain in (
+            cases.matmul("", 5, 7, 3, "float16"),
+            cases.convolution("", (1, 6, 6, 3), (3, 3, 3, 4), stride=1, pads=(1,) * 4, layout="NHWC", dtype="float16"),
+        )
+    ]
     return [
         *_small_chains(scripts),
+        *activated,
         cases.matmul("bias", 5, 7, 3, epilogue="bias_relu"),
         cases.matmul("batched", 5, 7, 3, batch=2),
         cases.matmul("integers", 4, 8, 16, "int8"),
@@ -242,9 +251,9 @@ def test_a_manifest_comes_back_as_it_was(scripts: SimpleNamespace, tmp_path: Pat
         (lambda folder: (folder / "a.so").unlink(), "a.so is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "is no bundle"),
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), "is no bundle"),
-        (lambda folder: (folder / "manifest.json").write_text('{"schema": 1, "entries": ['), "cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema": 2, "entries": ['), "cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text('{"schema": 9, "entries": []}'), "schema"),
-        (lambda folder: (folder / "manifest.json").write_text('{"schema": 1, "entries": [{}]}'), "cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema": 2, "entries": [{}]}'), "cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "cannot be read"),
     ],
 )
