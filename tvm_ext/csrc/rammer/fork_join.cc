@@ -1,0 +1,96 @@
+#include "fork_join.h"
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "team.h"
+#include "wait_cell.h"
+
+namespace tvm_ext {
+namespace rammer {
+namespace {
+
+LaunchHooks hooks{};
+
+// A loop that is being run. Tasks beyond the threads are taken one by one.
+struct Loop {
+  ParallelEnv env;  // first: what a kernel hands to the barrier points to it
+  ParallelFunction function;
+  void* closure;
+  int threads;
+  std::atomic<int> next;
+  std::atomic<uint32_t> arrived{0};  // at barriers, over all of them
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::vector<std::pair<int, void*>> errors;
+};
+
+void RunTask(Loop* loop, int task) {
+  if (loop->function(task, &loop->env, loop->closure) == 0) return;
+  void* const error = hooks.take();
+  const std::lock_guard<std::mutex> lock(loop->mutex);
+  loop->errors.emplace_back(task, error);
+  loop->failed.store(true, std::memory_order_release);
+}
+
+void RunTasks(void* context, int thread) {
+  Loop* const loop = static_cast<Loop*>(context);
+  RunTask(loop, thread);
+  for (;;) {
+    const int task = loop->next.fetch_add(1, std::memory_order_relaxed);
+    if (task >= loop->env.num_task) return;
+    RunTask(loop, task);
+  }
+}
+
+}  // namespace
+
+void SetLaunchHooks(const LaunchHooks& new_hooks) { hooks = new_hooks; }
+
+int ParallelLaunch(ParallelFunction function, void* closure, int tasks) {
+  const int wanted = InsideJob() ? 1 : hooks.thread_count();
+  if (tasks > wanted && !InsideJob()) {
+    hooks.refuse("a parallel loop asks for more tasks than there are threads");
+    return -1;
+  }
+  TeamLease lease(tasks == 0 ? wanted : tasks, tasks != 0);
+  Loop loop;
+  loop.function = function;
+  loop.closure = closure;
+  loop.threads = lease.threads();
+  loop.env.num_task = tasks == 0 ? loop.threads : tasks;
+  loop.env.sync_handle = &loop;
+  loop.next.store(loop.threads, std::memory_order_relaxed);
+  lease.Run(RunTasks, &loop, true);
+  if (loop.errors.empty()) return 0;
+  hooks.raise(std::move(loop.errors));
+  return -1;
+}
+
+int ParallelBarrier(int, ParallelEnv* env) {
+  Loop* const loop = static_cast<Loop*>(env->sync_handle);
+  const uint32_t tasks = static_cast<uint32_t>(env->num_task);
+  if (loop->threads < env->num_task) {
+    hooks.refuse("tasks that wait for each other need a thread each, and the system has given fewer");
+    return -1;
+  }
+  // Arrivals are numbered through all barriers: whoever is number n belongs to barrier n / tasks.
+  const uint32_t number = loop->arrived.fetch_add(1, std::memory_order_acq_rel);
+  const uint32_t whole = (number / tasks + 1) * tasks;
+  for (int looks = 0; static_cast<int32_t>(loop->arrived.load(std::memory_order_acquire) - whole) < 0; ++looks) {
+    if (loop->failed.load(std::memory_order_acquire)) {
+      hooks.refuse("another task of the loop has failed");
+      return -1;
+    }
+    if (looks < kJoinPatience.pauses)
+      Pause();
+    else
+      Yield();
+  }
+  return 0;
+}
+
+}  // namespace rammer
+}  // namespace tvm_ext

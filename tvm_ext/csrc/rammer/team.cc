@@ -1,0 +1,198 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace tvm_ext {
+namespace rammer {
+namespace {
+
+thread_local bool inside_job = false;
+
+// Sets `inside_job` for a scope, and restores what it was.
+class Inside {
+ public:
+  Inside() : before_(inside_job) { inside_job = true; }
+  ~Inside() { inside_job = before_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  bool before_;
+};
+
+// All teams that nobody leases. Never destroyed: threads may be at work while the process ends.
+struct Registry {
+  std::mutex mutex;
+  std::vector<Team*> idle;
+  int busy_threads = 0;  // of leased teams, their callers counted
+  std::atomic<uint32_t> generation{0};
+};
+
+Registry& TheRegistry();
+
+void BeforeFork() { TheRegistry().mutex.lock(); }
+void AfterForkInParent() { TheRegistry().mutex.unlock(); }
+
+// Workers stay behind in the parent: the child forgets its teams, leased ones included, and never frees them, since
+// what a worker was doing to one is unknown.
+void AfterForkInChild() {
+  Registry& registry = TheRegistry();
+  registry.idle.clear();
+  registry.busy_threads = 0;
+  registry.generation.fetch_add(1, std::memory_order_relaxed);
+  registry.mutex.unlock();
+}
+
+Registry& TheRegistry() {
+  static Registry* const registry = [] {
+    pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+    return new Registry();
+  }();
+  return *registry;
+}
+
+cpu_set_t AllowedCores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(getpid(), sizeof(allowed), &allowed);
+  return allowed;
+}
+
+}  // namespace
+
+int UsableCores() {
+  const cpu_set_t allowed = AllowedCores();
+  return std::max(1, CPU_COUNT(&allowed));
+}
+
+bool InsideJob() { return inside_job; }
+
+uint32_t ForkGeneration() { return TheRegistry().generation.load(std::memory_order_relaxed); }
+
+int Team::Grow(int threads) {
+  threads = std::min(threads, kMostThreads);
+  if (static_cast<int>(workers_.size()) >= threads) return threads;
+  const cpu_set_t allowed = AllowedCores();
+  const int caller_cpu = sched_getcpu();
+  while (static_cast<int>(workers_.size()) < threads) {
+    auto worker = std::make_unique<Worker>();
+    worker->team = this;
+    worker->index = static_cast<int>(workers_.size());
+    worker->cpu = -1;
+    if (pthread_create(&worker->thread, nullptr, Work, worker.get()) != 0) break;
+    pthread_detach(worker->thread);
+    Bind(worker.get(), allowed, caller_cpu);
+    workers_.push_back(std::move(worker));
+  }
+  caller_cpu_ = caller_cpu;
+  return static_cast<int>(workers_.size());
+}
+
+void* Team::Work(void* argument) {
+  Worker* const self = static_cast<Worker*>(argument);
+  const auto posted = [self](std::memory_order order) { return self->gate.value.load(order) == kPosted; };
+  inside_job = true;
+  for (;;) {
+    self->gate.Wait(posted, kIdlePatience);
+    uint32_t expected = kPosted;
+    if (!self->gate.value.compare_exchange_strong(expected, kRunning, std::memory_order_acq_rel)) continue;
+    self->team->job_(self->team->context_, self->index);
+    self->gate.Publish(kIdle);
+  }
+  return nullptr;
+}
+
+// Bind the worker to an allowed core that neither the caller nor another worker has; to none where there is none left.
+void Team::Bind(Worker* worker, const cpu_set_t& allowed, int caller_cpu) {
+  cpu_set_t spare = allowed;
+  if (caller_cpu >= 0) CPU_CLR(caller_cpu, &spare);
+  for (const auto& other : workers_)
+    if (other != nullptr && other.get() != worker && other->cpu >= 0) CPU_CLR(other->cpu, &spare);
+  worker->cpu = -1;
+  for (int cpu = 0; cpu < CPU_SETSIZE && worker->cpu < 0; ++cpu)
+    if (CPU_ISSET(cpu, &spare)) worker->cpu = cpu;
+  cpu_set_t chosen = allowed;
+  if (worker->cpu >= 0) {
+    CPU_ZERO(&chosen);
+    CPU_SET(worker->cpu, &chosen);
+  }
+  if (pthread_setaffinity_np(worker->thread, sizeof(chosen), &chosen) != 0) worker->cpu = -1;
+}
+
+// The system may have moved the caller to a worker's core, where the two would take turns of milliseconds.
+void Team::KeepOffCaller() {
+  const int cpu = sched_getcpu();
+  if (cpu == caller_cpu_) return;
+  caller_cpu_ = cpu;
+  for (const auto& worker : workers_)
+    if (worker != nullptr && worker->cpu == cpu) Bind(worker.get(), AllowedCores(), cpu);
+}
+
+bool Team::Run(Job job, void* context, int threads, bool must_run, int64_t limit_ns) {
+  KeepOffCaller();
+  job_ = job;
+  context_ = context;
+  for (int i = 1; i < threads; ++i) workers_[i]->gate.Publish(kPosted);
+  {
+    const Inside inside;
+    job(context, 0);
+    for (int i = 1; i < threads; ++i) {
+      uint32_t expected = kPosted;
+      if (workers_[i]->gate.value.compare_exchange_strong(expected, kIdle, std::memory_order_acq_rel) && must_run)
+        job(context, i);
+    }
+  }
+  const int64_t deadline_ns = limit_ns < 0 ? -1 : NowNs() + limit_ns;
+  for (int i = 1; i < threads; ++i) {
+    WaitCell& gate = workers_[i]->gate;
+    const auto idle = [&gate](std::memory_order order) { return gate.value.load(order) == kIdle; };
+    if (!gate.Wait(idle, kJoinPatience, deadline_ns)) return false;
+  }
+  return true;
+}
+
+TeamLease::TeamLease(int wanted, bool exactly) : generation_(ForkGeneration()) {
+  if (wanted <= 1 || inside_job) return;
+  const int cores = UsableCores();
+  Registry& registry = TheRegistry();
+  {
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    const int free_cores = std::max(1, cores - registry.busy_threads);
+    counted_ = exactly ? wanted : std::min(wanted, free_cores);
+    registry.busy_threads += counted_;
+    if (counted_ > 1 && !registry.idle.empty()) {
+      team_ = registry.idle.back();
+      registry.idle.pop_back();
+    }
+  }
+  if (counted_ == 1) return;
+  if (team_ == nullptr) team_ = new Team();
+  threads_ = std::min(team_->Grow(counted_), counted_);
+}
+
+TeamLease::~TeamLease() {
+  if (counted_ == 0) return;
+  Registry& registry = TheRegistry();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  if (generation_ != registry.generation.load(std::memory_order_relaxed)) return;  // forked meanwhile
+  registry.busy_threads -= counted_;
+  if (team_ != nullptr) registry.idle.push_back(team_);
+}
+
+bool TeamLease::Run(Job job, void* context, bool must_run, int64_t limit_ns) {
+  if (team_ == nullptr) {
+    const Inside inside;
+    job(context, 0);
+    return true;
+  }
+  if (team_->Run(job, context, threads_, must_run, limit_ns)) return true;
+  team_ = nullptr;  // lost with the worker that still uses it
+  return false;
+}
+
+}  // namespace rammer
+}  // namespace tvm_ext
