@@ -51,6 +51,10 @@ class ExportError(TvmExtError, OSError):
     """A library could not be written or read; nothing half-written is left behind."""
 
 
+class DatabaseError(TvmExtError, OSError):
+    """A database of measurements cannot be used: another program's or version's, locked, read-only, full, damaged."""
+
+
 class CompileError(TvmExtError, RuntimeError):
     """A device compiler (nvcc, NVRTC, LLVM) refused a kernel or took too long; the message holds what it said."""
 
@@ -99,6 +103,7 @@ ALL: tuple[type[TvmExtError], ...] = (
     ModelError,
     InputError,
     ExportError,
+    DatabaseError,
     CompileError,
     VerificationError,
     IndexRangeError,

@@ -9,6 +9,8 @@ Environment variables
     Folder for measurements that are worth keeping; default: the user's cache folder.
 ``TVM_EXT_KERNEL_CACHE``
     What ``kernel_cache="auto"`` means: ``off``, a folder, or (unset) the folder ``kernels`` in the one above.
+``TVM_EXT_DATABASE``
+    What ``database="auto"`` means: ``off``, a file, or (unset) the file ``measurements.db`` in ``TVM_EXT_CACHE_DIR``.
 ``TVM_EXT_CPU``
     A recorded CPU (``tvm-ext devices`` lists them) that stands for this machine's, which is then not measured:
     the same kernels are constructed everywhere. Unset: this machine.
@@ -29,6 +31,7 @@ Environment variables
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -40,12 +43,14 @@ from typing import Any, Literal
 
 import platformdirs
 
+from tvm_ext.core_count import usable_core_count as usable_core_count
 from tvm_ext.errors import OptionError
 
 CONFIG_PREFIX = "tvm_ext."
 
 _CACHE_VARIABLE = "TVM_EXT_CACHE_DIR"
 _KERNEL_CACHE_VARIABLE = "TVM_EXT_KERNEL_CACHE"
+_DATABASE_VARIABLE = "TVM_EXT_DATABASE"
 _CPU_VARIABLE = "TVM_EXT_CPU"
 _NVCC_VARIABLE = "TVM_EXT_NVCC"
 _NVCC_TIME_VARIABLE = "TVM_EXT_NVCC_TIME_LIMIT_S"
@@ -57,6 +62,8 @@ _OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
 _SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 _SPIN_COUNT = 300_000  # TVM's own default
+
+_SWITCHES = ("enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass", "profile_cutlass")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +115,13 @@ class BuildOptions:
         For CUDA devices of capability 7.5 and later: whether matrix products become kernels of CUTLASS's templates
         (Bolt, §3.2), compiled here by nvcc, some 10 to 35 s each the first time. True: wherever a template serves;
         ``"auto"``: where the models predict it to be faster than a kernel of ours; False: nowhere.
+    profile_cutlass
+        Whether templates are ranked by measurements. ``"auto"``: by those that the database has, and nothing is
+        measured; True: what is not known yet is measured first, where the GPU is (some minutes a model; docs/bolt.md);
+        False: by the model alone.
+    database
+        Where measurements are kept: ``"auto"`` (the user's cache folder, or what ``TVM_EXT_DATABASE`` says), ``"off"``,
+        or a file (docs/database.md).
     bounds
         What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
@@ -136,11 +150,13 @@ class BuildOptions:
     bulk_copies: bool = False
     enable_persistent_fusion: bool | Literal["auto"] = "auto"
     enable_cutlass: bool | Literal["auto"] = False
+    profile_cutlass: bool | Literal["auto"] = "auto"
+    database: str = "auto"
     bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
-        for switch in ("enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass"):
+        for switch in _SWITCHES:
             _check_switch(switch, getattr(self, switch))
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)
@@ -158,8 +174,10 @@ class BuildOptions:
             _check_integer("shared_stages", self.shared_stages, minimum=2, maximum=8)
         if self.register_stages is not None:
             _check_integer("register_stages", self.register_stages, minimum=1, maximum=4)
-        if not isinstance(self.kernel_cache, str) or not self.kernel_cache.strip():
-            raise _wrong_value("kernel_cache", self.kernel_cache, '"auto", "off" or the name of a folder')
+        for place, what in (("kernel_cache", "folder"), ("database", "file")):
+            value = getattr(self, place)
+            if not isinstance(value, str) or not value.strip():
+                raise _wrong_value(place, value, f'"auto", "off" or the name of a {what}')
 
     @classmethod
     def create(cls, **values: Any) -> BuildOptions:
@@ -276,6 +294,30 @@ def kernel_cache_directory(setting: str = "auto") -> Path | None:
     return _folder(chosen, "the kernel cache is", "name a folder, or pass kernel_cache='off'")
 
 
+def database_file(setting: str = "auto") -> Path | None:
+    """The file that `BuildOptions.database` asks for, which may not exist yet; None where there shall be none.
+
+    Raises `OptionError` where it is a folder, or no file can have that name.
+    """
+    chosen = setting.strip()
+    if chosen == "auto":
+        chosen = os.environ.get(_DATABASE_VARIABLE, "").strip() or "auto"
+    if chosen == "off":
+        return None
+    what, remedy = "the database of measurements", "name a file, or pass database='off'"
+    is_folder = False
+    try:
+        path = cache_directory() / "measurements.db" if chosen == "auto" else Path(chosen).expanduser().absolute()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a NUL in it, "~nobody"
+        raise OptionError(f"{what} is {chosen!r}, which cannot be a file: {error}.", remedy) from error
+    if is_folder:
+        raise OptionError(f"{what} is {path}, which is a folder.", remedy)
+    _folder(str(path.parent), f"{what} is in", remedy)
+    return path
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaSettings:
     """What the environment says about CUDA compilers. ``nvcc`` "" searches, "off" uses none; ``toolkits`` may exist."""
@@ -310,54 +352,6 @@ def recorded_cpu() -> str | None:
 def import_limits_text() -> str:
     """What ``TVM_EXT_IMPORT_LIMITS`` says; `import_limits.ImportLimits.current` reads it."""
     return os.environ.get(IMPORT_LIMITS_VARIABLE, "").strip()
-
-
-def usable_core_count() -> int:
-    """CPU cores this process may use: its affinity mask, further limited by its control group's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _control_group_cores(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    # A quota of 1.5 cores keeps two threads busy three quarters of the time; rounding down would waste half a core.
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
-
-
-def _control_group_cores(membership: Path, root: Path) -> float | None:
-    """The tightest CPU quota on the way from this process' control group to the root, in cores; None: no limit.
-
-    Version 2 states ``cpu.max`` as "quota period" in microseconds, e.g. "150000 100000" for 1.5 cores, "max" for
-    none; version 1 has the two numbers in ``cpu.cfs_quota_us`` (-1: none) and ``cpu.cfs_period_us``.
-    """
-    quotas = [_read_quota(folder) for folder in _control_group_folders(membership, root)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _control_group_folders(membership: Path, root: Path) -> list[Path]:
-    """Every folder whose quota applies. A container often sees its own group as the root, hence the root itself."""
-    folders = [root, root / "cpu"]
-    for line in (_read_text(membership) or "").splitlines():
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0" or "cpu" in controllers.split(","):
-            base = root if hierarchy == "0" else root / "cpu"
-            parts = [part for part in path.split("/") if part and part != ".."]
-            folders += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return folders
-
-
-def _read_quota(folder: Path) -> float | None:
-    text = _read_text(folder / "cpu.max")
-    if text is None:
-        quota, period = _read_text(folder / "cpu.cfs_quota_us"), _read_text(folder / "cpu.cfs_period_us")
-        text = f"{quota} {period}"
-    numbers = text.split()
-    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or int(numbers[1]) == 0:
-        return None
-    return int(numbers[0]) / int(numbers[1])
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def pool_spin_count() -> int:

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "tvm_ext"
 FLOORS: tuple[frozenset[str], ...] = tuple(
     frozenset(floor.split())
     for floor in (
-        "errors options forks exclusive _tvm _environment _native _autoload",  # the ground
+        "errors core_count options forks exclusive _tvm _environment _native _autoload",  # the ground
         "records",
         "support",
         "devices",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ext import _native, options
+from tvm_ext import _native, core_count, options
 from tvm_ext._autoload import OPTIONS_LIBRARY, register_config_options
 from tvm_ext._tvm import PassContext
 from tvm_ext.errors import OptionError
@@ -45,6 +45,9 @@ def test_defaults_are_the_papers() -> None:
         ("epsilon", "0.4", "a number from 0 to 1"),
         ("device", "", "the name of a device"),
         ("device", 7, "the name of a device"),
+        ("profile_cutlass", "yes", 'True, False or "auto"'),
+        ("database", "", "the name of a file"),
+        ("database", 3, "the name of a file"),
         ("num_threads", 0, "a whole number from 1 to 4096"),
     ],
 )
@@ -54,7 +57,7 @@ def test_wrong_values_name_the_option_and_what_is_allowed(name: str, value: obje
 
 
 @pytest.mark.parametrize("value", [True, False, "auto"])
-@pytest.mark.parametrize("switch", ["enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass"])
+@pytest.mark.parametrize("switch", options._SWITCHES)
 def test_switches_take_their_three_values(switch: str, value: object) -> None:
     assert getattr(BuildOptions.create(**{switch: value}), switch) == value
 
@@ -160,7 +163,7 @@ def test_a_child_with_fewer_cores_chooses_anew(no_threads_set: pytest.MonkeyPatc
 def test_usable_cores_respect_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     for quota, cores in [(None, 8), (1.5, 2), (0.2, 1), (16.0, 8)]:
-        monkeypatch.setattr(options, "_control_group_cores", lambda _membership, _root, quota=quota: quota)
+        monkeypatch.setattr(core_count, "_control_group_cores", lambda _membership, _root, quota=quota: quota)
         assert options.usable_core_count() == cores
 
 
@@ -182,4 +185,4 @@ def test_control_group_quota(tmp_path: Path, membership: str, files: dict[str, s
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert options._control_group_cores(tmp_path / "membership", tmp_path / "root") == cores
+    assert core_count._control_group_cores(tmp_path / "membership", tmp_path / "root") == cores

@@ -1,4 +1,6 @@
-"""Measuring and choosing among candidates: no part of it is in this version.
+"""Measuring and choosing among candidates. In this version: the store of measurements.
 
-Not here: construction, which needs no measurement (`tir_passes/roller`); what the models predict (`cost`).
+`database.py` is the file that many processes write to, `database_files.py` its exports and merges, `store.py` what a
+build consults. Not here: construction, which needs no measurement (`tir_passes/roller`); what the models predict
+(`cost`).
 """

@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, advise, verify, devices, cache, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, advise, verify, devices, cache, database, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
@@ -31,6 +31,7 @@ from .common import (
     progress_bar,
     read_inputs,
 )
+from .database import database
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 app.command()(advise)
 app.command()(verify)
+app.add_typer(database, name="database")
 
 
 @app.callback()

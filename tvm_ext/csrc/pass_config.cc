@@ -68,6 +68,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<String>("tvm_ext.device", "str");
   Register<int64_t>("tvm_ext.num_threads", "int");
   Register<String>("tvm_ext.kernel_cache", "str");
+  Register<String>("tvm_ext.database", "str");
   Register<String>("tvm_ext.layout", "str");
   Register<bool>("tvm_ext.check_machine_code", "bool");
   RegisterBoolOrAuto("tvm_ext.enable_pipelining");
@@ -77,6 +78,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Register<bool>("tvm_ext.bulk_copies", "bool");
   RegisterBoolOrAuto("tvm_ext.enable_persistent_fusion");
   RegisterBoolOrAuto("tvm_ext.enable_cutlass");
+  RegisterBoolOrAuto("tvm_ext.profile_cutlass");
   Register<String>("tvm_ext.bounds", "str");
   Register<bool>("tvm_ext.guard_memory", "bool");
 }

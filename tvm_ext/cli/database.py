@@ -1,0 +1,173 @@
+"""The commands ``tvm-ext database``: what measurements there are, and moving them between files and machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_ext.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from tvm_ext.autotune.database import MeasurementDatabase
+    from tvm_ext.autotune.database_files import Merged
+    from tvm_ext.records.measurement import MeasuredWorkload, Measurement
+
+database = typer.Typer(help="Show, merge, export and import measurements.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None, typer.Option("--database", help="The database; left out: the one that builds use by default.")
+]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
+Sources = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Databases, JSON lines, or MetaSchedule's work folders.")
+]
+
+
+@database.command()
+def show(
+    file: File = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every page and every row.")] = False,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show what is measured: workloads, configurations, the best time of each. Exit code 1 where rows are damaged."""
+    from tvm_ext.autotune.database import MeasurementDatabase
+    from tvm_ext.autotune.database_files import require_file
+
+    path = _path(file)
+    require_file(path)
+    with MeasurementDatabase(path, read_only=True) as opened:
+        rows = [_summary(opened, key, workload) for key, workload in opened.workloads().items()]
+        problems = opened.problems() if verify else []
+        damaged = opened.damaged
+        count = len(opened)
+    if as_json:
+        state = {"file": str(path), "measurements": count, "damaged": damaged, "problems": problems, "workloads": rows}
+        typer.echo(json.dumps(state))
+    else:
+        for row in rows:
+            typer.echo(_plain(_line(row)))
+        typer.echo(
+            f"{path}: {count} measurements of {len(rows)} workloads" + (f", {damaged} damaged" if damaged else "")
+        )
+        for problem in problems:
+            typer.echo(_plain(problem), err=True)
+    raise typer.Exit(code=int(bool(damaged or problems)))
+
+
+@database.command("import")
+def import_(sources: Sources, file: File = None, as_json: JsonOutput = False) -> None:
+    """Add the measurements of files to the database. Exit code 1 where some were refused."""
+    _merge(_path(file), sources, as_json)
+
+
+@database.command()
+def merge(
+    target: Annotated[Path, typer.Argument(help="The database to add to; made where it is not there.")],
+    sources: Sources,
+    as_json: JsonOutput = False,
+) -> None:
+    """Add the measurements of many machines to one database. Exit code 1 where some were refused."""
+    _merge(target, sources, as_json)
+
+
+@database.command()
+def export(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="JSON lines to write; with --metaschedule the folder.")
+    ],
+    file: File = None,
+    metaschedule: Annotated[
+        bool, typer.Option("--metaschedule", help="Those of TIR modules, as MetaSchedule's JSONDatabase.")
+    ] = False,
+    salvage: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A damaged database, of which whatever is whole is taken.")
+    ] = None,
+) -> None:
+    """Write measurements as JSON lines, one a line, or for MetaSchedule."""
+    from tvm_ext.autotune import database_files
+    from tvm_ext.autotune.database import MeasurementDatabase
+    from tvm_ext.autotune.metaschedule_files import write_metaschedule
+
+    if salvage is not None and file is not None:
+        raise OptionError("--salvage and --database both name a file.", "give one of them")
+    path = salvage or _path(file)
+    database_files.require_file(path)
+    with MeasurementDatabase(path, read_only=True) as opened:
+        found: Iterable[Measurement] = database_files.salvage(path) if salvage else opened.measurements()
+        count = write_metaschedule(found, output) if metaschedule else database_files.write_lines(found, output)
+    typer.echo(f"{output}: {count} measurements")
+
+
+def _merge(target: Path, sources: list[Path], as_json: bool) -> None:
+    from tvm_ext.autotune.database import MeasurementDatabase
+
+    with MeasurementDatabase(target) as opened:
+        done = list(_merged(opened, sources))
+    if as_json:
+        typer.echo(json.dumps([_counts(item) for item in done]))
+    for item in done:
+        if not as_json:
+            typer.echo(str(item))
+        for refused in item.refused:
+            typer.echo(_plain(str(refused)), err=True)
+    raise typer.Exit(code=int(any(item.refused for item in done)))
+
+
+def _merged(target: MeasurementDatabase, sources: list[Path]) -> Iterator[Merged]:
+    from tvm_ext.autotune.database_files import merge as merge_file
+
+    for source in sources:
+        if source.exists() and target.path.exists() and source.samefile(target.path):
+            raise InputError(f"{source} is the database that is added to.", "leave it out")
+        yield merge_file(target, source)
+
+
+def _counts(item: Merged) -> dict[str, str | int]:
+    return {"source": item.source, "added": item.added, "known": item.known, "refused": len(item.refused)}
+
+
+def _path(file: Path | None) -> Path:
+    from tvm_ext.options import database_file
+
+    path = file or database_file()
+    if path is None:
+        raise OptionError("the database is switched off (TVM_EXT_DATABASE).", "name one with --database")
+    return path
+
+
+def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) -> dict[str, str | int | float | None]:
+    verdicts = opened.verdicts(workload).values()
+    times = [item.time_us for item in verdicts if item.time_us is not None]
+    return {
+        "key": key,
+        "kind": workload.kind,
+        "structure": workload.structure,
+        "dtype": workload.dtype,
+        "device": workload.device,
+        "instructions": workload.instructions,
+        "configurations": len(verdicts),
+        "failed": sum(1 for item in verdicts if item.time_us is None),
+        "best_us": min(times, default=None),
+    }
+
+
+_SHOWN = 60
+
+
+def _line(row: dict[str, str | int | float | None]) -> str:
+    best = f"{row['best_us']:.1f} us" if row["best_us"] is not None else "no time"
+    structure = str(row["structure"])
+    shown = structure if len(structure) <= _SHOWN else f"{structure[: _SHOWN - 3]}..."
+    return (
+        f"{str(row['key'])[:12]} {row['kind']} {row['dtype']} on {row['device']}: {best} of "
+        f"{row['configurations']} configurations, {row['failed']} failed; {shown}"
+    )
+
+
+def _plain(text: str) -> str:
+    """``text`` without what a terminal would take for commands: records may be anybody's."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
