@@ -46,6 +46,7 @@ from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
+from tvm_ext.relay_passes.fuse_cells import FuseCells
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
@@ -144,6 +145,8 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
         *library_dispatch(target),
         # Stock TVM's, but for what it would take for real numbers.
         legalize_operators(),
+        # One step of a recurrent layer is one function of tensors, called a thousand times; nothing else joins it.
+        FuseCells(),
         # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).
         relax.transform.AnnotateTIROpPattern(),
         # What the passes above made of constants. Stock TVM's FoldConstant would compile a kernel for each.

@@ -20,6 +20,11 @@ from tvm_ext._tvm import (
 )
 
 
+def retargeted(call: Call, callee: GlobalVar, arguments: Sequence[Expr]) -> Call:
+    """A ``call_tir`` of another function with other arguments, and the results, one or several, of ``call``."""
+    return Call(CALL_TIR, [callee, relax.Tuple(arguments), *call.args[2:]], call.attrs, call.ty_args)
+
+
 def merge_calls(mod: IRModule, bindings: Sequence[VarBinding]) -> tuple[PrimFunc, tuple[Expr, ...]]:
     """One PrimFunc that computes the last of ``bindings``, each a ``call_tir``, and the arguments to call it with.
 
@@ -43,6 +48,37 @@ def merge_calls(mod: IRModule, bindings: Sequence[VarBinding]) -> tuple[PrimFunc
     return fused[call.args[0]], tuple(order[item] for item in call.args[1].fields)
 
 
+def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
+    """One PrimFunc that computes ``func``, whose bindings all are ``call_tir`` of functions of ``mod``.
+
+    Its parameters are those of ``func``, then the results.
+    """
+    builder = BlockBuilder(IRModule(_called_functions(mod, func)))
+    primitive = builder.add_func(func.with_attr("Primitive", True), "fused")
+    _write(
+        builder,
+        "main",
+        func.params,
+        None,
+        lambda known: Call(primitive, [known[item] for item in func.params], ret_ty=func.ret_ty),
+    )
+    fused = relax.transform.FuseTIR()(builder.get())
+    call = _only_call(fused["main"])
+    assert list(call.args[1].fields) == list(fused["main"].params), "every parameter is read"
+    return fused[call.args[0]]
+
+
+def _called_functions(mod: IRModule, func: RelaxFunction) -> dict[GlobalVar, PrimFunc]:
+    called: dict[GlobalVar, PrimFunc] = {}
+
+    def visit(call: Call) -> None:
+        if call.op == CALL_TIR:
+            called[call.args[0]] = mod[call.args[0]]
+
+    structural_walk(func.body, (Call, visit), order="pre")
+    return called
+
+
 def _write(
     builder: BlockBuilder,
     name: str,
@@ -63,7 +99,7 @@ def _calls(builder: BlockBuilder, bindings: Sequence[VarBinding], known: dict[Ex
     for binding in bindings:
         call = binding.value
         arguments = [known[item] for item in call.args[1].fields]
-        made = relax.call_tir(call.args[0], arguments, call.ty_args[0])
+        made = retargeted(call, call.args[0], arguments)
         known[binding.var] = made if binding is bindings[-1] else builder.emit(made)
     return known[bindings[-1].var]
 

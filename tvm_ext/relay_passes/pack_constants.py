@@ -21,6 +21,8 @@ from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
 
+from .merge_operators import retargeted
+
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
 
@@ -60,7 +62,7 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
         arguments = list(call.args[1].fields)
         for how in self.choices[call.args[0]].packs:
             arguments[how.param_index] = self._packed(arguments[how.param_index], how)
-        return relax.call_tir(self._renamed(call.args[0]), arguments, call.ty_args[0])
+        return retargeted(call, self._renamed(call.args[0]), arguments)
 
     def _renamed(self, old: GlobalVar) -> GlobalVar:
         """The kernel under a new name: its parameters changed, and a GlobalVar's type cannot."""

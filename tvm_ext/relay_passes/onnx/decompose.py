@@ -10,9 +10,11 @@ from tvm_ext.errors import ModelError
 from .check import sort_nodes
 from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node
+from .import_limits import raise_limit
 from .infer import infer_types
 from .operators.context import Context, refusal
 from .operators.number_types import WIDENED_BFLOAT16, in_float32
+from .operators.recurrent_attributes import unrolled_calls
 from .operators.tables import CHECKS, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
@@ -41,6 +43,7 @@ def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
         rewritten = _apply_rules(graph)
         if rewritten is graph:
             _check_inputs(graph)
+            _check_steps(graph)
             return graph
         graph = fold_constants(sort_nodes(rewritten))
     raise AssertionError("the rules of onnx/operators/ do not come to an end")
@@ -55,6 +58,19 @@ def _check_inputs(graph: OnnxGraph) -> None:
                 f"input '{value.name}' has the element type {name}, which is less than a byte",
                 "export the model with types of 8 bits or more",
             )
+
+
+def _check_steps(graph: OnnxGraph) -> None:
+    """A recurrent layer is as many nodes as it has steps."""
+    context = context_of(graph)
+    calls = [unrolled_calls(node, context) for node in graph.nodes]
+    if sum(calls) > graph.limits.nodes:
+        longest = describe_node(graph.nodes[calls.index(max(calls))])
+        raise ModelError(
+            f"the recurrent layers of the model have {sum(calls)} steps together, {longest} {max(calls)} of them "
+            f"(limit {graph.limits.nodes})",
+            raise_limit("nodes", sum(calls)),
+        )
 
 
 def _apply_rules(graph: OnnxGraph) -> OnnxGraph:

@@ -56,9 +56,9 @@ OUTPUT_NAMES = "tvm_ext.output_names"
 # Operators whose tensor operands are data wherever they come from. A constant with another reader (Resize's scales,
 # Clip's bounds) configures that operator, and the stock importer must see its value.
 _WEIGHT_READER_NAMES = (
-    "Add BatchNormalization BiasGelu Conv ConvTranspose Div Einsum Gather Gemm GroupNormalization "
-    "InstanceNormalization LayerNormalization MatMul MatMulInteger MatMulInteger16 Mul PRelu "
-    "RMSNormalization SkipLayerNormalization Sub"
+    "Add BatchNormalization BiasGelu Conv ConvTranspose Div Einsum GRU Gather Gemm GroupNormalization "
+    "InstanceNormalization LSTM LayerNormalization MatMul MatMulInteger MatMulInteger16 Mul PRelu "
+    "RMSNormalization RNN SkipLayerNormalization Sub"
 )
 _WEIGHT_READERS = frozenset(_WEIGHT_READER_NAMES.split())
 

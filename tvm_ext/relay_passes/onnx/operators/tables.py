@@ -26,6 +26,7 @@ _FAMILIES: tuple[ModuleType, ...] = tuple(
         "normalization",
         "number_types",
         "quantized",
+        "recurrent",
         "reduction",
         "resize",
         "scans",

@@ -1,0 +1,117 @@
+"""A recurrent layer as a graph: products of all steps with the input's weights at once, then one call per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext._tvm import BlockBuilder, Call, Expr, GlobalVar, relax
+from tvm_ext.records.recurrent import RecurrentCell
+
+from .cell_function import cell_function
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DirectionOperands:
+    """What one direction of a layer computes with; G: the columns of all gates (`RecurrentCell.gate_columns`).
+
+    Attributes
+    ----------
+    weight
+        (features, G): W transposed.
+    recurrent
+        The operands from ``recurrent...`` on that the cell wants, in order: R transposed, its bias, the peepholes.
+    bias
+        (1, G), added to the products of the input; None: nothing.
+    states
+        The initial hidden state and, of an lstm, cell state: (batch, hidden) each.
+    """
+
+    weight: Expr
+    recurrent: tuple[Expr, ...]
+    bias: Expr | None
+    states: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unrolled:
+    """One direction's results: a hidden state per step, in the order of time, and the states after the last step."""
+
+    hidden: tuple[Expr, ...]
+    states: tuple[Expr, ...]
+
+
+def input_products(
+    builder: BlockBuilder, rows: Expr, weight: Expr, bias: Expr | None, *, steps: int, chunk: int | None = None
+) -> list[Expr]:
+    """``rows`` (steps * batch, features) times ``weight``, plus ``bias``, as one matrix (batch, columns) per step.
+
+    ``chunk`` steps are one product, None: all of them. A product of few steps can begin before the layer below has
+    finished; one of many reads the weights once.
+    """
+    made: list[Expr] = []
+    batch = int(rows.ty.shape[0]) // steps
+    for first in range(0, steps, chunk or steps):
+        count = min(chunk or steps, steps - first)
+        part = rows
+        if count < steps:
+            part = builder.emit(relax.op.strided_slice(rows, [0], [first * batch], [(first + count) * batch]))
+        product = builder.emit(relax.op.matmul(part, weight))
+        if bias is not None:
+            product = builder.emit(relax.op.add(product, bias))
+        made += by_step(builder, product, count)
+    return made
+
+
+def by_step(builder: BlockBuilder, rows: Expr, steps: int) -> list[Expr]:
+    """(steps * batch, columns) as a matrix of (batch, columns) for each step."""
+    if steps == 1:
+        return [rows]
+    parts = builder.emit(relax.op.split(rows, steps, axis=0))
+    return [builder.emit(relax.TupleGetItem(parts, index)) for index in range(steps)]
+
+
+def active_rows(builder: BlockBuilder, lengths: Expr, *, steps: int, batch: int) -> Expr:
+    """(steps * batch, 1) of bool: whether a step lies within the sequence, whose lengths are (batch,) of int32."""
+    places = relax.const(np.arange(steps, dtype=np.int32)[:, None], "int32")
+    within = builder.emit(relax.op.less(places, relax.op.reshape(lengths, (1, batch))))
+    return builder.emit(relax.op.reshape(within, (steps * batch, 1)))
+
+
+def unrolled(
+    builder: BlockBuilder,
+    cell: RecurrentCell,
+    rows: Expr,
+    operands: DirectionOperands,
+    *,
+    steps: int,
+    is_reverse: bool = False,
+    active: Expr | None = None,
+    chunk: int | None = None,
+) -> Unrolled:
+    """One direction of a layer over ``rows`` (steps * batch, features), emitted into ``builder``.
+
+    ``active`` are the rows of `active_rows`, where ``cell.is_masked``. ``chunk``: see `input_products`.
+    """
+    step_inputs = input_products(builder, rows, operands.weight, operands.bias, steps=steps, chunk=chunk)
+    masks = [(part,) for part in by_step(builder, active, steps)] if active is not None else [()] * steps
+    # Functions that are equal are one in the builder's module: all layers of a shape share their cell.
+    function = builder.add_func(cell_function(cell), f"{cell.kind}_step")
+    hidden: list[Expr] = [operands.states[0]] * steps
+    states: Sequence[Expr] = operands.states
+    for step in reversed(range(steps)) if is_reverse else range(steps):
+        states = _called(builder, function, cell, [step_inputs[step], *states, *operands.recurrent, *masks[step]])
+        hidden[step] = states[0]
+    return Unrolled(hidden=tuple(hidden), states=tuple(states))
+
+
+def _called(
+    builder: BlockBuilder, function: GlobalVar, cell: RecurrentCell, operands: Sequence[Expr]
+) -> tuple[Expr, ...]:
+    """The states after one call of the cell."""
+    result = builder.emit(Call(function, list(operands)))
+    if len(cell.results) == 1:
+        return (result,)
+    return tuple(builder.emit(relax.TupleGetItem(result, index)) for index in range(len(cell.results)))
