@@ -111,6 +111,8 @@ class DeviceSpec:
     tlb_pages: int | None = None  # CPU: pages that a core's second-level TLB covers
     page_bytes: int | None = None
     launch_overhead_us: float | None = None  # starting one parallel region or kernel
+    dispatch_ns: float | None = None  # a unit's way from one rTask of a schedule to the next
+    handoff_ns: float | None = None  # from one unit's release of a counter to another's going on that waits for it
     facts: tuple[Fact, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:

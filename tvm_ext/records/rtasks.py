@@ -12,6 +12,7 @@ All numbers are checked: a schedule is what native code indexes memory by, and m
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterable
@@ -29,24 +30,46 @@ _NO_WAITS = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What a vEU must have for an rTask: threads, 32-bit registers of each, and bytes of shared memory."""
+
+    threads: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
+
+    def beside(self, other: Need) -> Need:
+        """What a vEU must have that runs rTasks of both: the more of everything."""
+        return Need(
+            threads=max(self.threads, other.threads),
+            registers=max(self.registers, other.registers),
+            shared_bytes=max(self.shared_bytes, other.shared_bytes),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RKernel:
     """One way to compute an operator: ``task_count`` rTasks that are alike and do not need each other (paper §3.1).
 
     ``name`` identifies the code, which operators may share. ``task_s`` is the time of one rTask on a vEU whose cache
-    holds its constants; ``constant_bytes`` is what one rTask reads of them. ``threads``, ``registers`` (of 32 bits, a
-    thread) and ``shared_bytes`` are what a threadblock needs that runs it; a CPU's need one thread.
+    holds its constants; ``constant_bytes`` is what one rTask reads of them. On a GPU, ``residents`` rTasks run beside
+    each other on a unit meanwhile, and one that has its unit for itself takes ``alone_s`` (None: as long).
+    ``threads``, ``registers`` (of 32 bits, a thread) and ``shared_bytes`` are what a threadblock needs that runs it; a
+    CPU's need one thread.
     """
 
     name: str
     task_count: int
     task_s: float
     constant_bytes: int = 0
+    residents: int = 1
+    alone_s: float | None = None
     threads: int = 1
     registers: int = 0
     shared_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(f"kernel {self.name!r}", 1, task_count=self.task_count, threads=self.threads)
+        ones = {"task_count": self.task_count, "threads": self.threads, "residents": self.residents}
+        _check_counts(f"kernel {self.name!r}", 1, **ones)
         _check_counts(
             f"kernel {self.name!r}",
             0,
@@ -55,11 +78,32 @@ class RKernel:
             shared_bytes=self.shared_bytes,
         )
         _check_seconds(f"kernel {self.name!r}", LEAST_TASK_S, task_s=self.task_s)
+        if self.alone_s is not None:
+            _check_seconds(f"kernel {self.name!r}", LEAST_TASK_S, alone_s=self.alone_s)
+
+    @property
+    def need(self) -> Need:
+        return Need(threads=self.threads, registers=self.registers, shared_bytes=self.shared_bytes)
 
     @property
     def work_s(self) -> float:
-        """The time of all rTasks one after another: what the *efficient* kernel has least of."""
-        return self.task_s * self.task_count
+        """The time of all rTasks, each with its share of a unit: what the *efficient* kernel has least of."""
+        return self.task_s / self.residents * self.task_count
+
+    def task_s_beside(self, veus_per_unit: int) -> float:
+        """The time of one rTask where its unit runs so many vEUs.
+
+        They share the unit's throughput, down to what one rTask takes for itself: of 4 us with 4 residents, 2 us with
+        2, and 1.5 us with 1 where ``alone_s`` is 1.5 us, for latencies that nothing hides.
+        """
+        if self.alone_s is None:
+            return self.task_s
+        return max(self.alone_s, self.task_s * veus_per_unit / self.residents)
+
+
+def need_of(kernels: Iterable[RKernel]) -> Need:
+    """What a vEU must have that runs rTasks of all ``kernels``."""
+    return functools.reduce(Need.beside, (kernel.need for kernel in kernels), Need())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

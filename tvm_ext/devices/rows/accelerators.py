@@ -37,6 +37,10 @@ AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is
 MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
 LAUNCH = "assumed: from one kernel of a stream to the next that waits for it; of the order of 1 to 5 us everywhere"
 LAUNCH_US = 2.0
+DISPATCH = "assumed: a read of the schedule from the L2 cache, which the rTask before it hides in part"
+DISPATCH_NS = 200.0
+HANDOFF = "assumed: a release to the L2 cache and polls of it, some three of its latencies, and a barrier of the block"
+HANDOFF_NS = 700.0
 
 GPU_LAYERS = (
     LayerText(description="registers of a thread", scope="teu"),
@@ -72,6 +76,8 @@ def _cuda(
         fact("register_limit", 255, "32-bit registers per thread", CUDA_GUIDE, used=False),
         fact("register_bytes", 4, "bytes", CUDA_GUIDE),
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
+        fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
+        fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
         fact("layers.L1.bank_count", 32, "banks", f"{PAPER}; {CUDA_GUIDE}"),
@@ -276,6 +282,8 @@ MI50 = spec_from_facts(
         fact("max_registers_per_thread", 256, "32-bit registers", "AMD Vega ISA: VGPRs"),
         fact("register_granule", 256, "32-bit registers of a wavefront", f"{LLVM_AMD}: VGPRs by 4, x 64 lanes"),
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
+        fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
+        fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),
@@ -316,6 +324,8 @@ IPU = spec_from_facts(
         fact("register_limit", 96, "registers", f"{ARTIFACT}/IPU.py, marked unknown there", used=False),
         fact("register_bytes", 4, "bytes", f"{JIA_IPU}: 32-bit registers"),
         fact("max_threads_per_unit", 6, "worker threads", f"{JIA_IPU}; {ARTIFACT}/IPU.py"),
+        fact("dispatch_ns", 10.0, "ns", "assumed: a call of the next vertex, some 16 cycles"),
+        fact("handoff_ns", 500.0, "ns", "assumed: the synchronisation of all tiles and a short exchange"),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 256 * 1024, "bytes", PAPER),
         fact("layers.L1.transaction_bytes", 4, "bytes", f"{ARTIFACT}/IPU.py"),

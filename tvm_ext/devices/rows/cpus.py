@@ -118,6 +118,8 @@ SSE2 = Isa(
 )
 X86_ISAS = (AVX512, AVX2, SSE2)  # best first; every x86-64 has the last
 LAUNCH_OVERHEAD_US = 5.0
+DISPATCH_NS = 100.0
+HANDOFF_NS = 300.0
 DRAM_GB_PER_S_PER_CORE = 12.0
 DEFAULT_LINE_BYTES = 64
 PAGE_BYTES = 4096
@@ -167,6 +169,8 @@ def cpu_facts(isa: Isa, shape: CpuShape) -> tuple[Fact, ...]:
         fact("tlb_pages", isa.tlb_pages, "pages", f"second-level TLB, table default; {isa.source}"),
         fact("page_bytes", PAGE_BYTES, "bytes", "small pages, the operating system's default"),
         fact("launch_overhead_us", LAUNCH_OVERHEAD_US, "us", ASSUMED),
+        fact("dispatch_ns", DISPATCH_NS, "ns", "assumed: a call through a pointer with a handful of arguments"),
+        fact("handoff_ns", HANDOFF_NS, "ns", "assumed: a cache line on its way between two cores, twice, and a poll"),
         fact("layers.L0.transaction_bytes", isa.register_bytes, "bytes", "one register"),
     ]
     facts += _cache_facts(isa, shape, cycles)

@@ -1,0 +1,115 @@
+"""The wavefront policy (paper §3.3, Algorithm 1), line by line.
+
+Operators are scheduled wave by wave, a wave being those whose predecessors are all in earlier waves. Each wave's
+kernels are selected together, its rTasks go where they end first, and it joins the current rProgram unless that takes
+longer than running it as an rProgram of its own: where a wave's rTasks need so much of a unit that fewer vEUs are left
+for all others, it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, need_of
+
+from .earliest_finish import append_earliest
+from .kernel_choice import Chosen, KernelChoices, MakeDevice
+from .program_plan import ProgramPlan
+
+
+def waves(graph: RTaskGraph) -> list[list[int]]:
+    """The fringes of a breadth-first search: operators that all predecessors lie before, by how many waves they do."""
+    depth: list[int] = []
+    for operator in graph.operators:
+        depth.append(max((depth[item] + 1 for item in operator.predecessors), default=0))
+    found: list[list[int]] = [[] for _ in range(max(depth) + 1)]
+    for index, level in enumerate(depth):
+        found[level].append(index)
+    return found
+
+
+def schedule_waves(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    """Function Schedule of Algorithm 1."""
+    return [plan.program() for plan in plan_waves(graph, KernelChoices(graph, make))]
+
+
+def plan_waves(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
+    """The rPrograms of Algorithm 1, which other policies start from."""
+    plans: list[ProgramPlan] = []
+    current: ProgramPlan | None = None
+    for wave in _separable(waves(graph), choices):
+        alone = _schedule_wave(graph, choices, None, wave)
+        assert alone is not None
+        merged = None if current is None else _schedule_wave(graph, choices, current, wave)
+        if merged is not None and current is not None and merged.time_s <= current.time_s + alone.time_s:
+            current = merged.applied()
+        else:
+            plans += [] if current is None else [current]
+            current = alone.applied()
+    assert current is not None
+    return [*plans, current]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    """What ``plan`` would take with ``wave`` behind it; ``is_applied``: it is there already."""
+
+    plan: ProgramPlan
+    wave: Chosen
+    time_s: float
+    is_applied: bool
+
+    def applied(self) -> ProgramPlan:
+        if self.is_applied:
+            return self.plan
+        for pair in self.wave:
+            append_earliest(self.plan, *pair)
+        return self.plan
+
+
+def _separable(found: list[list[int]], choices: KernelChoices) -> list[list[int]]:
+    """Waves whose fastest kernels fit a unit together; of another, each operator becomes a wave of its own."""
+    parts = []
+    for wave in found:
+        fits = choices.fits(need_of(choices.kernel(item, choices.fastest(item)) for item in wave))
+        parts += [wave] if fits else [[item] for item in wave]
+    return parts
+
+
+def _schedule_wave(
+    graph: RTaskGraph, choices: KernelChoices, program: ProgramPlan | None, wave: list[int]
+) -> _Trial | None:
+    """Function ScheduleWave; None where the wave does not fit a unit beside what the program runs.
+
+    SelectRKernels: the fastest kernels, or the most efficient where there is work for all vEUs and they end earlier.
+    """
+    fastest = _try(graph, choices, program, tuple((item, choices.fastest(item)) for item in wave))
+    tasks = sum(choices.kernel(item, choices.fastest(item)).task_count for item in wave)
+    if fastest is not None and tasks < fastest.plan.device.veu_count:
+        return fastest
+    efficient = tuple((item, choices.most_efficient(item)) for item in wave)
+    if fastest is not None and efficient == fastest.wave:
+        return fastest
+    other = _try(graph, choices, program, efficient)
+    found = [trial for trial in (fastest, other) if trial is not None]
+    return min(found, key=lambda trial: trial.time_s, default=None)
+
+
+def _try(graph: RTaskGraph, choices: KernelChoices, program: ProgramPlan | None, wave: Chosen) -> _Trial | None:
+    """``wave`` behind ``program``: on the same vEUs where it leaves as many, else all of the program on fewer, anew."""
+    need = need_of([choices.kernel(*pair) for pair in wave])
+    need = need if program is None else need.beside(program.need)
+    if not choices.fits(need):
+        return None
+    device = choices.device(need)
+    if program is not None and device == program.device:
+        mark = program.mark()
+        for pair in wave:
+            append_earliest(program, *pair)
+        time_s = program.time_s
+        program.rollback(mark)
+        return _Trial(plan=program, wave=wave, time_s=time_s, is_applied=False)
+    plan = ProgramPlan(graph, device)
+    for pair in (*(() if program is None else program.chosen()), *wave):
+        append_earliest(plan, *pair)
+    return _Trial(plan=plan, wave=wave, time_s=plan.time_s, is_applied=True)
