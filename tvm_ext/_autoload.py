@@ -20,6 +20,7 @@ from typing import Any
 from tvm_ext.errors import TvmExtError
 
 PIPELINE_NAME = "tvm_ext"
+RKERNEL_PIPELINE = "tvm_ext.rkernels"
 OPTIONS_LIBRARY = "tvm_ext_options"
 
 MODULE_ALIASES = {
@@ -67,11 +68,12 @@ def register() -> None:
 
 
 def register_pipelines() -> None:
-    """Register the Relax and the TensorIR pipeline called "tvm_ext"; they are built when they are asked for."""
+    """Register the Relax and TensorIR pipelines of ours; they are built when they are asked for."""
     from tvm_ext import _tvm
 
     _tvm.register_relax_pipeline(PIPELINE_NAME, _relax_pipeline)
     _tvm.register_tir_pipeline(PIPELINE_NAME, _tir_pipeline)
+    _tvm.register_tir_pipeline(RKERNEL_PIPELINE, _rkernel_pipeline)
 
 
 def register_codegen() -> None:
@@ -115,6 +117,10 @@ def _run_codegen(*arguments: Any) -> Any:
 
 def _tir_pipeline() -> Any:
     return importlib.import_module("tvm_ext.pass_pipeline").tir_pipeline()
+
+
+def _rkernel_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.pass_pipeline").rkernel_pipeline()
 
 
 def _missing_tvm_attribute(name: str) -> Any:

@@ -94,7 +94,7 @@ __all__ = [
     "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "detect_iter_map",
     "detect_linear_equation", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
-    "gpu_library_dispatch_passes", "gpu_schedule_rules", "import_onnx", "import_onnx_with", "ir",
+    "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "import_onnx_with", "ir",
     "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_static_library", "mma_schedule", "module_pass",
     "onnx_operators", "pack_imports",
     "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
@@ -189,6 +189,12 @@ def mma_schedule(*arguments: Any) -> Schedule:
 def call_pure_extern(ty: str | Type, name: str, *arguments: Expr) -> Call:
     """A call of the device language's function ``name``, which has no effects."""
     return tirx.call_pure_extern(ty, name, *arguments)
+
+
+def has_effects(op: ir.Op) -> bool:
+    """Whether a call of the TensorIR intrinsic ``op`` may do more than compute a value, for all that TVM knows."""
+    kind = op.get_attr("TCallEffectKind")
+    return kind is None or int(kind) > int(tirx.CallEffectKind.ReadState.value)
 
 
 def register_intrin_lowering(name: str, target: str, rule: Callable[[Call], Expr], level: int) -> None:

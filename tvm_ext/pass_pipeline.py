@@ -7,10 +7,8 @@ pipeline ``"tvm_ext"`` (`relax_pipeline`) is both in one.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +16,6 @@ import tvm
 from tvm import relax
 
 from tvm_ext._tvm import (
-    PassInstrument,
     PrimFunc,
     cpu_dataflow_lower_passes,
     cpu_finalize_passes,
@@ -27,7 +24,6 @@ from tvm_ext._tvm import (
     gpu_finalize_passes,
     gpu_library_dispatch_passes,
     module_pass,
-    pass_instrument,
 )
 from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
@@ -60,6 +56,7 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
+from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
@@ -298,6 +295,13 @@ def tir_pipeline() -> Any:
     return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
 
 
+def rkernel_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext.rkernels"``: stock TVM's, for modules with rKernels; a triple as above."""
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+    passes = tvm.transform.Sequential([stock, NameDevice()], name="tvm_ext.rkernels")
+    return passes, finalize_host, finalize_device
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildPlan:
     """What a target and options come to: the device to construct for, the target for code, the two pipelines."""
@@ -347,54 +351,3 @@ def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
             f"choose a {target_device.kind} row (`tvm-ext devices` lists them), or pass {name!r} as the target",
         )
     return device
-
-
-@dataclass(slots=True)
-class PassClock:
-    """Self time of every pass run under it, as a PassInstrument: a pass is not charged for passes it runs inside.
-
-    Worked example: ``Sequential`` runs for 5 s, FuseOps 3 s and FuseTIR 1.5 s inside it; it is charged 0.5 s.
-    """
-
-    on_start: Callable[[str], None] | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    _open: list[list[float]] = field(default_factory=list)  # per running pass: [start, seconds spent in inner passes]
-
-    def before(self, name: str) -> None:
-        if self.on_start is not None:
-            self.on_start(name)
-        self.seconds.setdefault(name, 0.0)
-        self._open.append([time.perf_counter(), 0.0])
-
-    def after(self, name: str) -> None:
-        start, inner = self._open.pop()
-        elapsed = time.perf_counter() - start
-        self.seconds[name] += elapsed - inner
-        if self._open:
-            self._open[-1][1] += elapsed
-
-    def instrument(self) -> PassInstrument:
-        """A fresh PassInstrument that feeds this clock."""
-        return pass_instrument(
-            "PassClock",
-            lambda _mod, info: self.before(str(info.name)),
-            lambda _mod, info: self.after(str(info.name)),
-        )
-
-
-def timed_context(clock: PassClock) -> contextlib.AbstractContextManager[Any]:
-    """A PassContext like the current one in which ``clock`` runs.
-
-    Where the user's context carries instruments of their own, it is left as it is and the clock stays empty: entering
-    them a second time would call their ``exit_pass_ctx`` early, at which e.g. PassTimingInstrument forgets everything.
-    """
-    current = tvm.transform.PassContext.current()
-    if current.instruments:
-        return contextlib.nullcontext(current)
-    return tvm.transform.PassContext(  # type: ignore[no-any-return]
-        opt_level=current.opt_level,
-        required_pass=list(current.required_pass),
-        disabled_pass=list(current.disabled_pass),
-        instruments=[clock.instrument()],
-        config=dict(current.config),
-    )

@@ -15,7 +15,7 @@ from tvm_ext._environment import installed_version
 from tvm_ext._tvm import Constant, Node, PrimFunc
 from tvm_ext.frontend import IMPORT_SECONDS, MODEL_NAME
 from tvm_ext.options import BuildOptions
-from tvm_ext.pass_pipeline import BuildPlan, PassClock
+from tvm_ext.pass_pipeline import BuildPlan
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -26,6 +26,7 @@ from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
 from tvm_ext.support.limits import notes_of
+from tvm_ext.support.pass_clock import PassClock
 
 _KERNEL_PASSES = {
     "tvm_ext.ConstructCpuKernels": "kernel construction",

@@ -25,7 +25,7 @@ from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
-from tvm_ext.pass_pipeline import BuildPlan, PassClock, operator_pipeline, plan_build, timed_context
+from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module
@@ -35,6 +35,7 @@ from tvm_ext.runtime.graph_module import GraphModule, TensorSpec, find_spec
 from tvm_ext.runtime.library import Library, Signature, load
 from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.tir_passes.construct_cpu_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm

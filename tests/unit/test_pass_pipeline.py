@@ -13,9 +13,9 @@ from tests.support.small_modules import module_of
 from tvm_ext import pass_pipeline
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.options import BuildOptions
-from tvm_ext.pass_pipeline import PassClock
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.verify.threads_as_loops import is_thread_bound
 
 
@@ -133,7 +133,7 @@ def test_clock_charges_a_pass_for_itself_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_timed_context_keeps_the_users_settings() -> None:
     with tvm.transform.PassContext(opt_level=3, disabled_pass=["FuseOps"], config={"tirx.disable_vectorize": True}):
         clock = PassClock()
-        with pass_pipeline.timed_context(clock):
+        with timed_context(clock):
             current = tvm.transform.PassContext.current()
             assert current.opt_level == 3
             assert list(current.disabled_pass) == ["FuseOps"]

@@ -283,7 +283,8 @@ def test_ctrl_c_ends_a_command_whose_main_thread_is_in_cpp(tmp_path: Path, run_p
 
 COMMAND = """
     import os, signal, sys
-    from tvm_ext.cli import app as cli; from tvm_ext.toolchains import host_compiler; from tvm_ext import pass_pipeline
+    from tvm_ext.cli import app as cli; from tvm_ext.support import pass_clock
+    from tvm_ext.toolchains import host_compiler
     def interrupted(function, moment):
         def call(first, *others):
             if moment in ("", others and others[0]):
@@ -294,7 +295,7 @@ COMMAND = """
     if moment == "link":
         host_compiler.create_shared = interrupted(host_compiler.create_shared, "")
     else:
-        pass_pipeline.PassClock.before = interrupted(pass_pipeline.PassClock.before, moment)
+        pass_clock.PassClock.before = interrupted(pass_clock.PassClock.before, moment)
     cli.main(["compile", "model.onnx", "-o", "out/model.so"])
 """
 

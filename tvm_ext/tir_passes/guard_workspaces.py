@@ -23,7 +23,6 @@ from tvm_ext._tvm import (
     IRModule,
     PassContext,
     PrimFunc,
-    SBlock,
     Stmt,
     StringImm,
     TensorLoad,
@@ -39,7 +38,7 @@ from tvm_ext.errors import MemoryGuardError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
 from tvm_ext.support.kernel_cache import SEALED
 
-from .pipelining.loops import integer, to_loops
+from .pipelining.loops import has_blocks, integer, to_loops
 
 GUARD_BYTES = 64
 """On each side: the alignment that allocations have, which accesses keep."""
@@ -68,7 +67,7 @@ def guard_workspaces(func: PrimFunc, name: str = "kernel") -> PrimFunc:
     size is only known at run time, or vectors go in and out as a whole (registers by another name).
     Called, it raises `MemoryGuardError`, which names ``name`` and the workspace.
     """
-    if _has_blocks(func.body):  # what stock TVM scheduled: its blocks allocate, not its statements
+    if has_blocks(func.body):  # what stock TVM scheduled: its blocks allocate, not its statements
         func = to_loops(func)
     opaque = _opaque(func.body)
 
@@ -82,12 +81,6 @@ def guard_workspaces(func: PrimFunc, name: str = "kernel") -> PrimFunc:
         )
 
     return func.with_body(structural_map(func.body, (tirx.SeqStmt, lambda seq: _guarded(seq, may_guard, name))))
-
-
-def _has_blocks(body: Stmt) -> bool:
-    found: list[Buffer] = []
-    structural_walk(body, (SBlock, found.append))
-    return bool(found)
 
 
 def _opaque(body: Stmt) -> list[Buffer]:

@@ -13,7 +13,6 @@ import pytest
 
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.errors import ExportError
-from tvm_ext.pass_pipeline import PassClock
 from tvm_ext.recorder import phases_of
 from tvm_ext.records import choice as choice_records
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, Phase, Stopwatch
@@ -23,6 +22,7 @@ from tvm_ext.reports.record import Ceiling, OperatorReport, PassTime, ceilings_o
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.reports.svg import LogAxis, points
 from tvm_ext.reports.text import by_time, format_time
+from tvm_ext.support.pass_clock import PassClock
 
 TILE = RTile(axes=("i", "j", "k"), shape=(14, 32, 1), storage_padding=(("A", 1),))
 

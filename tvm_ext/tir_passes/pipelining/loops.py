@@ -22,6 +22,7 @@ from tvm_ext._tvm import (
     Node,
     PassContext,
     PrimFunc,
+    SBlock,
     Sequential,
     Stmt,
     TensorLoad,
@@ -55,6 +56,13 @@ def to_loops(func: PrimFunc) -> PrimFunc:
     with PassContext(config=dict(PassContext.current().config)):  # without the caller's instruments: these are ours
         lowered = Sequential(passes)(IRModule({"main": func}))["main"]
     return lowered.with_body(structural_map(lowered.body, (AllocBuffer, _laid_out)))
+
+
+def has_blocks(body: Stmt) -> bool:
+    """Whether ``body`` has blocks of TensorIR: of what stock TVM scheduled."""
+    found: list[SBlock] = []
+    structural_walk(body, (SBlock, found.append))
+    return bool(found)
 
 
 def _laid_out(statement: Stmt) -> Stmt:

@@ -1,0 +1,64 @@
+"""How a CPU kernel falls into steps of rTasks (Rammer, §3.1): what `SplitRTasks` leaves at every kernel.
+
+Worked example: a product that packs an input on entry has a workspace, 1 MiB, and two steps. The first, 11264 loops of
+96 elements, reads parameter 0 and writes buffer 3, the workspace; the second, 704 tiles, reads 1 and 3 and writes 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RTASKS = "tvm_ext.rtasks"
+"""PrimFunc attribute: the function's `RTaskSplit` as JSON."""
+
+RKERNEL = "tvm_ext.rkernel"
+"""PrimFunc attribute of what runs rTasks: a function of data pointers, and of the first iteration and that behind the
+last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RTaskStep:
+    """A parallel loop at the top of a kernel, or what lies between two of them: one rOperator.
+
+    ``kernel`` is the function to call with the data pointers of ``buffers``, and the first iteration and that behind
+    the last of ``iterations`` independent ones. Buffers are counted through the function's parameters, then its
+    workspaces. The function relies on the data starting at multiples of ``alignments`` bytes. ``operations`` estimates
+    the instructions of all iterations together.
+    """
+
+    kernel: str
+    iterations: int
+    buffers: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    alignments: tuple[int, ...]
+    operations: float
+
+    def __post_init__(self) -> None:
+        assert self.iterations >= 1
+        assert set(self.reads) | set(self.writes) == set(self.buffers)
+        assert len(self.alignments) == len(self.buffers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RTaskSplit:
+    """A kernel of ``param_count`` parameters as steps in their order; ``refusal`` says why there are none.
+
+    ``workspaces`` are buffers that pass between steps, in bytes. ``time_s`` is the model's time of the whole kernel
+    on one core; None where it has none.
+    """
+
+    param_count: int
+    steps: tuple[RTaskStep, ...] = ()
+    workspaces: tuple[int, ...] = ()
+    time_s: float | None = None
+    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        assert bool(self.steps) != bool(self.refusal)
+        count = self.param_count + len(self.workspaces)
+        assert all(0 <= buffer < count for step in self.steps for buffer in step.buffers)
+
+    @property
+    def operations(self) -> float:
+        return sum(step.operations for step in self.steps)
