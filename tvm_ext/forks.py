@@ -220,6 +220,11 @@ def _configure_pool(used: int) -> None:
     tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, used)
 
 
+def address_of_max_concurrency() -> int:
+    """Of ``int tvm::runtime::threading::MaxConcurrency()``: how many threads TVM's pools start with."""
+    return int(ctypes.cast(_runtime_function("MaxConcurrency"), ctypes.c_void_p).value or 0)
+
+
 def _runtime_function(name: str) -> Any:
     """``tvm::runtime::threading::name()``, exported by TVM's runtime under its C++ name."""
     return getattr(_runtime(), f"_ZN3tvm7runtime9threading{len(name)}{name}Ev")

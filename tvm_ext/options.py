@@ -25,6 +25,8 @@ Environment variables
     Where OpenCL's loader looks for drivers; respected if set, chosen by `offer_opencl_drivers` if not.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
+``TVM_EXT_THREAD_POOL``
+    Whose threads share the work of a parallel kernel on CPUs: ``tvm`` (unset: TVM's pool) or ``own`` (`thread_pool`).
 ``TVM_THREAD_POOL_SPIN_COUNT``
     TVM's own; read, since it says for how long its threads stay awake (`forks`).
 """
@@ -60,6 +62,7 @@ _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 _OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
+_THREAD_POOL_VARIABLE = "TVM_EXT_THREAD_POOL"
 _SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 _SPIN_COUNT = 300_000  # TVM's own default
 
@@ -360,6 +363,14 @@ def pool_spin_count() -> int:
     if text is None:
         return _SPIN_COUNT
     return int(text) if text.strip().isdigit() else 0
+
+
+def uses_own_threads() -> bool:
+    """Whether parallel kernels are to run on this package's threads; raises OptionError for an unknown word."""
+    word = os.environ.get(_THREAD_POOL_VARIABLE, "").strip() or "tvm"
+    if word not in ("tvm", "own"):
+        raise OptionError(f"{_THREAD_POOL_VARIABLE} is {word!r}, which is not a thread pool.", 'set it to "tvm" or "own"')
+    return word == "own"
 
 
 def configure_threads() -> int | None:

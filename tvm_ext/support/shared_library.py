@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
+from . import thread_pool
+
 if TYPE_CHECKING:
     from tvm_ext._tvm import Module
 
@@ -16,4 +18,6 @@ def load_library(path: Path) -> Module:
 
     `tvm.runtime.load_module` keeps every library for as long as the process lives, five mappings and 0.1 MB each.
     """
-    return tvm_ffi.load_module(path, keep_module_alive=False)
+    module = tvm_ffi.load_module(path, keep_module_alive=False)
+    thread_pool.adopt(path)
+    return module

@@ -27,8 +27,14 @@ struct Loop {
   std::vector<std::pair<int, void*>> errors;
 };
 
+thread_local Loop* current_loop = nullptr;
+
 void RunTask(Loop* loop, int task) {
-  if (loop->function(task, &loop->env, loop->closure) == 0) return;
+  Loop* const before = current_loop;
+  current_loop = loop;
+  const int code = loop->function(task, &loop->env, loop->closure);
+  current_loop = before;
+  if (code == 0) return;
   void* const error = hooks.take();
   const std::lock_guard<std::mutex> lock(loop->mutex);
   loop->errors.emplace_back(task, error);
@@ -68,6 +74,8 @@ int ParallelLaunch(ParallelFunction function, void* closure, int tasks) {
   hooks.raise(std::move(loop.errors));
   return -1;
 }
+
+bool IsOwnLoop(const ParallelEnv* env) { return current_loop != nullptr && env == &current_loop->env; }
 
 int ParallelBarrier(int, ParallelEnv* env) {
   Loop* const loop = static_cast<Loop*>(env->sync_handle);

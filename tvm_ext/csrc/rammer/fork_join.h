@@ -31,6 +31,9 @@ void SetLaunchHooks(const LaunchHooks& hooks);
 // Returns 0, or -1 with an error put aside. A task that starts another loop runs all of that one itself.
 int ParallelLaunch(ParallelFunction function, void* closure, int tasks);
 
+// Whether this thread is in a task of a loop that ParallelLaunch started with `env`.
+bool IsOwnLoop(const ParallelEnv* env);
+
 // Waits until every task of the loop has come here as often as this one. Returns -1 where that cannot happen.
 int ParallelBarrier(int task, ParallelEnv* env);
 

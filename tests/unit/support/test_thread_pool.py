@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm.script import tirx as T  # noqa: N812 - TVMScript's own name
+
+from tests.unit.rammer_runtime.tables import needs_runtime
+from tvm_ext.errors import OptionError
+from tvm_ext.support import thread_pool
+from tvm_ext.support.shared_library import load_library
+
+pytestmark = needs_runtime
+PARTS = 64
+
+
+@T.prim_func(private=True)
+def square(x: T.Buffer((64, 100), "float32"), y: T.Buffer((64, 100), "float32")):
+    for part in T.parallel(64):
+        for i in range(100):
+            y[part, i] = x[part, i] * x[part, i]
+
+
+@T.prim_func(private=True)
+def picky(x: T.Buffer((64, 100), "float32"), y: T.Buffer((64, 100), "float32")):
+    for part in T.parallel(64):
+        assert x[part, 0] < T.float32(63), "the last part is refused"
+        y[part, 0] = x[part, 0]
+
+
+@functools.cache
+def library_bytes(folder: Path) -> bytes:
+    functions = {"square": square, "picky": picky}
+    named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    path = folder / "loops.so"
+    tvm.tirx.build(tvm.IRModule(named), target=tvm.target.Target("llvm")).export_library(str(path))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def loops(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "own")
+    path = tmp_path / "loops.so"
+    path.write_bytes(library_bytes(tmp_path_factory.getbasetemp()))
+    return load_library(path)
+
+
+def check(library: tvm.runtime.Module, seed: int = 0) -> None:
+    x = np.random.default_rng(seed).standard_normal((64, 100)).astype("float32")
+    y = tvm.runtime.tensor(np.full((64, 100), np.nan, "float32"))
+    library["square"](tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x * x)
+
+
+def test_only_what_asks_for_it_is_adopted(tmp_path, tmp_path_factory, monkeypatch):
+    path = tmp_path / "loops.so"
+    path.write_bytes(library_bytes(tmp_path_factory.getbasetemp()))
+    library = load_library(path)
+    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "tvm")
+    assert not thread_pool.adopt(path)
+    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "own")
+    assert thread_pool.adopt(path)
+    check(library)
+    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "omp")
+    with pytest.raises(OptionError, match="TVM_EXT_THREAD_POOL is 'omp'"):
+        thread_pool.adopt(path)
+
+
+def test_loops_give_the_same_as_without_threads(loops):
+    for seed in range(200):
+        check(loops, seed)
+
+
+def test_an_error_is_worded_as_tvm_does_and_the_next_loop_runs(loops):
+    x = np.broadcast_to(np.arange(64, dtype="float32")[:, None], (64, 100)).copy()
+    y = tvm.runtime.tensor(np.zeros((64, 100), "float32"))
+    for _ in range(20):
+        with pytest.raises(RuntimeError, match=r"Task \d+ error: .*the last part is refused"):
+            loops["picky"](tvm.runtime.tensor(x), y)
+        check(loops)
+
+
+def test_threads_call_at_once(loops):
+    failed = []
+
+    def work(seed: int) -> None:
+        try:
+            for number in range(50):
+                check(loops, seed * 50 + number)
+        except AssertionError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize("arguments", [(1, 1), (1, 2), (1, 0), (-2, 1, ["0"])])
+def test_a_configured_pool_is_respected(loops, arguments):
+    def work() -> None:
+        tvm_ffi.get_global_func("runtime.config_threadpool")(*arguments)
+        check(loops)
+
+    thread = threading.Thread(target=work)  # what is configured counts for one thread
+    thread.start()
+    thread.join()
+    check(loops)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_threads_of_its_own(loops):
+    check(loops)
+    for _ in range(5):
+        child = os.fork()
+        if child == 0:
+            try:
+                for seed in range(5):
+                    check(loops, seed)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        check(loops)
