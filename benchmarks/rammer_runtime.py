@@ -3,11 +3,11 @@
     python benchmarks/rammer_runtime.py               # about a minute and a half
     python benchmarks/rammer_runtime.py --calls 1000  # a quick look
 
-A kernel of about 100 us, divided into as many parts as there are threads, is called again and again: alone, in turns with
-a matrix product on NumPy's threads, and in turns with one on ONNX Runtime's. Both pools get the same machine code, in a
-process of their own each, by turns; every call is timed. The cost of an rTask is that of an entry of a table whose kernel
-does nothing, the call included; a barrier crossing is the time from the end of an entry to the start of one on the other
-vEU that waits for it. Writes ``benchmarks/results/<date>-rammer-runtime.json``.
+A kernel of about 100 us, divided into as many parts as there are threads, is called again and again: alone, in turns
+with a matrix product on NumPy's threads, and in turns with one on ONNX Runtime's. Both pools get the same machine code,
+in a process of their own each, by turns; every call is timed. The cost of an rTask is that of an entry of a table whose
+kernel does nothing, the call included; a barrier crossing is the time from the end of an entry to the start of one on
+the other vEU that waits for it. Writes ``benchmarks/results/<date>-rammer-runtime.json``.
 """
 
 from __future__ import annotations

@@ -369,7 +369,9 @@ def uses_own_threads() -> bool:
     """Whether parallel kernels are to run on this package's threads; raises OptionError for an unknown word."""
     word = os.environ.get(_THREAD_POOL_VARIABLE, "").strip() or "tvm"
     if word not in ("tvm", "own"):
-        raise OptionError(f"{_THREAD_POOL_VARIABLE} is {word!r}, which is not a thread pool.", 'set it to "tvm" or "own"')
+        raise OptionError(
+            f"{_THREAD_POOL_VARIABLE} is {word!r}, which is not a thread pool.", 'set it to "tvm" or "own"'
+        )
     return word == "own"
 
 

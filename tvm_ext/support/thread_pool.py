@@ -33,7 +33,9 @@ def adopt(path: Path) -> bool:
 
     False: they go on to run on TVM's: so it is by default, where the native part is missing, and without such loops.
     """
-    return uses_own_threads() and _is_ready() and bool(tvm_ffi.get_global_func("tvm_ext.rammer.adopt_library")(str(path)))
+    return (
+        uses_own_threads() and _is_ready() and bool(tvm_ffi.get_global_func("tvm_ext.rammer.adopt_library")(str(path)))
+    )
 
 
 @functools.cache
