@@ -115,7 +115,7 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
         PartitionCutlass(device),
         CompileCutlass(
             device,
-            CutlassBackend(device, KernelCache.for_build(options)),
+            CutlassBackend.for_build(device, options),
             own_time if options.enable_cutlass == "auto" else None,
         ),
     ]

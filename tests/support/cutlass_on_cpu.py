@@ -27,7 +27,7 @@ from tvm_ext.byoc_cutlass.evt import once
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.records.partition import Order
 from tvm_ext.support.files import temporary_folder
-from tvm_ext.toolchains import cutlass_toolchain
+from tvm_ext.toolchains import cutlass_samples, cutlass_toolchain
 from tvm_ext.toolchains.cuda_toolchain import CompiledCuda
 
 TYPES = {"float16": "_Float16", "float32": "float", "int8": "int8_t", "int32": "int32_t"}
@@ -53,6 +53,8 @@ static float cast(float x, char const*) { return float(_Float16(x)); }
 RUNTIME = """
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
 // A device of the capability that the test says, if it does; whatever is asked works, unless the test says an error.
 extern "C" {
 extern int tvm_ext_test_major __attribute__((weak)), tvm_ext_test_minor __attribute__((weak));
@@ -67,6 +69,19 @@ int cudaDeviceGetAttribute(int* value, int which, int) {
 int cudaMallocAsync(void** address, size_t bytes, void*) { *address = malloc(bytes); return 0; }
 int cudaFreeAsync(void* address, void*) { free(address); return 0; }
 int cudaGetLastError() { return 0; }
+int cudaMalloc(void** address, size_t bytes) { return (*address = malloc(bytes)) == nullptr ? 2 : 0; }
+int cudaFree(void* address) { free(address); return 0; }
+int cudaMemcpy(void* to, void const* from, size_t bytes, int) { memcpy(to, from, bytes); return 0; }
+int cudaMemsetAsync(void*, int, size_t, void*) { return 0; }
+int cudaDeviceSynchronize() { return 0; }
+int cudaEventCreate(void** event) { *event = malloc(sizeof(timespec)); return 0; }
+int cudaEventRecord(void* event, void*) { return clock_gettime(CLOCK_MONOTONIC, static_cast<timespec*>(event)); }
+int cudaEventSynchronize(void*) { return 0; }
+int cudaEventElapsedTime(float* milliseconds, void* start, void* end) {
+  auto const *a = static_cast<timespec*>(start), *b = static_cast<timespec*>(end);
+  *milliseconds = float(b->tv_sec - a->tv_sec) * 1e3f + float(b->tv_nsec - a->tv_nsec) / 1e6f;
+  return 0;
+}
 char const* cudaGetErrorString(int) { return "no CUDA-capable device is detected"; }
 }
 """
@@ -183,7 +198,8 @@ def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(convolutions, "emit_convolution", emit_convolution)
     patch.setattr(cutlass_toolchain, "compile_gemm", compile_here)
     patch.setattr(cutlass_toolchain, "cuda_runtime_archive", lambda _nvcc: archive)
-    patch.setattr(cutlass_toolchain, "find_nvcc", lambda: None)
+    for module in (cutlass_toolchain, cutlass_samples):
+        patch.setattr(module, "find_nvcc", lambda: None)
 
 
 # --- calling ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Nothing is a tuner's list. `legality` refuses what the headers would refuse, `ra
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -216,6 +217,24 @@ def _splits(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Ite
     for split in _SPLITS:
         if split == 1 or (tiles * split <= device.unit_count * 2 and steps >= split * config.stages):
             yield config.with_split(split)
+
+
+def runtime_variants(config: GemmConfig, problem: GemmProblem) -> Iterator[GemmConfig]:
+    """Other values of what the same program takes at run time: splits of a stream-K form, 3.x's swizzle and raster.
+
+    Nothing of them is compiled in, so that a profiler tries them for the price of a run.
+    """
+    steps = ceil_div(problem.k, config.threadblock[2])
+    splits = [split for split in _SPLITS if split > 1 and steps >= split * config.stages] if config.split_k > 1 else [1]
+    swizzles, rasters = [config.swizzle], [config.raster]
+    if config.generation == "3.x":
+        deepest = _swizzle(problem, config.threadblock[1])
+        swizzles = [1 << power for power in range(deepest.bit_length())]
+        rasters = ["along_m", "along_n"]
+    for split, swizzle, raster in itertools.product(splits, swizzles, rasters):
+        variant = dataclasses.replace(config, split_k=split, swizzle=swizzle, raster=raster)
+        if variant != config:
+            yield variant
 
 
 def _swizzle(problem: GemmProblem, tile_n: int) -> int:

@@ -153,6 +153,23 @@ def _splits(
             yield sliced
 
 
+def runtime_convolution_variants(
+    config: AnyConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
+) -> Iterator[AnyConvolutionConfig]:
+    """Other values of what the very same program takes at run time: slices of channels, shares of pixels."""
+    if isinstance(config, DepthwiseConfig):
+        yield from (item for item in _shares(config, problem, device) if item != config)
+    elif config.iterator == "plain":
+        for tile in configs.runtime_variants(config.tile, problem.product()):
+            yield dataclasses.replace(config, tile=tile)
+    elif config.iterator != "bulk" and not config.tile.is_simt:
+        for split in _SPLITS:
+            sliced = config.with_split(split)
+            legal = why_illegal_convolution(sliced, problem, device, epilogue) is None
+            if sliced != config and legal and (split == 1 or sliced.steps(problem) >= config.tile.stages):
+                yield sliced
+
+
 def _shares(config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec) -> Iterator[DepthwiseConfig]:
     """As many threadblocks to the pixels as fill the units once, twice or four times."""
     ranges = ceil_div(problem.filters, config.channels)

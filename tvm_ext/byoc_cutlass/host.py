@@ -26,6 +26,7 @@ class KernelCall:
     structure: str  # "GemmCall"
     declaration: str  # C text of it
     fields: str
+    numbers: tuple[int, ...] = ()  # those in front of the addresses, in their order
     operands: tuple[int, ...] = ()
     distances: tuple[int, ...] = ()
 

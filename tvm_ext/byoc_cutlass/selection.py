@@ -17,14 +17,17 @@ from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion, operand_name, parameter_of
+from tvm_ext.records.serialise import to_json
 
 from . import emit, emit_convolution
-from .configs import propose, why_none
+from .configs import propose, runtime_variants, why_none
 from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, plain_tile
-from .convolution_configs import propose_convolution, why_no_convolution
+from .convolution_configs import propose_convolution, runtime_convolution_variants, why_no_convolution
+from .convolution_ranking import convolution_time_us
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
 from .host import KernelCall
+from .ranking import predicted_time_us
 
 RegionKey = TypeVar("RegionKey")
 
@@ -44,10 +47,18 @@ class Candidate:
     """A template for a region: ``source`` writes the text of its kernel, ``architecture`` is what compiles it."""
 
     name: str
-    time_us: float
+    time_us: float  # predicted
     architecture: str
     source: Callable[[], str]
     call: KernelCall
+    configuration: str = ""  # all of it, what is an argument at run time too, as JSON
+    variants: Callable[[], tuple[Candidate, ...]] = tuple  # the same program with other arguments
+    measured_us: float | None = None
+
+    @property
+    def known_us(self) -> float:
+        """Measured, or predicted where it is not."""
+        return self.time_us if self.measured_us is None else self.measured_us
 
 
 def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED_AT) -> tuple[Candidate, ...]:
@@ -67,7 +78,7 @@ def share_templates(found: Mapping[RegionKey, Sequence[Candidate]]) -> dict[Regi
     Again and again the template that serves most of the regions without one; of equals, the fastest.
     """
     near = {
-        region: {item.call.symbol: item for item in items if item.time_us <= items[0].time_us * SHARING_TOLERANCE}
+        region: {item.call.symbol: item for item in items if item.known_us <= items[0].known_us * SHARING_TOLERANCE}
         for region, items in found.items()
     }
     first: dict[RegionKey, Candidate] = {}
@@ -75,7 +86,7 @@ def share_templates(found: Mapping[RegionKey, Sequence[Candidate]]) -> dict[Regi
         served: dict[str, list[float]] = {}
         for region in found.keys() - first.keys():
             for symbol, item in near[region].items():
-                served.setdefault(symbol, []).append(item.time_us / found[region][0].time_us)
+                served.setdefault(symbol, []).append(item.known_us / found[region][0].known_us)
         best = min(served, key=lambda symbol: (-len(served[symbol]), sum(served[symbol]), symbol))
         first |= {region: items[best] for region, items in near.items() if region not in first and best in items}
     return {region: _behind(first[region], items) for region, items in found.items()}
@@ -97,15 +108,29 @@ def _gemm_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> t
     ranked = propose(problem, device, epilogue, count=count)
     if not ranked:
         raise IllegalRewrite(f"{region.pattern}: {why_none(problem, device, epilogue)}", "")
-    return tuple(
-        Candidate(
-            name=item.config.name,
-            time_us=item.time_us,
-            architecture=architecture_of(device),
-            source=_source(item.config, epilogue, problem),
-            call=gemm_call(item.config, epilogue, problem, region, places),
-        )
-        for item in ranked
+    return tuple(_gemm_candidate(item.config, problem, device, epilogue, region, places) for item in ranked)
+
+
+def _gemm_candidate(
+    config: GemmConfig,
+    problem: GemmProblem,
+    device: DeviceSpec,
+    epilogue: Epilogue,
+    region: CutlassRegion,
+    places: tuple[int, ...],
+) -> Candidate:
+    def variants() -> tuple[Candidate, ...]:
+        others = runtime_variants(config, problem)
+        return tuple(_gemm_candidate(item, problem, device, epilogue, region, places) for item in others)
+
+    return Candidate(
+        name=config.name,
+        time_us=predicted_time_us(config, problem, device, epilogue),
+        architecture=architecture_of(device),
+        source=_source(config, epilogue, problem),
+        call=gemm_call(config, epilogue, problem, region, places),
+        configuration=to_json(config),
+        variants=variants,
     )
 
 
@@ -115,18 +140,38 @@ def _convolution_candidates(region: CutlassRegion, device: DeviceSpec, count: in
     ranked = propose_convolution(problem, device, epilogue, count=count)
     if not ranked:
         raise IllegalRewrite(f"{region.pattern}: {why_no_convolution(problem, device, epilogue)}", "")
-    found = []
-    for item in ranked:
-        tile = plain_tile(item.config)
-        if tile is None:
-            source = _convolution_source(item.config, epilogue)
-            call = convolution_call(item.config, epilogue, problem, region, places)
-        else:  # the very kernel of a matrix product, which others in the model may share
-            source = _source(tile, epilogue, problem.product())
-            call = gemm_call(tile, epilogue, problem.product(), region, places)
-        name, architecture = item.config.name, architecture_of(device)
-        found.append(Candidate(name=name, time_us=item.time_us, architecture=architecture, source=source, call=call))
-    return tuple(found)
+    return tuple(_convolution_candidate(item.config, problem, device, epilogue, region, places) for item in ranked)
+
+
+def _convolution_candidate(
+    config: AnyConvolutionConfig,
+    problem: ConvolutionProblem,
+    device: DeviceSpec,
+    epilogue: Epilogue,
+    region: CutlassRegion,
+    places: tuple[int, ...],
+) -> Candidate:
+    tile = plain_tile(config)
+    if tile is None:
+        source = _convolution_source(config, epilogue)
+        call = convolution_call(config, epilogue, problem, region, places)
+    else:  # the very kernel of a matrix product, which others in the model may share
+        source = _source(tile, epilogue, problem.product())
+        call = gemm_call(tile, epilogue, problem.product(), region, places)
+
+    def variants() -> tuple[Candidate, ...]:
+        others = runtime_convolution_variants(config, problem, device, epilogue)
+        return tuple(_convolution_candidate(item, problem, device, epilogue, region, places) for item in others)
+
+    return Candidate(
+        name=config.name,
+        time_us=convolution_time_us(config, problem, device, epilogue),
+        architecture=architecture_of(device),
+        source=source,
+        call=call,
+        configuration=to_json(config),
+        variants=variants,
+    )
 
 
 def shared_epilogue(region: CutlassRegion) -> tuple[Epilogue, tuple[int, ...]]:
@@ -161,6 +206,7 @@ def gemm_call(
         structure="GemmCall",
         declaration=emit.CALL,
         fields=f"{', '.join(map(str, numbers))}, {pointers}",
+        numbers=numbers,
         operands=places,
         distances=tuple(operand.batch_stride for operand in region.operands),
     )
@@ -197,5 +243,6 @@ def convolution_call(
         structure="ConvolutionCall",
         declaration=emit_convolution.CALL,
         fields=f"{', '.join(map(str, numbers))}, data[{first}], data[{second}], operands, data[tensors - 1]",
+        numbers=numbers,
         operands=places,
     )

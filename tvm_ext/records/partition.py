@@ -164,7 +164,8 @@ class CutlassKernel:
     """The kernel of a region: the library's ``function``, and the ``template`` that it is made of.
 
     ``own_us`` is what a kernel of our own is predicted to take, None where that was not asked; ``refused`` are the
-    templates before it, with what the compiler said; ``seconds`` it took, unless it was kept from another build.
+    templates before it, with what the compiler said; ``seconds`` it took, unless it was kept from another build;
+    ``measured_us`` is the median of what a GPU took for it, None where it is the model's choice.
     """
 
     function: str
@@ -176,11 +177,33 @@ class CutlassKernel:
     refused: tuple[str, ...] = ()
     seconds: float = 0.0
     cached: bool = False
+    measured_us: float | None = None
 
     def __str__(self) -> str:
         own = "" if self.own_us is None else f", a kernel of our own {self.own_us:.1f} us"
+        own += "" if self.measured_us is None else f", measured {self.measured_us:.1f} us"
         tried = "".join(f"; refused before it: {text}" for text in self.refused)
         return f"{self.value}: {self.pattern} by {self.template} ({self.predicted_us:.1f} us{own}){tried}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutlassProfile:
+    """What was measured before templates were chosen; ``note`` says why nothing was.
+
+    ``regions`` are different products with their epilogues, ``programs`` the templates that were missing a time.
+    """
+
+    regions: int
+    measured_regions: int = 0
+    programs: int = 0
+    failed_programs: tuple[str, ...] = ()
+    launches: int = 0
+    note: str = ""
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed_programs)} of them failed" if self.failed_programs else ""
+        ran = f"{self.launches} launches of {self.programs} programs{failed}, for {self.measured_regions}"
+        return self.note or f"{ran} of {self.regions} different products"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +213,7 @@ class CutlassBuild:
     device: str
     kernels: tuple[CutlassKernel, ...]
     declined: tuple[CutlassRefusal, ...]
+    profile: CutlassProfile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

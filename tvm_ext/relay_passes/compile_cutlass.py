@@ -16,6 +16,7 @@ from tvm_ext.records.partition import (
     CutlassBuild,
     CutlassKernel,
     CutlassPartition,
+    CutlassProfile,
     CutlassRefusal,
     CutlassRegion,
 )
@@ -28,7 +29,9 @@ OwnTime = Callable[[IRModule], float | None]
 
 
 class TemplateBackend(Protocol):
-    """What compiles regions; `toolchains/cutlass_codegen.py` has it."""
+    """What compiles regions; `toolchains/cutlass_codegen.py` has it. ``profile`` is what was measured for it."""
+
+    profile: CutlassProfile | None
 
     def require(self) -> None:
         """Raise UnsupportedEnvironmentError where something that it needs is missing."""
@@ -66,6 +69,7 @@ class CompileCutlass:
             device=self.device.name,
             kernels=tuple(sorted(kernels.values(), key=lambda kernel: order[kernel.value])),
             declined=(*partition.refused, *declined),
+            profile=self.backend.profile,
         )
         mod = inlined(mod, frozenset(why_not))
         if kernels:

@@ -50,11 +50,12 @@ def persistent_lines(report: BuildRecord) -> list[str]:
 
 
 def cutlass_lines(report: BuildRecord) -> list[str]:
-    """One line for each product that was considered for a template."""
+    """What was measured, then one line for each product that was considered for a template."""
     if report.cutlass is None:
         return []
     declined = [f"not {item.value or item.operator}: {item.reason}" for item in report.cutlass.declined]
-    return [*map(str, report.cutlass.kernels), *declined]
+    measured = [f"profile: {report.cutlass.profile}"] if report.cutlass.profile is not None else []
+    return [*measured, *map(str, report.cutlass.kernels), *declined]
 
 
 def code_summary(report: BuildRecord) -> str:

@@ -12,19 +12,23 @@ from contextvars import ContextVar
 from typing import Any
 
 from tvm_ext._tvm import Module, RelaxFunction, Target, load_static_library
+from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.byoc_cutlass import _cutlass
 from tvm_ext.byoc_cutlass.host import HostFunction
+from tvm_ext.byoc_cutlass.profiler import by_measurements, plan_region
 from tvm_ext.byoc_cutlass.selection import Candidate, architecture_of, candidates_of, share_templates
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, IllegalRewrite
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.partition import REGION, CutlassKernel, CutlassRegion
+from tvm_ext.records.measurement import TrialStore
+from tvm_ext.records.partition import REGION, CutlassKernel, CutlassProfile, CutlassRegion
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import KernelCache
 
 from .cuda_toolchain import check_architectures, find_nvcc
+from .cutlass_samples import profile_on_gpu, sample_versions
 from .cutlass_toolchain import CompiledRegion, TemplateCompiler, link_objects
 
 _backend: ContextVar[CutlassBackend | None] = ContextVar("tvm_ext_cutlass_backend", default=None)
@@ -53,13 +57,29 @@ def _region_of(func: RelaxFunction) -> CutlassRegion:
 class CutlassBackend:
     """What `relay_passes/compile_cutlass.py` asks of compilers, for one ``device``: templates compiled once a build."""
 
-    def __init__(self, device: DeviceSpec, cache: KernelCache | None = None) -> None:
-        self.device = device
+    def __init__(
+        self,
+        device: DeviceSpec,
+        cache: KernelCache | None = None,
+        *,
+        store: TrialStore | None = None,
+        measure: bool = False,
+    ) -> None:
+        """``store`` has measurements to choose by; with ``measure`` what it does not know is measured first."""
+        self.device, self.store, self.measure = device, store, measure
+        self.profile: CutlassProfile | None = None
         self.known: dict[CutlassRegion, tuple[Candidate, ...] | str] = {}
         self.shared: dict[CutlassRegion, tuple[Candidate, ...]] = {}  # to be tried in this order
         self.compiler = TemplateCompiler(
             cache=KernelCache.for_build(BuildOptions.current()) if cache is None else cache
         )
+
+    @classmethod
+    def for_build(cls, device: DeviceSpec, options: BuildOptions) -> CutlassBackend:
+        """As ``options`` ask for."""
+        mode = options.profile_cutlass
+        store = MeasurementStore.for_build(options) if mode is not False else None
+        return cls(device, KernelCache.for_build(options), store=store, measure=mode is True)
 
     def require(self) -> None:
         """Raise UnsupportedEnvironmentError unless the package is there in its version, and a compiler."""
@@ -79,12 +99,29 @@ class CutlassBackend:
         why_not = {name: item for name, item in found.items() if isinstance(item, str)}
         kinds = {name: region.kind for name, region in regions.items() if name not in why_not}
         new = {kind: found[name] for name, kind in kinds.items() if kind not in self.shared}
-        self.shared |= share_templates({kind: item for kind, item in new.items() if not isinstance(item, str)})
+        usable = {kind: item for kind, item in new.items() if not isinstance(item, str)}
+        self.shared |= share_templates(self._by_measurements(usable))
         candidates = {name: self.shared[kind] for name, kind in kinds.items()}
         compiled, failed = self.compiler.compile_regions(candidates)
         if self.compiler.cache is not None:
             self.compiler.cache.trim()
         return compiled, why_not | {name: error.problem for name, error in failed.items()}
+
+    def _by_measurements(
+        self, found: Mapping[CutlassRegion, tuple[Candidate, ...]]
+    ) -> dict[CutlassRegion, tuple[Candidate, ...]]:
+        """Candidates by region, best first by what is measured, which is done now where it is asked for."""
+        store = self.store
+        if store is None or not found:
+            return dict(found)
+        versions = sample_versions()
+        plans = {
+            kind: plan_region(kind, candidates, self.device, versions, store) for kind, candidates in found.items()
+        }
+        if self.measure:
+            cache = self.compiler.cache or KernelCache(None)
+            self.profile = profile_on_gpu([*plans.values()], self.device, cache, store)
+        return {kind: by_measurements(found[kind], store.verdicts(plan.workload)) for kind, plan in plans.items()}
 
     def _candidates(self, region: CutlassRegion) -> tuple[Candidate, ...] | str:
         """Or why there are none; a network's layers repeat a few regions, each of which is looked at once."""
@@ -120,6 +157,7 @@ def _record(name: str, region: CutlassRegion, item: CompiledRegion) -> CutlassKe
         refused=item.refused,
         seconds=item.kernel.seconds,
         cached=item.kernel.cached,
+        measured_us=item.candidate.measured_us,
     )
 
 

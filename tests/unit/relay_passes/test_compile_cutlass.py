@@ -31,6 +31,8 @@ DEVICE = lookup("nvidia-a100")
 class Backend:
     """Has a kernel for every region, or an error for all that it needs; nothing is compiled."""
 
+    profile = None
+
     def __init__(self, missing: str = "", without: str = "") -> None:
         self.missing, self.without = missing, without
 

@@ -1,0 +1,374 @@
+"""Bolt's light-weight profiler (§3.2.2): regions by measurements of sample programs, not of their models alone.
+
+A sample program is a template with its epilogue, and knows no shape: what was compiled for one layer, or for one
+network, is run for all others with it. Programs come from a `SampleProgrammer`, times from a `LaunchTimer` and are kept
+in a `TrialStore`, which are passed in: nothing here knows a compiler, a GPU or a database. What the store knows is not
+measured again, and what a template's compiler refused is not tried again for another shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Protocol
+
+from tvm_ext.devices.gpu import VECTOR_BYTES
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialOutcome, TrialStore, Verdict
+from tvm_ext.records.partition import CutlassProfile, CutlassRegion, MatrixLayout
+from tvm_ext.records.serialise import to_json
+
+from .elements import ELEMENTS
+from .ranking import global_gb_per_s
+from .screening import WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
+from .selection import Candidate, architecture_of, shared_epilogue
+
+KIND, TEMPLATE_KIND = "cutlass", "cutlass_template"
+"""`MeasuredWorkload.kind` of regions, and of templates alone, of which only is known that they do not compile."""
+
+TEXTS = "1"
+"""Version of our texts: a new one where `emit` makes other kernels of the same configuration."""
+
+FLUSHED_BYTES = 256 << 20
+"""Written before each timed launch, so that operands come from memory: five times an H200's second-level cache."""
+
+_OUTCOMES: dict[str, TrialOutcome] = {
+    "ok": "ok", "launch_failed": "launch_failed", "crashed": "crashed", "timed_out": "timed_out", "wrong": "wrong"
+}  # fmt: skip
+
+Versions = tuple[tuple[str, str], ...]
+
+
+class SampleProgrammer(Protocol):
+    """What makes sample programs; `toolchains/cutlass_samples.py` has it."""
+
+    def prepare(self, candidates: Mapping[str, Candidate]) -> Mapping[str, str]:
+        """Make the programs of ``candidates``, by symbol, unless they are there; why some cannot be made."""
+
+    def is_ready(self, candidate: Candidate) -> bool:
+        """Whether the candidate's program was compiled before."""
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+def workload_of(region: CutlassRegion, device: DeviceSpec, versions: Versions) -> MeasuredWorkload:
+    """The key of a region's measurements: its problem and epilogue, with whatever else decides its time."""
+    epilogue, _ = shared_epilogue(region)
+    problem = region.problem
+    first, second = problem.operands
+    return MeasuredWorkload(
+        kind=KIND,
+        structure=f'{{"problem":{to_json(problem)},"epilogue":{to_json(epilogue)}}}',
+        layout="NHWC,OHWI" if problem.window is not None else f"{first.order},{second.order}",
+        dtype=",".join((*problem.dtypes[:2], epilogue.out_dtype)),
+        device=device.name,
+        instructions=architecture_of(device),
+        versions=versions,
+    )
+
+
+def template_workload(candidate: Candidate, versions: Versions) -> MeasuredWorkload:
+    """The key of what is known of a template by itself."""
+    return MeasuredWorkload(
+        kind=TEMPLATE_KIND,
+        structure=candidate.call.symbol,
+        layout="",
+        dtype="",
+        device="",
+        instructions=candidate.architecture,
+        versions=versions,
+    )
+
+
+def by_measurements(candidates: Sequence[Candidate], verdicts: Mapping[str, Verdict]) -> tuple[Candidate, ...]:
+    """``candidates`` with what is measured of them, and of their run-time variants: fastest first.
+
+    Where one is measured, those that are not are left out: a prediction of one and a time of another do not compare.
+    Where none is, they stay in the model's order, without those that are known to fail.
+    """
+    alive = [item for item in candidates if not _fails(verdicts.get(item.configuration))]
+    variants = [item for candidate in alive for item in (candidate, *candidate.variants())] if verdicts else []
+    known = {item.configuration: item for item in variants}
+    measured = [
+        replace(item, measured_us=verdict.time_us)
+        for configuration, item in known.items()
+        if (verdict := verdicts.get(configuration)) is not None and verdict.time_us is not None
+    ]
+    return tuple(sorted(measured, key=lambda item: item.known_us)) or tuple(alive) or tuple(candidates)
+
+
+def _fails(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.is_settled and verdict.time_us is None
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
+    """The candidate's launch on buffers that are as large as the region's tensors."""
+    call = candidate.call
+    buffers = buffers_of(region)
+    arguments = {
+        "symbol": call.symbol,
+        "structure": call.structure,
+        "numbers": list(call.numbers),
+        "factors": list(region.factors),
+        "operands": list(call.operands),
+        "distances": list(call.distances),
+        "buffers": [{"bytes": size, "dtype": dtype} for dtype, size in buffers],
+    }
+    return SampleLaunch(call.symbol, candidate.configuration, candidate.time_us, arguments)
+
+
+def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
+    """Type and bytes of the region's parameters in their order, and of its result."""
+    problem, (epilogue, places) = region.problem, shared_epilogue(region)
+    first, second = region.factors
+    needs: list[tuple[int, str, int]] = []
+    if problem.window is not None:
+        channels = problem.window.input_extents[3] // problem.window.groups
+        filters = problem.columns * prod(problem.window.filter_extents) * channels
+        needs += [(first, problem.dtypes[0], prod(problem.window.input_extents)), (second, problem.dtypes[1], filters)]
+    else:
+        a, b = problem.operands
+        needs.append((first, problem.dtypes[0], _span(a, problem.rows, problem.depth, problem.batch)))
+        needs.append((second, problem.dtypes[1], _span(b, problem.depth, problem.columns, problem.batch)))
+    covers = {"matrix": problem.rows * problem.columns, "row": problem.columns, "column": problem.rows, "scalar": 1}
+    for place, operand, original in zip(places, epilogue.operands, region.operands, strict=True):
+        needs.append((place, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride))
+    found: dict[int, tuple[str, int]] = {}
+    for place, dtype, elements in needs:
+        found[place] = (dtype, max(found.get(place, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
+    unread = ("float16", VECTOR_BYTES)  # a parameter that no kernel reads
+    result = (region.out_dtype, problem.rows * problem.columns * problem.batch * ELEMENTS[region.out_dtype].bits // 8)
+    return [*(found.get(place, unread) for place in range(max(found) + 1)), result]
+
+
+def _span(layout: MatrixLayout, rows: int, columns: int, batch: int) -> int:
+    """Elements from the first to the last of a batch of matrices."""
+    lines, within = (rows, columns) if layout.order == "row" else (columns, rows)
+    return (batch - 1) * layout.batch_stride + (lines - 1) * layout.leading_dimension + within
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionPlan:
+    """What would be measured of a region: one launch of each program, best first, and what is known already."""
+
+    region: CutlassRegion
+    workload: MeasuredWorkload
+    candidates: tuple[Candidate, ...]
+    verdicts: Mapping[str, Verdict]
+
+    def tried(self, limits: ScreeningLimits) -> tuple[Candidate, ...]:
+        """Those that are screened where none fails."""
+        return self.candidates[: limits.templates]
+
+    def missing(self, limits: ScreeningLimits) -> tuple[Candidate, ...]:
+        """Of these, those that nothing is known of."""
+        return tuple(item for item in self.tried(limits) if not _is_known(self.verdicts, item.configuration))
+
+
+def _is_known(verdicts: Mapping[str, Verdict], configuration: str) -> bool:
+    return configuration in verdicts and verdicts[configuration].is_settled
+
+
+def plan_region(
+    region: CutlassRegion, candidates: Sequence[Candidate], device: DeviceSpec, versions: Versions, store: TrialStore
+) -> RegionPlan:
+    """One candidate of each program, without those whose template is known not to compile."""
+    programs: dict[str, Candidate] = {}
+    for candidate in candidates:
+        programs.setdefault(candidate.call.symbol, candidate)
+    workload = workload_of(region, device, versions)
+    compiles = [
+        item
+        for item in programs.values()
+        if not _fails(store.verdicts(template_workload(item, versions)).get(item.call.symbol))
+    ]
+    return RegionPlan(region=region, workload=workload, candidates=tuple(compiles), verdicts=store.verdicts(workload))
+
+
+OWN_TEMPLATES = 4
+"""Of a region's list, those that are the model's first choices whatever other regions have."""
+
+SHARED_WITHIN = 1.3
+"""So much longer than a region's fastest, by the model, may a template be predicted that takes a place in its list
+because other regions have it: each program costs its compiler seconds, and the model is not right to a third."""
+
+
+def share_programs(plans: Sequence[RegionPlan]) -> list[RegionPlan]:
+    """``plans`` whose lists have more programs in common: behind a region's own first ones those that serve most."""
+    near = [
+        {item.call.symbol for item in plan.candidates if item.time_us <= plan.candidates[0].time_us * SHARED_WITHIN}
+        for plan in plans
+    ]
+    served = Counter(symbol for symbols in near for symbol in symbols)
+    shared = []
+    for plan, symbols in zip(plans, near, strict=True):
+        own, rest = plan.candidates[:OWN_TEMPLATES], plan.candidates[OWN_TEMPLATES:]
+        rest = tuple(sorted(rest, key=lambda item: 1 - served[item.call.symbol] if item.call.symbol in symbols else 0))
+        shared.append(replace(plan, candidates=(*own, *rest)))
+    return shared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileEstimate:
+    """What profiling would take: counts, and seconds by the model. Nothing of it is measured.
+
+    ``programs`` are all that are needed, ``to_compile`` those that are not there; ``launches`` are ways to run them,
+    ``runs`` how often these run in all.
+    """
+
+    regions: int
+    programs: int
+    to_compile: int
+    launches: int
+    runs: int
+    device_seconds: float
+
+
+_HOST_US = 60.0
+"""Of one timed launch beside the device's work: arguments, two events, waiting for the second."""
+
+
+def estimate(
+    plans: Sequence[RegionPlan], device: DeviceSpec, limits: ScreeningLimits, programmer: SampleProgrammer | None
+) -> ProfileEstimate:
+    """Runs times predicted times, with what writing the cache over costs before each of them."""
+    plans = share_programs(plans)
+    flush_us = FLUSHED_BYTES / (global_gb_per_s(device) * 1e3)
+    programs: dict[str, Candidate] = {}
+    regions = launches = runs = 0
+    total_us = 0.0
+    for plan in plans:
+        regions += 1
+        groups = [(plan.missing(limits), limits.screening_runs), (_finals(plan, limits), limits.final_runs)]
+        for candidates, each in groups:
+            programs |= {item.call.symbol: item for item in candidates}
+            launches += len(candidates)
+            runs += len(candidates) * (each + WARM_UP_RUNS)
+            total_us += sum(item.time_us + flush_us + _HOST_US for item in candidates) * (each + WARM_UP_RUNS)
+    ready = 0 if programmer is None else sum(map(programmer.is_ready, programs.values()))
+    return ProfileEstimate(
+        regions=regions,
+        programs=len(programs),
+        to_compile=len(programs) - ready,
+        launches=launches,
+        runs=runs,
+        device_seconds=total_us / 1e6,
+    )
+
+
+def _finals(plan: RegionPlan, limits: ScreeningLimits) -> tuple[Candidate, ...]:
+    """The second round of a region, if the model is right about who gets there."""
+    finalists = plan.tried(limits)[: limits.finalists]
+    variants = [list(item.variants())[: limits.variants] for item in finalists]
+    new = [item for items in variants for item in items if not _is_known(plan.verdicts, item.configuration)]
+    return (*finalists, *new) if new else ()
+
+
+# --- profiling -------------------------------------------------------------------------------------------------------
+def profile(
+    plans: Sequence[RegionPlan],
+    programmer: SampleProgrammer,
+    timer: LaunchTimer,
+    store: TrialStore,
+    versions: Versions,
+    limits: ScreeningLimits | None = None,
+) -> CutlassProfile:
+    """Measure what the store does not know of ``plans``, with the programs of all of them made at once."""
+    limits = limits or ScreeningLimits()
+    plans = share_programs(plans)
+    wanted = {item.call.symbol: item for plan in plans for item in plan.missing(limits)}
+    failed = dict(_prepare(wanted, programmer, store, versions))
+    launches, measured = 0, 0
+    for plan in plans:
+        ran = _profile_region(plan, programmer, timer, store, versions, limits, failed)
+        launches += ran
+        measured += bool(ran)
+    return CutlassProfile(
+        regions=len(plans),
+        measured_regions=measured,
+        programs=len(wanted),
+        failed_programs=tuple(f"{symbol}: {reason}" for symbol, reason in sorted(failed.items())),
+        launches=launches,
+    )
+
+
+def _prepare(
+    candidates: Mapping[str, Candidate], programmer: SampleProgrammer, store: TrialStore, versions: Versions
+) -> Mapping[str, str]:
+    """Make programs, and keep what cannot be made; why, by symbol."""
+    failed = programmer.prepare(candidates) if candidates else {}
+    store.add(
+        Measurement(
+            workload=template_workload(candidates[symbol], versions),
+            trial=Trial(configuration=symbol, outcome=_compile_outcome(reason), reason=reason[:1000]),
+        )
+        for symbol, reason in failed.items()
+    )
+    return failed
+
+
+def _compile_outcome(reason: str) -> TrialOutcome:
+    """A compiler that took too long may have had a slow day."""
+    return "timed_out" if "took longer than" in reason else "compile_failed"
+
+
+def _profile_region(
+    plan: RegionPlan,
+    programmer: SampleProgrammer,
+    timer: LaunchTimer,
+    store: TrialStore,
+    versions: Versions,
+    limits: ScreeningLimits,
+    failed: dict[str, str],
+) -> int:
+    """How many launches ran. A template without a program, or that does not run, gives way to the next candidate."""
+    by_configuration = {item.configuration: item for item in plan.candidates}
+    known = {name: _known_us(item) for name, item in plan.verdicts.items() if item.is_settled}
+
+    def variants(launch: SampleLaunch) -> list[SampleLaunch]:
+        return [launch_of(item, plan.region) for item in by_configuration[launch.configuration].variants()]
+
+    def record(done: Sequence[TimedLaunch]) -> None:
+        store.add(Measurement(workload=plan.workload, trial=_trial(item)) for item in done if item.outcome in _OUTCOMES)
+
+    launches = [launch_of(item, plan.region) for item in plan.candidates]
+    on_demand = _OnDemand(timer, programmer, store, versions, {i.call.symbol: i for i in plan.candidates}, failed)
+    return screen(launches, variants, on_demand, record, known, limits)
+
+
+@dataclass(slots=True)
+class _OnDemand:
+    """A timer that has programs made which were not foreseen, since others failed."""
+
+    timer: LaunchTimer
+    programmer: SampleProgrammer
+    store: TrialStore
+    versions: Versions
+    candidates: Mapping[str, Candidate]
+    failed: dict[str, str]
+
+    def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
+        new = {item.symbol: self.candidates[item.symbol] for item in launches if item.symbol not in self.failed}
+        self.failed.update(_prepare(new, self.programmer, self.store, self.versions))
+        alive = [item for item in launches if item.symbol not in self.failed]
+        done = {item.launch.configuration: item for item in (self.timer.time(alive, runs) if alive else ())}
+        missing = [item for item in launches if item.symbol in self.failed]
+        none = [TimedLaunch(item, "no program", reason=self.failed[item.symbol]) for item in missing]
+        return [*(done[item.configuration] for item in alive), *none]
+
+
+def _known_us(verdict: Verdict) -> float:
+    return math.inf if verdict.time_us is None else verdict.time_us
+
+
+def _trial(item: TimedLaunch) -> Trial:
+    return Trial(
+        configuration=item.launch.configuration,
+        outcome=_OUTCOMES[item.outcome],
+        times_us=item.times_us,
+        reason=item.reason[:1000].replace("\0", "?"),
+    )

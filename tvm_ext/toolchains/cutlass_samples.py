@@ -1,0 +1,272 @@
+"""Sample programs of CUTLASS's templates: compiled once, kept, and run by a process of their own on the GPU.
+
+A program is the object file that a model would link to, as a shared library with CUDA's runtime in it. The cache of
+kernels keeps it under the digest of its text, compiler and architecture: which programs were compiled together, and for
+which network, does not matter. `sample_worker` runs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_ext.byoc_cutlass._cutlass import VERSION
+from tvm_ext.byoc_cutlass.profiler import FLUSHED_BYTES, TEXTS, RegionPlan, Versions, profile
+from tvm_ext.byoc_cutlass.screening import WARM_UP_RUNS, SampleLaunch, ScreeningLimits, TimedLaunch
+from tvm_ext.byoc_cutlass.selection import Candidate
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
+from tvm_ext.records.measurement import TrialStore
+from tvm_ext.records.partition import CutlassProfile
+from tvm_ext.support.files import temporary_folder
+from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
+from tvm_ext.support.limited_process import run_limited
+
+from . import cutlass_toolchain, host_compiler, sample_worker
+from .cuda_toolchain import find_nvcc
+from .cutlass_toolchain import TemplateCompiler
+
+WORKER = Path(sample_worker.__file__)
+
+LAUNCH_LIMIT_S = 10.0
+"""Of a launch with all its runs; what takes longer hangs."""
+
+_LINK_LIMIT_S = 60.0
+_DEVICE_LIMIT_S = 30.0
+
+
+def sample_versions() -> Versions:
+    """What makes the programs, for the keys of their measurements."""
+    try:
+        nvcc = find_nvcc()
+    except UnsupportedEnvironmentError:
+        nvcc = None
+    release = "none" if nvcc is None else ".".join(map(str, nvcc.release))
+    return (("nvcc", release), ("nvidia-cutlass", VERSION), ("texts", TEXTS))
+
+
+class SamplePrograms:
+    """Makes programs: `profiler.SampleProgrammer`. ``libraries`` are those that are made, by symbol, in ``folder``."""
+
+    def __init__(self, cache: KernelCache, folder: Path) -> None:
+        self.cache, self.folder = cache, folder
+        self.libraries: dict[str, Path] = {}
+        self.compiled = 0
+        self._versions = repr(sample_versions())
+
+    def prepare(self, candidates: Mapping[str, Candidate]) -> dict[str, str]:
+        """Why some of ``candidates`` cannot be made; the others are in ``libraries`` then."""
+        missing = {symbol: item for symbol, item in candidates.items() if symbol not in self.libraries}
+        images = {symbol: image for symbol, item in missing.items() if (image := self._kept(item)) is not None}
+        new = {symbol: (item,) for symbol, item in missing.items() if symbol not in images}
+        failed: dict[str, str] = {}
+        if new:
+            compiled, errors = TemplateCompiler().compile_regions(new)
+            self.compiled += len(compiled)
+            failed = {symbol: error.problem for symbol, error in errors.items()}
+            for symbol, done in compiled.items():
+                images[symbol] = done.kernel.image
+                self._keep(missing[symbol], done.kernel.image)
+        linked = {symbol: self._linked(image) for symbol, image in images.items()}
+        self.libraries |= {symbol: path for symbol, path in linked.items() if isinstance(path, Path)}
+        return failed | {symbol: path for symbol, path in linked.items() if isinstance(path, str)}
+
+    def is_ready(self, candidate: Candidate) -> bool:
+        return candidate.call.symbol in self.libraries or self._kept(candidate) is not None
+
+    def _kept(self, candidate: Candidate) -> bytes | None:
+        """The object file that has the program; several programs may lie in one."""
+        alias = self.cache.get(self._key(candidate))
+        unit = self.cache.get(alias.record.symbol) if alias is not None else None
+        return None if unit is None else unit.code
+
+    def _keep(self, candidate: Candidate, image: bytes) -> None:
+        unit = _digest(b"sample unit", image)
+        self.cache.put(unit, CachedKernel(KernelRecord(symbol="", choice="", params=()), image))
+        alias = KernelRecord(symbol=unit, choice=candidate.call.symbol, params=())
+        self.cache.put(self._key(candidate), CachedKernel(alias, b""))
+
+    def _key(self, candidate: Candidate) -> str:
+        parts = ("sample program", candidate.source(), candidate.architecture, self._versions)
+        return _digest(*(part.encode() for part in parts))
+
+    def _linked(self, image: bytes) -> Path | str:
+        """The library of ``image``, or why there is none."""
+        path = self.folder / f"{_digest(image)[:16]}.so"
+        try:
+            if not path.exists():
+                link_samples([image], path)
+        except CompileError as error:
+            return error.problem
+        return path
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
+
+
+def link_samples(images: Sequence[bytes], path: Path) -> None:
+    """A shared library of ``images`` with CUDA's runtime at ``path``; it needs a driver and nothing else of CUDA.
+
+    Raises CompileError where the linker fails, UnsupportedEnvironmentError where CUDA's runtime is missing.
+    """
+    runtime = cutlass_toolchain.cuda_runtime_archive(find_nvcc())
+    with temporary_folder("samples") as folder:
+        objects = []
+        for number, image in enumerate(images):
+            objects.append(f"unit{number}.o")
+            (folder / objects[-1]).write_bytes(image)
+        needed = [f"-Wl,-u,{name}" for name in sample_worker.RUNTIME]
+        link = ["-shared", "-Wl,-Bsymbolic", *needed, "-o", str(path)]
+        command = [host_compiler.compiler(), *link, *objects, str(runtime)]
+        run_limited([*command, "-lpthread", "-ldl", "-lrt"], _LINK_LIMIT_S, folder)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+class SampleRunner:
+    """Runs launches in a worker: `screening.LaunchTimer`. A worker that crashes or hangs is replaced."""
+
+    def __init__(self, libraries: Mapping[str, Path], limit_s: float = LAUNCH_LIMIT_S) -> None:
+        self.libraries, self.limit_s = libraries, limit_s
+        self.started = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
+        """What came of ``launches``. Where one takes the others with it, each is tried alone and the rest once more."""
+        done: dict[str, TimedLaunch] = {}
+        pending = list(launches)
+        while pending:
+            results, why = self._ask(pending, runs)
+            before = len(pending)
+            for item, result in zip(tuple(pending), results, strict=True):
+                if result is not None:
+                    done[item.configuration] = _timed(item, result)
+                    pending.remove(item)
+            if pending and len(pending) == before:
+                found = self._suspects(pending, why)
+                done |= {item.launch.configuration: item for item in found}
+                pending = [item for item in pending if item.configuration not in done]
+        return [done[item.configuration] for item in launches]
+
+    def _suspects(self, pending: Sequence[SampleLaunch], why: str) -> list[TimedLaunch]:
+        """Those that fail alone; all of them where none does, so that this comes to an end."""
+        found = []
+        for item in pending:
+            (result,), reason = self._ask([item], 1) if len(pending) > 1 else ([None], why)
+            if result is None:
+                found.append(TimedLaunch(item, "timed_out" if reason == _HANGS else "crashed", reason=reason))
+            elif result["outcome"] != "ok":
+                found.append(_timed(item, result))
+        return found or [TimedLaunch(item, "crashed", reason=f"beside others: {why}") for item in pending]
+
+    def _ask(self, launches: Sequence[SampleLaunch], runs: int) -> tuple[list[dict[str, Any] | None], str]:
+        """The worker's results, None for what it did not get to, and what became of the worker."""
+        request = {
+            "launches": [{**item.arguments, "library": str(self.libraries[item.symbol])} for item in launches],
+            "runs": runs,
+            "warm_up": WARM_UP_RUNS,
+            "flushed_bytes": FLUSHED_BYTES,
+        }
+        worker = self._worker()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        hangs = threading.Event()
+
+        def stop() -> None:
+            hangs.set()
+            worker.kill()
+
+        watch = threading.Timer(self.limit_s * len(launches), stop)
+        watch.start()
+        try:
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except OSError:
+            line = ""
+        finally:
+            watch.cancel()
+        if not line.endswith("\n"):
+            status = self._end()
+            return [None] * len(launches), _HANGS if hangs.is_set() else f"the process ended with status {status}"
+        reply = json.loads(line)
+        if reply["broken"]:
+            self._end()
+        return reply["results"], "the device was broken"
+
+    def _worker(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-I", str(WORKER)]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            self.started += 1
+        return self._process
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        process.communicate()
+        return process.returncode
+
+    def close(self) -> None:
+        """End the worker."""
+        self._end()
+
+
+_HANGS = "it did not end in time"
+
+
+def _timed(launch: SampleLaunch, result: Mapping[str, Any]) -> TimedLaunch:
+    times = tuple(map(float, result.get("times_us", ())))
+    return TimedLaunch(launch, str(result["outcome"]), times, str(result.get("reason", "")))
+
+
+def why_no_gpu(device: DeviceSpec) -> str:
+    """Why nothing can be measured for ``device`` on this machine; "" where it can."""
+    command = [sys.executable, "-I", str(WORKER), "--device"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICE_LIMIT_S, check=False).stdout
+        found = json.loads(text)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return f"this machine's GPU does not answer ({error})"
+    if "why" in found:
+        return str(found["why"])
+    if tuple(found["capability"]) != device.compute_capability:
+        return f"this machine's GPU is {found['name']}, of another compute capability than {device.name}"
+    return ""
+
+
+@contextlib.contextmanager
+def sample_programs(cache: KernelCache) -> Iterator[SamplePrograms]:
+    """Programs that are there as long as this lasts; what was compiled stays in ``cache``."""
+    with temporary_folder("samples") as folder:
+        yield SamplePrograms(cache, folder)
+        cache.trim()
+
+
+def profile_on_gpu(
+    plans: Sequence[RegionPlan],
+    device: DeviceSpec,
+    cache: KernelCache,
+    store: TrialStore,
+    limits: ScreeningLimits | None = None,
+) -> CutlassProfile:
+    """Measure ``plans`` on this machine's GPU; where there is none, a profile that says so."""
+    why = why_no_gpu(device)
+    if why:
+        note = f"nothing was measured: {why}. Templates are ranked by the model, and by what the database has"
+        return CutlassProfile(regions=len(plans), note=note)
+    with sample_programs(cache) as programs, contextlib.closing(SampleRunner(programs.libraries)) as runner:
+        return profile(plans, programs, runner, store, sample_versions(), limits)
