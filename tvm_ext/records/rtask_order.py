@@ -7,6 +7,7 @@ ended for certain when it begins. With Figure 9's schedule (`rtasks`) the convol
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -32,9 +33,10 @@ def walk(program: RTaskProgram) -> Iterator[tuple[int, int, ScheduleEntry]]:
     done = [0] * len(program.streams)
     met: set[int] = set()  # barriers, by object, that all their entries have passed: many entries may share one
     parked: dict[int, list[int]] = {}
-    runnable = list(reversed(range(len(done))))
+    # First come, first served: who is woken looks again when all others have gone on, not after each of them.
+    runnable = deque(range(len(done)))
     while runnable:
-        unit = runnable.pop()
+        unit = runnable.popleft()
         stream = program.streams[unit]
         while done[unit] < len(stream):
             entry = stream[done[unit]]

@@ -1,0 +1,90 @@
+"""Runs of a schedule of rTasks in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+A run is a process, a vEU a thread, an entry a slice; arrows go from what an entry waited for to it. The simulated and
+the measured run of one schedule lie below each other in one file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tvm_ext.cost.schedule_simulator import TimedEntry
+from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
+
+_MOST_ARROWS = 20_000
+
+Event = dict[str, "str | int | float | dict[str, str | int]"]
+
+
+def measured_entries(
+    schedule: RTaskSchedule, found: Iterable[tuple[int, int, float, float]], program: int = 0
+) -> tuple[TimedEntry, ...]:
+    """What a runtime noted of a ``program``: rows of vEU, place in its stream, start and end in seconds of one clock.
+
+    Times count from the first start. Raises ValueError where the program has no such entry, or one ends too early.
+    """
+    rows = list(found)
+    first = min((row[2] for row in rows), default=0.0)
+    streams = schedule.programs[program].streams
+    for unit, place, start_s, end_s in rows:
+        if not (0 <= unit < len(streams) and 0 <= place < len(streams[unit]) and first <= start_s <= end_s):
+            raise ValueError(f"entry {place} of vEU {unit}, from {start_s} to {end_s} s, is none of the schedule's")
+    return tuple(
+        TimedEntry(program=program, unit=unit, place=place, start_s=start_s - first, end_s=end_s - first)
+        for unit, place, start_s, end_s in rows
+    )
+
+
+def chrome_trace(schedule: RTaskSchedule, graph: RTaskGraph, runs: Mapping[str, Sequence[TimedEntry]]) -> str:
+    """The JSON text of ``runs`` of ``schedule``, each under its name."""
+    events: list[Event] = []
+    for number, (name, times) in enumerate(runs.items(), start=1):
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+        units = sorted({item.unit for item in times})
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": number, "tid": unit, "args": {"name": f"vEU {unit}"}}
+            for unit in units
+        ]
+        events += [_slice(schedule, graph, item, number) for item in times]
+        events += _arrows(schedule, times, number)
+    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":"))
+
+
+def _slice(schedule: RTaskSchedule, graph: RTaskGraph, item: TimedEntry, process: int) -> Event:
+    entry = schedule.programs[item.program].streams[item.unit][item.place]
+    operator = graph.operators[entry.operator]
+    return {
+        "ph": "X",
+        "name": operator.name,
+        "cat": operator.kernel(entry.kernel).name,
+        "pid": process,
+        "tid": item.unit,
+        "ts": item.start_s * 1e6,
+        "dur": (item.end_s - item.start_s) * 1e6,
+        "args": {
+            "kernel": operator.kernel(entry.kernel).name,
+            "rTasks": f"{entry.begin} to {entry.end - 1} of {operator.kernel(entry.kernel).task_count}",
+            "waits": len(entry.waits),
+            "program": item.program,
+        },
+    }
+
+
+def _arrows(schedule: RTaskSchedule, times: Sequence[TimedEntry], process: int) -> Iterator[Event]:
+    """A pair of events for each wait, from the end of what is waited for to the start of who waits; too many: none."""
+    by_place = {(item.program, item.unit, item.place): item for item in times}
+    pairs = [
+        (source, item)
+        for item in times
+        for unit, order in schedule.programs[item.program].streams[item.unit][item.place].waits
+        if unit != item.unit and (source := by_place.get((item.program, unit, order - 1))) is not None
+    ]
+    if len(pairs) > _MOST_ARROWS:
+        return
+    for number, (source, item) in enumerate(pairs):
+        common: Event = {"name": "wait", "cat": "wait", "id": f"{process}.{number}", "pid": process}
+        # Perfetto binds an arrow to the slice that encloses its time: the end of a slice is outside of it.
+        inside_s = max(source.start_s, source.end_s - 1e-9)
+        yield {**common, "ph": "s", "tid": source.unit, "ts": inside_s * 1e6}
+        yield {**common, "ph": "f", "bp": "e", "tid": item.unit, "ts": item.start_s * 1e6}
