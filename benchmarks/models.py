@@ -82,7 +82,7 @@ def measure(name: str, batch: int, sequence: int, with_explanation: bool, **sett
     show(result.table())
     if not with_explanation or (result.speedup(ONNX_RUNTIME) or 1.0) >= 1.0:
         return ModelResult(result=result)
-    proto = models.build_model(name, batch, sequence) if name in models.names() else load_onnx(name)
+    proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
     explanation = explain(name, proto)
     show(explanation.table())
     return ModelResult(result=result, explanation=explanation)

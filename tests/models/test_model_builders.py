@@ -13,7 +13,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedEnvironmentError
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the models' outputs are looked at through ONNX Runtime")
 
-HEAVY = {"vgg19", "zfnet512"}  # over half a gigabyte of weights
+HEAVY = {"vgg19", "zfnet512", "resnext29", "alexnet", "nasnet"}  # a quarter of a gigabyte of weights and more, or slow
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in models.names()]
 
 

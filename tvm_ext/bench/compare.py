@@ -166,7 +166,7 @@ def _load(
 ) -> tuple[str, onnx.ModelProto]:
     if isinstance(model, onnx.ModelProto):
         return model.graph.name or "model", model
-    if str(model) in models.names():
+    if models.is_name(str(model)):
         return str(model), models.build_model(str(model), batch, sequence, seed)
     return os.path.basename(model), load_onnx(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import Array
 
-from .networks import bert, light, small
+from .networks import bert, convolutional, light, nasnet, random_cells, recurrent, small
 from .networks.graph import generator
 
 _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
@@ -23,12 +24,31 @@ _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     ),
     "mlp": lambda batch, sequence, seed: small.build_mlp(batch=batch, seed=seed),
     "mobilenet_block": lambda batch, sequence, seed: small.build_mobilenet_block(batch=batch, seed=seed),
+    "resnext29": lambda batch, sequence, seed: convolutional.build_resnext29(batch=batch, seed=seed),
+    "nasnet": lambda batch, sequence, seed: nasnet.build_nasnet(batch=batch, seed=seed),
+    "alexnet": lambda batch, sequence, seed: convolutional.build_alexnet(batch=batch, seed=seed),
+    "deepspeech2": lambda batch, sequence, seed: recurrent.build_deepspeech2(batch=batch, seed=seed),
+    "lstm_tc": lambda batch, sequence, seed: recurrent.build_lstm_tc(batch=batch, seed=seed),
+    "seq2seq_nmt": lambda batch, sequence, seed: recurrent.build_seq2seq(batch=batch, seed=seed),
 }
+RAMMER = ("resnext29", "nasnet", "alexnet", "deepspeech2", "lstm_tc", "seq2seq_nmt")
+"""The networks of Rammer's evaluation, in the order of its Table 1."""
+_CELL = re.compile(r"nasbench_(0|[1-9][0-9]{0,2})")
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `build_model` takes; "minilm" needs an optional package."""
+    """The names that `build_model` takes, but for the random cells'; "minilm" needs an optional package."""
     return (*light.NAMES, *_OWN)
+
+
+def is_name(name: str) -> bool:
+    """Whether `build_model` takes ``name``: one of `names`, or ``nasbench_0`` to ``nasbench_499``."""
+    return name in names() or _cell_index(name) is not None
+
+
+def _cell_index(name: str) -> int | None:
+    found = _CELL.fullmatch(name)
+    return int(found[1]) if found is not None and int(found[1]) < random_cells.CELLS else None
 
 
 def build_model(
@@ -42,12 +62,16 @@ def build_model(
     Raises ModelError for an unknown name, InputError for a batch or sequence below 1, and
     UnsupportedEnvironmentError where "minilm" lacks its package.
     """
-    if name not in names():
+    if not is_name(name):
         near = difflib.get_close_matches(name, names(), n=3)
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(names())}"
+        cells = f"nasbench_0 to nasbench_{random_cells.CELLS - 1}"
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(names())}, {cells}"
         raise ModelError(f"no built-in model is called {name!r}", remedy)
     if batch < 1 or sequence < 1:
         raise InputError(f"{name}: batch {batch} and sequence {sequence} must be at least 1", "give positive sizes")
+    cell = _cell_index(name)
+    if cell is not None:
+        return random_cells.build_random_cell(cell, batch=batch, seed=seed)
     if name in _OWN:
         return _OWN[name](batch, sequence, seed)
     return light.build_light(name, batch=batch, seed=seed, logits=logits)

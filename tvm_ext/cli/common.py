@@ -57,13 +57,13 @@ def check_model(model: str) -> None:
     """Raise ModelError unless ``model`` is a file or a built-in name."""
     from tvm_ext.bench import models
 
-    if Path(model).is_file() or model in models.names():
+    if Path(model).is_file() or models.is_name(model):
         return
     nearest = difflib.get_close_matches(model, models.names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise ModelError(
         f"{model!r} is neither a file nor a built-in model.",
-        f"{hint}The built-in models are {', '.join(models.names())}",
+        f"{hint}The built-in models are {', '.join(models.names())}, nasbench_0 to nasbench_499",
     )
 
 

@@ -73,6 +73,12 @@ class GraphWriter:
         self._nodes.append(helper.make_node(kind, list(inputs), [result], name=result, **attributes))
         return result
 
+    def ops(self, kind: str, *inputs: str, results: int, name: str, **attributes: Any) -> tuple[str, ...]:
+        """Append a node of several outputs, which are called ``name_0``, ``name_1``, ..."""
+        outputs = tuple(f"{name}_{index}" for index in range(results))
+        self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=name, **attributes))
+        return outputs
+
     def model(self, metadata: Mapping[str, str] | None = None) -> onnx.ModelProto:
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())

@@ -1,0 +1,139 @@
+"""The recurrent networks of Rammer's evaluation (Ma et al., OSDI 2020, Table 1), with seeded weights.
+
+The paper states layers, widths and lengths (benchmarks/workloads/rammer_models.csv). What it leaves open is said at
+each network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from .graph import FloatArray, GraphWriter, generator, he_normal, small_normal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """Layers of forward LSTMs, each as wide as the others, over ``steps`` steps."""
+
+    steps: int
+    layers: int
+    hidden: int
+
+
+LSTM_TC = Stack(steps=100, layers=10, hidden=256)
+LSTM_TC_CLASSES = 10
+SEQ2SEQ_ENCODER, SEQ2SEQ_DECODER = Stack(steps=100, layers=8, hidden=128), Stack(steps=30, layers=4, hidden=128)
+SPEECH_FRAMES, SPEECH_BINS, SPEECH_FILTERS, SPEECH_CHARACTERS = 300, 161, 32, 29
+SPEECH_STACK = Stack(steps=150, layers=7, hidden=256)
+
+
+def build_lstm_tc(*, batch: int, seed: int, stack: Stack = LSTM_TC) -> onnx.ModelProto:
+    """LSTM for text classification: embedded words ``x`` [steps, batch, hidden] to ``logits`` [batch, 10].
+
+    The words come embedded, as wide as the layers; the last hidden state goes to one dense layer.
+    """
+    graph = GraphWriter("lstm_tc")
+    value = graph.input("x", (stack.steps, batch, stack.hidden))
+    value, last, _ = lstm_stack(graph, seed, "lstm", value, stack.hidden, stack)
+    state = graph.op("Squeeze", last[-1], graph.constant("first", np.array([0])))
+    weight = he_normal(seed, "classes", (stack.hidden, LSTM_TC_CLASSES), fan_in=2 * stack.hidden)
+    graph.op("MatMul", state, graph.constant("classes", weight), name="logits")
+    graph.output("logits", (batch, LSTM_TC_CLASSES))
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def build_seq2seq(
+    *, batch: int, seed: int, encoder: Stack = SEQ2SEQ_ENCODER, decoder: Stack = SEQ2SEQ_DECODER
+) -> onnx.ModelProto:
+    """Encoder and decoder: ``source`` [100, batch, 128] and ``target`` [30, batch, 128] to ``y`` [batch, 30, 128].
+
+    The decoder reads a target that is given, as in training and in scoring, and its layers start in the states that
+    the last layers of the encoder ended in. No attention, no vocabulary: the paper names neither.
+    """
+    graph = GraphWriter("seq2seq_nmt")
+    source = graph.input("source", (encoder.steps, batch, encoder.hidden))
+    target = graph.input("target", (decoder.steps, batch, decoder.hidden))
+    _, hidden, cells = lstm_stack(graph, seed, "encoder", source, encoder.hidden, encoder)
+    states = list(zip(hidden, cells, strict=True))[-decoder.layers :]
+    value, _, _ = lstm_stack(graph, seed, "decoder", target, decoder.hidden, decoder, states)
+    graph.op("Transpose", value, perm=[1, 0, 2], name="y")
+    graph.output("y", (batch, decoder.steps, decoder.hidden))
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def build_deepspeech2(
+    *, batch: int, seed: int, frames: int = SPEECH_FRAMES, stack: Stack = SPEECH_STACK
+) -> onnx.ModelProto:
+    """``spectrogram`` [batch, 1, 161, 300] to ``logits`` [batch, 150, 29].
+
+    The convolutions are those of DeepSpeech 2 (Amodei et al. 2016): 41x11 by steps of 2 and 2, 21x11 by steps of 2 and
+    1 (bins by frames), 32 filters each, with clipped ReLU; so 300 frames are 150 steps of 41 x 32 features.
+    """
+    graph = GraphWriter("deepspeech2")
+    value = graph.input("spectrogram", (batch, 1, SPEECH_BINS, frames))
+    bins = SPEECH_BINS
+    for index, (inner, kernel, strides) in enumerate([(1, (41, 11), (2, 2)), (SPEECH_FILTERS, (21, 11), (2, 1))]):
+        pads = [kernel[0] // 2, kernel[1] // 2] * 2
+        shape = (SPEECH_FILTERS, inner, *kernel)
+        weight = graph.constant(f"conv{index}", he_normal(seed, f"conv{index}", shape, fan_in=int(np.prod(shape[1:]))))
+        value = graph.op("Conv", value, weight, kernel_shape=list(kernel), strides=list(strides), pads=pads)
+        value = graph.op("Clip", value, graph.constant("zero", np.float32(0)), graph.constant("twenty", np.float32(20)))
+        bins = (bins - 1) // strides[0] + 1
+    features = SPEECH_FILTERS * bins
+    value = graph.op("Transpose", value, perm=[3, 0, 1, 2])  # [frames, batch, filters, bins]
+    value = graph.op("Reshape", value, graph.constant("rows", np.array([0, 0, features])))
+    value, _, _ = lstm_stack(graph, seed, "lstm", value, features, stack)
+    characters = he_normal(seed, "characters", (stack.hidden, SPEECH_CHARACTERS), fan_in=2 * stack.hidden)
+    scores = graph.op("MatMul", value, graph.constant("characters", characters))
+    graph.op("Transpose", scores, perm=[1, 0, 2], name="logits")
+    graph.output("logits", (batch, (frames - 1) // 2 + 1, SPEECH_CHARACTERS))
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
+def lstm_stack(
+    graph: GraphWriter,
+    seed: int,
+    name: str,
+    value: str,
+    features: int,
+    stack: Stack,
+    states: Sequence[tuple[str, str]] = (),
+) -> tuple[str, list[str], list[str]]:
+    """LSTM nodes one above the other, the first over ``features``; ``states``: where each begins, if not in zeros.
+
+    Returns the last layer's sequence [steps, batch, hidden], and every layer's last hidden and cell states
+    [1, batch, hidden].
+    """
+    hidden_states, cell_states = [], []
+    for layer in range(stack.layers):
+        operands = _lstm_weights(graph, seed, f"{name}{layer}", features if layer == 0 else stack.hidden, stack.hidden)
+        initial = ("", *states[layer]) if states else ()
+        sequence, hidden, cell = graph.ops(
+            "LSTM", value, *operands, *initial, results=3, name=f"{name}{layer}", hidden_size=stack.hidden
+        )
+        value = graph.op("Squeeze", sequence, graph.constant("direction", np.array([1])))
+        hidden_states.append(hidden)
+        cell_states.append(cell)
+    return value, hidden_states, cell_states
+
+
+def _lstm_weights(graph: GraphWriter, seed: int, name: str, features: int, hidden: int) -> tuple[str, str, str]:
+    """W, R and B of one direction, uniform in +-sqrt(12 / inputs).
+
+    With half of that, ten layers forget what they were given: two random inputs differ by 1 % in the output, and an
+    error would hide as well. With twice of it they are chaotic: the last bit of the input changes the whole output.
+    """
+
+    def uniform(role: str, columns: int) -> FloatArray:
+        bound = np.sqrt(12.0 / columns)
+        values = generator(seed, f"{name}_{role}").uniform(-bound, bound, (1, 4 * hidden, columns))
+        return values.astype(np.float32)
+
+    weight = graph.constant(f"{name}_w", uniform("w", features))
+    recurrent = graph.constant(f"{name}_r", uniform("r", hidden))
+    bias = graph.constant(f"{name}_b", small_normal(seed, f"{name}_b", (1, 8 * hidden)))
+    return weight, recurrent, bias
