@@ -50,6 +50,7 @@ from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
+from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
@@ -107,29 +108,36 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
     if options.enable_cutlass is False:
         return []
     own = replace(options, enable_cutlass=False)
-    own_time = partial(_own_time_us, target=target, device=device, options=own)
+    own_time = partial(own_time_us, target=target, device=device, options=own)
+    backend, mode = CutlassBackend.for_build(device, options), options.enable_persistent_fusion
     return [
         # Where all products are templates': by the model of our own kernels it would pay nowhere.
         *([PadAlignment(device)] if options.enable_cutlass is True and has(device, TEMPLATES_SINCE) else []),
         # While products and what follows them still are operators, and their layouts are decided.
         PartitionCutlass(device),
-        CompileCutlass(
-            device,
-            CutlassBackend.for_build(device, options),
-            own_time if options.enable_cutlass == "auto" else None,
-        ),
+        # Before anything is compiled: two products may be one template's, or one kernel of our own.
+        *([PairProducts(backend, partial(own_time, most=1), mode)] if mode is not False else []),
+        CompileCutlass(device, backend, own_time if options.enable_cutlass == "auto" else None),
     ]
 
 
-def _own_time_us(
-    mod: tvm.IRModule, *, target: tvm.target.Target, device: DeviceSpec, options: BuildOptions
+def own_time_us(
+    mod: tvm.IRModule,
+    *,
+    target: tvm.target.Target,
+    device: DeviceSpec,
+    options: BuildOptions,
+    most: int | None = None,
 ) -> float | None:
-    """Predicted microseconds of the kernels that are constructed for ``mod``; None where one has no prediction."""
+    """Predicted microseconds of the kernels that are constructed for ``mod``.
+
+    None where one has no prediction, and where there are more than ``most``.
+    """
     passes = [*operator_passes(target), *fusion_passes(device, options), *kernel_passes(device, options)]
     kernels = tvm.transform.Sequential(passes)(mod)
     texts = [func.attrs.get(CHOICE) for _, func in kernels.functions_items() if isinstance(func, PrimFunc)]
     programs = [from_json(KernelChoice, str(text)).program if text is not None else None for text in texts]
-    if not programs or None in programs:
+    if not programs or None in programs or (most is not None and len(programs) > most):
         return None
     return sum(program.prediction.time_s for program in programs if program is not None) * 1e6
 

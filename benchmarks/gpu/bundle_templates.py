@@ -1,8 +1,8 @@
 """CUTLASS's templates for a bundle's cases: partitioned as a build would, compiled, one library of all host functions.
 
-Contenders are "cutlass", a template for each product of the case, and of channels that no copy divides
-"cutlass_padded", which reads them with zeros behind; with several templates a product, "cutlass_1" and so on are the
-model's next ones.
+Contenders are "cutlass", one template for the case, and of channels that no copy divides "cutlass_padded", which reads
+them with zeros behind; of two products, "cutlass_apart" has a template for each. With several templates a product,
+"cutlass_1" and so on are the model's next ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from cases import Case, Tensor
 from manifest import STEPS, Arranged, Entry, Program, Step
 from programs import function_name
-from relax_graphs import PRODUCTS, arranged, graph, padded
+from relax_graphs import CHAIN, PRODUCTS, arranged, graph, padded
 
 from tvm_ext._tvm import IRModule, tvm
 from tvm_ext.byoc_cutlass.host import HostFunction
@@ -23,13 +23,16 @@ from tvm_ext.byoc_cutlass.selection import MOST_CANDIDATES, Candidate, architect
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, UnsupportedEnvironmentError
 from tvm_ext.records.partition import PARTITION, CutlassPartition
+from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.composites import is_composite, region_of
+from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.cutlass_toolchain import CompiledRegion, TemplateCompiler, link_library
 
-CUTLASS, PADDED = "cutlass", "cutlass_padded"
+CUTLASS, PADDED, APART = "cutlass", "cutlass_padded", "cutlass_apart"
 LIBRARY = "templates.so"
 Candidates = tuple[Candidate, ...]
 
@@ -109,7 +112,12 @@ def _planned(case: Case, device: DeviceSpec, count: int) -> tuple[list[Plan], di
     plans: list[Plan] = []
     refusals = {}
     wider = padded(case)
-    for name, form in ((CUTLASS, case), *([(PADDED, wider)] if wider else [])):
+    forms = [
+        (CUTLASS, case),
+        *([(PADDED, wider)] if wider else []),
+        *([(APART, case)] if case.operator == CHAIN else []),
+    ]
+    for name, form in forms:
         found = _attempt(name, form, case, device, count)
         if isinstance(found, str):
             refusals[name] = found
@@ -132,6 +140,8 @@ def _plans(name: str, form: Case, case: Case, device: DeviceSpec, count: int) ->
     partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
     if partition.refused:
         raise IllegalRewrite("; ".join(item.reason for item in partition.refused))
+    if case.operator == CHAIN and name != APART:
+        mod = _joined(mod, device)
     prefix = f"{function_name(case)}_{name}"
     steps, between, regions = _steps(mod, case)
     found = {function: candidates_of(region, device) for function, region in regions.items()}
@@ -148,6 +158,16 @@ def _plans(name: str, form: Case, case: Case, device: DeviceSpec, count: int) ->
         )
         for place in range(most)
     ]
+
+
+def _joined(mod: IRModule, device: DeviceSpec) -> IRModule:
+    """Both products in one region; raises IllegalRewrite, with the reason, where no template has both."""
+    with tvm.transform.PassContext():
+        mod = PairProducts(CutlassBackend(device), lambda _mod: None, True)(mod)
+    (region,) = from_json(PersistentRecord, str(mod.attrs[PERSISTENT])).regions
+    if not region.fused:
+        raise IllegalRewrite(region.reason)
+    return mod
 
 
 def _steps(mod: IRModule, case: Case) -> tuple[list[Step], tuple[Tensor, ...], dict[str, Any]]:

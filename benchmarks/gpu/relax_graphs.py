@@ -1,7 +1,7 @@
 """The benchmark's products in Relax, as templates of CUTLASS read them; which of their inputs lie otherwise there.
 
-Filters of convolutions are OHWI, factors of integers lie along the reduction. `arranged` says what that makes of a
-case's own inputs, and `padded` gives channels the width of whole copies (Bolt §3.2.3).
+Filters of convolutions are OHWI; factors of integers and of pairs lie along the reduction. `arranged` says what that
+makes of a case's own inputs, and `padded` gives channels the width of whole copies (Bolt §3.2.3).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ OHWI, TRANSPOSED = (3, 0, 1, 2), (1, 0)
 """Axes of filters that lie as HWIO, and of a matrix."""
 ACCESS = 8
 """Halves of the widest copy, to which channels are padded."""
-PRODUCTS = frozenset({"matmul", "batch_matmul", "conv2d", "depthwise", "activated_matmul", "activated_conv2d", "chain"})
+NARROWEST_TILE = 32
+"""Columns of the first product of a pair."""
+CHAIN = "chain"
+PRODUCTS = frozenset({"matmul", "batch_matmul", "conv2d", "depthwise", "activated_matmul", "activated_conv2d", CHAIN})
 """Operators that `graph` takes."""
 
 
@@ -52,19 +55,31 @@ def _axes(case: Case, item: Tensor) -> tuple[int, ...]:
     """Filters are the four-dimensional inputs called w, w0, ...."""
     if item.name.startswith("w") and len(item.shape) == 4 and case.attributes.get("layout") != "NCHW":
         return OHWI
-    if item.name.startswith("w") and item.dtype == "int8" and len(item.shape) == 2:
+    if item.name.startswith("w") and len(item.shape) == 2 and _is_transposed(case):
         return TRANSPOSED
     return tuple(range(len(item.shape)))
 
 
+def _is_transposed(case: Case) -> bool:
+    """Whether second factors lie along the reduction, as matrix units read integers and narrow tiles are covered."""
+    return case.operator == CHAIN or case.inputs[0].dtype == "int8"
+
+
 def padded(case: Case) -> Case | None:
-    """The case with zeros in its channels up to whole copies; None where they are whole, or nothing has channels."""
-    axis = {"activated_conv2d": 2, "conv2d": 2, "chain": -2}.get(case.operator)
+    """The case with zeros in its channels up to whole copies; None where they are whole, or nothing has channels.
+
+    Of a pair of matrix products what lies between gets as many columns as the narrowest tile.
+    """
+    axis = {"activated_conv2d": 2, "conv2d": 2, CHAIN: -2}.get(case.operator)
     if axis is None or case.attributes.get("layout") == "NCHW" or case.inputs[0].shape[-1] % ACCESS == 0:
         return None
     x, w, *rest = case.inputs
     channels = ceil_div(x.shape[-1], ACCESS) * ACCESS
-    return replace(case, inputs=(_widened(x, -1, channels), _widened(w, axis, channels), *rest))
+    x, w = _widened(x, -1, channels), _widened(w, axis, channels)
+    if case.operator == CHAIN and not case.attributes["bias"]:
+        columns = ceil_div(w.shape[-1], NARROWEST_TILE) * NARROWEST_TILE
+        w, rest = _widened(w, -1, columns), [_widened(rest[0], 0, columns), *rest[1:]]
+    return replace(case, inputs=(x, w, *rest))
 
 
 def _widened(item: Tensor, axis: int, extent: int) -> Tensor:
@@ -76,7 +91,7 @@ def _widened(item: Tensor, axis: int, extent: int) -> Tensor:
 # --- values ----------------------------------------------------------------------------------------------------------
 def _value(builder: Any, case: Case, params: list[Any]) -> Any:
     """The call of the last operator."""
-    if case.operator == "chain":
+    if case.operator == CHAIN:
         return _chain(builder, case, iter(params))
     value = _product(builder, case, case.operator, case.attributes, *params[:2])
     for bias in params[2:]:
@@ -98,9 +113,9 @@ def _chain(builder: Any, case: Case, params: Iterator[Any]) -> Any:
 
 def _product(builder: Any, case: Case, kind: str, settings: Mapping[str, Any], x: Any, w: Any) -> Any:
     if not kind.endswith("conv2d") and kind != "depthwise":
-        if case.inputs[0].dtype == "int8":
-            return relax.op.matmul(x, builder.emit(relax.op.permute_dims(w)), out_dtype="int32")
-        return relax.op.matmul(x, w)
+        out = "int32" if case.inputs[0].dtype == "int8" else None
+        w = builder.emit(relax.op.permute_dims(w)) if _is_transposed(case) else w
+        return relax.op.matmul(x, w, out_dtype=out)
     last = settings["layout"] == "NHWC"
     return relax.op.nn.conv2d(
         x, w, strides=settings["stride"], padding=list(settings["pads"]), dilation=settings["dilation"],

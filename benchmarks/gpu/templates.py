@@ -4,10 +4,11 @@
     python benchmarks/gpu/templates.py --match T3 --no-compile
     python benchmarks/gpu/templates.py --device nvidia-t4 --output t4.json
 
-Each row, pairs one after the other, is a graph of its own, with a bias and an activation, that goes through
-partitioning. Per row and device: what was recognised, how many templates are legal, the best one and its predicted
-time, the name of its kernel, and what nvcc made of it; of channels that are no multiple of 8 the predicted time with
-padded ones. Nothing here is measured. Writes ``benchmarks/results/<date>-gpu-templates.json``.
+Each row, of pairs each product and both together, is a graph of its own, with a bias and an activation, that goes
+through partitioning. Per row and device: what was recognised, how many templates are legal, the best one and its
+predicted time, the name of its kernel, and what nvcc made of it; of channels that are no multiple of 8 the predicted
+time with padded ones; of pairs in one kernel (channels padded), what templates apart and one kernel of our own are
+predicted to take. Nothing here is measured. Writes ``benchmarks/results/<date>-gpu-templates.json``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import dataclasses
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,21 +27,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from cases import Case
-from lists import bolt
-from relax_graphs import ACCESS, graph
+from lists import bolt, bolt_chains
+from relax_graphs import ACCESS, graph, padded
 from rich.table import Table
 
-from tvm_ext._tvm import tvm
+from tvm_ext._tvm import Target, tvm
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, IllegalRewrite
 from tvm_ext.options import BuildOptions
+from tvm_ext.pass_pipeline import own_time_us
 from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
+from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.composites import as_module, composite_of, is_composite, region_of, with_prepared
+from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
@@ -63,6 +70,8 @@ class Verdict:
     kernel: str = ""
     time_us: float | None = None
     padded_us: float | None = None
+    apart_us: float | None = None
+    own_us: float | None = None
     architecture: str = ""
     compiled: bool | None = None
     registers: int | None = None
@@ -78,9 +87,16 @@ def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool
     verdict = Verdict(
         id=case.id, table=row["table"], shape=row["shape"], paper_speedup=row["paper_speedup"], device=device.name
     )
-    region = region_of(case, device, verdict)
+    region = region_in(case, device, verdict)
     if region is None:
         return verdict
+    verdict = _with_best(region, device, verdict, compiled=compiled)
+    verdict.padded_us = padded_us(region, device) if verdict.legal else None
+    return verdict
+
+
+def _with_best(region: CutlassRegion, device: DeviceSpec, verdict: Verdict, *, compiled: bool) -> Verdict:
+    """``verdict`` with the region's best template, and what the compiler made of it."""
     verdict.pattern = region.pattern
     try:
         found = candidates_of(region, device, EVERY)
@@ -90,18 +106,40 @@ def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool
     best = found[0]
     verdict.legal, verdict.template, verdict.time_us = len(found), best.name, best.time_us
     verdict.kernel, verdict.architecture = best.call.symbol, best.architecture
-    verdict.padded_us = padded_us(region, device)
     if compiled:
         _compile(best.source(), verdict)
     return verdict
 
 
-def region_of(case: Case, device: DeviceSpec, verdict: Verdict) -> CutlassRegion | None:
+def region_in(case: Case, device: DeviceSpec, verdict: Verdict) -> CutlassRegion | None:
     """The one region of the case's graph; None, with the reason in ``verdict``, where partitioning refuses it."""
     with tvm.transform.PassContext():
         partition = from_json(CutlassPartition, str(PartitionCutlass(device)(graph(case)).attrs[PARTITION]))
     verdict.refused = "; ".join(item.reason for item in partition.refused)
     return partition.taken[0] if partition.taken else None
+
+
+def judge_pair(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:
+    """What becomes of both products of ``case`` as one kernel on ``device``."""
+    verdict = Verdict(
+        id=case.id, table=row["table"], shape=row["shape"], paper_speedup=row["paper_speedup"], device=device.name
+    )
+    target = Target(dict(device.target))
+    own_time = partial(own_time_us, target=target, device=device, options=BuildOptions(), most=1)
+    with target, tvm.transform.PassContext():
+        mod = PartitionCutlass(device)(graph(padded(case) or case))
+        functions = [func for _, func in mod.functions_items() if is_composite(func)]
+        verdict.apart_us = sum(candidates_of(region_of(func), device, 1)[0].time_us for func in functions)
+        mod = PairProducts(CutlassBackend(device), lambda _mod: None, True)(mod)
+        partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
+        record = from_json(PersistentRecord, str(mod.attrs[PERSISTENT]))
+        verdict.refused = "" if record.fused else record.regions[0].reason
+        if record.fused:
+            inner = composite_of(next(func for _, func in mod.functions_items() if is_composite(func)))
+            verdict.own_us = own_time(as_module(with_prepared(inner, range(len(inner.params)))))
+    if verdict.refused:
+        return verdict
+    return _with_best(partition.taken[0], device, verdict, compiled=compiled)
 
 
 def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
@@ -129,17 +167,22 @@ def _compile(source: str, verdict: Verdict) -> None:
 
 def table(verdicts: list[Verdict]) -> Table:
     """All rows."""
-    titles = "case", "device", "recognised", "legal", "template", "us", "padded, us", "compiled", "registers"
+    times = "us", "padded", "apart", "own"
+    titles = "case", "device", "recognised", "legal", "template", *times, "compiled", "registers"
     made = Table(*titles, title="predicted, not measured")
     for item in verdicts:
         compiled = {None: "-", True: "yes", False: "no"}[item.compiled]
         registers = f"{item.registers or '-'}" + (f", {item.spill_bytes} B spilled" if item.spill_bytes else "")
-        times = [f"{value:.1f}" if value else "-" for value in (item.time_us, item.padded_us)]
+        values = [f"{value:.1f}" if value else "-" for value in _times(item)]
         made.add_row(
             f"{item.table} {item.id}", item.device, item.pattern or item.refused, str(item.legal), item.template,
-            *times, compiled, registers,
+            *values, compiled, registers,
         )  # fmt: skip
     return made
+
+
+def _times(item: Verdict) -> tuple[float | None, ...]:
+    return item.time_us, item.padded_us, item.apart_us, item.own_us
 
 
 def main(
@@ -151,16 +194,17 @@ def main(
     """Judge all rows, print and keep the verdicts."""
     with WORKLOAD.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    cases = [(case, rows[int(re.findall(r"\d+", case.id)[0])]) for case in bolt(WORKLOAD)]
+    cases = [(case, rows[int(re.findall(r"\d+", case.id)[0])], judge) for case in bolt(WORKLOAD)]
+    cases += [(case, rows[int(case.id.rsplit("_", 1)[1])], judge_pair) for case in bolt_chains(WORKLOAD)]
     environment = current_environment()
     path = result_path("gpu-templates", environment, output)
     verdicts = []
     with progress() as tell:
         for name in device or DEVICES:
-            for case, row in cases:
+            for case, row, judged in cases:
                 if re.search(match, f"{row['table']} {case.id}"):
                     tell(f"{name} {case.id}")
-                    verdicts.append(judge(case, row, lookup(name), compiled=compile))
+                    verdicts.append(judged(case, row, lookup(name), compiled=compile))
                     write_results(path, "templates of CUTLASS, predicted", environment, verdicts)
     show(table(verdicts))
 

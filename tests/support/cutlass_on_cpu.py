@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 from tvm_ext.byoc_cutlass import emit
+from tvm_ext.byoc_cutlass import emit_back_to_back as pairs
 from tvm_ext.byoc_cutlass import emit_convolution as convolutions
+from tvm_ext.byoc_cutlass.back_to_back import PairConfig
 from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.evt import once
@@ -135,11 +137,14 @@ extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes
 """
 
 
-def _epilogue(epilogue: Epilogue, columns: str) -> tuple[str, str, str]:
-    """Reading its operands for row ``i`` and column ``j``, its expression, the type of what is stored."""
+def _epilogue(epilogue: Epilogue, columns: str, before: int = 0) -> tuple[str, str, str]:
+    """Reading its operands for row ``i`` and column ``j``, its expression, the type of what is stored.
+
+    ``before``: operands of the call that are another epilogue's.
+    """
     places = {"row": "j", "column": "i", "matrix": f"i * {columns} + j", "scalar": "0"}
     reads = "\n".join(
-        f"float {item.name} = static_cast<{TYPES[item.dtype]} const*>(call->operands[{index}])"
+        f"float {item.name} = static_cast<{TYPES[item.dtype]} const*>(call->operands[{before + index}])"
         f"[{places[item.role]}{f' + p * call->operand_batches[{index}]' if item.batch_stride else ''}];"
         for index, item in enumerate(epilogue.operands)
     )
@@ -177,6 +182,53 @@ extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_
 """
 
 
+def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b: Order = "row") -> str:
+    """`byoc_cutlass.emit_back_to_back.emit_pair`, for the CPU: row by row, what lies between in halves."""
+    symbol, operand = pairs.symbol_of(config, first, second, layout_b), TYPES[config.first.arithmetic]
+    b0 = "k * call->ldb0 + j" if layout_b == "row" else "j * call->ldb0 + k"
+    b1 = "k * call->ldb1 + j" if layout_b == "row" else "j * call->ldb1 + k"
+    reads0, quoted0, between = _epilogue(first, "call->n0")
+    reads1, quoted1, out = _epilogue(second, "call->n1", before=len(first.operands))
+    if config.iterator:
+        b0, b1 = "j * call->k0 + k", "j * call->n0 + k"
+        a = """[&](int64_t i, int64_t k) -> float {
+          int64_t const c = k % call->c, s = k / call->c % call->s, r = k / call->c / call->s;
+          int64_t const q = i % call->q, p = i / call->q % call->p, n = i / call->q / call->p;
+          int64_t const h = p * call->stride_h - call->pad_h + r * call->dilation_h;
+          int64_t const w = q * call->stride_w - call->pad_w + s * call->dilation_w;
+          bool const outside = h < 0 || h >= call->h || w < 0 || w >= call->w;
+          return outside ? 0 : float(A[((n * call->h + h) * call->w + w) * call->c + c]);
+        }"""
+    else:
+        a = "[&](int64_t i, int64_t k) -> float { return float(A[i * call->lda + k]); }"
+    return f"""{_FUNCTIONS}{once("PAIR_CALL", pairs.CALL)}
+#include <vector>
+extern "C" int64_t {symbol}_workspace_bytes(PairCall const*) {{ return 0; }}
+extern "C" int32_t {symbol}(PairCall const* call, void*, int64_t, void*) {{
+  auto* A = static_cast<{operand} const*>(call->a);
+  auto const a = {a};
+  std::vector<{between}> row(call->n0);
+  for (int64_t i = 0; i < call->m; ++i) {{
+    for (int64_t j = 0; j < call->n0; ++j) {{
+      float accum = 0;
+      for (int64_t k = 0; k < call->k0; ++k)
+        accum += a(i, k) * float(static_cast<{operand} const*>(call->b0)[{b0}]);
+      {reads0}
+      row[j] = {between}({quoted0});
+    }}
+    for (int64_t j = 0; j < call->n1; ++j) {{
+      float accum = 0;
+      for (int64_t k = 0; k < call->n0; ++k)
+        accum += float(row[k]) * float(static_cast<{operand} const*>(call->b1)[{b1}]);
+      {reads1}
+      static_cast<{out}*>(call->d)[i * call->n1 + j] = {out}({quoted1});
+    }}
+  }}
+  return 0;
+}}
+"""
+
+
 def compile_here(source: str, _architecture: str, **_settings: Any) -> CompiledCuda:
     """`cutlass_toolchain.compile_gemm`, by the machine's C++ compiler."""
     with temporary_folder("on_cpu") as folder:
@@ -196,6 +248,7 @@ def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
     subprocess.run(["ar", "rcs", str(archive), "runtime.o"], cwd=folder, check=True)
     patch.setattr(emit, "emit_gemm", emit_gemm)
     patch.setattr(convolutions, "emit_convolution", emit_convolution)
+    patch.setattr(pairs, "emit_pair", emit_pair)
     patch.setattr(cutlass_toolchain, "compile_gemm", compile_here)
     patch.setattr(cutlass_toolchain, "cuda_runtime_archive", lambda _nvcc: archive)
     for module in (cutlass_toolchain, cutlass_samples):

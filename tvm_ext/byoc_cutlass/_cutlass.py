@@ -28,6 +28,9 @@ VERSION = "4.2.0.0"
 
 INSTALL = f"install it with `pip install 'tvm-ext[cutlass]'` (it asks for {PACKAGE}=={VERSION})"
 
+PAIRS = "13_two_tensor_op_fusion"
+"""The example that has the templates of two products in one kernel, for whoever compiles them."""
+
 _COMPILER = "cutlass_cppgen.backend.compiler"
 _UNUSED = ("pydot", "cuda", "cuda.cuda", "cuda.cudart")
 
@@ -43,13 +46,13 @@ def require() -> None:
 
 
 def include_folders() -> tuple[Path, ...]:
-    """Where CUTLASS's headers are, those of its tools beside them; raises as `require`."""
+    """Where CUTLASS's headers are, those of its tools and of its example 13 beside them; raises as `require`."""
     require()
     spec = importlib.util.find_spec("cutlass_library")
     for root in (spec.submodule_search_locations or ()) if spec else ():
         source = Path(root) / "source"
         if (source / "include" / "cutlass" / "cutlass.h").is_file():
-            return source / "include", source / "tools" / "util" / "include"
+            return source / "include", source / "tools" / "util" / "include", source / "examples" / PAIRS
     raise UnsupportedEnvironmentError(f"{PACKAGE} {VERSION} is installed without its headers.", INSTALL)
 
 

@@ -24,7 +24,7 @@ from .epilogue import Epilogue
 from .evt import OWN_FUNCTIONS, VisitorTree, once, visitor_tree
 from .gemm import GemmConfig
 
-_LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
+LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
 _INCLUDES = {
     "2.x": (
@@ -108,8 +108,8 @@ using ElementA = {ELEMENTS[arithmetic.operand].cpp};
 using ElementB = ElementA;
 using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
 using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
-using LayoutA = {_LAYOUTS[layout_a]};
-using LayoutB = {_LAYOUTS[layout_b]};
+using LayoutA = {LAYOUTS[layout_a]};
+using LayoutB = {LAYOUTS[layout_b]};
 using LayoutOut = cutlass::layout::RowMajor;
 constexpr int AlignmentA = {config.alignment_a};
 constexpr int AlignmentB = {config.alignment_b};

@@ -7,6 +7,7 @@ An `Epilogue` becomes a structure of C++ that makes one element of the result of
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from tvm_ext.records.partition import ACCUMULATOR, EpilogueOperand
 
@@ -25,7 +26,7 @@ def epilogue_function(epilogue: Epilogue, accumulator: str) -> str:
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
     _cutlass.tracer()
-    lines = _Statements(epilogue)
+    lines = _Statements(epilogue, lambda number, operand: f"operand_{number}[{_INDEX[operand.role]}]")
     result = lines.value(epilogue.tree())
     out = ELEMENTS[epilogue.out_dtype].cpp
     members = "".join(f"  {_pointer(item)} operand_{i};\n" for i, item in enumerate(epilogue.operands))
@@ -35,11 +36,7 @@ def epilogue_function(epilogue: Epilogue, accumulator: str) -> str:
   using Output = {out};
   Output* d;
 {members}
-  using One = cutlass::Array<float, 1>;
-  template <class Function, class... Values> CUTLASS_HOST_DEVICE static float apply(Values... values) {{
-    return Function()(One{{values}}...)[0];
-  }}
-
+{APPLY}
   CUTLASS_HOST_DEVICE Output operator()(Sum sum, int64_t row, int column, int columns) const {{
     float const {ACCUMULATOR} = float(sum);
 {body}
@@ -53,10 +50,33 @@ def _pointer(operand: EpilogueOperand) -> str:
     return f"{ELEMENTS[operand.dtype].cpp} const*"
 
 
+APPLY = """  using One = cutlass::Array<float, 1>;
+  template <class Function, class... Values> CUTLASS_HOST_DEVICE static float apply(Values... values) {
+    return Function()(One{values}...)[0];
+  }
+"""
+"""What a structure has that computes an expression: a function of arrays, of one element."""
+
+Read = Callable[[int, EpilogueOperand], str]
+"""C++ of the element of an operand, the number of which is given too."""
+
+
+def epilogue_value(epilogue: Epilogue, read: Read, indent: str) -> str:
+    """Statements that make ``float value`` of ``float accum``, inside a structure that has `APPLY`.
+
+    Raises UnsupportedEnvironmentError where the package is absent or of another version.
+    """
+    _cutlass.tracer()
+    lines = _Statements(epilogue, read)
+    result = lines.value(epilogue.tree())
+    return "\n".join(f"{indent}{line}" for line in [*lines.lines, f"float const value = {result};"])
+
+
 class _Statements:
     """One line for each value; what an expression says twice is one value."""
 
-    def __init__(self, epilogue: Epilogue) -> None:
+    def __init__(self, epilogue: Epilogue, read: Read) -> None:
+        self.read = read
         self.operands = {operand.name: (i, operand) for i, operand in enumerate(epilogue.operands)}
         self.out_dtype = epilogue.out_dtype
         self.known: dict[str, str] = {}
@@ -80,7 +100,7 @@ class _Statements:
                 return ACCUMULATOR
             case ast.Name(id=name):
                 number, operand = self.operands[name]
-                return f"float(operand_{number}[{_INDEX[operand.role]}])"
+                return f"float({self.read(number, operand)})"
             case ast.Constant(value=int() | float() as number):
                 return f"{float(number)!r}f"
             case ast.UnaryOp(operand=ast.Constant(value=int() | float() as number)):

@@ -70,16 +70,22 @@ def _why_misaligned(config: GemmConfig, problem: GemmProblem) -> str | None:
 
 # --- 2.x -------------------------------------------------------------------------------------------------------------
 def _reasons_2x(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[str | None]:
-    if not _is_divided(config):
-        yield "the threadblock is not a whole number of warps, or the warp of instructions"
-        return
-    yield _why_wrong_stages(config, device)
-    yield _why_too_narrow(config)
-    yield _why_wrong_warps(config, device)
-    yield _why_uncovered(config, problem)
-    yield _why_epilogue_uncovered(config, problem)
+    yield why_no_main_loop(config, problem, device)
+    yield why_no_store(config, problem)
     yield _why_too_many_registers(config, device)
     yield _why_too_large(shared_bytes_2x(config, problem), device)
+
+
+def why_no_main_loop(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> str | None:
+    """The first reason why a 2.x template's threads cannot load and multiply tiles; None where they can."""
+    if not _is_divided(config):
+        return "the threadblock is not a whole number of warps, or the warp of instructions"
+    return (
+        _why_wrong_stages(config, device)
+        or _why_too_narrow(config)
+        or _why_wrong_warps(config, device)
+        or _why_uncovered(config, problem)
+    )
 
 
 def _is_divided(config: GemmConfig) -> bool:
@@ -150,8 +156,11 @@ def _is_raked(extent: int, k: int, warps: int, bits: int, *, along_k: bool) -> b
     return warps_down * warps_across == warps and down % warps_down == 0 and across % warps_across == 0
 
 
-def _why_epilogue_uncovered(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """output_tile_thread_map.h, RowArrangement: "Iteration Count Row/Column must be > 0"."""
+def why_no_store(config: GemmConfig, problem: GemmProblem) -> str | None:
+    """Whether a 2.x template's threads cover a tile of the result.
+
+    output_tile_thread_map.h, RowArrangement: "Iteration Count Row/Column must be > 0".
+    """
     assert config.warp is not None
     warps_n = config.threadblock[1] // config.warp[1]
     width = config.threadblock[1] // config.alignment_d

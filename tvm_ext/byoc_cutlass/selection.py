@@ -19,7 +19,8 @@ from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion, operand_name, parameter_of
 from tvm_ext.records.serialise import to_json
 
-from . import emit, emit_convolution
+from . import emit, emit_back_to_back, emit_convolution
+from .back_to_back import PairConfig, PairProblem, propose_pair
 from .configs import propose, runtime_variants, why_none
 from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, plain_tile
 from .convolution_configs import propose_convolution, runtime_convolution_variants, why_no_convolution
@@ -66,6 +67,7 @@ def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED
     if not region.expression:
         raise IllegalRewrite(f"{region.pattern}: epilogues have no visitor for {region.epilogue[-1].function}", "")
     make = _gemm_candidates if region.problem.window is None else _convolution_candidates
+    make = make if region.then is None else _pair_candidates
     try:
         return make(region, device, count)
     except (InputError, TargetError) as error:
@@ -174,6 +176,27 @@ def _convolution_candidate(
     )
 
 
+def _pair_candidates(region: CutlassRegion, device: DeviceSpec, count: int) -> tuple[Candidate, ...]:
+    assert region.then is not None
+    problem = PairProblem.of(region)
+    (first, places), (second, more) = shared_epilogue(region), shared_epilogue(region.then)
+    ranked = propose_pair(problem, device, first, second, count)
+    return tuple(
+        Candidate(
+            name=item.config.name,
+            time_us=item.time_us,
+            architecture=architecture_of(device),
+            source=_pair_source(item.config, first, second, problem),
+            call=pair_call(item.config, first, second, problem, region, (*places, *more)),
+        )
+        for item in ranked
+    )
+
+
+def _pair_source(config: PairConfig, first: Epilogue, second: Epilogue, problem: PairProblem) -> Callable[[], str]:
+    return lambda: emit_back_to_back.emit_pair(config, first, second, layout_b=problem.first.b.order)
+
+
 def shared_epilogue(region: CutlassRegion) -> tuple[Epilogue, tuple[int, ...]]:
     """The region's epilogue in a form that regions of one kind share, and its operands' places among the parameters.
 
@@ -244,5 +267,36 @@ def convolution_call(
         declaration=emit_convolution.CALL,
         fields=f"{', '.join(map(str, numbers))}, data[{first}], data[{second}], operands, data[tensors - 1]",
         numbers=numbers,
+        operands=places,
+    )
+
+
+def pair_call(
+    config: PairConfig,
+    first: Epilogue,
+    second: Epilogue,
+    problem: PairProblem,
+    region: CutlassRegion,
+    places: tuple[int, ...],
+) -> KernelCall:
+    """The launch of ``config`` for the region's own extents; of matrix products the window is zeros."""
+    assert region.then is not None
+    head, tail = problem.first, problem.second
+    window: tuple[int, ...] = (0,) * 14
+    if problem.convolution is not None:
+        own = problem.convolution.window
+        window = (
+            *own.input_extents, *own.filter_extents, *own.output_extents, *own.padding, *own.strides, *own.dilation
+        )  # fmt: skip
+    numbers = (
+        head.m, head.n, head.k, tail.n, head.a.leading_dimension, head.b.leading_dimension, tail.b.leading_dimension,
+        *window,
+    )  # fmt: skip
+    factors = ", ".join(f"data[{place}]" for place in (*region.factors, region.then.factors[1]))
+    return KernelCall(
+        symbol=emit_back_to_back.symbol_of(config, first, second, head.b.order),
+        structure="PairCall",
+        declaration=emit_back_to_back.CALL,
+        fields=f"{', '.join(map(str, numbers))}, {factors}, operands, data[tensors - 1]",
         operands=places,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +14,9 @@ CUTLASS = "tvm_ext.cutlass"
 """Module attribute: which kernels were compiled, a `CutlassBuild` as JSON."""
 
 _OPERAND = "operand"
+
+LINK = -1
+"""Among the places of parameters: what the product before makes."""
 
 REGION = "tvm_ext.region"
 """Attribute of a composite function: its `CutlassRegion` as JSON."""
@@ -119,7 +124,8 @@ class CutlassRegion:
     ``factors`` are the function's parameters that are A and B. ``expression`` is the epilogue of ``accum`` and
     ``operands``, whose names are those of the parameters (`operand_name`), stored as ``out_dtype``; empty where
     epilogues have no expression for it (sums over rows or columns). ``ended`` says why the epilogue has no further
-    step, ``saved_us`` what the model expects of fusing it.
+    step, ``saved_us`` what the model expects of fusing it. ``then`` is the product that follows in the same kernel:
+    its first factor, `LINK` in place of a parameter, is what this one makes.
     """
 
     value: str  # the graph's name of the result
@@ -132,11 +138,27 @@ class CutlassRegion:
     out_dtype: str
     ended: str
     saved_us: float
+    then: CutlassRegion | None = None
 
     @property
     def kind(self) -> CutlassRegion:
         """What regions have in common that have the same kernels: all but their place in the graph."""
-        return replace(self, value="", ended="", saved_us=0.0)
+        return replace(self, value="", ended="", saved_us=0.0, then=self.then.kind if self.then else None)
+
+    def renumbered(self, places: Sequence[int]) -> CutlassRegion:
+        """The region whose parameters are at other ``places``: the first at places[0], and so on."""
+
+        def renamed(name: str) -> str:
+            return operand_name(places[parameter_of(name)])
+
+        operands = tuple(replace(operand, name=renamed(operand.name)) for operand in self.operands)
+        first, second = self.factors
+        return replace(
+            self,
+            factors=(places[first], places[second]),
+            expression=re.sub(rf"\b{_OPERAND}\d+\b", lambda match: renamed(match[0]), self.expression),
+            operands=operands,
+        )
 
 
 def operand_name(index: int) -> str:

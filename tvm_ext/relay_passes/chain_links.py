@@ -51,7 +51,7 @@ def links_of(mod: IRModule, func: RelaxFunction) -> list[Link]:
     """Every link of a graph, in the order of the second product."""
     products: dict[Var, tuple[VarBinding, DataflowBlock]] = {}
     factors: dict[GlobalVar, tuple[int, ...]] = {}
-    read = _readers(func)
+    read = readers_of(func)
     links: list[Link] = []
     taken: set[Var] = set()
     for block in func.body.blocks:
@@ -90,7 +90,7 @@ def _callee(value: Expr, mod: IRModule) -> GlobalVar | None:
     return value.args[0] if isinstance(mod[value.args[0]], PrimFunc) else None
 
 
-def _readers(func: RelaxFunction) -> Counter[Var]:
+def readers_of(func: RelaxFunction) -> Counter[Var]:
     """How often each variable is read, by results too."""
     read: Counter[Var] = Counter()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from tvm_ext._tvm import (
+    BlockBuilder,
     Call,
     DataflowBlock,
     DataflowVar,
@@ -14,10 +15,13 @@ from tvm_ext._tvm import (
     RelaxFunction,
     Var,
     VarBinding,
+    ir,
     relax,
 )
-from tvm_ext.records.partition import CODEGEN, REGION, CutlassRegion
+from tvm_ext.records.partition import CODEGEN, REGION, CutlassRegion, operand_name
 from tvm_ext.records.serialise import from_json
+
+_PERMUTE = ir.Op.get("relax.permute_dims")
 
 
 def inlined(mod: IRModule, only: frozenset[str] | None = None) -> IRModule:
@@ -50,9 +54,47 @@ def region_of(func: RelaxFunction) -> CutlassRegion:
 
 def twin_of(func: RelaxFunction) -> IRModule:
     """A module whose ``main`` computes what a function does that `is_composite`, operator by operator."""
-    inner = composite_of(func)
+    return as_module(composite_of(func))
+
+
+def as_module(inner: RelaxFunction) -> IRModule:
+    """A function with attribute ``Composite`` as ``main`` of a module."""
     main = RelaxFunction(inner.params, inner.body, inner.ret_ty, inner.is_pure)
     return IRModule({"main": main.with_attr("global_symbol", "main")})
+
+
+def with_prepared(inner: RelaxFunction, known: Collection[int]) -> RelaxFunction:
+    """``inner`` whose parameters at the places ``known`` are given transposed where it transposes them.
+
+    So a build has them that are constants: what is computed of them is computed once, at compile time.
+    """
+    params, steps = list(inner.params), []
+    new: dict[Expr, Expr] = {}
+    for step in inner.body.blocks[0].bindings:
+        source = step.value.args[0] if step.value.op == _PERMUTE else None
+        place = params.index(source) if source in params else -1
+        if place in known and all(source not in other.value.args for other in _others(inner, step)):
+            new[step.var] = params[place] = Var(params[place].name, step.var.ty)
+        else:
+            steps.append(VarBinding(step.var, _with_operands(step.value, new, step.var)))
+    body = relax.SeqExpr([DataflowBlock(steps)], inner.body.body)
+    return RelaxFunction(params, body, inner.ret_ty, inner.is_pure)
+
+
+def _others(inner: RelaxFunction, step: VarBinding) -> list[VarBinding]:
+    return [other for other in inner.body.blocks[0].bindings if other.var != step.var]
+
+
+def call_of_composite(inner: RelaxFunction, operands: Sequence[Expr], name: str, builder: BlockBuilder) -> Call:
+    """The call of a function around ``inner``, as stock FuseOpsByPattern makes it, which is added to the module."""
+    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
+    local, result = Var("composite", inner.ty), Var("result", inner.ret_ty)
+    call = Call(local, params, ret_ty=inner.ret_ty)
+    block = relax.BindingBlock([VarBinding(local, inner), VarBinding(result, call)])
+    outer = RelaxFunction(params, relax.SeqExpr([block], result), inner.ret_ty).with_attr("Codegen", CODEGEN)
+    gv = builder.add_func(outer, name)
+    builder.update_func(gv, outer.with_attr("global_symbol", gv.name_hint))
+    return Call(gv, operands, ret_ty=inner.ret_ty)
 
 
 def _inlined(func: RelaxFunction, composites: dict[GlobalVar, RelaxFunction]) -> RelaxFunction:
@@ -70,13 +112,17 @@ def _bindings(binding: VarBinding, composites: dict[GlobalVar, RelaxFunction]) -
     if not isinstance(value, Call) or value.op not in composites:
         yield binding
         return
-    inner = composites[value.op]
-    new: dict[Expr, Expr] = dict(zip(inner.params, value.args, strict=True))
+    yield from steps_of(composites[value.op], value.args, binding.var)
+
+
+def steps_of(inner: RelaxFunction, arguments: Sequence[Expr], result: Var) -> Iterator[VarBinding]:
+    """The bindings of a function with attribute ``Composite``, of ``arguments``, the last one's variable ``result``."""
+    new: dict[Expr, Expr] = dict(zip(inner.params, arguments, strict=True))
     steps = list(inner.body.blocks[0].bindings)
     for step in steps[:-1]:
         new[step.var] = DataflowVar(step.var.name, step.var.ty)
         yield VarBinding(new[step.var], _with_operands(step.value, new, step.var))
-    yield VarBinding(binding.var, _with_operands(steps[-1].value, new, binding.var))
+    yield VarBinding(result, _with_operands(steps[-1].value, new, result))
 
 
 def _with_operands(call: Call, new: dict[Expr, Expr], result: Var) -> Call:

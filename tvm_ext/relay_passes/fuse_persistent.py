@@ -15,7 +15,6 @@ from typing import Literal
 from tvm_ext._tvm import (
     BlockBuilder,
     Constant,
-    DataflowBlock,
     Expr,
     GlobalVar,
     IRModule,
@@ -36,6 +35,7 @@ from tvm_ext.support.limits import limits
 from .chain_links import Link, chains_of, links_of
 from .merge_operators import merge_calls
 from .persistent_record import with_regions
+from .replace_bindings import with_calls
 
 Judge = Callable[[PrimFunc, Sequence[int]], ChainVerdict]
 """Decides about a chain as one PrimFunc whose parameters at the given positions are constants; it raises
@@ -160,16 +160,7 @@ def _call(segment: Segment, builder: BlockBuilder) -> Expr:
 
 def _rewritten(func: RelaxFunction, chosen: Sequence[Segment], calls: Mapping[Var, Expr]) -> RelaxFunction:
     """``func`` with each segment's call in the place of its last product."""
-    gone = {member.var for segment in chosen for member in segment.members[:-1]}
-    blocks = []
-    for block in func.body.blocks:
-        bindings = [
-            VarBinding(binding.var, calls[binding.var]) if binding.var in calls else binding
-            for binding in block.bindings
-            if binding.var not in gone
-        ]
-        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
-    return RelaxFunction(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
+    return with_calls(func, calls, {member.var for segment in chosen for member in segment.members[:-1]})
 
 
 # --- the record -----------------------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition, operand_name
 from tvm_ext.records.serialise import to_json
 
+from .composites import call_of_composite
+from .replace_bindings import with_calls
+
 
 @module_pass(opt_level=0, name="tvm_ext.PartitionCutlass")
 class PartitionCutlass:
@@ -64,32 +67,13 @@ class PartitionCutlass:
 def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, builder: BlockBuilder) -> RelaxFunction:
     """``func`` with a call in the place of each region's result, behind everything that the region reads."""
     calls = {region.result: _call(region, values, builder) for region in regions}
-    gone = {member for region in regions for member in region.members[:-1]}
-    blocks = []
-    for block in func.body.blocks:
-        bindings = []
-        for binding in block.bindings:
-            if binding.var in calls:
-                bindings.append(VarBinding(binding.var, calls[binding.var]))
-            elif binding.var not in gone:
-                bindings.append(binding)
-        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
-    body = relax.SeqExpr(blocks, func.body.body)
-    return RelaxFunction(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    return with_calls(func, calls, {member for region in regions for member in region.members[:-1]})
 
 
 def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
     """The call of the region's function, which is added to the module."""
-    operands = region.operands
-    inner = _composite(region, operands, values)
-    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
-    local, result = Var("composite", inner.ty), Var("result", inner.ret_ty)
-    call = Call(local, params, ret_ty=inner.ret_ty)
-    block = relax.BindingBlock([VarBinding(local, inner), VarBinding(result, call)])
-    outer = RelaxFunction(params, relax.SeqExpr([block], result), inner.ret_ty).with_attr("Codegen", CODEGEN)
-    gv = builder.add_func(outer, f"cutlass_{region.record.pattern}")
-    builder.update_func(gv, outer.with_attr("global_symbol", gv.name_hint))
-    return Call(gv, operands, ret_ty=inner.ret_ty)
+    inner = _composite(region, region.operands, values)
+    return call_of_composite(inner, region.operands, f"cutlass_{region.record.pattern}", builder)
 
 
 def _operator(member: Var, values: GraphValues) -> tuple[str, list[Expr]]:

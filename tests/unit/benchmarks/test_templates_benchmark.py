@@ -26,7 +26,7 @@ def templates() -> Iterator[ModuleType]:
 def test_every_operator_is_recognised_with_its_whole_epilogue(templates: ModuleType) -> None:
     for case in templates.bolt(templates.WORKLOAD):
         verdict = templates.Verdict(**ROW, id=case.id, device="")
-        region = templates.region_of(case, lookup("nvidia-a100"), verdict)
+        region = templates.region_in(case, lookup("nvidia-a100"), verdict)
         assert region is not None, verdict.refused
         assert region.pattern.endswith(case.attributes["activation"]), case.id
         assert ("conv2d" in region.pattern) == ("conv2d" in case.operator)

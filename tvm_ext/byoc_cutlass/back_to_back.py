@@ -1,0 +1,391 @@
+"""Two products in one kernel by CUTLASS's templates (its example 13; Bolt §3.1): which configurations a pair may have.
+
+A threadblock computes its rows of the first product in all columns and, of these, its rows of the second. What lies
+between stays in the *registers* of the warp that made it, which then has whole rows of both products, or in *shared
+memory*, where warps share columns. The templates are of sm_75 (two stages) and sm_80 (asynchronous copies), and run on
+newer devices as these. They take halves and, since nothing in them is particular to halves, bfloat16; their form for
+int8 reads interleaved tensors alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence, predict_chain
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import blocks_per_unit, registers_left, shared_limit_bytes
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.support.arithmetic import ceil_div
+
+from .configs import check_device
+from .convolution import ConvolutionProblem
+from .convolution_legality import MASK_POSITIONS
+from .elements import ELEMENTS
+from .epilogue import Epilogue
+from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
+from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store
+
+ARITHMETICS = {"float16": 75, "bfloat16": 80}
+"""What the templates multiply, and the oldest that does."""
+
+_ROWS = (32, 64, 128, 256)
+_WARP_ROWS = (16, 32, 64)
+_WARP_COLUMNS = (16, 32, 64, 128)
+_DEPTHS = (32, 64)
+_STAGES = (3, 4)
+_COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
+_RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairProblem:
+    """Two matrix products, the second of what the first makes, and the ``convolution`` that the first one is."""
+
+    first: GemmProblem
+    second: GemmProblem
+    convolution: ConvolutionProblem | None
+
+    @classmethod
+    def of(cls, region: CutlassRegion) -> PairProblem:
+        """The two products of ``region``, which has a second one. Raises IllegalRewrite for what no template reads."""
+        assert region.then is not None
+        first, second = region.problem, region.then.problem
+        if (first.window is None) != (second.window is None):
+            raise IllegalRewrite("a convolution and a matrix product are no pair of one template", "")
+        if first.window is None:
+            return cls(
+                first=GemmProblem.of(first, region.out_dtype),
+                second=GemmProblem.of(second, region.then.out_dtype),
+                convolution=None,
+            )
+        head = ConvolutionProblem.of(first, region.out_dtype)
+        tail = ConvolutionProblem.of(second, region.then.out_dtype)
+        if not tail.is_plain:
+            raise IllegalRewrite(f"the second convolution, {tail.described}, is not 1 x 1, unpadded, of stride 1", "")
+        return cls(first=head.product(), second=tail.product(), convolution=head)
+
+    @property
+    def input_bytes(self) -> float:
+        """Of the first product's first factor."""
+        bits = self.first.multiplier.bits
+        if self.convolution is None:
+            return self.first.m * self.first.k * bits / 8
+        n, h, w, c = self.convolution.window.input_extents
+        return n * h * w * c * bits / 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairConfig:
+    """A template's parameters: both products' tiles, whose rows, stages and warps are the same in number."""
+
+    first: GemmConfig
+    second: GemmConfig
+    residence: Residence
+    iterator: Literal["", "optimized", "analytic"] = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the first product must have all of its tile's columns."""
+        return not self.iterator or self.residence == "shared memory"
+
+    @property
+    def name(self) -> str:
+        """A name of the template in C: whatever is compiled in, and nothing else."""
+        kind = "conv2d_" + self.iterator if self.iterator else "gemm"
+        place = "registers" if self.residence == "registers" else "shared"
+        return f"pair_{kind}_{place}_{self.first.name.removeprefix('gemm_')}_then_{self._second_tile}"
+
+    @property
+    def _second_tile(self) -> str:
+        assert self.second.warp is not None
+        shapes = ["x".join(map(str, shape)) for shape in (self.second.threadblock, self.second.warp)]
+        return f"{shapes[0]}_w{shapes[1]}_a{self.second.alignment_b}_{self.second.alignment_d}"
+
+    @property
+    def registers(self) -> int:
+        """Of a thread: what lies between stays beside the second product's sums, in full width."""
+        most = max(thread_registers(self.first), thread_registers(self.second))
+        if self.residence == "shared memory":
+            return most
+        assert self.first.warp is not None
+        return max(most, thread_registers(self.second) + self.first.warp[0] * self.first.warp[1] // 32)
+
+    def shared_bytes(self, problem: PairProblem) -> int:
+        """Either product's stages, for the second's take the first's place, and what lies between where it is there."""
+        stages = max(shared_bytes_2x(self.first, problem.first), shared_bytes_2x(self.second, problem.second))
+        if self.residence == "registers":
+            return stages
+        rows, columns, _ = self.first.threadblock
+        return stages + rows * (columns + _PADDING) * problem.first.multiplier.bits // 8
+
+    def tile(self, problem: PairProblem) -> ChainTile:
+        """As the model of chains takes it."""
+        products = tuple(_product_tile(config, depth) for config, depth in self._depths(problem))
+        return ChainTile(
+            units="matrix units", residence=self.residence, rows=self.first.threadblock[0],
+            threads=self.first.warps * 32, products=products, registers=self.registers,
+            shared_bytes=self.shared_bytes(problem),
+        )  # fmt: skip
+
+    def _depths(self, problem: PairProblem) -> tuple[tuple[GemmConfig, int], ...]:
+        """What each product's loop runs over, zeros included: of a convolution whole steps of each position."""
+        step = self.first.threadblock[2]
+        depth = problem.first.k
+        if problem.convolution is not None:
+            depth = problem.convolution.positions * ceil_div(problem.convolution.channels, step) * step
+        return (self.first, depth), (self.second, self.first.threadblock[1])
+
+
+_PADDING = 8
+"""Elements by which rows of what lies between are apart in shared memory, at most."""
+
+
+def _product_tile(config: GemmConfig, depth: int) -> ProductTile:
+    assert config.warp is not None
+    _, columns, step = config.threadblock
+    return ProductTile(columns=columns, depth=step, steps=ceil_div(depth, step), across=columns // config.warp[1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedPair:
+    """A configuration and its predicted time."""
+
+    config: PairConfig
+    time_us: float
+
+
+def propose_pair(
+    problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue, count: int
+) -> tuple[RankedPair, ...]:
+    """The ``count`` fastest legal configurations; raises IllegalRewrite, with the reason, where there is none.
+
+    Raises TargetError as `configs.propose`.
+    """
+    check_device(device)
+    why = why_no_pair(problem, device, first, second)
+    if why is not None:
+        raise IllegalRewrite(why, "")
+    chain, lacking, found = _chain(problem, first, second), "no tile has the columns of both", []
+    for config in _candidates(problem, device, first):
+        reason = why_illegal_pair(config, problem, device)
+        if reason is None:
+            time_us = predict_chain(chain, config.tile(problem), device).time_s * 1e6
+            found.append(RankedPair(config=config, time_us=time_us))
+        else:
+            lacking = reason
+    if not found:
+        raise IllegalRewrite(f"{problem.first.n} and {problem.second.n} columns: {lacking}", "")
+    return tuple(sorted(found, key=_place)[:count])
+
+
+def _place(item: RankedPair) -> tuple[float, bool, int, str]:
+    """Of equals, the one that keeps values in registers, and then that with fewer stages."""
+    config = item.config
+    return round(item.time_us, 3), config.residence != "registers", config.first.stages, config.name
+
+
+def _chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductChain:
+    """As the model of chains takes the products."""
+    bits = problem.first.multiplier.bits
+    products = tuple(
+        ChainProduct(
+            columns=part.n, depth=part.k, weight_bytes=part.k * part.n * bits / 8,
+            epilogue_bytes=_operand_bytes(epilogue, part),
+        )
+        for part, epilogue in ((problem.first, first), (problem.second, second))
+    )  # fmt: skip
+    return ProductChain(
+        rows=problem.first.m, products=products, dtype=problem.first.arithmetic, itemsize=bits // 8,
+        input_bytes=problem.input_bytes, output_itemsize=problem.second.out.bits / 8,
+    )  # fmt: skip
+
+
+def _operand_bytes(epilogue: Epilogue, problem: GemmProblem) -> float:
+    extents = {"scalar": 1, "row": problem.n, "column": problem.m, "matrix": problem.m * problem.n}
+    return sum(extents[item.role] * ELEMENTS[item.dtype].bits / 8 for item in epilogue.operands)
+
+
+# --- which pairs -----------------------------------------------------------------------------------------------------
+def why_no_pair(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> str | None:
+    """Why no template serves the products; None where tiles decide."""
+    return next((reason for reason in _reasons(problem, device, first, second) if reason is not None), None)
+
+
+def _reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> Iterator[str | None]:
+    head, tail = problem.first, problem.second
+    yield _why_wrong_types(problem, device)
+    if (head.m, head.n) != (tail.m, tail.k):
+        yield f"{head.m} x {head.n} is not the first factor of the second product, {tail.m} x {tail.k}"
+    if max(head.batch, tail.batch) > 1 or (problem.convolution and problem.convolution.window.groups > 1):
+        yield "the templates have neither batches nor groups"
+    if "column" in (head.a.order, tail.a.order) or head.b.order != tail.b.order:
+        yield "first factors must lie row by row, and the second ones both alike"
+    if problem.convolution is None and tail.a.leading_dimension != head.n:
+        yield "the second product reads what lies between in another shape"
+    yield _why_wrong_first(first)
+    yield _why_wrong_second(second)
+    if problem.convolution and (head.k % _WIDE or problem.convolution.channels % _WIDE or head.n % _WIDE):
+        yield f"{problem.convolution.channels} and {head.n} channels are no multiples of {_WIDE}: pad them"
+
+
+_WIDE = ACCESS_BITS // 16
+"""Halves of the one width of copies that the convolutions' templates have."""
+
+
+def _why_wrong_types(problem: PairProblem, device: DeviceSpec) -> str | None:
+    arithmetic = problem.first.arithmetic
+    if arithmetic == "int8":
+        return "the templates for pairs read interleaved int8 tensors alone, which no graph has"
+    if arithmetic not in ARITHMETICS:
+        return f"the templates for pairs take {' and '.join(ARITHMETICS)}, not {arithmetic}"
+    if _architecture(device) < ARITHMETICS[arithmetic]:
+        return f"the templates for pairs of {device.name} do not take {arithmetic}"
+    if not arithmetic == problem.first.out_dtype == problem.second.arithmetic:
+        return f"what lies between must be {arithmetic}, as the factors are"
+    return None
+
+
+def _why_wrong_first(epilogue: Epilogue) -> str | None:
+    """The template hands the first epilogue at most two rows, a bias and a scale, of one type."""
+    dtypes = {item.dtype for item in epilogue.operands}
+    if len(epilogue.operands) > 2 or len(dtypes) > 1 or any(item.role != "row" for item in epilogue.operands):
+        return "behind the first product of a pair come at most two rows of one type, and no other tensors"
+    return None
+
+
+def _why_wrong_second(epilogue: Epilogue) -> str | None:
+    """As CUTLASS's own epilogues: one tensor of the result's type, which may repeat one row."""
+    for item in epilogue.operands[1:]:
+        return f"behind the second product of a pair comes one tensor, and {item.name} is another"
+    for item in epilogue.operands:
+        if item.role not in ("row", "matrix") or item.dtype != epilogue.out_dtype:
+            return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
+    return None
+
+
+# --- which tiles -----------------------------------------------------------------------------------------------------
+def why_illegal_pair(config: PairConfig, problem: PairProblem, device: DeviceSpec) -> str | None:
+    """The first reason against ``config``: each product's own template's, and those of residence."""
+    why_not = (
+        why_no_main_loop(config.first, problem.first, device)
+        or why_no_main_loop(config.second, problem.second, device)
+        or why_no_store(config.second, problem.second)
+    )
+    if why_not is not None:
+        return why_not
+    if config.first.warps != config.second.warps:
+        return "both products have the same warps"
+    if config.first.threadblock[1] % config.second.threadblock[2]:
+        return "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
+    threads = config.first.warps * device.teu_lanes
+    if config.registers > registers_left(threads, device):
+        return f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
+    needed, most = config.shared_bytes(problem), shared_limit_bytes(device)
+    if needed > most:
+        return f"{needed} bytes of shared memory are more than a block's {most}"
+    return None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
+
+
+def _architecture(device: DeviceSpec) -> int:
+    return 80 if has(device, ASYNC_COPIES_SINCE) else 75
+
+
+def _candidates(problem: PairProblem, device: DeviceSpec, first: Epilogue) -> Iterator[PairConfig]:
+    stages = _STAGES if _architecture(device) == 80 else (2,)
+    for residence in _RESIDENCES:
+        exact = problem.convolution is None or residence == "shared memory" or _divides(first)
+        for rows in _ROWS:
+            for columns in _widths(problem.first.n, exact=exact):
+                for more in _widths(problem.second.n, exact=False):
+                    for depth in _DEPTHS:
+                        for count in stages:
+                            yield from _warped(problem, device, residence, rows, (columns, more), depth, count)
+
+
+def _iterator(problem: PairProblem) -> Literal["", "optimized", "analytic"]:
+    if problem.convolution is None:
+        return ""
+    return "optimized" if max(problem.convolution.window.filter_extents) <= MASK_POSITIONS else "analytic"
+
+
+def _divides(epilogue: Epilogue) -> bool:
+    """Whether the epilogue may make an infinite number of zeros, which beyond the columns are multiplied by zeros."""
+    return any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and not isinstance(node.right, ast.Constant)
+        for node in ast.walk(epilogue.tree())
+    )
+
+
+def _widths(columns: int, *, exact: bool) -> list[int]:
+    """The narrowest tiles that have ``columns``: exactly these, or at least these.
+
+    The second product's loop runs over the tile's columns, and its matrix is read in whole steps: beyond the first
+    product's columns there would be nothing (mma), or zeros (convolutions, in registers).
+    """
+    if exact:
+        return [columns] if columns in _COLUMNS else []
+    return [width for width in _COLUMNS if width >= columns][:3]
+
+
+def _warped(
+    problem: PairProblem,
+    device: DeviceSpec,
+    residence: Residence,
+    rows: int,
+    columns: tuple[int, int],
+    depth: int,
+    stages: int,
+) -> Iterator[PairConfig]:
+    """The tile in warps: in registers each has whole rows, in shared memory each product may have its own."""
+    tiles = [
+        [(wm, columns[part]) for wm in _WARP_ROWS]
+        if residence == "registers"
+        else [(wm, wn) for wm in _WARP_ROWS for wn in _WARP_COLUMNS]
+        for part in (0, 1)
+    ]
+    for one in tiles[0]:
+        for two in tiles[1]:
+            if residence == "registers" and one[0] != two[0]:
+                continue
+            if any(rows % wm or width % wn for (wm, wn), width in zip((one, two), columns, strict=True)):
+                continue
+            if (rows // one[0]) * (columns[0] // one[1]) != (rows // two[0]) * (columns[1] // two[1]):
+                continue
+            yield PairConfig(
+                first=_tile(problem, problem.first, device, (rows, columns[0], depth), one, stages),
+                second=_tile(problem, problem.second, device, (rows, columns[1], depth), two, stages),
+                residence=residence,
+                iterator=_iterator(problem),
+            )
+
+
+def _tile(
+    pair: PairProblem,
+    problem: GemmProblem,
+    device: DeviceSpec,
+    threadblock: tuple[int, int, int],
+    warp: tuple[int, int],
+    stages: int,
+) -> GemmConfig:
+    architecture = _architecture(device)
+    instruction = (16, 8, 16) if architecture == 80 else (16, 8, 8)
+    alignment_a, alignment_b, alignment_d = _alignments(pair)
+    return GemmConfig(
+        arithmetic=problem.arithmetic, architecture=architecture, threadblock=threadblock,
+        warp=(*warp, threadblock[2]), instruction=instruction, stages=stages, alignment_a=alignment_a,
+        alignment_b=alignment_b, alignment_d=alignment_d,
+    )  # fmt: skip
+
+
+def _alignments(pair: PairProblem) -> tuple[int, int, int]:
+    """Elements of one access to the first factor, to both second ones, and to the result."""
+    if pair.convolution is not None:
+        return _WIDE, _WIDE, widest_access(pair.second.n, pair.second.out.bits)
+    factors = gcd(pair.first.b.alignment, pair.second.b.alignment)
+    return pair.first.a.alignment, factors, widest_access(pair.second.n, pair.second.out.bits)

@@ -1,0 +1,269 @@
+"""Two products that follow each other, both cut out for CUTLASS, become one kernel where a template has both and pays.
+
+A pair's links are those of `chain_links`: what lies between is read by the second product alone. Three ways to compute
+it compete by their models: one template for both (Bolt §3.1, `byoc_cutlass/back_to_back.py`), one for each, and one
+kernel of our own, for which the operators of both go back into the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from tvm_ext._tvm import (
+    BlockBuilder,
+    Call,
+    Constant,
+    DataflowBlock,
+    DataflowVar,
+    Expr,
+    GlobalVar,
+    IRModule,
+    PassContext,
+    RelaxFunction,
+    Var,
+    VarBinding,
+    copy_module,
+    module_pass,
+    relax,
+)
+from tvm_ext.analysis.relax_values import is_graph
+from tvm_ext.cost.gpu_chain import MIN_GAIN
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.partition import (
+    CODEGEN,
+    LINK,
+    PARTITION,
+    REGION,
+    CutlassPartition,
+    CutlassRefusal,
+    CutlassRegion,
+    operand_name,
+    parameter_of,
+)
+from tvm_ext.records.persistent import PersistentRegion
+from tvm_ext.records.serialise import from_json, to_json
+
+from .chain_links import readers_of
+from .composites import (
+    as_module,
+    call_of_composite,
+    composite_of,
+    inlined,
+    is_composite,
+    region_of,
+    steps_of,
+    with_prepared,
+)
+from .persistent_record import with_regions
+from .replace_bindings import with_calls
+
+OwnKernelTime = Callable[[IRModule], float | None]
+"""Microseconds that one kernel of our own is predicted to take for all of a module; None where it is not one."""
+
+
+class Predictor(Protocol):
+    """What ranks templates; `toolchains/cutlass_codegen.py` has it."""
+
+    def predict(self, region: CutlassRegion) -> float:
+        """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
+
+
+Way = Literal["template", "own", "apart"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pair:
+    """Two bindings whose calls follow each other and their regions, and both as one function of ``operands``."""
+
+    first: VarBinding
+    second: VarBinding
+    parts: tuple[CutlassRegion, CutlassRegion]
+    operands: tuple[Expr, ...]
+    inner: RelaxFunction
+    region: CutlassRegion
+
+    @property
+    def functions(self) -> tuple[str, str]:
+        return self.first.value.op.name_hint, self.second.value.op.name_hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """How a pair is computed, and why; times in microseconds, None where there is no such kernel."""
+
+    way: Way
+    reason: str
+    fused_us: float | None
+    separate_us: float
+
+
+@module_pass(opt_level=0, name="tvm_ext.PairProducts")
+class PairProducts:
+    """Join pairs of the regions that `PartitionCutlass` has cut out, or give them back, as the models say.
+
+    ``mode`` True joins wherever a template has both products, ``"auto"`` where that is predicted to take less than
+    `MIN_GAIN` of both apart. A kernel of our own is preferred where it takes less than `MIN_GAIN` of the template. What
+    was decided is in the module's record of persistent kernels.
+    """
+
+    def __init__(self, backend: Predictor, own_time: OwnKernelTime, mode: Literal[True, "auto"] = "auto") -> None:
+        self.backend, self.own_time, self.always = backend, own_time, mode is True
+        self.known: dict[CutlassRegion, Decision] = {}
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        builder = BlockBuilder(copy_module(mod))
+        decided: list[tuple[Pair, Decision, str]] = []
+        for gv, func in mod.functions_items():
+            if not is_graph(func):
+                continue
+            calls: dict[Var, Call] = {}
+            gone = set()
+            for pair in _pairs(mod, func):
+                decision = self._decide(pair)
+                if decision.way == "template":
+                    calls[pair.second.var] = call_of_composite(
+                        pair.inner, pair.operands, f"cutlass_{pair.region.pattern}", builder
+                    )
+                    gone.add(pair.first.var)
+                call = calls.get(pair.second.var)
+                decided.append((pair, decision, "" if call is None else call.op.name_hint))
+            if calls:
+                builder.update_func(gv, builder.normalize(with_calls(func, calls, gone)))
+        return _recorded(builder.get(), decided) if decided else mod
+
+    def _decide(self, pair: Pair) -> Decision:
+        """Layers repeat, so that each kind of pair is looked at once."""
+        if pair.region.kind not in self.known:
+            self.known[pair.region.kind] = self._judged(pair)
+        return self.known[pair.region.kind]
+
+    def _judged(self, pair: Pair) -> Decision:
+        try:
+            apart_us = sum(map(self.backend.predict, pair.parts))
+        except IllegalRewrite as refusal:
+            return Decision(way="apart", reason=refusal.problem, fused_us=None, separate_us=math.inf)
+        template_us, why_not = self._template(pair)
+        known = {place for place, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
+        own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
+        times = f"templates apart take {apart_us:.1f} us"
+        times += "" if template_us is None else f", one template {template_us:.1f} us"
+        times += "" if own_us is None else f", one kernel of our own {own_us:.1f} us"
+        worth = math.inf if self.always else MIN_GAIN * apart_us
+        if own_us is not None and own_us < worth and (template_us is None or own_us < MIN_GAIN * template_us):
+            return Decision(way="own", reason=f"the model: {times}", fused_us=own_us, separate_us=apart_us)
+        if template_us is not None and template_us < worth:
+            return Decision(way="template", reason=f"the model: {times}", fused_us=template_us, separate_us=apart_us)
+        reason = f"no template has both: {why_not}; {times}" if why_not else f"no gain is predicted: {times}"
+        return Decision(way="apart", reason=reason, fused_us=template_us, separate_us=apart_us)
+
+    def _template(self, pair: Pair) -> tuple[float | None, str]:
+        """Microseconds of the best template for both, or why there is none."""
+        try:
+            return self.backend.predict(pair.region), ""
+        except IllegalRewrite as refusal:
+            return None, refusal.problem
+
+
+# --- the records -----------------------------------------------------------------------------------------------------
+def _recorded(mod: IRModule, decided: Sequence[tuple[Pair, Decision, str]]) -> IRModule:
+    """``mod`` with what was decided in its records, and those products as operators again that we compute ourselves."""
+    ours = [(pair, decision) for pair, decision, _ in decided if decision.way == "own"]
+    mod = inlined(mod, frozenset(name for pair, _ in ours for name in pair.functions))
+    mod = _without(mod, {name for pair, _, kernel in decided if kernel for name in pair.functions})
+    partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
+    joined = {pair.parts[1].value: pair.region for pair, _, name in decided if name}
+    gone = {pair.parts[0].value for pair, _, name in decided if name}
+    gone |= {part.value for pair, _ in ours for part in pair.parts}
+    taken = [joined.get(item.value, item) for item in partition.taken if item.value not in gone]
+    refused = [
+        CutlassRefusal(value=pair.region.value, operator=pair.region.pattern, reason=decision.reason, remedy="")
+        for pair, decision in ours
+    ]
+    partition = replace(partition, taken=tuple(taken), refused=(*partition.refused, *refused))
+    done = mod.with_attr(PARTITION, to_json(partition))
+    # What is ours now is decided about once more, by the pass that makes its kernel.
+    return with_regions(done, [_region(*item) for item in decided if item[1].way != "own"])
+
+
+def _without(mod: IRModule, names: set[str]) -> IRModule:
+    """``mod`` less functions that nothing calls; dead code is not removed where it is for external compilers."""
+    kept = {gv: func for gv, func in mod.functions_items() if gv.name_hint not in names}
+    return IRModule(kept, attrs=mod.attrs)
+
+
+def _region(pair: Pair, decision: Decision, kernel: str) -> PersistentRegion:
+    return PersistentRegion(
+        kind="chain",
+        operators=pair.functions,
+        fused=bool(kernel),
+        reason=decision.reason,
+        kernel=kernel,
+        fused_us=decision.fused_us,
+        separate_us=None if decision.fused_us is None else decision.separate_us,
+    )
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+def _pairs(mod: IRModule, func: RelaxFunction) -> list[Pair]:
+    """Pairs in program order, no product in two of them."""
+    functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
+    read, found = readers_of(func), []
+    taken: set[Var] = set()
+    for block in func.body.blocks:
+        products: dict[Var, VarBinding] = {}
+        for binding in block.bindings:
+            if not isinstance(binding.value, Call) or binding.value.op not in functions:
+                continue
+            first = _before(binding, products, functions)
+            if first is not None and read[first.var] == 1 and first.var not in taken:
+                taken |= {first.var, binding.var}
+                found.append(_pair(first, binding, functions))
+            products[binding.var] = binding
+    return found
+
+
+def _before(
+    second: VarBinding, products: dict[Var, VarBinding], functions: dict[GlobalVar, RelaxFunction]
+) -> VarBinding | None:
+    """The product whose result ``second`` reads as its first factor, and as nothing else."""
+    region = region_of(functions[second.value.op])
+    place = region.factors[0]
+    others = {region.factors[1], *(parameter_of(operand.name) for operand in region.operands)}
+    return None if place in others else products.get(second.value.args[place])
+
+
+def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> Pair:
+    """Both as one function of what either reads, but for what lies between."""
+    parts = (region_of(functions[first.value.op]), region_of(functions[second.value.op]))
+    operands = tuple(dict.fromkeys(item for item in (*first.value.args, *second.value.args) if item != first.var))
+    places = [[operands.index(item) for item in first.value.args], []]
+    places[1] = [LINK if item == first.var else operands.index(item) for item in second.value.args]
+    head, tail = (part.renumbered(own) for part, own in zip(parts, places, strict=True))
+    region = replace(head, value=tail.value, pattern=f"{head.pattern}_then_{tail.pattern}", ended=tail.ended, then=tail)
+    return Pair(
+        first=first, second=second, parts=parts, operands=operands, region=region,
+        inner=_joined(first, second, operands, functions, region),
+    )  # fmt: skip
+
+
+def _joined(
+    first: VarBinding,
+    second: VarBinding,
+    operands: Sequence[Expr],
+    functions: dict[GlobalVar, RelaxFunction],
+    region: CutlassRegion,
+) -> RelaxFunction:
+    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
+    new: dict[Expr, Expr] = dict(zip(operands, params, strict=True))
+    bindings: list[VarBinding] = []
+    for item, result in ((first, DataflowVar(first.var.name, first.var.ty)), (second, Var("pair", second.var.ty))):
+        inner = composite_of(functions[item.value.op])
+        bindings += steps_of(inner, [new[argument] for argument in item.value.args], result)
+        new[item.var] = result
+    body = relax.SeqExpr([DataflowBlock(bindings)], new[second.var])
+    return RelaxFunction(params, body, second.var.ty).with_attrs(
+        {"Composite": f"{CODEGEN}.{region.pattern}", REGION: to_json(region)}
+    )
