@@ -185,9 +185,10 @@ class CutlassRefusal:
 class CutlassKernel:
     """The kernel of a region: the library's ``function``, and the ``template`` that it is made of.
 
-    ``own_us`` is what a kernel of our own is predicted to take, None where that was not asked; ``refused`` are the
-    templates before it, with what the compiler said; ``seconds`` it took, unless it was kept from another build;
-    ``measured_us`` is the median of what a GPU took for it, None where it is the model's choice.
+    It computes so many ``products``; ``own_us`` is what a kernel of our own is predicted to take, None where that was
+    not asked; ``refused`` are the templates before it, with what the compiler said; ``seconds`` it took, unless it was
+    kept from another build; ``measured_us`` is the median of what a GPU took for it, None where it is the model's
+    choice.
     """
 
     function: str
@@ -195,6 +196,7 @@ class CutlassKernel:
     pattern: str
     template: str
     predicted_us: float
+    products: int = 1
     own_us: float | None = None
     refused: tuple[str, ...] = ()
     seconds: float = 0.0

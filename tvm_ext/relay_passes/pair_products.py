@@ -179,8 +179,9 @@ def _recorded(mod: IRModule, decided: Sequence[tuple[Pair, Decision, str]]) -> I
     gone |= {part.value for pair, _ in ours for part in pair.parts}
     taken = [joined.get(item.value, item) for item in partition.taken if item.value not in gone]
     refused = [
-        CutlassRefusal(value=pair.region.value, operator=pair.region.pattern, reason=decision.reason, remedy="")
+        CutlassRefusal(value=part.value, operator=part.pattern, reason=decision.reason, remedy="")
         for pair, decision in ours
+        for part in pair.parts
     ]
     partition = replace(partition, taken=tuple(taken), refused=(*partition.refused, *refused))
     done = mod.with_attr(PARTITION, to_json(partition))

@@ -128,7 +128,7 @@ class BuildRecord:
         """How many products are kernels of templates, in a few words; empty where there was none."""
         if self.cutlass is None:
             return ""
-        made, declined = len(self.cutlass.kernels), len(self.cutlass.declined)
+        made, declined = sum(kernel.products for kernel in self.cutlass.kernels), len(self.cutlass.declined)
         return f"{made} of {made + declined} products by CUTLASS" if made + declined else ""
 
     def device_code_summary(self) -> str:

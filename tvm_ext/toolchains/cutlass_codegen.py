@@ -154,6 +154,7 @@ def _record(name: str, region: CutlassRegion, item: CompiledRegion) -> CutlassKe
         pattern=region.pattern,
         template=item.candidate.name,
         predicted_us=item.candidate.time_us,
+        products=1 if region.then is None else 2,
         refused=item.refused,
         seconds=item.kernel.seconds,
         cached=item.kernel.cached,

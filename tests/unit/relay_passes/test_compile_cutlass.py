@@ -122,7 +122,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @needs_cc
 def test_a_build_is_exported_loaded_and_reported(on_cpu: Path) -> None:
     """Both products by templates; on a machine without a GPU the library is written, opened and asked."""
-    library = relay.build(two_products(), "nvidia-a100", enable_cutlass=True, kernel_cache="off")
+    options = {"enable_cutlass": True, "enable_persistent_fusion": False, "kernel_cache": "off"}
+    library = relay.build(two_products(), "nvidia-a100", **options)
     made = library.report.cutlass
     assert made is not None
     assert [kernel.pattern for kernel in made.kernels] == ["matmul_relu", "matmul"]
@@ -134,6 +135,22 @@ def test_a_build_is_exported_loaded_and_reported(on_cpu: Path) -> None:
     again = relay.load(on_cpu / "model.so")
     assert again.report.cutlass == made
     assert all(again.executable.implements_function(kernel.function, True) for kernel in made.kernels)
+
+
+@needs_cc
+def test_two_products_are_one_templates_or_one_kernel_of_our_own(on_cpu: Path) -> None:
+    """By the model: of linear layers a template has both; of factors that lie row by row, 48 wide, none has."""
+    ours = relay.build(two_products(), "nvidia-a100", enable_cutlass=True, kernel_cache="off").report
+    assert ours.cutlass is not None and not ours.cutlass.kernels
+    assert "one kernel of our own" in ours.cutlass.declined[0].reason and len(ours.operators) == 1
+    assert [region.fused for region in ours.persistent.regions] == [True]
+    x, w, v = inputs_of((4096, 64), (64, 64), (16, 64), dtype="float16")
+    mod = module_of([x, w, v], op.matmul(op.nn.relu(op.matmul(x, op.permute_dims(w))), op.permute_dims(v)))
+    theirs = relay.build(mod, "nvidia-a100", enable_cutlass=True, kernel_cache="off").report
+    assert theirs.cutlass is not None and not theirs.operators
+    assert [kernel.pattern for kernel in theirs.cutlass.kernels] == ["matmul_relu_then_matmul"]
+    assert "2 of 2 products by CUTLASS" in str(theirs)
+    assert [region.kernel for region in theirs.persistent.regions] == ["cutlass_matmul_relu_then_matmul"]
 
 
 @needs_cc
