@@ -57,11 +57,11 @@ APPLY = """  using One = cutlass::Array<float, 1>;
 """
 """What a structure has that computes an expression: a function of arrays, of one element."""
 
-Read = Callable[[int, EpilogueOperand], str]
+ReadOperand = Callable[[int, EpilogueOperand], str]
 """C++ of the element of an operand, the number of which is given too."""
 
 
-def epilogue_value(epilogue: Epilogue, read: Read, indent: str) -> str:
+def epilogue_value(epilogue: Epilogue, read: ReadOperand, indent: str) -> str:
     """Statements that make ``float value`` of ``float accum``, inside a structure that has `APPLY`.
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
@@ -75,7 +75,7 @@ def epilogue_value(epilogue: Epilogue, read: Read, indent: str) -> str:
 class _Statements:
     """One line for each value; what an expression says twice is one value."""
 
-    def __init__(self, epilogue: Epilogue, read: Read) -> None:
+    def __init__(self, epilogue: Epilogue, read: ReadOperand) -> None:
         self.read = read
         self.operands = {operand.name: (i, operand) for i, operand in enumerate(epilogue.operands)}
         self.out_dtype = epilogue.out_dtype

@@ -71,11 +71,11 @@ class Predictor(Protocol):
         """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
 
 
-Way = Literal["template", "own", "apart"]
+PairWay = Literal["template", "own", "apart"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pair:
+class ProductPair:
     """Two bindings whose calls follow each other and their regions, and both as one function of ``operands``."""
 
     first: VarBinding
@@ -91,10 +91,10 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class PairDecision:
     """How a pair is computed, and why; times in microseconds, None where there is no such kernel."""
 
-    way: Way
+    way: PairWay
     reason: str
     fused_us: float | None
     separate_us: float
@@ -111,11 +111,11 @@ class PairProducts:
 
     def __init__(self, backend: Predictor, own_time: OwnKernelTime, mode: Literal[True, "auto"] = "auto") -> None:
         self.backend, self.own_time, self.always = backend, own_time, mode is True
-        self.known: dict[CutlassRegion, Decision] = {}
+        self.known: dict[CutlassRegion, PairDecision] = {}
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = BlockBuilder(copy_module(mod))
-        decided: list[tuple[Pair, Decision, str]] = []
+        decided: list[tuple[ProductPair, PairDecision, str]] = []
         for gv, func in mod.functions_items():
             if not is_graph(func):
                 continue
@@ -134,17 +134,17 @@ class PairProducts:
                 builder.update_func(gv, builder.normalize(with_calls(func, calls, gone)))
         return _recorded(builder.get(), decided) if decided else mod
 
-    def _decide(self, pair: Pair) -> Decision:
+    def _decide(self, pair: ProductPair) -> PairDecision:
         """Layers repeat, so that each kind of pair is looked at once."""
         if pair.region.kind not in self.known:
             self.known[pair.region.kind] = self._judged(pair)
         return self.known[pair.region.kind]
 
-    def _judged(self, pair: Pair) -> Decision:
+    def _judged(self, pair: ProductPair) -> PairDecision:
         try:
             apart_us = sum(map(self.backend.predict, pair.parts))
         except IllegalRewrite as refusal:
-            return Decision(way="apart", reason=refusal.problem, fused_us=None, separate_us=math.inf)
+            return PairDecision(way="apart", reason=refusal.problem, fused_us=None, separate_us=math.inf)
         template_us, why_not = self._template(pair)
         known = {place for place, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
         own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
@@ -153,13 +153,15 @@ class PairProducts:
         times += "" if own_us is None else f", one kernel of our own {own_us:.1f} us"
         worth = math.inf if self.always else MIN_GAIN * apart_us
         if own_us is not None and own_us < worth and (template_us is None or own_us < MIN_GAIN * template_us):
-            return Decision(way="own", reason=f"the model: {times}", fused_us=own_us, separate_us=apart_us)
+            return PairDecision(way="own", reason=f"the model: {times}", fused_us=own_us, separate_us=apart_us)
         if template_us is not None and template_us < worth:
-            return Decision(way="template", reason=f"the model: {times}", fused_us=template_us, separate_us=apart_us)
+            return PairDecision(
+                way="template", reason=f"the model: {times}", fused_us=template_us, separate_us=apart_us
+            )
         reason = f"no template has both: {why_not}; {times}" if why_not else f"no gain is predicted: {times}"
-        return Decision(way="apart", reason=reason, fused_us=template_us, separate_us=apart_us)
+        return PairDecision(way="apart", reason=reason, fused_us=template_us, separate_us=apart_us)
 
-    def _template(self, pair: Pair) -> tuple[float | None, str]:
+    def _template(self, pair: ProductPair) -> tuple[float | None, str]:
         """Microseconds of the best template for both, or why there is none."""
         try:
             return self.backend.predict(pair.region), ""
@@ -168,7 +170,7 @@ class PairProducts:
 
 
 # --- the records -----------------------------------------------------------------------------------------------------
-def _recorded(mod: IRModule, decided: Sequence[tuple[Pair, Decision, str]]) -> IRModule:
+def _recorded(mod: IRModule, decided: Sequence[tuple[ProductPair, PairDecision, str]]) -> IRModule:
     """``mod`` with what was decided in its records, and those products as operators again that we compute ourselves."""
     ours = [(pair, decision) for pair, decision, _ in decided if decision.way == "own"]
     mod = inlined(mod, frozenset(name for pair, _ in ours for name in pair.functions))
@@ -195,7 +197,7 @@ def _without(mod: IRModule, names: set[str]) -> IRModule:
     return IRModule(kept, attrs=mod.attrs)
 
 
-def _region(pair: Pair, decision: Decision, kernel: str) -> PersistentRegion:
+def _region(pair: ProductPair, decision: PairDecision, kernel: str) -> PersistentRegion:
     return PersistentRegion(
         kind="chain",
         operators=pair.functions,
@@ -208,7 +210,7 @@ def _region(pair: Pair, decision: Decision, kernel: str) -> PersistentRegion:
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
-def _pairs(mod: IRModule, func: RelaxFunction) -> list[Pair]:
+def _pairs(mod: IRModule, func: RelaxFunction) -> list[ProductPair]:
     """Pairs in program order, no product in two of them."""
     functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
     read, found = readers_of(func), []
@@ -236,7 +238,7 @@ def _before(
     return None if place in others else products.get(second.value.args[place])
 
 
-def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> Pair:
+def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> ProductPair:
     """Both as one function of what either reads, but for what lies between."""
     parts = (region_of(functions[first.value.op]), region_of(functions[second.value.op]))
     operands = tuple(dict.fromkeys(item for item in (*first.value.args, *second.value.args) if item != first.var))
@@ -244,7 +246,7 @@ def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, Rela
     places[1] = [LINK if item == first.var else operands.index(item) for item in second.value.args]
     head, tail = (part.renumbered(own) for part, own in zip(parts, places, strict=True))
     region = replace(head, value=tail.value, pattern=f"{head.pattern}_then_{tail.pattern}", ended=tail.ended, then=tail)
-    return Pair(
+    return ProductPair(
         first=first, second=second, parts=parts, operands=operands, region=region,
         inner=_joined(first, second, operands, functions, region),
     )  # fmt: skip

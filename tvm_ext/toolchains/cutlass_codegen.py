@@ -110,10 +110,14 @@ class CutlassBackend:
     def _by_measurements(
         self, found: Mapping[CutlassRegion, tuple[Candidate, ...]]
     ) -> dict[CutlassRegion, tuple[Candidate, ...]]:
-        """Candidates by region, best first by what is measured, which is done now where it is asked for."""
-        store = self.store
+        """Candidates by region, best first by what is measured, which is done now where it is asked for.
+
+        Two products in one kernel stay in the model's order: there are no sample programs of them.
+        """
+        store, pairs = self.store, {kind: candidates for kind, candidates in found.items() if kind.then is not None}
+        found = {kind: candidates for kind, candidates in found.items() if kind not in pairs}
         if store is None or not found:
-            return dict(found)
+            return {**found, **pairs}
         versions = sample_versions()
         plans = {
             kind: plan_region(kind, candidates, self.device, versions, store) for kind, candidates in found.items()
@@ -121,7 +125,8 @@ class CutlassBackend:
         if self.measure:
             cache = self.compiler.cache or KernelCache(None)
             self.profile = profile_on_gpu([*plans.values()], self.device, cache, store)
-        return {kind: by_measurements(found[kind], store.verdicts(plan.workload)) for kind, plan in plans.items()}
+        measured = {kind: by_measurements(found[kind], store.verdicts(plan.workload)) for kind, plan in plans.items()}
+        return {**measured, **pairs}
 
     def _candidates(self, region: CutlassRegion) -> tuple[Candidate, ...] | str:
         """Or why there are none; a network's layers repeat a few regions, each of which is looked at once."""
