@@ -15,6 +15,7 @@ from tvm import relax, te, tirx
 from tests.support.pipelining.check import cuda_source
 from tests.support.pipelining.constructed import applied_product, convolution, single_product
 from tests.support.product_chains import chain, function_of
+from tests.support.recurrent_cells import CellCase, gru_before, lstm
 from tests.unit.kernels import constructed, legalised
 from tests.unit.tir_passes.emit.tensor_core_operators import fused_matmul
 from tvm_ext.devices.device_db import as_opencl, lookup
@@ -81,7 +82,16 @@ def _cpu_kernels() -> tuple[GoldenKernel, ...]:
         "cpu_rows_softmax": partial(tensor_ir, AVX512, op.nn.softmax, (12, 200)),
         "cpu_rows_functions": partial(tensor_ir, AVX512, _functions, (100, 200)),
     }
+    cases |= {
+        "cpu_cells_lstm": partial(_cell, AVX2, lstm(12, 1)),
+        "cpu_cells_gru": partial(_cell, AVX512, gru_before(20, 3)),
+    }
     return tuple(GoldenKernel(name=f"{name}.tir", emit=emit) for name, emit in cases.items())
+
+
+def _cell(device: str, case: CellCase) -> str:
+    kernel, _ = constructed(case.function(), constants=case.weights, device=lookup(device))
+    return str(kernel.without_attr(CHOICE).script())
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------

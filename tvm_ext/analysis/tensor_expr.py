@@ -88,6 +88,16 @@ class Access:
     def uses(self, axis: str) -> bool:
         return any(index is not None and index.coefficient(axis) for index in self.indices)
 
+    @property
+    def origin(self) -> int:
+        """Row-major position of the element at which all axes are 0; a flipped axis starts at its end."""
+        position, step = 0, 1
+        for size, item in zip(reversed(self.shape), reversed(self.indices), strict=True):
+            assert item is not None
+            position += item.constant * step
+            step *= size
+        return position
+
     def stride(self, axis: str) -> int | None:
         """Elements between neighbours along ``axis`` (0: not used, i.e. broadcast); None where not affine in it."""
         stride, step = 0, 1

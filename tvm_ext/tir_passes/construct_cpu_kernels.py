@@ -45,6 +45,7 @@ from tvm_ext.support.kernel_cache import (
 from tvm_ext.support.limits import check_time, limits, timed_construction
 
 from .emit.cpu_attention.kernel import attention_kernel
+from .emit.cpu_cells.kernel import CellKernel, cell_kernel
 from .emit.cpu_chains.emit import emit_panels
 from .emit.cpu_chains.padding import emit_padding
 from .emit.cpu_rows.emit import emit_rows
@@ -164,21 +165,37 @@ def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRew
 def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[PrimFunc, KernelChoice]:
     if func.attrs and ATTENTION in func.attrs:
         return _attention(func, name, device)
-    operator = simplify(read_operator(func, name))
+    read = read_operator(func, name)
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
-    constants = [operator.params[i] for i in constant]
+    constants = [read.params[i] for i in constant]
     chain = chain_of(func)
-    if chain is None or chain.plan is None:
+    cell, refusals = _cell(read, constants, device) if chain is None else (None, [])
+    operator = simplify(read) if cell is None else cell.operator
+    if cell is not None:
+        body, forms, notes = body_of(cell.forms, operator), cell.forms, notes_of(cell.forms)
+    elif chain is None or chain.plan is None:
         body, forms, notes = _groups(operator, constants, device, options)
     else:
         body, forms, notes = _chain(operator, chain.plan, constants, device, options)
     body = on_cpu(body, device)
-    notes = [*notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]
+    notes = [*refusals, *notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]
     params, body = _any_alignment(_packed(operator.params, forms), body)
     choice = choice_of(operator, forms, notes, device)
+    if cell is not None:
+        choice = replace(choice, expected_s=cell.expected_s)
     if chain is not None:
         choice = replace(choice, expected_s=chain.fused_us * 1e-6)
     return function_like(func, params, body), choice
+
+
+def _cell(
+    operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec
+) -> tuple[CellKernel | None, list[str]]:
+    """The kernel of a recurrent cell, and for one that has none why it goes the way of any operator."""
+    try:
+        return cell_kernel(operator, constants, device), []
+    except IllegalRewrite as refusal:
+        return None, [f"no kernel of a cell: {refusal}"]
 
 
 def _groups(

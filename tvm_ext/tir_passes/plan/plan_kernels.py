@@ -43,11 +43,16 @@ class RowGroup:
     computations: tuple[Computation, ...]
 
 
-def simplify(operator: OperatorBody) -> OperatorBody:
+WorthInlining = Callable[[Computation, Sequence[Computation]], bool]
+
+
+def simplify(operator: OperatorBody, worth_inlining: WorthInlining | None = None) -> OperatorBody:
     """``operator`` with every computation inlined that is not worth a buffer of its own.
 
+    ``worth_inlining`` answers that for a computation and its consumers; left out: as kernels over whole tensors ask it.
     Raises LimitPassed for one that is too large to look at.
     """
+    worth_inlining = worth_inlining or _worth_inlining
     check_size(operator)
     position = 0
     sources = {id(computation): computation.sources() for computation in operator.computations}
@@ -59,7 +64,7 @@ def simplify(operator: OperatorBody) -> OperatorBody:
             for computation in operator.computations
             if any(producer.target.same_as(source) for source in sources[id(computation)])
         ]
-        if consumers and not operator.is_output(producer.target) and _worth_inlining(producer, consumers):
+        if consumers and not operator.is_output(producer.target) and worth_inlining(producer, consumers):
             inlined = {id(computation): inline(producer, computation) for computation in consumers}
             computations = tuple(
                 inlined.get(id(computation), computation)
@@ -87,7 +92,7 @@ def _worth_inlining(producer: Computation, consumers: Sequence[Computation]) -> 
         return False
     if any(_choices_after_inlining(producer, computation) > limits().inlined_choices for computation in consumers):
         return False
-    if _is_affine_copy(producer):
+    if is_affine_copy(producer):
         return True
     for computation in consumers:
         if computation.is_reduction and (computation.point_count > producer.point_count or not _is_affine(producer)):
@@ -143,7 +148,7 @@ def _choices(computation: Computation) -> int:
     return len(found)
 
 
-def _is_affine_copy(computation: Computation) -> bool:
+def is_affine_copy(computation: Computation) -> bool:
     """A transpose, slice, flip or broadcast: one load with affine indices and nothing else."""
     loads = computation.loads()
     return len(loads) == 1 and computation.value.same_as(loads[0]) and _is_affine(computation)

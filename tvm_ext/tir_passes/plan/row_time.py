@@ -66,13 +66,14 @@ def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:
 
 def arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
     """Seconds of the arithmetic of ``computations`` on one unit."""
-    operations = sum(computation.point_count * _operations(computation) for computation in computations)
+    operations = sum(computation.point_count * operations_per_point(computation) for computation in computations)
     # A peak counts a multiply-add as two operations.
     peak = device.peak_gflops_of(dtype_of(computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
     return operations / (peak / 2 / device.unit_count * 1e9)
 
 
-def _operations(computation: Computation) -> float:
+def operations_per_point(computation: Computation, call_operations: int = CALL_OPERATIONS) -> float:
+    """Vector instructions for a register of results, ``call_operations`` of them for each function."""
     calls: list[bool] = []
     structural_walk(computation.value, (Call, lambda _: calls.append(True)))
-    return count_flops(computation.value) + computation.is_reduction + CALL_OPERATIONS * len(calls)
+    return count_flops(computation.value) + computation.is_reduction + call_operations * len(calls)

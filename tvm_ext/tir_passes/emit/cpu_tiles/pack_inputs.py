@@ -96,19 +96,9 @@ def pack_input(
         panel_dim=panel_dim,
         extents=tuple(extents),
         strides=tuple(strides),
-        offset=_offset(access),
+        offset=access.origin,
         is_constant=access.is_constant,
     )
-
-
-def _offset(access: Access) -> int:
-    """Row-major position of the element at which all axes are 0; a flipped axis starts at its end."""
-    offset, step = 0, 1
-    for size, item in zip(reversed(access.shape), reversed(access.indices), strict=True):
-        assert item is not None
-        offset += item.constant * step
-        step *= size
-    return offset
 
 
 def pack_on_entry(

@@ -1,0 +1,140 @@
+"""A step of a recurrent cell on a CPU: its tiles, and the time that they take.
+
+Two floors: the multiply-adds over the pipes, and the weights over the bandwidth of the cache that holds a core's share
+of them since the step before. Worked example, an LSTM of 256 units at batch 1 on two cores: each core reads 0.5 MiB, at
+30 bytes a cycle 17,500 cycles, where its 131,072 multiply-adds take 4,100.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
+from tvm_ext.records.cell import CellTiles, CellWork
+from tvm_ext.records.rprogram import LayerCost, Prediction
+from tvm_ext.support.arithmetic import ceil_div
+
+from .perf_model import CACHE_SHARE, FIRST_PHYSICAL_LEVEL, MEMORY_OVERLAP
+from .register_tiles import PORT_OVERLAP, overlapped
+
+MOST_VECTORS = 4
+"""Registers of units in a task: more do not help an accumulator wait, and leave fewer tasks to divide."""
+
+MOST_ACCUMULATORS = 15
+"""Accumulators of one gate in a tile: together they stay below what stock TVM keeps on the stack."""
+
+ALIKE = 1.1
+"""Times that differ by less are alike. Measured on Cascade Lake, half of an LSTM of 256 units at batch 1: 5.9, 6.0, 6.1
+and 6.7 us with 1 to 4 registers of units; at batch 4 with 4, 3, 2 and 1 rows beside them 10.3, 14.3, 13.0 and 23.8 us.
+"""
+
+ACTIVATION_OPERATIONS = 50
+"""What a sigmoid or tanh of a register takes, in multiply-adds: 25 instructions, and a division of 10 to 16 cycles.
+
+Measured on Cascade Lake: the five of an LSTM 43 to 52 ns, 135 to 160 cycles of two instructions.
+"""
+
+TASK_CYCLES = 40
+"""Cycles between two tiles: addresses, accumulators at 0, the first elements of a panel."""
+
+
+def choose_cell_tiles(work: CellWork, device: DeviceSpec) -> CellTiles | None:
+    """The tiles that make most tasks, of those that the model expects to be about the fastest; None without SIMD
+    registers for units.
+    """
+    lanes = device.register_bytes // 4
+    if device.kind != "cpu" or lanes < 2:
+        return None
+    found = [
+        tiles
+        for vectors in range(1, min(MOST_VECTORS, ceil_div(work.units, lanes)) + 1)
+        if (tiles := _tiles(work, device, lanes, vectors)) is not None
+    ]
+    times = [predict_cell(work, tiles, device).busy_s for tiles in found]
+    return next((tiles for tiles, time in zip(found, times, strict=True) if time <= ALIKE * min(times)), None)
+
+
+def _tiles(work: CellWork, device: DeviceSpec, lanes: int, vectors: int) -> CellTiles | None:
+    """Tiles of ``vectors`` registers of units by as many rows as registers hold, all of about the same size.
+
+    Worked example, 16 rows of an LSTM with 32 registers: 4 sums of 6 rows, 4 weights and one element to multiply them
+    with are 29; 16 rows are then 6 + 6 + 4.
+    """
+    gates = max(gates for gates, _, _ in work.products)
+    most = 0
+    for rows in range(1, min(work.rows, MOST_ACCUMULATORS // vectors) + 1):
+        if gates * vectors * rows + min(gates * vectors, rows) + 1 <= device.register_limit:
+            most = rows
+    if most == 0:
+        return None
+    return CellTiles(lanes=lanes, vectors=vectors, rows=ceil_div(work.rows, ceil_div(work.rows, most)))
+
+
+def cell_tasks(work: CellWork, tiles: CellTiles) -> int:
+    """The tasks of a step; all but the last have ``tiles.units`` units."""
+    return ceil_div(work.units, tiles.units)
+
+
+def predict_cell(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> Prediction:
+    """The time of a step on all units of ``device`` with a start of each, and what binds it."""
+    tasks = cell_tasks(work, tiles)
+    share = ceil_div(tasks, device.unit_count)  # tasks of the busiest unit
+    source = _holder(_weight_bytes(work, tiles) / tasks * share, device)
+    hz = (device.clock_ghz or 1.0) * 1e9
+    compute_s = share * task_cycles(work, tiles, device, None) / hz
+    busy_s = share * task_cycles(work, tiles, device, source) / hz
+    traffic = _weight_bytes(work, tiles)
+    reading_s = traffic / ((source.bandwidth_gb_per_s or inf) * 1e9)
+    return Prediction(
+        time_s=busy_s + (device.launch_overhead_us or 0.0) * 1e-6,
+        compute_s=compute_s,
+        layers=(LayerCost(layer=source.name, footprint_bytes=traffic, traffic_bytes=traffic, time_s=busy_s),),
+        bound=source.name if reading_s > compute_s else "compute",
+    )
+
+
+def task_cycles(work: CellWork, tiles: CellTiles, device: DeviceSpec, source: MemoryLayer | None) -> float:
+    """Cycles of one whole task, whose weights come from ``source``; None: from nowhere, for its arithmetic alone.
+
+    The rows after the first tile read the same weights from the first cache that holds those of a task.
+    """
+    again = None if source is None else _holder(_weight_bytes(work, tiles) / cell_tasks(work, tiles), device)
+    full, rest = divmod(work.rows, tiles.rows)
+    sizes = [tiles.rows] * full + ([rest] if rest else [])
+    return sum(_tile_cycles(work, tiles, rows, device, again if i else source) for i, rows in enumerate(sizes))
+
+
+def _tile_cycles(work: CellWork, tiles: CellTiles, rows: int, device: DeviceSpec, source: MemoryLayer | None) -> float:
+    """Cycles of ``rows`` of the batch with one task's units: each step of every sum, then the element-wise part."""
+    pipes = device.fma_pipes or 1
+    cycles = TASK_CYCLES + rows * tiles.vectors * work.operations / pipes
+    for gates, depth, itemsize in work.products:
+        vectors = gates * tiles.vectors
+        streamed = 0.0 if source is None else vectors * tiles.lanes * itemsize / _bytes_per_cycle(source, device)
+        issue = (vectors + rows) / (device.loads_per_cycle or inf)
+        latency = float(device.fma_latency_cycles or 0)
+        ports = overlapped((vectors * rows / pipes, issue, latency), PORT_OVERLAP)
+        cycles += depth * overlapped((ports, streamed), MEMORY_OVERLAP)
+    return cycles
+
+
+def _weight_bytes(work: CellWork, tiles: CellTiles) -> float:
+    """Of all weights as they are packed: units rounded up to whole registers."""
+    units = ceil_div(work.units, tiles.lanes) * tiles.lanes
+    return units * sum(gates * depth * itemsize for gates, depth, itemsize in work.products)
+
+
+def _holder(size_bytes: float, device: DeviceSpec) -> MemoryLayer:
+    """The first cache that keeps a unit's ``size_bytes`` from one step to the next; the memory where none does."""
+    for level, layer in enumerate(device.layers[1:-1], 1):
+        own = (layer.capacity_bytes or 0) * (CACHE_SHARE if level >= FIRST_PHYSICAL_LEVEL else 1)
+        if size_bytes <= (own / device.unit_count if layer.scope == "device" else own):
+            return layer
+    return device.lowest_layer
+
+
+def _bytes_per_cycle(layer: MemoryLayer, device: DeviceSpec) -> float:
+    """What one unit loads from ``layer``."""
+    if not layer.bandwidth_gb_per_s:
+        return inf
+    return layer.bandwidth_gb_per_s / device.unit_count / (device.clock_ghz or 1.0)
