@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 import ablation_variants
 import typer
+from bundle_profile import add_profile
 from bundle_templates import with_templates
 from cases import Case
 from lists import BOLT_GROUPS, alcop, standard_cases
@@ -85,6 +86,7 @@ class Settings:
     ablation: bool = False
     pipelining: bool = False
     templates: int = 0
+    profile: bool = False
 
 
 PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
@@ -318,6 +320,8 @@ def write_bundle(
     Raises BundleError where it grows too large.
     """
     entries = compile_entries(cases, models, settings, tell)
+    if settings.profile:
+        tell(add_profile(cases, settings.device, settings.folder, settings.cache))
     for name in SCRIPTS:
         shutil.copy2(HERE / name, settings.folder / name)
     copy_runtime(settings.folder, python)
@@ -356,6 +360,7 @@ def main(
     ablation: Annotated[bool, typer.Option(help="the ablations' cases, and their variants as contenders")] = False,
     pipelining: Annotated[bool, typer.Option(help="ALCOP's operators, with each part of pipelining")] = False,
     templates: Annotated[int, typer.Option(help="of CUTLASS's for each product, best first; 0: none")] = 1,
+    profile: Annotated[bool, typer.Option(help="and programs for profile_templates.py")] = False,
 ) -> None:
     """Compile the benchmark's kernels into FOLDER."""
     row = lookup(device)
@@ -385,6 +390,7 @@ def main(
         ablation=ablation,
         pipelining=pipelining,
         templates=0 if ablation or pipelining else templates,
+        profile=profile,
     )
     write_bundle(chosen, settings, python, models=models)
 

@@ -143,7 +143,7 @@ def _plans(name: str, form: Case, case: Case, device: DeviceSpec, count: int) ->
     if case.operator == CHAIN and name != APART:
         mod = _joined(mod, device)
     prefix = f"{function_name(case)}_{name}"
-    steps, between, regions = _steps(mod, case)
+    steps, between, regions = steps_of(mod, case)
     found = {function: candidates_of(region, device) for function, region in regions.items()}
     most = min(count, *(len(item) for item in found.values())) if len(found) == 1 else 1
     return [
@@ -170,7 +170,7 @@ def _joined(mod: IRModule, device: DeviceSpec) -> IRModule:
     return mod
 
 
-def _steps(mod: IRModule, case: Case) -> tuple[list[Step], tuple[Tensor, ...], dict[str, Any]]:
+def steps_of(mod: IRModule, case: Case) -> tuple[list[Step], tuple[Tensor, ...], dict[str, Any]]:
     """The calls of ``main``, the tensors between them, and the regions by function.
 
     Raises IllegalRewrite where something is left that is no region.

@@ -23,7 +23,7 @@ from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
 from .ranking import global_gb_per_s
-from .screening import WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
+from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
 from .selection import Candidate, architecture_of, shared_epilogue
 
 KIND, TEMPLATE_KIND = "cutlass", "cutlass_template"
@@ -31,9 +31,6 @@ KIND, TEMPLATE_KIND = "cutlass", "cutlass_template"
 
 TEXTS = "1"
 """Version of our texts: a new one where `emit` makes other kernels of the same configuration."""
-
-FLUSHED_BYTES = 256 << 20
-"""Written before each timed launch, so that operands come from memory: five times an H200's second-level cache."""
 
 _OUTCOMES: dict[str, TrialOutcome] = {
     "ok": "ok", "launch_failed": "launch_failed", "crashed": "crashed", "timed_out": "timed_out", "wrong": "wrong"

@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, advise, verify, devices, cache, database, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, advise, profile, verify, devices, cache, database, doctor.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
@@ -18,6 +18,7 @@ import typer
 from tvm_ext.errors import TvmExtError
 
 from .advise import advise
+from .cache import cache
 from .common import (
     INTERRUPTED,
     Steps,
@@ -32,6 +33,7 @@ from .common import (
     read_inputs,
 )
 from .database import database
+from .profile import profile as profile_templates
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 
 app.command()(advise)
+app.command()(cache)
+app.command("profile")(profile_templates)
 app.command()(verify)
 app.add_typer(database, name="database")
 
@@ -266,31 +270,6 @@ def devices(
         _print_json("[" + ",".join(map(serialise.to_json, specs)) + "]")
     else:
         output_console().print(cli_devices.overview(specs))
-
-
-@app.command()
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show where compiled kernels are kept and how much room they take, or delete them."""
-    from tvm_ext.options import kernel_cache_directory
-    from tvm_ext.support import kernel_cache
-
-    folder = kernel_cache_directory()
-    if folder is None:
-        _print_json('{"folder": null}') if as_json else typer.echo("the kernel cache is switched off")
-        return
-    deleted = kernel_cache.clear(folder) if clear else 0
-    sizes = [size for _, size, _ in kernel_cache.entries(folder)]
-    limit = kernel_cache.SIZE_LIMIT_BYTES
-    if as_json:
-        state = {"folder": str(folder), "kernels": len(sizes), "bytes": sum(sizes), "limit_bytes": limit}
-        _print_json(json.dumps({**state, "deleted": deleted}))
-        return
-    if clear:
-        typer.echo(f"deleted {deleted} kernels")
-    typer.echo(f"{folder}: {len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB")
 
 
 @app.command()

@@ -12,14 +12,12 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tvm_ext.byoc_cutlass._cutlass import VERSION
-from tvm_ext.byoc_cutlass.profiler import FLUSHED_BYTES, TEXTS, RegionPlan, Versions, profile
-from tvm_ext.byoc_cutlass.screening import WARM_UP_RUNS, SampleLaunch, ScreeningLimits, TimedLaunch
+from tvm_ext.byoc_cutlass.profiler import TEXTS, RegionPlan, Versions, profile
+from tvm_ext.byoc_cutlass.screening import ScreeningLimits
 from tvm_ext.byoc_cutlass.selection import Candidate
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
@@ -32,11 +30,7 @@ from tvm_ext.support.limited_process import run_limited
 from . import cutlass_toolchain, host_compiler, sample_worker
 from .cuda_toolchain import find_nvcc
 from .cutlass_toolchain import TemplateCompiler
-
-WORKER = Path(sample_worker.__file__)
-
-LAUNCH_LIMIT_S = 10.0
-"""Of a launch with all its runs; what takes longer hangs."""
+from .sample_runner import WORKER, SampleRunner
 
 _LINK_LIMIT_S = 60.0
 _DEVICE_LIMIT_S = 30.0
@@ -83,6 +77,8 @@ class SamplePrograms:
 
     def _kept(self, candidate: Candidate) -> bytes | None:
         """The object file that has the program; several programs may lie in one."""
+        if not self.cache.is_on:
+            return None
         alias = self.cache.get(self._key(candidate))
         unit = self.cache.get(alias.record.symbol) if alias is not None else None
         return None if unit is None else unit.code
@@ -132,107 +128,7 @@ def link_samples(images: Sequence[bytes], path: Path) -> None:
         run_limited([*command, "-lpthread", "-ldl", "-lrt"], _LINK_LIMIT_S, folder)
 
 
-# --- running ---------------------------------------------------------------------------------------------------------
-class SampleRunner:
-    """Runs launches in a worker: `screening.LaunchTimer`. A worker that crashes or hangs is replaced."""
-
-    def __init__(self, libraries: Mapping[str, Path], limit_s: float = LAUNCH_LIMIT_S) -> None:
-        self.libraries, self.limit_s = libraries, limit_s
-        self.started = 0
-        self._process: subprocess.Popen[str] | None = None
-
-    def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
-        """What came of ``launches``. Where one takes the others with it, each is tried alone and the rest once more."""
-        done: dict[str, TimedLaunch] = {}
-        pending = list(launches)
-        while pending:
-            results, why = self._ask(pending, runs)
-            before = len(pending)
-            for item, result in zip(tuple(pending), results, strict=True):
-                if result is not None:
-                    done[item.configuration] = _timed(item, result)
-                    pending.remove(item)
-            if pending and len(pending) == before:
-                found = self._suspects(pending, why)
-                done |= {item.launch.configuration: item for item in found}
-                pending = [item for item in pending if item.configuration not in done]
-        return [done[item.configuration] for item in launches]
-
-    def _suspects(self, pending: Sequence[SampleLaunch], why: str) -> list[TimedLaunch]:
-        """Those that fail alone; all of them where none does, so that this comes to an end."""
-        found = []
-        for item in pending:
-            (result,), reason = self._ask([item], 1) if len(pending) > 1 else ([None], why)
-            if result is None:
-                found.append(TimedLaunch(item, "timed_out" if reason == _HANGS else "crashed", reason=reason))
-            elif result["outcome"] != "ok":
-                found.append(_timed(item, result))
-        return found or [TimedLaunch(item, "crashed", reason=f"beside others: {why}") for item in pending]
-
-    def _ask(self, launches: Sequence[SampleLaunch], runs: int) -> tuple[list[dict[str, Any] | None], str]:
-        """The worker's results, None for what it did not get to, and what became of the worker."""
-        request = {
-            "launches": [{**item.arguments, "library": str(self.libraries[item.symbol])} for item in launches],
-            "runs": runs,
-            "warm_up": WARM_UP_RUNS,
-            "flushed_bytes": FLUSHED_BYTES,
-        }
-        worker = self._worker()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        hangs = threading.Event()
-
-        def stop() -> None:
-            hangs.set()
-            worker.kill()
-
-        watch = threading.Timer(self.limit_s * len(launches), stop)
-        watch.start()
-        try:
-            worker.stdin.write(json.dumps(request) + "\n")
-            worker.stdin.flush()
-            line = worker.stdout.readline()
-        except OSError:
-            line = ""
-        finally:
-            watch.cancel()
-        if not line.endswith("\n"):
-            status = self._end()
-            return [None] * len(launches), _HANGS if hangs.is_set() else f"the process ended with status {status}"
-        reply = json.loads(line)
-        if reply["broken"]:
-            self._end()
-        return reply["results"], "the device was broken"
-
-    def _worker(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-I", str(WORKER)]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-            self.started += 1
-        return self._process
-
-    def _end(self) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.kill()
-        process.communicate()
-        return process.returncode
-
-    def close(self) -> None:
-        """End the worker."""
-        self._end()
-
-
-_HANGS = "it did not end in time"
-
-
-def _timed(launch: SampleLaunch, result: Mapping[str, Any]) -> TimedLaunch:
-    times = tuple(map(float, result.get("times_us", ())))
-    return TimedLaunch(launch, str(result["outcome"]), times, str(result.get("reason", "")))
-
-
+# --- this machine's GPU -----------------------------------------------------------------------------------------------
 def why_no_gpu(device: DeviceSpec) -> str:
     """Why nothing can be measured for ``device`` on this machine; "" where it can."""
     command = [sys.executable, "-I", str(WORKER), "--device"]

@@ -27,7 +27,8 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains import cutlass_samples, cutlass_toolchain, sample_worker
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_samples import SamplePrograms, SampleRunner, link_samples, sample_versions
+from tvm_ext.toolchains.cutlass_samples import SamplePrograms, link_samples, sample_versions
+from tvm_ext.toolchains.sample_runner import SampleRunner
 
 A100 = lookup("nvidia-a100")
 LIMITS = ScreeningLimits(templates=2, finalists=1, variants=2, screening_runs=2, final_runs=2)
