@@ -6,8 +6,8 @@
 
 Each row, of pairs each product and both together, is a graph of its own, with a bias and an activation, that goes
 through partitioning. Per row and device: what was recognised, how many templates are legal, the best one and its
-predicted time, the name of its kernel, and what nvcc made of it; of channels that are no multiple of 8 the predicted
-time with padded ones; of pairs in one kernel (channels padded), what templates apart and one kernel of our own are
+predicted time, the name of its kernel, and what nvcc made of it; channels that are no multiple of 8 once as they are,
+and once padded; of pairs in one kernel (channels padded), what templates apart and one kernel of our own are
 predicted to take. Nothing here is measured. Writes ``benchmarks/results/<date>-gpu-templates.json``.
 """
 
@@ -181,6 +181,12 @@ def table(verdicts: list[Verdict]) -> Table:
     return made
 
 
+def _padded(case: Case) -> Case | None:
+    """The case as padding makes it, under a name of its own; None where nothing is padded."""
+    form = padded(case)
+    return None if form is None else dataclasses.replace(form, id=f"{case.id}_padded")
+
+
 def _times(item: Verdict) -> tuple[float | None, ...]:
     return item.time_us, item.padded_us, item.apart_us, item.own_us
 
@@ -194,7 +200,8 @@ def main(
     """Judge all rows, print and keep the verdicts."""
     with WORKLOAD.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    cases = [(case, rows[int(re.findall(r"\d+", case.id)[0])], judge) for case in bolt(WORKLOAD)]
+    single = [form for case in bolt(WORKLOAD) for form in (case, _padded(case)) if form is not None]
+    cases = [(case, rows[int(re.findall(r"\d+", case.id)[0])], judge) for case in single]
     cases += [(case, rows[int(case.id.rsplit("_", 1)[1])], judge_pair) for case in bolt_chains(WORKLOAD)]
     environment = current_environment()
     path = result_path("gpu-templates", environment, output)

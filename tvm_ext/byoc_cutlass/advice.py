@@ -14,16 +14,30 @@ from math import prod
 from tvm_ext._tvm import Var
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, static_shape
-from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us
+from tvm_ext.cost.alignment_model import (
+    TILE_ROWS,
+    WIDEST_TILE_COLUMNS,
+    AlignedProduct,
+    BlockTile,
+    copied_us,
+    has_matrix_units,
+    product_us,
+)
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, US_PER_S, instructions_us
 from tvm_ext.cost.gpu_chain import ChainProduct, ProductChain
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import InputError, TargetError
 from tvm_ext.records.advice import ActivationAdvice, AlignmentAdvice, DeepeningAdvice, ModelAdvice
 from tvm_ext.records.padding import PaddingRecord, ProductPadding
 from tvm_ext.records.partition import CutlassProblem
 
 from .activations import is_spelling
+from .configs import propose
+from .convolution import ConvolutionConfig, ConvolutionProblem
+from .convolution_configs import propose_convolution
+from .epilogue import Epilogue
+from .gemm import GemmProblem
 from .graph_values import GraphValues
 from .patterns import OF_MODEL, Region, regions_of
 
@@ -61,7 +75,7 @@ def advise(values: Sequence[GraphValues], padding: PaddingRecord, device: Device
     return ModelAdvice(
         device=device.name,
         products=len(problems),
-        products_us=sum(product_us(aligned_product(problem), device) for problem in on_units),
+        products_us=sum(_product_us(problem, device) for problem in on_units),
         epilogues_us=sum(_epilogue_us(region, device) for _, region in regions),
         chains=len(saved),
         chains_saved_us=sum(saved),
@@ -274,7 +288,7 @@ def _chain_saving_us(values: GraphValues, region: Region, others: Sequence[Regio
         return 0.0
     # The share that their own model says, of the time that the products are said to take here; never the first's own.
     fused, *apart = (ranked[0][1].time_s for ranked in tiles)
-    first_us, second_us = (product_us(aligned_product(item), device) for item in (problem, behind))
+    first_us, second_us = (_product_us(item, device) for item in (problem, behind))
     return min(second_us, max(0.0, 1 - fused / sum(apart)) * (first_us + second_us))
 
 
@@ -297,7 +311,34 @@ def _epilogue_us(region: Region, device: DeviceSpec) -> float:
 def _one_us(problem: CutlassProblem, device: DeviceSpec) -> float:
     """A product in a kernel of its own, whose blocks need not have all columns: the better of both models."""
     tiles = construct_chain(_chain(problem), device, "matrix units").ranked
-    return min([product_us(aligned_product(problem), device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
+    return min([_product_us(problem, device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
+
+
+@lru_cache(maxsize=1024)
+def _product_us(problem: CutlassProblem, device: DeviceSpec) -> float:
+    """With tiles of 128 x 128, by which the model's rates were found, or the smaller ones of the best template.
+
+    Worked example, 256 x 512 x 2048 on an A100: 8 large tiles leave 100 units idle, 8 slices of them do not.
+    """
+    product = aligned_product(problem)
+    tiles = [None, *_smaller_tiles(problem, device)]
+    return min(product_us(product, device, tile) for tile in tiles)
+
+
+def _smaller_tiles(problem: CutlassProblem, device: DeviceSpec) -> list[BlockTile]:
+    """Of the template that is predicted to be the fastest, where it divides the product more finely."""
+    out_dtype = problem.dtypes[2]
+    plain = Epilogue(out_dtype=out_dtype)
+    try:
+        if problem.window is None:
+            configs = [item.config for item in propose(GemmProblem.of(problem, out_dtype), device, plain, count=1)]
+        else:
+            found = propose_convolution(ConvolutionProblem.of(problem, out_dtype), device, plain, count=1)
+            configs = [item.config.tile for item in found if isinstance(item.config, ConvolutionConfig)]
+    except (InputError, TargetError):
+        return []
+    tiles = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in configs]
+    return [tile for tile in tiles if tile.rows * tile.columns < TILE_ROWS * WIDEST_TILE_COLUMNS * tile.slices]
 
 
 def _chain(first: CutlassProblem, *behind: CutlassProblem) -> ProductChain:

@@ -54,17 +54,29 @@ class AlignedProduct:
     dtype: str
 
 
-def product_us(product: AlignedProduct, device: DeviceSpec) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockTile:
+    """A threadblock's part of a product: rows, columns, and the slices that its depth is cut into."""
+
+    rows: int
+    columns: int
+    slices: int = 1
+
+
+def product_us(product: AlignedProduct, device: DeviceSpec, tile: BlockTile | None = None) -> float:
     """Predicted microseconds of one launch: the longest of multiplying, copying tiles, and moving each matrix once."""
-    columns = min(WIDEST_TILE_COLUMNS, max(NARROWEST_TILE_COLUMNS, 1 << (product.columns - 1).bit_length()))
-    blocks = product.batch * ceil_div(product.rows, TILE_ROWS) * ceil_div(product.columns, columns)
+    if tile is None:
+        columns = min(WIDEST_TILE_COLUMNS, max(NARROWEST_TILE_COLUMNS, 1 << (product.columns - 1).bit_length()))
+        tile = BlockTile(rows=TILE_ROWS, columns=columns)
+    blocks = product.batch * ceil_div(product.rows, tile.rows) * ceil_div(product.columns, tile.columns) * tile.slices
     held = ceil_div(blocks, device.unit_count) * device.unit_count  # the busiest unit's share, on every unit
+    depth = ceil_div(product.depth, tile.slices)
     copied = [
-        extent * product.depth * product.itemsize_bytes * slowdown(alignment * product.itemsize_bytes)
-        for extent, alignment in zip((TILE_ROWS, columns), product.alignments, strict=True)
+        extent * depth * product.itemsize_bytes * slowdown(alignment * product.itemsize_bytes)
+        for extent, alignment in zip((tile.rows, tile.columns), product.alignments, strict=True)
     ]
     copies_us = held * sum(copied) / (_tile_gb_per_s(device) * BYTES_PER_GB) * US_PER_S
-    work = 2.0 * held * TILE_ROWS * columns * product.depth
+    work = 2.0 * held * tile.rows * tile.columns * depth
     elements = (
         product.input_elements,
         *(product.batch * product.columns * item for item in (product.depth, product.rows)),

@@ -8,9 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.unit.byoc_cutlass.graphs import decided, product
 from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.networks.half import to_half
+from tvm_ext.byoc_cutlass.advice import _product_us, aligned_product
 from tvm_ext.cli.advise import advice_on
+from tvm_ext.cost.alignment_model import product_us
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.advice import ModelAdvice
 from tvm_ext.records.serialise import from_json, to_json
@@ -89,6 +92,21 @@ def test_an_aligned_model_has_nothing_to_change() -> None:
     graph.output(graph.op("Relu", graph.op("MatMul", value, weight)), (64, 512))
     found = advice(graph.model())
     assert (found.products, found.alignment, found.activations, found.deepening) == (1, (), (), ())
+
+
+@pytest.mark.parametrize("device", ["nvidia-t4", "nvidia-a100"])
+def test_small_products_are_predicted_in_small_tiles(device: str) -> None:
+    """Which 128 x 128 tiles would leave most units without work; of large ones nothing else is said than before."""
+
+    def predicted(rows: int, depth: int, columns: int) -> tuple[float, float]:
+        (region,) = decided(product((rows, depth), (depth, columns)), device).taken
+        problem = region.problem
+        return _product_us(problem, lookup(device)), product_us(aligned_product(problem), lookup(device))
+
+    small, in_large_tiles = predicted(256, 2048, 512)
+    assert small < 0.7 * in_large_tiles
+    large, in_large_tiles = predicted(4096, 1024, 4096)
+    assert large == in_large_tiles
 
 
 def test_the_advice_is_read_back(found: ModelAdvice) -> None:
