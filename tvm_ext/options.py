@@ -66,7 +66,7 @@ _THREAD_POOL_VARIABLE = "TVM_EXT_THREAD_POOL"
 _SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 _SPIN_COUNT = 300_000  # TVM's own default
 
-_SWITCHES = ("enable_roller", "enable_pipelining", "enable_persistent_fusion", "enable_cutlass", "profile_cutlass")
+_SWITCH = "bool | Literal['auto']"  # the type, as Python keeps it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +123,9 @@ class BuildOptions:
         measured; True: what is not known yet is measured first, where the GPU is (some minutes a model; docs/bolt.md);
         False: by the model alone.
     database
-        Where measurements are kept: ``"auto"`` (the user's cache folder, or what ``TVM_EXT_DATABASE`` says), ``"off"``,
-        or a file (docs/database.md).
+        Where measurements are kept: ``"auto"`` (the cache folder, or ``TVM_EXT_DATABASE``), ``"off"``, or a file.
+    enable_rammer
+        On CPUs: whether one schedule runs the rTasks of many operators (Rammer); ``"auto"``: where it should be faster.
     bounds
         What becomes of an index outside its axis, and of an integer divided by 0, that is only known at run time:
         ``"error"`` of ``run`` on CPUs; ``"wrap"``, and on GPUs, the index modulo the extent, and 0.
@@ -155,11 +156,12 @@ class BuildOptions:
     enable_cutlass: bool | Literal["auto"] = False
     profile_cutlass: bool | Literal["auto"] = "auto"
     database: str = "auto"
+    enable_rammer: bool | Literal["auto"] = False
     bounds: Literal["error", "wrap"] = "error"
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
-        for switch in _SWITCHES:
+        for switch in (item.name for item in fields(self) if item.type == _SWITCH):
             _check_switch(switch, getattr(self, switch))
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)

@@ -33,6 +33,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError, TargetError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
+from tvm_ext.rammer_runtime import native
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
@@ -52,6 +53,7 @@ from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
+from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
@@ -62,6 +64,7 @@ from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
+from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
@@ -210,7 +213,7 @@ def kernel_passes(
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
-        ConstructCpuKernels(device, options, cache),
+        *_cpu_construction(device, options, cache),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
         # On one core no kernel starts threads, however it was made.
@@ -220,11 +223,26 @@ def kernel_passes(
     ]
 
 
+def _cpu_construction(device: DeviceSpec, options: BuildOptions, cache: KernelCache | None) -> list[tvm.transform.Pass]:
+    """The pass that constructs kernels; for rTasks all of them have bodies, and dividing one costs no fork."""
+    if options.enable_rammer is False:
+        return [ConstructCpuKernels(device, options, cache)]
+    return [ConstructCpuKernels(replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3), options)]
+
+
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:
     """What looks at each kernel before it is taken: the CUDA compiler, where ``check_machine_code`` asks for it."""
     if not options.check_machine_code or device.kind != "cuda":
         return None
     return lambda func: refuse_bad_machine_code(func, tvm.target.Target.current())
+
+
+def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Kernels as rTasks, and schedules that run those of many operators (Rammer). For CPUs."""
+    if options.enable_rammer is False or device.kind != "cpu":
+        return []
+    # Behind construction, which says how long kernels take, and while calls still say what depends on what.
+    return [SplitRTasks(device), ScheduleWavefronts(device, options.enable_rammer)]
 
 
 def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
@@ -262,9 +280,10 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 
-def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:
+def lowering_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
     """Every pass after the kernels."""
-    return tvm.transform.Sequential(lowering_passes(target), name="tvm_ext.lowering")
+    passes = [*rammer_passes(device, options), *lowering_passes(target)]
+    return tvm.transform.Sequential(passes, name="tvm_ext.lowering")
 
 
 def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
@@ -277,7 +296,10 @@ def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
     BuildOptions.create(**settings)  # a wrong setting is an error here, not deep inside a build
 
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        plan = plan_build(tvm.target.Target.current() or "llvm", BuildOptions.current(**settings))
+        options = BuildOptions.current(**settings)
+        if options.enable_rammer is True:
+            raise OptionError("option 'enable_rammer' is for relay.build.", "build by relay.build, or leave it out")
+        plan = plan_build(tvm.target.Target.current() or "llvm", replace(options, enable_rammer=False))
         with EXCLUSIVE, plan.target:
             return plan.lower(plan.construct(mod))
 
@@ -334,6 +356,7 @@ def plan_build(
         raise OptionError(
             f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"
         )
+    options = _with_rammer_settled(device, options)
     if device.kind == "opencl":
         enable_opencl_math()
     if device.kind == "cpu" and options.num_threads is not None:
@@ -343,8 +366,24 @@ def plan_build(
         target=resolved,
         options=options,
         construct=kernel_pipeline(resolved, device, options, cache),
-        lower=lowering_pipeline(resolved),
+        lower=lowering_pipeline(resolved, device, options),
     )
+
+
+def _with_rammer_settled(device: DeviceSpec, options: BuildOptions) -> BuildOptions:
+    """``options`` without schedules that cannot be; raises OptionError where they were asked for."""
+    if options.enable_rammer is False:
+        return options
+    reason, remedy = "", "pass 'auto', or leave it out"
+    if device.kind != "cpu":
+        reason = f"is for CPUs, and {device.name} is none"
+    elif options.guard_memory:
+        reason = "lets one call run many kernels, and guard_memory looks at the memory of each"
+    elif not native.is_available():
+        reason, remedy = "needs the native runtime, which this installation lacks", "install from a wheel, on Linux"
+    if reason and options.enable_rammer is True:
+        raise OptionError(f"option 'enable_rammer' {reason}.", remedy)
+    return replace(options, enable_rammer=False) if reason else options
 
 
 def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:

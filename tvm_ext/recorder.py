@@ -22,6 +22,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.layout import LAYOUT, LayoutRecord
 from tvm_ext.records.partition import CUTLASS, CutlassBuild
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
+from tvm_ext.records.rammer import RAMMER, RammerRecord
 from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
@@ -72,6 +73,7 @@ def record(
         kernel_cache=cache,
         layout=layout_record(kernels),
         persistent=persistent_record(kernels),
+        rammer=rammer_record(kernels),
         cutlass=cutlass_record(kernels),
         device_code=device_code(plan),
     )
@@ -95,6 +97,12 @@ def layout_record(kernels: tvm.IRModule) -> LayoutRecord | None:
     """What `BlockChannels` decided; None where it did not run."""
     text = kernels.attrs.get(LAYOUT) if kernels.attrs else None
     return None if text is None else serialise.from_json(LayoutRecord, str(text))
+
+
+def rammer_record(kernels: tvm.IRModule) -> RammerRecord | None:
+    """Which operators schedules of rTasks run, and which do not; None where that was not asked."""
+    text = kernels.attrs.get(RAMMER) if kernels.attrs else None
+    return None if text is None else serialise.from_json(RammerRecord, str(text))
 
 
 def persistent_record(kernels: tvm.IRModule) -> PersistentRecord | None:

@@ -27,6 +27,7 @@ from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
+from tvm_ext.records.rammer import RAMMER
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
@@ -51,6 +52,7 @@ def build(
     enable_roller: bool | Literal["auto"] | None = None,
     enable_persistent_fusion: bool | Literal["auto"] | None = None,
     enable_cutlass: bool | Literal["auto"] | None = None,
+    enable_rammer: bool | Literal["auto"] | None = None,
     options: BuildOptions | None = None,
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
@@ -75,6 +77,9 @@ def build(
     enable_cutlass
         Whether matrix products become kernels of CUTLASS's templates, on CUDA devices: True, False or ``"auto"``; None
         as above. They are compiled by nvcc: minutes the first time.
+    enable_rammer
+        Whether one schedule runs the rTasks of many operators on all cores, on CPUs: True, False or ``"auto"``; None as
+        above.
     options
         All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
     progress
@@ -100,6 +105,7 @@ def build(
         "enable_roller": enable_roller,
         "enable_persistent_fusion": enable_persistent_fusion,
         "enable_cutlass": enable_cutlass,
+        "enable_rammer": enable_rammer,
     }
     settings |= {name: value for name, value in switches.items() if value is not None}
     chosen = options.updated(**settings) if options is not None else BuildOptions.current(**settings)
@@ -195,6 +201,7 @@ def _compile(
             kernels = plan.construct(mod)
             watch.split(CONSTRUCTING)
             lowered = plan.lower(kernels)
+            kernels = with_rammer_record(kernels, lowered)
             watch.split(LOWERING)
         if verify:
             _refuse_wrong_kernels(mod, lowered, plan, clock)
@@ -208,6 +215,12 @@ def _compile(
             code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)
     return kernels, code
+
+
+def with_rammer_record(kernels: tvm.IRModule, lowered: tvm.IRModule) -> tvm.IRModule:
+    """``kernels`` with what their lowering says of schedules, for the report."""
+    text = lowered.attrs.get(RAMMER) if lowered.attrs else None
+    return kernels if text is None else kernels.with_attr(RAMMER, text)
 
 
 def _refuse_wrong_kernels(mod: tvm.IRModule, lowered: tvm.IRModule, plan: BuildPlan, clock: PassClock) -> None:

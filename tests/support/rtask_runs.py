@@ -16,7 +16,7 @@ import numpy as np
 
 from tvm_ext._autoload import RKERNEL_PIPELINE
 from tvm_ext._tvm import IRModule, PrimFunc, Target, tvm
-from tvm_ext.records.rammer import RTASK_PLANS, RegionPlan
+from tvm_ext.records.rammer import RTASK_PLANS, SchedulePlan
 from tvm_ext.records.rtask_plan import ARENA, DataPlace
 from tvm_ext.records.rtask_split import RKERNEL
 from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry
@@ -42,9 +42,9 @@ def _with_addresses(function: Callable[..., None], module: Any) -> RKernel:
     return call
 
 
-def plans_of(mod: IRModule) -> dict[str, RegionPlan]:
+def plans_of(mod: IRModule) -> dict[str, SchedulePlan]:
     """The plans that `ScheduleWavefronts` left at ``mod``, by the name of their function."""
-    plans = [from_json(RegionPlan, str(text)) for text in mod.attrs[RTASK_PLANS]]
+    plans = [from_json(SchedulePlan, str(text)) for text in mod.attrs[RTASK_PLANS]]
     return {plan.symbol: plan for plan in plans}
 
 
@@ -62,7 +62,7 @@ def aligned(size_bytes: int) -> Array:
 
 
 def run_plan(
-    plan: RegionPlan, kernels: Mapping[str, RKernel], arguments: Sequence[Array], seed: int, most_in_turn: int = 1
+    plan: SchedulePlan, kernels: Mapping[str, RKernel], arguments: Sequence[Array], seed: int, most_in_turn: int = 1
 ) -> list[int]:
     """Run ``plan`` on ``arguments``, inputs and outputs, in an order drawn from ``seed``; the vEUs in that order.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -56,8 +57,18 @@ def test_wrong_values_name_the_option_and_what_is_allowed(name: str, value: obje
         BuildOptions.create(**{name: value})
 
 
+SWITCHES = [item.name for item in dataclasses.fields(BuildOptions) if item.type == options._SWITCH]
+
+
+def test_all_switches_are_known_as_such() -> None:
+    assert set(SWITCHES) == {name for name in BuildOptions.names() if name.startswith(("enable_", "profile_"))}
+    for switch in SWITCHES:
+        with pytest.raises(OptionError, match=switch):
+            BuildOptions.create(**{switch: "on"})
+
+
 @pytest.mark.parametrize("value", [True, False, "auto"])
-@pytest.mark.parametrize("switch", options._SWITCHES)
+@pytest.mark.parametrize("switch", SWITCHES)
 def test_switches_take_their_three_values(switch: str, value: object) -> None:
     assert getattr(BuildOptions.create(**{switch: value}), switch) == value
 

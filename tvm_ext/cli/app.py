@@ -34,6 +34,7 @@ from .common import (
 )
 from .database import database
 from .profile import profile as profile_templates
+from .switches import Cutlass, Persistent, Rammer, Roller
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -55,16 +56,6 @@ ShapeOption = Annotated[
 Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
 Sequence_ = Annotated[int, typer.Option("--sequence", min=1, help="Sequence length of a built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
-Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
-Persistent = Annotated[
-    bool | None,
-    typer.Option(
-        "--persistent/--no-persistent", help="Chains of products as one kernel each; left out: where it pays."
-    ),
-]
-Cutlass = Annotated[
-    bool | None, typer.Option("--cutlass/--no-cutlass", help="Products by CUTLASS's templates, on CUDA devices.")
-]
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
 
@@ -96,6 +87,7 @@ def compile(
     roller: Roller = True,
     persistent: Persistent = None,
     cutlass: Cutlass = None,
+    rammer: Rammer = None,
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
@@ -104,7 +96,12 @@ def compile(
     """Compile a model to a shared library."""
     output = output or Path(f"{Path(model).stem}.so")
     with progress_bar(4) as steps:
-        switches = {"enable_roller": roller, "enable_persistent_fusion": persistent, "enable_cutlass": cutlass}
+        switches = {
+            "enable_roller": roller,
+            "enable_persistent_fusion": persistent,
+            "enable_cutlass": cutlass,
+            "enable_rammer": rammer,
+        }
         library = _build(steps, load_model(model, batch, sequence), shape, target, verify=verify, **switches)
         if profile:
             steps.begin("measuring each operator")

@@ -10,7 +10,7 @@ RAMMER = "tvm_ext.rammer"
 """Module attribute: the `RammerRecord` as JSON."""
 
 RTASK_PLANS = "tvm_ext.rtask_plans"
-"""Module attribute: a list of `RegionPlan` as JSON, one for each function that runs a schedule."""
+"""Module attribute: a list of `SchedulePlan` as JSON, one for each function that runs a schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class RegionArgument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RegionPlan:
+class SchedulePlan:
     """What runs a region: function ``symbol`` of ``arguments``, inputs first, then outputs, which it writes.
 
     ``schedule`` is an `RTaskSchedule` as its JSON; ``operators`` and ``names`` are as it counts them.
@@ -62,6 +62,17 @@ class RegionRecord:
     sequential_us: float
     utilisation: float
     arena_bytes: int
+
+    def __str__(self) -> str:
+        times = f"{self.predicted_us:.1f} us by the simulator, {self.sequential_us:.1f} us one after another"
+        if not self.symbol:
+            return f"no schedule of {len(self.operators)} operators: {times}"
+        tasks = sum(operator.task_count for operator in self.operators)
+        return (
+            f"{self.symbol}: {len(self.operators)} operators, {tasks} rTasks in {self.entries} entries on "
+            f"{self.veu_count} vEU{'s' * (self.veu_count > 1)} ({self.policy}): {times}; vEUs busy "
+            f"{self.utilisation:.0%}; arena {self.arena_bytes / 1e6:.3g} MB"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.layout import LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
+from tvm_ext.records.rammer import RammerRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,7 @@ class BuildRecord:
     layout: LayoutRecord | None = None  # None where channel-blocked layouts were not considered
     persistent: PersistentRecord | None = None  # None where no operators were considered for one persistent kernel
     cutlass: CutlassBuild | None = None  # None where templates were not asked for
+    rammer: RammerRecord | None = None  # None where no schedules of rTasks were asked for
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
@@ -123,6 +125,14 @@ class BuildRecord:
             return ""
         regions = self.persistent.regions
         return f"{sum(region.fused for region in regions)} of {len(regions)} chains in one kernel each"
+
+    def rammer_summary(self) -> str:
+        """How many operators schedules run, in a few words; empty where that was not asked for."""
+        if self.rammer is None:
+            return ""
+        scheduled = self.rammer.scheduled
+        count = sum(len(region.operators) for region in scheduled)
+        return f"{count} operators of rTasks in {len(scheduled)} schedule{'' if len(scheduled) == 1 else 's'}"
 
     def cutlass_summary(self) -> str:
         """How many products are kernels of templates, in a few words; empty where there was none."""

@@ -31,11 +31,22 @@ def show(report: BuildRecord, console: Console) -> None:
 def profile(report: BuildRecord) -> list[str]:
     """Where the time of the build went: lines of phases, code generation and the cache, then decisions and limits."""
     templates = [f"CUTLASS: {line}" for line in cutlass_lines(report)]
-    notes = [*persistent_lines(report), *templates, *(f"limit: {note}" for note in report.notes)]
+    notes = [*persistent_lines(report), *templates, *rammer_lines(report), *(f"limit: {note}" for note in report.notes)]
     if not report.phases:
         return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
     return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes, *notes]
+
+
+def rammer_lines(report: BuildRecord) -> list[str]:
+    """A line for each schedule, and for each reason why something runs outside of them."""
+    if report.rammer is None:
+        return []
+    outside = Counter(f"outside the schedules: {item.name}: {item.reason}" for item in report.rammer.outside)
+    return [
+        *map(str, report.rammer.regions),
+        *(f"{text} ({count} times)" if count > 1 else text for text, count in outside.items()),
+    ]
 
 
 def persistent_lines(report: BuildRecord) -> list[str]:
@@ -75,9 +86,10 @@ def summary(report: BuildRecord) -> str:
     counts = ", ".join(f"{count} {path}" for path, count in sorted(report.path_counts().items())) or "none"
     calls = sum(operator.calls for operator in report.operators)
     size = f"{report.constant_bytes / 1e6:.3g} MB of parameters"
-    graph = "".join(
-        f"; {said}" for said in (report.layout_summary(), report.persistent_summary(), report.cutlass_summary()) if said
-    )
+    said = (
+        report.layout_summary(), report.persistent_summary(), report.cutlass_summary(), report.rammer_summary()
+    )  # fmt: skip
+    graph = "".join(f"; {words}" for words in said if words)
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"

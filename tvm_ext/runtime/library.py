@@ -17,6 +17,7 @@ import tvm
 
 from tvm_ext.devices.cpu_info import CpuNeeds, read_cpu_info
 from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
+from tvm_ext.rammer_runtime import native
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import DeviceCode
 from tvm_ext.reports.report import BuildReport
@@ -243,6 +244,7 @@ def load(path: str | Path) -> Library:
         raise ExportError(f"there is no file {path}.", "check the path")
     check_complete(path)
     check_seal(path)
+    native.is_available()  # loads what runs schedules, which the library may hold
     try:
         with without_lines(CONSTANT_SCOPES), own_cuda_compiler():
             module = _open(path.absolute())

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tvm_ext._autoload import RKERNEL_PIPELINE
 from tvm_ext._tvm import (
     Executable,
     GlobalVar,
@@ -35,8 +36,12 @@ from tvm_ext._tvm import (
     vm_link,
 )
 from tvm_ext.errors import ExportError
+from tvm_ext.rammer_runtime.region_table import with_schedules
 from tvm_ext.records.build_profile import CodeTimes
 from tvm_ext.records.choice import CHOICE
+from tvm_ext.records.rammer import RTASK_PLANS, SchedulePlan
+from tvm_ext.records.rtask_split import RKERNEL
+from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import check_space, temporary_folder, write_objects
 from tvm_ext.support.kernel_cache import (
     KERNEL_KEY,
@@ -119,18 +124,31 @@ def generate(
         objects_s=sum(result.objects_s for _, result in compiled),
         link_s=time.perf_counter() - start,
     )
-    constants = _constants(lowered)
+    plans = _plans(lowered)
     return GeneratedCode(
-        executable=vm_link(builder, target, library, constants),
+        executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)),
         times=times,
         objects=objects,
-        link_again=lambda: vm_link(vm_generate(lowered)[0], target, _no_kernels(target), _constants(lowered)),
+        link_again=lambda: vm_link(
+            vm_generate(lowered)[0], target, with_schedules(_no_kernels(target), plans), _constants(lowered)
+        ),
     )
 
 
 def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
     """Stock TVM's way, for GPUs, for other machines' CPUs and where there is no linker."""
+    plans = _plans(lowered)
+    if plans:
+        builder, kernels = vm_generate(lowered)
+        library = tvm.tirx.build(kernels, target=target, pipeline=RKERNEL_PIPELINE)
+        return GeneratedCode(executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)))
     return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline="default"))
+
+
+def _plans(lowered: IRModule) -> list[SchedulePlan]:
+    """The schedules that functions of ``lowered`` call by name."""
+    texts = lowered.attrs.get(RTASK_PLANS, ()) if lowered.attrs else ()
+    return [from_json(SchedulePlan, str(text)) for text in texts]
 
 
 def _constants(lowered: IRModule) -> dict[str, Tensor]:
@@ -196,7 +214,8 @@ def _object_folder(stack: contextlib.ExitStack) -> Path:
 def _compile(kernel: _Kernel, target: Target, context: Callable[[], Any], path: Path) -> _Compiled:
     start = time.thread_time()
     with context(), target:
-        module = tvm.tirx.build(tvm.IRModule({kernel.variable: kernel.func}), target=target, pipeline="default")
+        pipeline = RKERNEL_PIPELINE if kernel.func.attrs.get(RKERNEL) else "default"
+        module = tvm.tirx.build(tvm.IRModule({kernel.variable: kernel.func}), target=target, pipeline=pipeline)
     lowered = time.thread_time()
     code = _object_file(module, path)
     return _Compiled(code, lowered - start, time.thread_time() - lowered)
@@ -217,7 +236,7 @@ def _object_file(module: Module, path: Path) -> bytes:
 
 def _keep(kernel: _Kernel, code: bytes, cache: KernelCache) -> None:
     """Put the kernel's code into the cache, if the cache can describe the kernel."""
-    params = params_of(kernel.func)
+    params = () if kernel.func.attrs.get(RKERNEL) else params_of(kernel.func)  # an rKernel has no callers to check
     if not cache.is_on or params is None:
         return
     choice = str(kernel.func.attrs.get(CHOICE, ""))

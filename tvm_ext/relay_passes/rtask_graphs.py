@@ -1,0 +1,226 @@
+"""Calls of split kernels as one graph of rTasks, and the tensors that its operators pass to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+
+from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, Var, VarBinding, relax
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode, OperatorData
+from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
+from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskSchedule
+
+from .rtask_memory import place_values, spans_of
+
+SHORTEST_TASK_S = 1e-6
+"""What is shorter is not divided further: handing it to another vEU takes about as long."""
+
+TensorPlace = int | tuple[int, ...]
+"""What a variable stands for: a tensor of the region, or a tuple of them."""
+
+
+@dataclass(slots=True, eq=False)
+class RegionTensor:
+    """A tensor that operators touch: an argument of the region, or in its arena where ``argument`` is None.
+
+    ``writers`` are the operators that wrote it last, ``readers`` those that read it since.
+    """
+
+    size_bytes: int
+    argument: int | None = None
+    is_constant: bool = False
+    touched: list[int] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionOperator:
+    """A step of the call that ``variable`` is bound to, with the tensors that its rKernels take."""
+
+    name: str
+    step: RTaskStep
+    core_s: float
+    tensors: tuple[int, ...]
+    predecessors: tuple[int, ...]
+    constants: str
+    constant_bytes: int
+
+
+class RTaskRegion:
+    """Calls of kernels in their order, with views of their results, as operators over tensors.
+
+    ``splits`` are those of the kernels that are called. What is read but not bound by ``bindings`` is an argument.
+    """
+
+    def __init__(self, bindings: Sequence[VarBinding], splits: Mapping[str, RTaskSplit], device: DeviceSpec) -> None:
+        self.device = device
+        self.arguments: list[Expr] = []
+        self.tensors: list[RegionTensor] = []
+        self.operators: list[RegionOperator] = []
+        self.places: dict[Expr, TensorPlace] = {}
+        self.workspaces: list[int] = []
+        for binding in bindings:
+            value = binding.value
+            if isinstance(value, relax.TupleGetItem):
+                fields = self.places[value.tuple_value]
+                assert isinstance(fields, tuple)
+                self.places[binding.var] = fields[value.index]
+            elif value.op == CALL_TIR:
+                self._call(binding.var, value, splits[value.args[0].name_hint])
+            else:
+                self.places[binding.var] = self.places[value.args[0]]  # a view
+
+    def tensor_of(self, variable: Var) -> int:
+        """The place of the tensor that ``variable`` stands for."""
+        place = self.places[variable]
+        assert isinstance(place, int)
+        return place
+
+    def graph(self) -> RTaskGraph:
+        """The operators for a policy, each with its rKernels from the finest to the coarsest."""
+        return RTaskGraph(
+            operators=tuple(
+                ROperator(
+                    name=operator.name,
+                    kernels=tuple(_kernel(operator, code) for code in codes_of(operator, self.device)),
+                    predecessors=operator.predecessors,
+                    constants=operator.constants,
+                )
+                for operator in self.operators
+            )
+        )
+
+    def data(self, schedule: RTaskSchedule) -> tuple[tuple[OperatorData, ...], int]:
+        """Each operator's code and data, and the bytes of the arena in which tensors lie that are no arguments."""
+        inner = [number for number, tensor in enumerate(self.tensors) if tensor.argument is None]
+        spans = spans_of(schedule, len(self.operators))
+        offsets, arena_bytes = place_values(
+            [self.tensors[number].size_bytes for number in inner],
+            [self.tensors[number].touched for number in inner],
+            spans,
+        )
+        offset_of = dict(zip(inner, offsets, strict=True))
+        places = [
+            DataPlace(argument=ARENA, size_bytes=tensor.size_bytes, offset=offset_of[number])
+            if tensor.argument is None
+            else DataPlace(argument=tensor.argument, size_bytes=tensor.size_bytes)
+            for number, tensor in enumerate(self.tensors)
+        ]
+        data = tuple(
+            OperatorData(codes=codes_of(item, self.device), places=tuple(places[number] for number in item.tensors))
+            for item in self.operators
+        )
+        return data, arena_bytes
+
+    def sequential_seconds(self) -> float:
+        """The model's time of the operators one after another, each divided among all units where that pays."""
+        launch_s = (self.device.launch_overhead_us or 0.0) * 1e-6
+        times = ((item.core_s, min(self.device.unit_count, item.step.iterations)) for item in self.operators)
+        return sum(min(core_s, core_s / units + launch_s) for core_s, units in times)
+
+    def _call(self, variable: Var, call: Call, split: RTaskSplit) -> None:
+        kind = call.ty_args[0]
+        results = list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
+        tensors = [self._argument(item) for item in call.args[1].fields]
+        outputs = tuple(self._new(RegionTensor(bytes_of(item))) for item in results)
+        self.places[variable] = outputs if isinstance(kind, relax.TupleType) else outputs[0]
+        spaces = [self._new(RegionTensor(size)) for size in split.workspaces]
+        self.workspaces += spaces
+        all_tensors = [*tensors, *outputs, *spaces]
+        assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
+        for number, step in enumerate(split.steps):
+            core_s = _core_seconds(split, step, self.device)
+            name = f"{call.args[0].name_hint}#{number}" if len(split.steps) > 1 else call.args[0].name_hint
+            self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
+
+    def _step(self, name: str, step: RTaskStep, core_s: float, used: Sequence[int]) -> None:
+        this = len(self.operators)
+        tensors = dict(zip(step.buffers, used, strict=True))
+        needed: set[int] = set()
+        for item in step.reads:
+            tensor = self.tensors[tensors[item]]
+            needed |= set(tensor.writers)
+            tensor.readers.append(this)
+        for item in step.writes:
+            tensor = self.tensors[tensors[item]]
+            needed |= {*tensor.writers, *tensor.readers}
+            tensor.writers, tensor.readers = [this], []
+        for number in used:
+            self.tensors[number].touched.append(this)
+        constants = [number for number in used if self.tensors[number].is_constant]
+        self.operators.append(
+            RegionOperator(
+                name=name,
+                step=step,
+                core_s=core_s,
+                tensors=tuple(used),
+                predecessors=tuple(sorted(needed - {this})),
+                constants=" ".join(map(str, constants)),
+                constant_bytes=sum(self.tensors[number].size_bytes for number in constants),
+            )
+        )
+
+    def _argument(self, expr: Expr) -> int:
+        if expr not in self.places:
+            tensor = RegionTensor(bytes_of(expr.ty), len(self.arguments), isinstance(expr, Constant))
+            self.arguments.append(expr)
+            self.places[expr] = self._new(tensor)
+        place = self.places[expr]
+        assert isinstance(place, int)
+        return place
+
+    def _new(self, tensor: RegionTensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+def is_static(kind: Expr) -> bool:
+    """Whether ``kind`` is the type of a tensor whose shape and elements are known."""
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return False
+    return all(hasattr(extent, "value") for extent in kind.shape.values) and bool(str(kind.dtype))
+
+
+def bytes_of(kind: Expr) -> int:
+    """The bytes of a tensor of static type ``kind``."""
+    return int(itemsize_bytes(str(kind.dtype)) * prod(int(extent) for extent in kind.shape.values))
+
+
+def codes_of(operator: RegionOperator, device: DeviceSpec) -> tuple[KernelCode, ...]:
+    """The rKernels of ``operator``: divided among all vEUs, and whole. What is short is whole only.
+
+    Twice as many rTasks as vEUs would balance better beside others, but neighbours share lines of the cache.
+    """
+    step = operator.step
+    most = min(step.iterations, device.unit_count, max(1, int(operator.core_s / SHORTEST_TASK_S)))
+    counts = [most, 1] if most > 1 else [1]
+    return tuple(
+        KernelCode(
+            function=step.kernel,
+            iterations=step.iterations,
+            per_task=ceil(step.iterations / count),
+            alignments=step.alignments,
+        )
+        for count in counts
+    )
+
+
+def _kernel(operator: RegionOperator, code: KernelCode) -> RKernel:
+    share = code.per_task / code.iterations
+    return RKernel(
+        name=f"{code.function}/{code.per_task}",
+        task_count=code.task_count,
+        task_s=operator.core_s * share,
+        constant_bytes=int(operator.constant_bytes * share),
+    )
+
+
+def _core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
+    """The time of all iterations of ``step`` on one core: its share of the model's time, else by its instructions."""
+    if split.time_s is not None and split.operations > 0:
+        return split.time_s * step.operations / split.operations
+    return step.operations / ((device.clock_ghz or 1.0) * 1e9)

@@ -1,0 +1,89 @@
+"""Which memory may be shared by values of a schedule that several units run at once: what happens before what.
+
+A value lives from the start of the first operator that touches it to the end of the last. Two values may share bytes
+where the schedule itself, by the order of a stream and by waits, has one's last operator end before the other's first
+one starts: an order in which they merely would run on an idle machine is none.
+
+Worked example: vEU 0 runs A then C, vEU 1 runs B, which waits for A. B and C run at the same time, so that what C
+writes may not lie where B reads A's result, though A is before both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext.records.rtask_order import ProgramOrder
+from tvm_ext.records.rtasks import RTaskSchedule
+from tvm_ext.support.arrays import Array
+
+ALIGNMENT = 64
+"""Bytes: of a cache line, so that no two vEUs write the same one, and of the widest vector register."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OperatorSpans:
+    """By operator and vEU, in entries of the vEU's stream: ``starts``, what has ended for certain when its first rTask
+    begins; ``ends``, what must have ended for its last rTask to have.
+    """
+
+    starts: Array
+    ends: Array
+
+
+def spans_of(schedule: RTaskSchedule, operator_count: int) -> OperatorSpans:
+    """The spans of a schedule's operators; raises ValueError where entries wait for each other in a circle."""
+    units = max(len(program.streams) for program in schedule.programs)
+    far = np.iinfo(np.int64).max
+    starts = np.full((operator_count, units), far, np.int64)
+    ends = np.zeros((operator_count, units), np.int64)
+    base = np.zeros(units, np.int64)
+    for program in schedule.programs:
+        order, lengths = ProgramOrder(program), np.zeros(units, np.int64)
+        lengths[: len(program.streams)] = [len(stream) for stream in program.streams]
+        for unit, place, entry in program.entries():
+            clock = base.copy()
+            clock[: len(program.streams)] += order.clock((unit, place))
+            starts[entry.operator] = np.minimum(starts[entry.operator], clock)
+            ends[entry.operator, unit] = max(ends[entry.operator, unit], base[unit] + place + 1)
+        base += lengths
+    return OperatorSpans(starts=starts, ends=ends)
+
+
+def place_values(sizes: Sequence[int], touched: Sequence[Sequence[int]], spans: OperatorSpans) -> tuple[list[int], int]:
+    """Offsets of values of ``sizes`` bytes, value i being touched by operators ``touched[i]``; the bytes of all.
+
+    The largest come first, each at the lowest offset that no value beside it in time has.
+    """
+    if not sizes:
+        return [], 0
+    starts = np.stack([spans.starts[list(operators)].min(axis=0) for operators in touched])
+    ends = np.stack([spans.ends[list(operators)].max(axis=0) for operators in touched])
+    rounded = [max(1, -(-size // ALIGNMENT)) * ALIGNMENT for size in sizes]
+    offsets, total = [-1] * len(sizes), 0
+    placed: list[int] = []
+    for value in sorted(range(len(sizes)), key=lambda item: (-rounded[item], item)):
+        if placed:
+            others = np.array(placed)
+            before = (starts[others] >= ends[value]).all(axis=1)
+            after = (starts[value] >= ends[others]).all(axis=1)
+            beside = others[~(before | after)]
+        else:
+            beside = np.array([], np.int64)
+        taken = sorted((offsets[int(item)], offsets[int(item)] + rounded[int(item)]) for item in beside)
+        offsets[value] = _first_gap(taken, rounded[value])
+        total = max(total, offsets[value] + rounded[value])
+        placed.append(value)
+    return offsets, total
+
+
+def _first_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The lowest offset at which ``size`` bytes lie beside no interval of ``taken``, which is sorted."""
+    offset = 0
+    for begin, end in taken:
+        if offset + size <= begin:
+            break
+        offset = max(offset, end)
+    return offset

@@ -1,0 +1,334 @@
+"""Co-schedules the rTasks of many operators (Rammer, §3.3): a graph's calls of kernels become one call of a schedule.
+
+Behind `SplitRTasks`, which has said of every kernel how it falls into rTasks. What a schedule cannot run (libraries,
+kernels that check values, shapes known only at run time) stays a call of its own, between schedules.
+
+Worked example: four branches of two convolutions each, joined by one kernel, are one region of 9 operators; the call
+``R.call_dps_packed("rammer_main_0", (x, w0, ..., w7), out_ty=...)`` replaces their 9 calls of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Call,
+    DataflowBlock,
+    Expr,
+    GlobalVar,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    RelaxFunction,
+    Type,
+    Var,
+    VarBinding,
+    copy_module,
+    ir,
+    module_pass,
+    relax,
+    structural_walk,
+    tirx,
+)
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
+from tvm_ext.cost.virtual_device import virtual_device
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records import serialise
+from tvm_ext.records.rammer import (
+    RAMMER,
+    RTASK_PLANS,
+    OperatorSchedule,
+    OutsideOperator,
+    RammerRecord,
+    RegionArgument,
+    RegionRecord,
+    SchedulePlan,
+)
+from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
+from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
+
+from .rtask_graphs import RTaskRegion, bytes_of, is_static
+from .rtask_regions import Layer, is_output, layers_of, users_of
+from .wavefronts.policies import schedule as schedule_by_policy
+
+Mode = bool | Literal["auto"]
+
+GAIN = 1.02
+"""How many times as long a region must take in sequence for ``"auto"`` to schedule it: models err by more than 2 %."""
+
+
+@module_pass(opt_level=0, name="tvm_ext.ScheduleWavefronts")
+class ScheduleWavefronts:
+    """Replace the calls of split kernels by calls of schedules; drop the kernels and rKernels that nobody calls.
+
+    Parameters
+    ----------
+    device
+        Whose units are the vEUs.
+    mode
+        True: every call that a schedule can run; ``"auto"``: where the simulator predicts a gain over running one
+        operator after the other.
+    """
+
+    def __init__(self, device: DeviceSpec, mode: Mode) -> None:
+        self.device, self.mode = device, mode
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        build = _Build(self.device, self.mode, splits_of(mod))
+        result = copy_module(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
+                result[gv] = _ScheduledFunction(build, func, gv.name_hint).rewritten()
+        record = RammerRecord(regions=tuple(build.regions), outside=tuple(build.outside))
+        result = result.with_attrs(
+            {RAMMER: serialise.to_json(record), RTASK_PLANS: [serialise.to_json(plan) for plan in build.plans]}
+        )
+        codes = (code for plan in build.plans for operator in plan.operators for code in operator.codes)
+        return _without_unused(result, {code.function for code in codes})
+
+
+def splits_of(mod: IRModule) -> dict[str, RTaskSplit]:
+    """What `SplitRTasks` said of each kernel, by name."""
+    kernels = ((gv.name_hint, func) for gv, func in mod.functions_items() if isinstance(func, PrimFunc))
+    return {
+        name: serialise.from_json(RTaskSplit, str(func.attrs[RTASKS]))
+        for name, func in kernels
+        if func.attrs and RTASKS in func.attrs
+    }
+
+
+def _without_unused(mod: IRModule, wanted: set[str]) -> IRModule:
+    """``mod`` without kernels that nobody calls, and rKernels that no schedule names."""
+    called: set[str] = set()
+
+    def visit(call: Call) -> None:
+        for item in (call.op, *call.args):
+            if isinstance(item, GlobalVar):
+                called.add(item.name_hint)
+
+    for _, func in mod.functions_items():
+        if isinstance(func, RelaxFunction):
+            structural_walk(func.body, (Call, visit))
+    for gv, func in list(mod.functions_items()):
+        attributes = func.attrs if isinstance(func, PrimFunc) and func.attrs else {}
+        unused = RTASKS in attributes and gv.name_hint not in called
+        if unused or (RKERNEL in attributes and gv.name_hint not in wanted):
+            del mod[gv]
+    return mod
+
+
+@dataclass(slots=True)
+class _Build:
+    """What holds for all functions of a module, and what was found and made so far."""
+
+    device: DeviceSpec
+    mode: Mode
+    splits: Mapping[str, RTaskSplit]
+    regions: list[RegionRecord] = field(default_factory=list)
+    outside: list[OutsideOperator] = field(default_factory=list)
+    plans: list[SchedulePlan] = field(default_factory=list)
+
+
+class _ScheduledFunction:
+    """One Relax function, whose dataflow blocks are rewritten."""
+
+    def __init__(self, build: _Build, func: RelaxFunction, name: str) -> None:
+        self.build, self.func, self.name = build, func, name
+        self.builder = relax.BlockBuilder()
+        self.count = 0
+
+    def rewritten(self) -> RelaxFunction:
+        func, seq = self.func, self.func.body
+        blocks = [self._block(block) if isinstance(block, DataflowBlock) else block for block in seq.blocks]
+        body = relax.SeqExpr(blocks, seq.body)
+        return relax.Function(func.params, body, func.ret_ty, is_pure=func.is_pure, attrs=func.attrs)
+
+    def _block(self, block: DataflowBlock) -> DataflowBlock:
+        rules = _Rules(self.build, list(block.bindings))
+        layers = layers_of(list(block.bindings), rules.may_schedule)
+        bindings: list[VarBinding] = []
+        for layer in layers:
+            bindings += layer.outside
+            bindings += self._scheduled(layer, rules)
+        return relax.DataflowBlock(bindings)
+
+    def _scheduled(self, layer: Layer, rules: _Rules) -> list[VarBinding]:
+        """The bindings of a layer's region as one call; as they are where there is none, or no gain."""
+        if not any(item.value.op == CALL_TIR for item in layer.inside if isinstance(item.value, Call)):
+            return layer.inside
+        own = {binding.var for binding in layer.inside}
+        results = [
+            item.var
+            for item in layer.inside
+            if is_output(item.var) or any(user.var not in own for user in rules.users.get(item.var, []))
+        ]
+        region = RTaskRegion(layer.inside, self.build.splits, self.build.device)
+        made = self._made(region, results)
+        return layer.inside if made is None else made
+
+    def _made(self, region: RTaskRegion, results: Sequence[Var]) -> list[VarBinding] | None:
+        """The call of a schedule that runs ``region``, and what gives ``results`` their values; None: no gain."""
+        written: dict[int, Var] = {}
+        copies: list[tuple[Var, Var]] = []
+        inputs = len(region.arguments)
+        for variable in results:
+            tensor = region.tensor_of(variable)
+            if tensor in written:
+                copies.append((variable, written[tensor]))
+            else:
+                region.tensors[tensor].argument = inputs + len(written)
+                written[tensor] = variable
+        plan, record = self._plan(region, [*region.arguments, *written.values()])
+        self.build.regions.append(record)
+        if plan is None:
+            return None
+        self.build.plans.append(plan)
+        return [*self._call(plan.symbol, region.arguments, list(written.values())), *map(self._view, copies)]
+
+    def _plan(self, region: RTaskRegion, arguments: Sequence[Expr]) -> tuple[SchedulePlan | None, RegionRecord]:
+        graph = region.graph()
+        schedule = schedule_by_policy(graph, partial(virtual_device, self.build.device))
+        times = simulate(schedule, graph)
+        sequential_s = region.sequential_seconds()
+        operators, arena_bytes = region.data(schedule)
+        pays = self.build.mode is True or sequential_s > GAIN * times.makespan_s
+        symbol = f"rammer_{self.name}_{self.count}" if pays else ""
+        self.count += pays
+        record = _record(symbol, graph, schedule, times, sequential_s, arena_bytes)
+        if not pays:
+            return None, record
+        plan = SchedulePlan(
+            symbol=symbol,
+            schedule=schedule.to_json(),
+            names=tuple(operator.name for operator in graph.operators),
+            operators=operators,
+            arguments=tuple(_argument(item) for item in arguments),
+            arena_bytes=arena_bytes,
+        )
+        return plan, record
+
+    def _call(self, symbol: str, arguments: Sequence[Expr], results: Sequence[Var]) -> list[VarBinding]:
+        call = relax.call_dps_packed(symbol, relax.Tuple(arguments), [variable.ty for variable in results])
+        call = self.builder.normalize(call)
+        if len(results) == 1:
+            return [relax.VarBinding(results[0], call)]
+        every = relax.DataflowVar(f"{symbol}_results", call.ty)
+        fields = [self.builder.normalize(relax.TupleGetItem(every, place)) for place in range(len(results))]
+        return [relax.VarBinding(every, call), *map(relax.VarBinding, results, fields)]
+
+    def _view(self, pair: tuple[Var, Var]) -> VarBinding:
+        """A result that is another one in a different shape."""
+        variable, source = pair
+        return relax.VarBinding(variable, self.builder.normalize(relax.op.reshape(source, variable.ty.shape)))
+
+
+class _Rules:
+    """What of a dataflow block a schedule can run; what it cannot is told to ``build``."""
+
+    def __init__(self, build: _Build, bindings: Sequence[VarBinding]) -> None:
+        self.build = build
+        self.users = users_of(bindings)
+
+    def may_schedule(self, binding: VarBinding, with_operands: bool) -> bool:
+        value = binding.value
+        if not isinstance(binding, VarBinding):
+            return False  # it checks a shape at run time
+        if isinstance(value, relax.TupleGetItem) or _is_view(value):
+            return with_operands
+        if not isinstance(value, Call):
+            return False
+        reason = self._refusal(binding.var, value)
+        if reason:
+            self.build.outside.append(OutsideOperator(name=_name_of(value), reason=reason))
+        return not reason
+
+    def _refusal(self, variable: Var, call: Call) -> str:
+        if call.op != CALL_TIR:
+            return "no kernel of this build"
+        split = self.build.splits.get(call.args[0].name_hint)
+        if split is None:
+            return "a kernel that was not split"
+        if split.refusal:
+            return split.refusal
+        if len(call.args) > 2:
+            return "it takes numbers that are only known at run time"
+        results = _fields(call.ty_args[0])
+        if not all(map(is_static, (*results, *(item.ty for item in call.args[1].fields)))):
+            return "shapes that are only known at run time"
+        if isinstance(variable.ty, relax.TupleType) and not self._only_fields_are_read(variable):
+            return "its results are passed on together"
+        return ""
+
+    def _only_fields_are_read(self, variable: Var) -> bool:
+        users = self.users.get(variable, [])
+        return not is_output(variable) and all(isinstance(user.value, relax.TupleGetItem) for user in users)
+
+
+def _fields(kind: Type) -> list[Type]:
+    return list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
+
+
+def _is_view(value: Expr) -> bool:
+    return (
+        isinstance(value, Call)
+        and isinstance(value.op, ir.Op)
+        and value.op.name == "relax.reshape"
+        and is_static(value.args[0].ty)
+        and isinstance(value.args[1], relax.ShapeExpr)
+        and all(isinstance(extent, tirx.IntImm) for extent in value.args[1].values)
+    )
+
+
+def _name_of(call: Call) -> str:
+    """What is called."""
+    callee = call.args[0] if call.args and call.op in _CALLS else call.op
+    names = (getattr(callee, kind, None) for kind in ("name_hint", "global_symbol", "name"))
+    return next((str(name) for name in names if name), str(callee))
+
+
+_CALLS = (CALL_TIR, ir.Op.get("relax.call_dps_packed"), ir.Op.get("relax.call_pure_packed"))
+
+
+def _argument(expr: Expr) -> RegionArgument:
+    return RegionArgument(size_bytes=bytes_of(expr.ty), alignment=max(1, int(itemsize_bytes(str(expr.ty.dtype)))))
+
+
+def _record(
+    symbol: str,
+    graph: RTaskGraph,
+    schedule: RTaskSchedule,
+    times: ScheduleTimes,
+    sequential_s: float,
+    arena_bytes: int,
+) -> RegionRecord:
+    entries = [item for program in schedule.programs for item in program.entries()]
+    units: dict[int, set[int]] = {}
+    kernel: dict[int, int] = {}
+    for unit, _, entry in entries:
+        units.setdefault(entry.operator, set()).add(unit)
+        kernel[entry.operator] = entry.kernel
+    chosen = [operator.kernels[kernel[place]] for place, operator in enumerate(graph.operators)]
+    return RegionRecord(
+        symbol=symbol,
+        policy=schedule.policy,
+        veu_count=max(len(program.streams) for program in schedule.programs),
+        entries=len(entries),
+        operators=tuple(
+            OperatorSchedule(
+                name=operator.name,
+                task_count=chosen[place].task_count,
+                veu_count=len(units[place]),
+                work_us=chosen[place].work_s * 1e6,
+            )
+            for place, operator in enumerate(graph.operators)
+        ),
+        predicted_us=times.makespan_s * 1e6,
+        sequential_us=sequential_s * 1e6,
+        utilisation=times.utilisation,
+        arena_bytes=arena_bytes,
+    )
