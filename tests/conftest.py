@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
 # Tests build what they test anew; those of the cache name a temporary folder.
 os.environ["TVM_EXT_KERNEL_CACHE"] = "off"
+os.environ["TVM_EXT_DATABASE"] = "off"  # what was measured on this machine chooses no kernel of a test
 
 
 # Kernels are constructed for a CPU that was written down, so that a test gives the same verdict on every machine.

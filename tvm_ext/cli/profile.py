@@ -87,7 +87,7 @@ def _regions_of(mod: IRModule, device: DeviceSpec) -> list[CutlassRegion]:
     from tvm_ext.records.partition import PARTITION, CutlassPartition
     from tvm_ext.records.serialise import from_json
 
-    options = BuildOptions(enable_cutlass=True)
+    options = BuildOptions(enable_cutlass=True, enable_persistent_fusion=False)  # product by product
     cut = cutlass_passes(Target(dict(device.target)), device, options)[:-1]  # without compiling
     done = Sequential([*graph_passes(), *layout_passes(device, options), *cut])(mod)
     partition = from_json(CutlassPartition, str(done.attrs[PARTITION]))

@@ -20,6 +20,7 @@ Command = Callable[..., tuple[int, str, str]]
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TVM_EXT_DATABASE")
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stop:

@@ -17,6 +17,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TVM_EXT_DATABASE")
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as stop:
