@@ -31,6 +31,7 @@ class MeasurementStore:
     own: MeasurementDatabase | None
     bases: Sequence[Path] = ()
     notes: dict[str, str] = field(default_factory=dict)  # by file: each is said once
+    _unwritten: dict[str, list[Trial]] = field(default_factory=dict)  # by workload's key, as long as this process lives
     _read: dict[str, list[Trial]] | None = None  # of the bases, by workload's key
 
     @classmethod
@@ -50,24 +51,25 @@ class MeasurementStore:
 
     def verdicts(self, workload: MeasuredWorkload) -> Mapping[str, Verdict]:
         """What is known of ``workload``, by configuration."""
-        known = verdicts_of(self._base().get(workload.key, ()))
-        if self.own is None:
-            return known
-        try:
-            return known | self.own.verdicts(workload)
-        except DatabaseError as error:
-            self._note(str(self.own.path), str(error))
-            return known
+        own = [*self._unwritten.get(workload.key, ())]
+        if self.own is not None:
+            try:
+                own += self.own.trials(workload)
+            except DatabaseError as error:
+                self._note(str(self.own.path), str(error))
+        return verdicts_of(self._base().get(workload.key, ())) | verdicts_of(own)
 
     def add(self, measurements: Iterable[Measurement]) -> int:
-        """Keep ``measurements``; how many were new. A note, not an error, where that fails."""
-        if self.own is None:
-            return 0
-        try:
-            return self.own.add(measurements)
-        except DatabaseError as error:
-            self._note(str(self.own.path), str(error))
-            return 0
+        """Keep ``measurements``; how many were new. Where they cannot be written this store remembers them."""
+        taken = tuple(measurements)
+        if self.own is not None:
+            try:
+                return self.own.add(taken)
+            except DatabaseError as error:
+                self._note(str(self.own.path), str(error))
+        for item in taken:
+            self._unwritten.setdefault(item.workload.key, []).append(item.trial)
+        return len(taken)
 
     def _base(self) -> Mapping[str, list[Trial]]:
         """Trials of the bases by workload's key, each of the first base that knows the workload's configuration."""

@@ -301,16 +301,25 @@ def _prepare(
     store.add(
         Measurement(
             workload=template_workload(candidates[symbol], versions),
-            trial=Trial(configuration=symbol, outcome=_compile_outcome(reason), reason=reason[:1000]),
+            trial=Trial(configuration=symbol, outcome=_compile_outcome(reason), reason=_short(reason)),
         )
         for symbol, reason in failed.items()
     )
     return failed
 
 
+_BY_THE_MACHINE = (
+    "took longer than", "cannot be started", "exit status -9", "exit status 137", "Killed", "No space left",
+)  # fmt: skip
+
+
 def _compile_outcome(reason: str) -> TrialOutcome:
-    """A compiler that took too long may have had a slow day."""
-    return "timed_out" if "took longer than" in reason else "compile_failed"
+    """What a compiler says that had no time, memory or disk is nothing about the template: it is tried again."""
+    return "timed_out" if any(words in reason for words in _BY_THE_MACHINE) else "compile_failed"
+
+
+def _short(reason: str) -> str:
+    return reason[:1000].replace("\0", "?")
 
 
 def _profile_region(
@@ -367,5 +376,5 @@ def _trial(item: TimedLaunch) -> Trial:
         configuration=item.launch.configuration,
         outcome=_OUTCOMES[item.outcome],
         times_us=item.times_us,
-        reason=item.reason[:1000].replace("\0", "?"),
+        reason=_short(item.reason),
     )

@@ -97,7 +97,7 @@ class SampleRunner:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", str(WORKER)]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
             self.started += 1
         return self._process
 

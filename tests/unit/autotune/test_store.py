@@ -49,10 +49,18 @@ def test_what_is_wrong_is_a_note(tmp_path: Path) -> None:
         MeasurementDatabase(tmp_path / "own.db"), [tmp_path / "base.jsonl", tmp_path / "absent.jsonl"]
     )
     with pytest.warns(RuntimeWarning) as caught:
-        assert times(store) == {} and store.add([measured("a", 1)]) == 0 and times(store) == {}
+        assert times(store) == {} and store.add([measured("a", 1)]) == 1
+    assert times(store) == {"a": 1}  # what was measured counts for this process
     assert len(caught) == len(store.notes) == 3
     assert "not a database" in store.notes[str(tmp_path / "own.db")]
     assert "1 records of the base" in store.notes[str(tmp_path / "base.jsonl")]
+
+
+def test_without_a_database_measurements_live_as_long_as_the_store() -> None:
+    store = MeasurementStore(None)
+    store.add([measured("a", 3), measured("a", 5), measured("b")])
+    assert times(store) == {"a": 4, "b": None}
+    assert times(MeasurementStore(None)) == {}
 
 
 def test_options_name_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

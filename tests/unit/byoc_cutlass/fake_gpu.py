@@ -21,13 +21,14 @@ class FakePrograms:
     """Makes nothing; ``refused`` are templates' names that do not compile. ``made`` is what was asked for, by run."""
 
     refused: Collection[str] = ()
+    reason: str = "static assertion failed"
     made: list[set[str]] = field(default_factory=list)
 
     def prepare(self, candidates: Mapping[str, Candidate]) -> dict[str, str]:
         new = set(candidates) - self.all
         if new:
             self.made.append(new)
-        return {symbol: "static assertion failed" for symbol, item in candidates.items() if item.name in self.refused}
+        return {symbol: self.reason for symbol, item in candidates.items() if item.name in self.refused}
 
     def is_ready(self, candidate: Candidate) -> bool:
         return candidate.call.symbol in self.all

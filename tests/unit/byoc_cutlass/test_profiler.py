@@ -139,7 +139,7 @@ def test_what_is_known_is_not_measured_again(store: MeasurementDatabase) -> None
     assert len(other.missing(LIMITS)) == LIMITS.templates  # another compiler's programs are others
 
 
-@pytest.mark.parametrize("moment", [0, 7, 13])
+@pytest.mark.parametrize("moment", [7, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (0, 1, 13, 20))])
 def test_a_run_that_is_cut_off_goes_on_behind_it(moment: int, tmp_path: Path) -> None:
     """Whatever a round has recorded is not run again; both together try what an uninterrupted run tries."""
     whole = MeasurementDatabase(tmp_path / "whole.db")
@@ -170,6 +170,25 @@ def test_templates_that_do_not_compile_give_way_and_are_remembered(store: Measur
     again = plans_of(store)  # of another shape, too
     failed = {item.call.symbol for item in first}
     assert not failed & {item.call.symbol for plan in again[:2] for item in plan.candidates}
+
+
+@pytest.mark.parametrize(
+    ("reason", "final"),
+    [
+        ("static assertion failed", True),
+        ("`nvcc` took longer than 300 s and was stopped.", False),
+        ("`nvcc` failed (exit status 137): Killed", False),
+        ("fatal error: No space left on device", False),
+    ],
+)
+def test_a_machine_without_time_or_room_condemns_no_template(
+    store: MeasurementDatabase, reason: str, final: bool
+) -> None:
+    (plan, *_) = plans_of(store)
+    programs = FakePrograms(refused={plan.candidates[0].name}, reason=reason)
+    profile([plan], programs, FakeGpu(), store, VERSIONS, LIMITS)
+    again = plans_of(store, [plan.region])[0]
+    assert (plan.candidates[0].name not in {item.name for item in again.candidates}) == final
 
 
 def test_launches_that_fail_give_way_and_are_recorded(store: MeasurementDatabase) -> None:
