@@ -17,6 +17,7 @@ import csv
 import dataclasses
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,10 +33,10 @@ from relax_graphs import ACCESS, graph, padded
 from rich.table import Table
 
 from tvm_ext._tvm import Target, tvm
-from tvm_ext.byoc_cutlass.selection import candidates_of
+from tvm_ext.byoc_cutlass.selection import Candidate, candidates_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import CompileError, IllegalRewrite
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import own_time_us
 from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
@@ -47,11 +48,15 @@ from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
+from tvm_ext.toolchains.cutlass_toolchain import MOST_TOGETHER, TemplateCompiler
+from tvm_ext.toolchains.ptxas_report import KernelUse
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
 DEVICES = ("nvidia-a100", "nvidia-h100")
 EVERY = 10**6
+WHAT = "templates of CUTLASS, predicted"
+NAMED = ("struct PlainWarpShape", "struct FirstOutput")
+"""Types of our own in a kernel's name, by which the compiler's messages say which of several kernels they are about."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +87,11 @@ class Verdict:
         return bool(self.pattern)
 
 
-def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:
+Chosen = tuple[Verdict, Candidate]
+"""A verdict, and the template that it is about."""
+
+
+def judge(case: Case, row: dict[str, str], device: DeviceSpec, chosen: list[Chosen]) -> Verdict:
     """What becomes of the case on ``device``."""
     verdict = Verdict(
         id=case.id, table=row["table"], shape=row["shape"], paper_speedup=row["paper_speedup"], device=device.name
@@ -90,13 +99,13 @@ def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool
     region = region_in(case, device, verdict)
     if region is None:
         return verdict
-    verdict = _with_best(region, device, verdict, compiled=compiled)
+    verdict = _with_best(region, device, verdict, chosen)
     verdict.padded_us = padded_us(region, device) if verdict.legal else None
     return verdict
 
 
-def _with_best(region: CutlassRegion, device: DeviceSpec, verdict: Verdict, *, compiled: bool) -> Verdict:
-    """``verdict`` with the region's best template, and what the compiler made of it."""
+def _with_best(region: CutlassRegion, device: DeviceSpec, verdict: Verdict, chosen: list[Chosen]) -> Verdict:
+    """``verdict`` with the region's best template, which joins those ``chosen``."""
     verdict.pattern = region.pattern
     try:
         found = candidates_of(region, device, EVERY)
@@ -106,8 +115,7 @@ def _with_best(region: CutlassRegion, device: DeviceSpec, verdict: Verdict, *, c
     best = found[0]
     verdict.legal, verdict.template, verdict.time_us = len(found), best.name, best.time_us
     verdict.kernel, verdict.architecture = best.call.symbol, best.architecture
-    if compiled:
-        _compile(best.source(), verdict)
+    chosen.append((verdict, best))
     return verdict
 
 
@@ -119,7 +127,7 @@ def region_in(case: Case, device: DeviceSpec, verdict: Verdict) -> CutlassRegion
     return partition.taken[0] if partition.taken else None
 
 
-def judge_pair(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:
+def judge_pair(case: Case, row: dict[str, str], device: DeviceSpec, chosen: list[Chosen]) -> Verdict:
     """What becomes of both products of ``case`` as one kernel on ``device``."""
     verdict = Verdict(
         id=case.id, table=row["table"], shape=row["shape"], paper_speedup=row["paper_speedup"], device=device.name
@@ -139,7 +147,7 @@ def judge_pair(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled:
             verdict.own_us = own_time(as_module(with_prepared(inner, range(len(inner.params)))))
     if verdict.refused:
         return verdict
-    return _with_best(partition.taken[0], device, verdict, compiled=compiled)
+    return _with_best(partition.taken[0], device, verdict, chosen)
 
 
 def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
@@ -153,16 +161,32 @@ def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
     return candidates_of(dataclasses.replace(region, problem=problem), device, 1)[0].time_us
 
 
-def _compile(source: str, verdict: Verdict) -> None:
-    try:
-        cache = KernelCache.for_build(BuildOptions.current())
-        done = compile_gemm(source, verdict.architecture, cache=cache, time_limit_s=600)
-    except CompileError as error:
-        verdict.compiled, verdict.refused = False, str(error)[-1000:]
-        return
-    verdict.compiled = True
-    verdict.registers = max(use.register_count for use in done.uses)
-    verdict.spill_bytes = sum(use.spill_store_bytes + use.spill_load_bytes for use in done.uses)
+def compile_all(chosen: Sequence[Chosen], told: Callable[[], None]) -> None:
+    """What the compiler makes of the verdicts' templates, those together of which its messages name each.
+
+    ``told`` is called behind every few.
+    """
+    compiler = TemplateCompiler(cache=KernelCache.for_build(BuildOptions.current()), threads=1)
+    named = [item for item in chosen if any(text in item[1].source() for text in NAMED)]
+    kinds: dict[tuple[str, bool], list[Chosen]] = {}
+    for item in named:
+        kinds.setdefault((item[1].architecture, "PairCall" in item[1].source()), []).append(item)
+    groups = [kind[i : i + MOST_TOGETHER] for kind in kinds.values() for i in range(0, len(kind), MOST_TOGETHER)]
+    for group in [*groups, *([item] for item in chosen if item not in named)]:
+        compiled, failed = compiler.compile_regions({str(i): (best,) for i, (_, best) in enumerate(group)})
+        for i, (verdict, best) in enumerate(group):
+            verdict.compiled = str(i) in compiled
+            if str(i) in failed:
+                verdict.refused = str(failed[str(i)])[-1000:]
+            else:
+                _describe(verdict, best, compiled[str(i)].kernel.uses)
+        told()
+
+
+def _describe(verdict: Verdict, best: Candidate, uses: Sequence[KernelUse]) -> None:
+    own = [use for use in uses if best.call.symbol in use.name] or uses
+    verdict.registers = max(use.register_count for use in own)
+    verdict.spill_bytes = sum(use.spill_store_bytes + use.spill_load_bytes for use in own)
 
 
 def table(verdicts: list[Verdict]) -> Table:
@@ -194,7 +218,7 @@ def _times(item: Verdict) -> tuple[float | None, ...]:
 def main(
     device: Annotated[list[str] | None, typer.Option(help="rows of the device tables")] = None,
     match: Annotated[str, typer.Option(help="a regular expression of table and case")] = "",
-    compile: Annotated[bool, typer.Option(help="by nvcc, about 20 seconds of a core each")] = True,
+    compile: Annotated[bool, typer.Option(help="by nvcc, up to 20 seconds of a core each")] = True,
     output: Annotated[Path | None, typer.Option(help="instead of benchmarks/results")] = None,
 ) -> None:
     """Judge all rows, print and keep the verdicts."""
@@ -205,14 +229,18 @@ def main(
     cases += [(case, rows[int(case.id.rsplit("_", 1)[1])], judge_pair) for case in bolt_chains(WORKLOAD)]
     environment = current_environment()
     path = result_path("gpu-templates", environment, output)
-    verdicts = []
+    verdicts: list[Verdict] = []
+    chosen: list[Chosen] = []
     with progress() as tell:
         for name in device or DEVICES:
             for case, row, judged in cases:
                 if re.search(match, f"{row['table']} {case.id}"):
                     tell(f"{name} {case.id}")
-                    verdicts.append(judged(case, row, lookup(name), compiled=compile))
-                    write_results(path, "templates of CUTLASS, predicted", environment, verdicts)
+                    verdicts.append(judged(case, row, lookup(name), chosen))
+        if compile:
+            tell(f"nvcc: {len(chosen)} templates")
+            compile_all(chosen, lambda: write_results(path, WHAT, environment, verdicts))
+        write_results(path, WHAT, environment, verdicts)
     show(table(verdicts))
 
 

@@ -53,6 +53,10 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(np.exp(-np.logaddexp(0, -x)))
 
 
+def _mish(x: Array) -> Array:
+    return np.asarray(x * np.tanh(np.logaddexp(0, x)))
+
+
 def _hardswish(x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
@@ -64,10 +68,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x * _sigmoid(x),
     "hardswish": _hardswish,
     "softplus": lambda x: np.logaddexp(0, x),
+    "mish": _mish,
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
 }
-"""Those that epilogues have functors for, ours (Softplus) among them."""
+"""Those that epilogues have functors for, ours (Softplus) among them, or expressions of these (Mish)."""
 
 _OPERATORS: dict[str, Callable[..., Array]] = {
     "add": BINARY["Add"],

@@ -41,7 +41,7 @@ from .gemm import GemmProblem
 from .graph_values import GraphValues
 from .patterns import OF_MODEL, Region, regions_of
 
-DEAR = ("gelu", "gelu_tanh", "silu", "softplus")
+DEAR = ("gelu", "gelu_tanh", "silu", "softplus", "mish")
 """Activations that others can stand in for; sigmoid and tanh are mostly gates, whose range counts."""
 
 ALTERNATIVES = ("hardswish", "relu")

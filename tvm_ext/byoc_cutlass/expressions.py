@@ -57,7 +57,7 @@ class EpilogueExpressions:
     def apply(self, function: str, argument: Var, result: Var) -> None:
         """``result`` is ``function`` of ``argument``, however it is spelt."""
         inner = self.known.get(argument)
-        self._keep(result, None if inner is None else f"{function}({inner})")
+        self._keep(result, None if inner is None else _applied(function, inner))
 
     def add(self, value: Var) -> None:
         """``value`` by its own operator."""
@@ -99,6 +99,11 @@ class EpilogueExpressions:
         role, distance = self.role_of(tensor)
         self.read[name] = EpilogueOperand(name=name, role=role, dtype=dtype_of(tensor), batch_stride=distance)
         return name
+
+
+def _applied(function: str, value: str) -> str:
+    """Mish is a product of its argument and functions that epilogues have."""
+    return f"({value} * tanh(softplus({value})))" if function == "mish" else f"{function}({value})"
 
 
 def _clipped(value: str, low: str, high: str) -> str:

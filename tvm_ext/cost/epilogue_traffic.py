@@ -30,6 +30,7 @@ OPERATIONS: dict[str, int] = {
     "gelu_tanh": 22,
     "gelu": 30,
     "softplus": 32,
+    "mish": 49,
 }
 """Instructions of one element, of order: what is not here is one."""
 

@@ -36,9 +36,9 @@ def test_every_operator_is_recognised_with_its_whole_epilogue(templates: ModuleT
 def test_padded_channels_are_predicted_to_pay(device: str, templates: ModuleType) -> None:
     """Table 3's first row, and a convolution of Figure 9, which needs no padding."""
     cases = {case.id: case for case in templates.bolt(templates.WORKLOAD)}
-    narrow = templates.judge(cases["B10a_relu"], ROW, lookup(device), compiled=False)
+    narrow = templates.judge(cases["B10a_relu"], ROW, lookup(device), [])
     assert narrow.recognised and narrow.legal > 100
     assert narrow.padded_us < narrow.time_us
-    whole = templates.judge(cases["B17a_gelu"], ROW, lookup(device), compiled=False)
+    whole = templates.judge(cases["B17a_gelu"], ROW, lookup(device), [])
     assert whole.padded_us is None
     assert ("bulk" in whole.template) == (device == "nvidia-h100")

@@ -73,6 +73,7 @@ SPELLINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "softplus by exp": ("softplus", lambda x: op.log(op.add(op.exp(x), number(1)))),
     "stable softplus": ("softplus", stable_softplus),
+    "mish": ("mish", lambda x: op.multiply(x, op.tanh(stable_softplus(x)))),
     "sigmoid by tanh": (
         "sigmoid",
         lambda x: op.multiply(number(0.5), op.add(number(1), op.tanh(op.multiply(x, number(0.5))))),
