@@ -125,6 +125,17 @@ def _torchvision(constructor: str, **options: Any) -> Callable[[], Any]:
     return construct
 
 
+def _recurrent(layer: str, **options: Any) -> Network:
+    """A layer of torch itself; its states come out as well."""
+
+    def construct() -> Any:
+        import torch
+
+        return getattr(torch.nn, layer)(12, 16, **options)
+
+    return Network(package="torch", make=construct, inputs={"sequence": (3, 7, 12)})
+
+
 def _models_of_torchvision() -> Any:
     """Its models need none of its compiled operators, which cannot be loaded where torch has no CUDA and it has."""
     import torch
@@ -308,4 +319,7 @@ NETWORKS: Mapping[str, Network] = {
         ),
         inputs={"input_features": (1, 80, 200)},
     ),
+    "lstm": _recurrent("LSTM", num_layers=2, bidirectional=True, batch_first=True),
+    "gru": _recurrent("GRU", num_layers=2),
+    "rnn": _recurrent("RNN", nonlinearity="relu", bidirectional=True, bias=False),
 }  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tvm_ext._tvm import BlockBuilder, Call, Expr, GlobalVar, relax
 from tvm_ext.records.recurrent import RecurrentCell
+from tvm_ext.support.arithmetic import ceil_div
 
 from .cell_function import cell_function
 
@@ -43,21 +45,22 @@ class Unrolled:
     states: tuple[Expr, ...]
 
 
+MOST_PARTS = 160
+"""Steps that one tensor is split into at most. Whoever looks at a part looks at the type of the whole, which has all of
+them: 2,000 steps would be 4 million looks in each pass.
+"""
+
+
 def input_products(
     builder: BlockBuilder, rows: Expr, weight: Expr, bias: Expr | None, *, steps: int, chunk: int | None = None
 ) -> list[Expr]:
     """``rows`` (steps * batch, features) times ``weight``, plus ``bias``, as one matrix (batch, columns) per step.
 
-    ``chunk`` steps are one product, None: all of them. A product of few steps can begin before the layer below has
-    finished; one of many reads the weights once.
+    ``chunk`` steps are one product, None: all of them, or `MOST_PARTS`. A product of few steps can begin before the
+    layer below has finished; one of many reads the weights once.
     """
     made: list[Expr] = []
-    batch = int(rows.ty.shape[0]) // steps
-    for first in range(0, steps, chunk or steps):
-        count = min(chunk or steps, steps - first)
-        part = rows
-        if count < steps:
-            part = builder.emit(relax.op.strided_slice(rows, [0], [first * batch], [(first + count) * batch]))
+    for part, count in _parts(builder, rows, steps, chunk or MOST_PARTS):
         product = builder.emit(relax.op.matmul(part, weight))
         if bias is not None:
             product = builder.emit(relax.op.add(product, bias))
@@ -67,10 +70,28 @@ def input_products(
 
 def by_step(builder: BlockBuilder, rows: Expr, steps: int) -> list[Expr]:
     """(steps * batch, columns) as a matrix of (batch, columns) for each step."""
-    if steps == 1:
-        return [rows]
-    parts = builder.emit(relax.op.split(rows, steps, axis=0))
-    return [builder.emit(relax.TupleGetItem(parts, index)) for index in range(steps)]
+    made: list[Expr] = []
+    for part, count in _parts(builder, rows, steps, MOST_PARTS):
+        if count == 1:
+            made.append(part)
+            continue
+        split = builder.emit(relax.op.split(part, count, axis=0))
+        made += [builder.emit(relax.TupleGetItem(split, index)) for index in range(count)]
+    return made
+
+
+def _parts(builder: BlockBuilder, rows: Expr, steps: int, most: int) -> Iterator[tuple[Expr, int]]:
+    """``rows`` in parts of at most ``most`` steps, about equally long, each with its number of steps.
+
+    Worked example: 500 steps by at most 160 are four times 125, not 160, 160, 160 and 20, and so one kernel for all.
+    """
+    batch, parts = int(rows.ty.shape[0]) // steps, ceil_div(steps, most)
+    bounds = [steps * index // parts for index in range(parts + 1)]
+    for first, end in itertools.pairwise(bounds):
+        if parts == 1:
+            yield rows, steps
+        else:
+            yield builder.emit(relax.op.strided_slice(rows, [0], [first * batch], [end * batch])), end - first
 
 
 def active_rows(builder: BlockBuilder, lengths: Expr, *, steps: int, batch: int) -> Expr:

@@ -12,13 +12,16 @@ import tvm
 
 from tests.support.recurrent_nodes import FUNCTIONS, RecurrentNode, drawn, expected, model_of, operands
 from tvm_ext import relay
-from tvm_ext._tvm import CALL_TIR, Call, PrimFunc, relax, structural_walk
+from tvm_ext._tvm import CALL_TIR, BlockBuilder, Call, PrimFunc, relax, structural_walk
+from tvm_ext.analysis.relax_values import operator_name
 from tvm_ext.errors import ModelError
 from tvm_ext.pass_pipeline import graph_passes, operator_passes
 from tvm_ext.records.recurrent import CELL, GateActivation, RecurrentCell
 from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.onnx.import_limits import ImportLimits
 from tvm_ext.relay_passes.onnx.operators.recurrent_attributes import settings_of
+from tvm_ext.relay_passes.recurrent import unroll
 
 LSTM = RecurrentNode(kind="LSTM", steps=5, batch=2, features=3, hidden=4)
 TAME = 100.0
@@ -142,6 +145,29 @@ def test_what_is_known_of_the_weights_is_computed_at_build() -> None:
     """Transposed weights and summed biases: left are the product, its split, the cell and the join of results."""
     mod = operators_of(LSTM)
     assert len([func for _, func in mod.functions_items() if isinstance(func, PrimFunc)]) == 4
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, None])
+def test_products_by_chunks_of_time(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 7 steps of 2 rows, every step's part of the product is a constant expression of its own."""
+    monkeypatch.setattr(unroll, "MOST_PARTS", 4)
+    rows, weight = np.arange(14.0, dtype="f").reshape(14, 1), np.float32([[1, 10]])
+    builder = BlockBuilder()
+    with builder.function("main", []):
+        operands_of_layer = relax.const(rows), relax.const(weight), relax.const(weight)
+        with builder.dataflow():
+            made = unroll.input_products(builder, *operands_of_layer, steps=7, chunk=chunk)
+            result = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(result)
+    products: list[Call] = []
+    structural_walk(builder.get()["main"].body, (Call, products.append), order="pre")
+    count = sum(operator_name(call) == "relax.matmul" for call in products)
+    assert count == {1: 7, 2: 4, 3: 3, None: 2}[chunk]
+    folded = FoldCalls()(builder.get())["main"]
+    bound = relax.analysis.get_var2val(folded)
+    values = [bound[item].value.numpy() for item in bound[folded.body.body].fields]
+    assert [value.shape for value in values] == [(2, 2)] * 7
+    np.testing.assert_array_equal(np.concatenate(values), rows @ weight + weight)
 
 
 def test_parameters_of_activations_are_taken_in_order() -> None:
