@@ -22,6 +22,7 @@ from tvm_ext.errors import TvmExtError
 PIPELINE_NAME = "tvm_ext"
 RKERNEL_PIPELINE = "tvm_ext.rkernels"
 OPTIONS_LIBRARY = "tvm_ext_options"
+RUNTIME_LIBRARY = "tvm_ext_rammer"
 
 MODULE_ALIASES = {
     "tvm.relay": "tvm_ext.relay",
@@ -60,6 +61,7 @@ def register() -> None:
     """Register everything, once; a second call does nothing more. Raises what TVM raises where it refuses."""
     from tvm.base import _RUNTIME_ONLY
 
+    register_rammer_runtime()
     if not _RUNTIME_ONLY:  # TVM_USE_RUNTIME_LIB=1: no compiler, hence nothing to register with
         register_pipelines()
         register_codegen()
@@ -95,6 +97,29 @@ def register_config_options() -> bool:
     except (OSError, RuntimeError) as error:
         _warn(f"tvm_ext's PassContext options are not available: {error}")
         return False
+
+
+def register_rammer_runtime() -> bool:
+    """Load the runtime of rTasks, so that libraries which hold schedules can be loaded; False where that fails.
+
+    Its threads are held when Python ends.
+    """
+    import atexit
+
+    from tvm_ext import _native
+
+    if _native.is_loaded(RUNTIME_LIBRARY):
+        return True
+    try:
+        if not _native.load(RUNTIME_LIBRARY):
+            return False
+    except (OSError, RuntimeError) as error:
+        _warn(f"tvm_ext's runtime of rTasks is not available: {error}")
+        return False
+    import tvm_ffi
+
+    atexit.register(tvm_ffi.get_global_func("tvm_ext.rammer.hold_other_threads"))
+    return True
 
 
 def register_module_aliases() -> None:

@@ -1,5 +1,5 @@
-// Runs the core of the rTask runtime without Python, for sanitizers and mutants: random tables, many runs, several threads,
-// tasks that fail, forks, parallel loops with barriers, damaged bytes. Ends with 0, or 1 and what went wrong.
+// Runs the core of the rTask runtime without Python, for sanitizers and mutants: random tables, many runs, several
+// threads, tasks that fail, forks, parallel loops with barriers, damaged bytes. Ends with 0, or 1 and what went wrong.
 //
 //   stress [seconds=2] [seed=0] [parts=walk,fail,epoch,threads,loops,bytes,fork,hang]
 
@@ -29,6 +29,11 @@ namespace {
 
 using Random = std::mt19937_64;
 
+#ifndef RAMMER_STRESS_LIMIT_NS
+#define RAMMER_STRESS_LIMIT_NS 30000000000
+#endif
+constexpr int64_t kLimitNs = RAMMER_STRESS_LIMIT_NS;  // without progress: much, for a busy machine
+
 void Require(bool holds, const std::string& what) {
   if (holds) return;
   std::fprintf(stderr, "wrong: %s\n", what.c_str());
@@ -37,7 +42,7 @@ void Require(bool holds, const std::string& what) {
 
 uint32_t Below(Random* random, uint32_t bound) { return static_cast<uint32_t>((*random)() % bound); }
 
-// --- Kernels: rTask t of a call adds 1 to what the calls that it needs have written, and writes the sum ------------------
+// --- Kernels: rTask t of a call adds 1 to what the calls that it needs have written, and writes the sum -----
 constexpr uint32_t kTasks = 4;
 thread_local int raised = 0;
 
@@ -72,7 +77,7 @@ void Drop(void* error) {
 }
 const ErrorHooks kHooks{Take, Drop};
 
-// --- Random tables -----------------------------------------------------------------------------------------------------
+// --- Random tables ------------------------------------------------------------------------------------------
 // Call n needs up to three earlier ones; the first is handed the argument, which is no call's result.
 struct Case {
   Table table;
@@ -152,14 +157,14 @@ uint64_t RunOnce(Instance* instance, uint64_t input, int threads) {
   std::fill_n(in, kTasks, input);
   void* const pointers[] = {in, out};
   TeamLease lease(threads, true);
-  const Result result = instance->Run(pointers, &lease, 20000000000);
+  const Result result = instance->Run(pointers, &lease, kLimitNs);
   Require(result.outcome == Outcome::kDone, "a run ended otherwise:" + result.text);
   uint64_t total = 0;
   for (const uint64_t value : out) total += value;
   return total;
 }
 
-// --- Parts: each is called again until its time is over -------------------------------------------------------------------
+// --- Parts: each is called again until its time is over -----------------------------------------------------
 void Walk(Random* random) {
   const uint32_t units = 1 + Below(random, 5);
   Case drawn = Draw(random, 1 + Below(random, 30), units);
@@ -193,7 +198,7 @@ void Fail(Random* random) {
     void* const pointers[] = {in, out};
     {
       TeamLease lease(3, true);
-      const Result result = instance.Run(pointers, &lease, 20000000000);
+      const Result result = instance.Run(pointers, &lease, kLimitNs);
       Require(result.outcome == Outcome::kDone || result.outcome == Outcome::kFailed, "a failure that hangs");
       if (result.error != nullptr) Drop(result.error);
     }
@@ -217,7 +222,7 @@ void Threads(Random* random) {
   for (std::thread& caller : callers) caller.join();
 }
 
-// --- Parallel loops --------------------------------------------------------------------------------------------------------
+// --- Parallel loops -----------------------------------------------------------------------------------------
 constexpr int kLoopTasks = 3;
 
 struct Loop {
@@ -272,7 +277,7 @@ void Loops(Random* random) {
   other.join();
 }
 
-// --- Bytes -----------------------------------------------------------------------------------------------------------------
+// --- Bytes --------------------------------------------------------------------------------------------------
 void Put(std::string* out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out->push_back(static_cast<char>(value >> (8 * i)));
 }
@@ -354,7 +359,7 @@ void RunDamaged(const Table& table) {
   }
   Instance instance(table, kernels, kHooks);
   TeamLease lease(1);
-  Require(instance.Run(pointers.data(), &lease, 20000000000).outcome == Outcome::kDone, "a damaged table hangs");
+  Require(instance.Run(pointers.data(), &lease, kLimitNs).outcome == Outcome::kDone, "a damaged table hangs");
 }
 
 void Bytes(Random* random) {
@@ -381,7 +386,7 @@ void Bytes(Random* random) {
   }
 }
 
-// --- Processes -------------------------------------------------------------------------------------------------------------
+// --- Processes ----------------------------------------------------------------------------------------------
 int InChild(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {

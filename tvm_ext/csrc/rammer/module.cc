@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "ending.h"
 #include "table.h"
 #include "team.h"
 #include "walker.h"
@@ -91,6 +92,7 @@ class RammerModuleObj final : public ffi::ModuleObj {
 
   void Run(ffi::PackedArgs arguments) {
     if (static_cast<std::size_t>(arguments.size()) != table_.arguments.size()) RefuseCount(arguments.size());
+    const RunScope scope;
     Lent slot(this);
     for (std::size_t i = 0; i < table_.arguments.size(); ++i)
       slot->pointers[i] = PointerOf(i, arguments[static_cast<int>(i)].cast<DLTensor*>());
@@ -223,6 +225,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def("tvm_ext.rammer.load", MakeModule)
       .def("ffi.Module.load_from_bytes.tvm_ext.rammer", MakeModule)
+      .def("tvm_ext.rammer.hold_other_threads", HoldOtherThreads)
       .def("tvm_ext.rammer.set_wait_limit_ms",
            [](int64_t limit) { wait_limit_ns.store(limit < 0 ? -1 : limit * 1000000); })
       .def("tvm_ext.rammer.set_thread_limit", [](int limit) { thread_limit.store(limit); });

@@ -23,8 +23,8 @@ constexpr int kMostThreads = 256;
 
 // A worker looks for new work for 2 ms, most of it yielding its core to whoever wants it, before it sleeps. Waking one
 // takes the caller 5 us and the worker up to 50 us on a virtual machine.
-constexpr Patience kIdlePatience{400, 2000000};
-constexpr Patience kJoinPatience{400, 200000};
+constexpr Patience kIdlePatience = Patiently({400, 2000000});
+constexpr Patience kJoinPatience = Patiently({400, 200000});
 
 using Job = void (*)(void* context, int thread);
 
@@ -89,7 +89,7 @@ class TeamLease {
   uint32_t generation_;
 };
 
-// How many cores this process may use: the affinity mask of its first thread, since callers may be bound by their owner.
+// How many cores this process may use: the affinity mask of its first thread, since others may be bound by their owner.
 int UsableCores();
 
 // True in a thread that is running a piece of a job, the caller's own included: such a thread starts no other job.

@@ -7,8 +7,8 @@
 //     value still 6? sleep (kLookAgain)      parked > 0? wake     (kLookForParked)
 //
 // With weaker orders a processor may do each side's second line before its first: the waiter sees 6, the publisher sees
-// nobody, and the waiter sleeps for ever. tests/unit/rammer_runtime/test_wait_protocol.py reads the orders below and tries every execution that C++'s
-// memory model allows.
+// nobody, and the waiter sleeps for ever. tests/unit/rammer_runtime/test_wait_protocol.py reads the orders below and
+// tries every execution that C++'s memory model allows.
 #ifndef TVM_EXT_RAMMER_WAIT_CELL_H_
 #define TVM_EXT_RAMMER_WAIT_CELL_H_
 
@@ -34,6 +34,9 @@ namespace rammer {
 #endif
 #ifndef RAMMER_OBSERVE
 #define RAMMER_OBSERVE std::memory_order_acquire
+#endif
+#ifndef RAMMER_LOOKS_AGAIN
+#define RAMMER_LOOKS_AGAIN true
 #endif
 
 constexpr std::memory_order kPublish = RAMMER_PUBLISH;
@@ -70,6 +73,13 @@ struct Patience {
   int64_t yield_ns;
 };
 
+// A test program sleeps at every wait.
+#ifdef RAMMER_IMPATIENT
+constexpr Patience Patiently(Patience) { return {0, 0}; }
+#else
+constexpr Patience Patiently(Patience patience) { return patience; }
+#endif
+
 struct alignas(kLineBytes) WaitCell {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> parked{0};
@@ -93,11 +103,12 @@ struct alignas(kLineBytes) WaitCell {
   void Park(const Ready& ready, int64_t limit_ns) {
     const uint32_t seen = event.load(std::memory_order_acquire);
     parked.fetch_add(1, kAnnounce);
-    if (!ready(kLookAgain)) FutexWait(&event, seen, limit_ns);
+    if (!(RAMMER_LOOKS_AGAIN && ready(kLookAgain))) FutexWait(&event, seen, limit_ns);
     parked.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Wait until `ready(order)`, which loads with the order it is given. False: the deadline (NowNs; negative: none) passed.
+  // Wait until `ready(order)`, which loads with the order that it is given. False: the deadline (NowNs; negative: none)
+  // has passed.
   template <typename Ready>
   bool Wait(const Ready& ready, Patience patience, int64_t deadline_ns = -1) {
     for (int i = 0; i < patience.pauses; ++i) {

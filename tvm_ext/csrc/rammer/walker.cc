@@ -11,10 +11,11 @@ namespace {
 
 // A hand-off between running threads takes 0.1 to 0.3 us; a waiter that has paused so often looks for streams to walk.
 constexpr int kPausesBeforeHelp = 64;
-constexpr Patience kStepPatience{200, 300000};
+constexpr Patience kStepPatience = Patiently({200, 300000});
 
+// Mutants are built by defining it otherwise.
 #ifndef RAMMER_EPOCH_ERROR
-#define RAMMER_EPOCH_ERROR 0  // a mutant's
+#define RAMMER_EPOCH_ERROR 0
 #endif
 
 char* Allocate(uint64_t bytes) {
@@ -124,7 +125,7 @@ void Instance::SetPointers(void* const* pointers) {
 
 void Instance::StartRun() {
   for (std::size_t unit = 0; unit < streams_.size(); ++unit) {
-    streams_[unit].base = steps_[unit].value.load(std::memory_order_relaxed) + RAMMER_EPOCH_ERROR;
+    streams_[unit].base = steps_[unit].value.load(std::memory_order_relaxed);
     streams_[unit].finished = 0;
   }
 }
@@ -209,7 +210,7 @@ bool Instance::Call(uint32_t unit, const Entry& entry, int thread) {
 
 bool Instance::Reached(uint32_t unit, uint32_t count, std::memory_order order) const {
   const uint32_t step = steps_[unit].value.load(order);
-  return static_cast<int32_t>(step - (streams_[unit].base + count)) >= 0;
+  return static_cast<int32_t>(step - (streams_[unit].base + count + RAMMER_EPOCH_ERROR)) >= 0;
 }
 
 bool Instance::Await(uint32_t unit, uint32_t count, int thread) {
