@@ -244,6 +244,12 @@ def test_tiles_fit_registers_and_cover_the_cell(rows: int, units: int, gates: in
     assert tiles.lanes * (tiles.vectors - 1) < units
 
 
+def test_rows_are_cut_only_where_that_is_faster() -> None:
+    """The weights of a register of 256 units (64 KiB) do not fit L1: six rows share what four would wait for."""
+    chosen = [choose_cell_tiles(work(16, units), WIDE) for units in (100, 256)]
+    assert [tiles and tiles.rows for tiles in chosen] == [4, 6]
+
+
 def test_the_time_is_no_less_than_its_floors() -> None:
     for rows, units in [(1, 128), (1, 256), (4, 256), (16, 512), (1, 1024)]:
         item = work(rows, units)
