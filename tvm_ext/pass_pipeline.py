@@ -224,10 +224,10 @@ def kernel_passes(
 
 
 def _cpu_construction(device: DeviceSpec, options: BuildOptions, cache: KernelCache | None) -> list[tvm.transform.Pass]:
-    """The pass that constructs kernels; for rTasks all of them have bodies, and dividing one costs no fork."""
-    if options.enable_rammer is False:
-        return [ConstructCpuKernels(device, options, cache)]
-    return [ConstructCpuKernels(replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3), options)]
+    """The pass that constructs kernels; those of rTasks have bodies, and if all are such, dividing costs no fork."""
+    if options.enable_rammer is True:
+        device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
+    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None)]
 
 
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:

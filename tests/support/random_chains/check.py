@@ -14,6 +14,7 @@ from tvm_ext import relay
 from tvm_ext._tvm import tensor
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
+from tvm_ext.rammer_runtime import native
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 
@@ -68,11 +69,21 @@ def run_chain(case: ChainCase) -> tuple[OperatorReport, ...]:
 GUARDED_EVERY = 2
 """The share of a CPU's chains whose kernels run in guarded memory; the others run as users run them."""
 
+SCHEDULED_EVERY = 4
+"""The share of a CPU's chains that run as a schedule of rTasks."""
+
+VEU_COUNTS = (2, 1, 4)
+"""The vEUs of schedules, in turn: as many cores, or more than there are."""
+
 
 def _options(case: ChainCase) -> BuildOptions:
     """Without the kernel cache: no two chains have kernels in common, and thousands would be looked through."""
     guarded = not is_gpu(case.device) and case.index % GUARDED_EVERY == 0
-    return options_of(case).updated(kernel_cache="off", guard_memory=guarded)
+    options = options_of(case).updated(kernel_cache="off", guard_memory=guarded)
+    round_, turn = divmod(case.index, SCHEDULED_EVERY)
+    if is_gpu(case.device) or guarded or turn != 1 or not native.is_available():
+        return options
+    return options.updated(enable_rammer=True, num_threads=VEU_COUNTS[round_ % len(VEU_COUNTS)])
 
 
 def _on_cpu(case: ChainCase) -> tuple[list[Array], tuple[OperatorReport, ...]]:

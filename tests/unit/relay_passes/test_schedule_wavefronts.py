@@ -15,7 +15,7 @@ from tvm import relax
 from tests.support.rtask_runs import compile_rkernels, plans_of, rkernels_of, run_plan
 from tests.support.small_modules import inputs_of, module_of
 from tvm_ext import pass_pipeline, relay
-from tvm_ext._tvm import IRModule, PrimFunc
+from tvm_ext._tvm import IRModule, PrimFunc, assert_structural_equal
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, plan_build
@@ -314,6 +314,19 @@ def test_auto_schedules_where_the_simulator_predicts_a_gain() -> None:
     assert plans_of(one) == {}
     (left,) = record_of(one).regions
     assert str(left).startswith("no schedule of 1 operators")
+
+
+def test_auto_leaves_the_kernels_of_what_it_does_not_schedule() -> None:
+    (x,) = inputs_of((8, 700))
+    mod = module_of([x], op.nn.softmax(x))
+    left, plan = scheduled(mod, 4, "auto")
+    assert not record_of(left).scheduled
+    ordinary_plan = plan_build("llvm", BuildOptions.create(num_threads=4, kernel_cache="off"))
+    with plan.target:
+        kernels = ordinary_plan.construct(mod)
+    for gv, func in kernels.functions_items():
+        if isinstance(func, PrimFunc):
+            assert_structural_equal(func.body, left[gv.name_hint].body, map_free_vars=True)
 
 
 @pytest.mark.parametrize(
