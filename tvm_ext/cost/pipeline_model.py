@@ -30,9 +30,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import GLOBAL, SHARED
 from tvm_ext.support.arithmetic import ceil_div
 
+from .pipeline_equations import (
+    InnerLoop,
+    MemoryLoad,
+    bottleneck_terms,
+    epilogue_s,
+    inner_loop,
+    iteration_terms,
+    kernel_s,
+    main_loop_s,
+    memory_load,
+    register_load,
+    throughput,
+)
 from .pipeline_workload import PipelineWorkload, blocks_per_unit, registers, shared_bytes
 
 
@@ -119,7 +131,7 @@ def predict(
     if as_printed:
         total = first.total_s * (full + bool(rest))
     else:
-        total = first.total_s * max(full, 1) + (last.total_s if last else 0.0)
+        total = float(kernel_s(full, rest, first.total_s, last.total_s if last else 0.0))
     return PipelineLatency(
         shared_stages=shared_stages,
         register_stages=register_stages,
@@ -128,12 +140,12 @@ def predict(
         blocks_per_unit=first.per_unit,
         blocks_per_batch=first.blocks,
         batches=full + bool(rest),
-        llc_load_s=first.memory.llc_load_s,
-        dram_load_s=first.memory.dram_load_s,
-        smem_load_s=first.memory.load_s,
-        reg_load_s=first.inner.load_s,
-        compute_s=first.inner.compute_s,
-        smem_use_s=first.inner.use_s,
+        llc_load_s=float(first.memory.llc_load_s),
+        dram_load_s=float(first.memory.dram_load_s),
+        smem_load_s=float(first.memory.load_s),
+        reg_load_s=float(first.inner.load_s),
+        compute_s=float(first.inner.steps_s["compute"]),
+        smem_use_s=float(first.inner.use_s),
         iteration_s=first.iteration_s,
         init_s=first.init_s,
         main_loop_s=first.main_loop_s,
@@ -146,17 +158,8 @@ def predict(
 
 def predict_bottleneck(workload: PipelineWorkload, device: DeviceSpec) -> Bottleneck:
     """The bottleneck-based analysis of §5.4: agnostic of stages, latencies and occupancy."""
-    trips = workload.blocks * workload.shared_trips
-    inner = trips * workload.register_trips
-    batches = workload.blocks / workload.workset_blocks
-    loaded = workload.workset_bytes * workload.shared_trips * max(1.0, batches)
-    return Bottleneck(
-        compute_s=inner * workload.flops_per_register_trip / _throughput(workload, device),
-        shared_memory_s=(inner * workload.shared_bytes_per_register_trip + trips * workload.bytes_per_shared_trip)
-        / _bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s),
-        memory_s=(loaded + workload.blocks * workload.output_bytes_per_block)
-        / _bytes_per_s(device.layer(GLOBAL).bandwidth_gb_per_s),
-    )
+    compute, shared_memory, memory = bottleneck_terms(workload, device)
+    return Bottleneck(compute_s=float(compute), shared_memory_s=float(shared_memory), memory_s=float(memory))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,37 +170,11 @@ class _Stages:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Memory:
-    """Loading the tiles of one batch for one iteration: T_LLC_load, T_DRAM_load, and the part that is bandwidth."""
-
-    llc_load_s: float
-    dram_load_s: float
-    llc_bytes_s: float
-    dram_bytes_s: float
-
-    @property
-    def load_s(self) -> float:
-        """T_smem_load = MAX(T_LLC_load, T_DRAM_load)."""
-        return max(self.llc_load_s, self.dram_load_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inner:
-    """The inner loop of one outer iteration: T_reg_load, T_compute, T_smem_use of a unit's blocks and of one alone."""
-
-    load_s: float
-    compute_s: float
-    use_s: float
-    alone_s: float
-    bound: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
     blocks: int
     per_unit: int
-    memory: _Memory
-    inner: _Inner
+    memory: MemoryLoad
+    inner: InnerLoop
     iteration_s: float
     init_s: float
     main_loop_s: float
@@ -213,23 +190,18 @@ class _Batch:
 def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, blocks: int) -> _Batch:
     """Threadblock Latency Model for a batch of ``blocks``, which the units share evenly."""
     per_unit = ceil_div(blocks, device.unit_count)
-    memory = _memory(workload, device, blocks)
-    inner = (
-        _inner_printed(workload, device, stages, per_unit)
-        if stages.as_printed
-        else _inner(workload, device, stages, per_unit)
-    )
+    memory = memory_load(workload, device, blocks)
     if stages.as_printed:
-        main = pipeline_latency(memory.load_s, inner.use_s, workload.shared_trips, stages.shared, per_unit)
-        iteration, bound = (
-            main / workload.shared_trips,
-            "use" if main == inner.use_s * workload.shared_trips else "load",
-        )
+        inner = _inner_printed(workload, device, stages, per_unit)
+        load, use = float(memory.load_s), float(inner.use_s)
+        main = pipeline_latency(load, use, workload.shared_trips, stages.shared, per_unit)
+        iteration, bound = main / workload.shared_trips, "use" if main == use * workload.shared_trips else "load"
     else:
+        inner = inner_loop(workload, device, stages.register, per_unit)
         iteration, bound = _iteration(workload, stages, memory, inner)
-        main = (workload.shared_trips - 1) * iteration + inner.use_s
-    init = memory.load_s + inner.load_s
-    epilogue = _epilogue(workload, device, blocks)
+        main = float(main_loop_s(workload, iteration, inner))
+    init = float(memory.load_s + inner.load_s)
+    epilogue = float(epilogue_s(workload, device, blocks))
     return _Batch(
         blocks=blocks,
         per_unit=per_unit,
@@ -243,100 +215,21 @@ def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, bloc
     )
 
 
-def _memory(workload: PipelineWorkload, device: DeviceSpec, blocks: int) -> _Memory:
-    """Memory Latency Model: a round trip, and the batch's bytes at the bandwidth that its blocks share."""
-    layer = device.layer(GLOBAL)
-    memory_rate = _bytes_per_s(layer.bandwidth_gb_per_s)
-    cache_rate = _bytes_per_s(layer.cache_bandwidth_gb_per_s or layer.bandwidth_gb_per_s)
-    llc = workload.bytes_per_shared_trip * blocks / cache_rate
-    dram = workload.workset_of(blocks) / memory_rate
-    return _Memory(
-        llc_load_s=_seconds(layer.cache_latency_ns) + llc,
-        dram_load_s=_seconds(layer.latency_ns) + dram,
-        llc_bytes_s=llc,
-        dram_bytes_s=dram,
-    )
-
-
-def _iteration(workload: PipelineWorkload, stages: _Stages, memory: _Memory, inner: _Inner) -> tuple[float, str]:
+def _iteration(workload: PipelineWorkload, stages: _Stages, memory: MemoryLoad, inner: InnerLoop) -> tuple[float, str]:
     """Seconds of one outer iteration in the steady state, and what it waits for."""
-    if stages.shared == 1:
-        waited = memory.load_s + inner.alone_s
-    else:
-        ahead = min(stages.register - 1, workload.register_trips) / workload.register_trips
-        waited = (memory.load_s + inner.alone_s * ahead) / (stages.shared - 1)
-    times = {
-        inner.bound: inner.use_s,
-        "L2 cache": memory.llc_bytes_s,
-        "memory": memory.dram_bytes_s,
-        "load latency": waited,
-    }
-    bound = max(times, key=lambda name: times[name])
-    return times[bound], bound
+    steps = inner.steps_s
+    within = max(steps, key=lambda name: float(steps[name]))
+    times = {within: inner.use_s, **iteration_terms(workload, stages.shared, stages.register, memory, inner)}
+    bound = max(times, key=lambda name: float(times[name]))
+    return float(times[bound]), bound
 
 
-def _inner(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_unit: int) -> _Inner:
-    """The inner loop, as long as the slowest of arithmetic, shared memory and the wait for one warp's fragments."""
-    load = _register_load(workload, device)
-    rate = _throughput(workload, device) / device.unit_count / device.teus_per_unit
-    warp_s = workload.flops_per_register_trip / workload.warps_per_block / rate
-    moved_s = load - _seconds(device.layer(SHARED).latency_ns) + _stored_s(workload, device) / workload.register_trips
-    ahead = stages.register - 1
-    waited = load + warp_s if ahead == 0 else load / ahead
-
-    def step(blocks: int) -> dict[str, float]:
-        sharing = max(1.0, workload.warps_per_block * blocks / device.teus_per_unit)
-        return {"compute": warp_s * sharing, "shared memory": moved_s * blocks, "fragment latency": waited}
-
-    times = step(per_unit)
-    bound = max(times, key=lambda name: times[name])
-    return _Inner(
-        load_s=load,
-        compute_s=times["compute"],
-        use_s=times[bound] * workload.register_trips,
-        alone_s=max(step(1).values()) * workload.register_trips,
-        bound=bound,
-    )
-
-
-def _stored_s(workload: PipelineWorkload, device: DeviceSpec) -> float:
-    """Seconds in which a unit's shared memory takes the tiles that one block copies into it in an outer iteration."""
-    return workload.bytes_per_shared_trip / (_bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s) / device.unit_count)
-
-
-def _inner_printed(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_unit: int) -> _Inner:
+def _inner_printed(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_unit: int) -> InnerLoop:
     """Table 1 to the letter. Util is the share of a unit's rate that one block has: a TEU needs a warp to be busy."""
     warps = workload.warps_per_block * per_unit
     util = min(1.0, warps / device.teus_per_unit) / per_unit
-    load = _register_load(workload, device)
-    compute = workload.flops_per_register_trip / (_throughput(workload, device) / device.unit_count * util)
+    load = float(register_load(workload, device))
+    rate = throughput(workload.throughput, device)
+    compute = workload.flops_per_register_trip / (rate / device.unit_count * util)
     use = pipeline_latency(load, compute, workload.register_trips, stages.register, workload.warps_per_block)
-    return _Inner(load_s=load, compute_s=compute, use_s=use, alone_s=use, bound="use")
-
-
-def _register_load(workload: PipelineWorkload, device: DeviceSpec) -> float:
-    """T_reg_load, which the paper describes and Table 1 omits: a round trip, and one block's bytes at a unit's rate."""
-    layer = device.layer(SHARED)
-    rate = _bytes_per_s(layer.bandwidth_gb_per_s) / device.unit_count
-    return _seconds(layer.latency_ns) + workload.shared_bytes_per_register_trip / rate
-
-
-def _epilogue(workload: PipelineWorkload, device: DeviceSpec, blocks: int) -> float:
-    """Epilogue Model; a write's round trip is taken for a read's where it is not known."""
-    layer = device.layer(GLOBAL)
-    latency = layer.latency_ns if layer.write_latency_ns is None else layer.write_latency_ns
-    return _seconds(latency) + workload.output_bytes_per_block * blocks / _bytes_per_s(layer.bandwidth_gb_per_s)
-
-
-def _throughput(workload: PipelineWorkload, device: DeviceSpec) -> float:
-    """FLOP/s of all units; unbounded where the tables have neither the key nor float32."""
-    peak = device.emitted_gflops_of(workload.throughput) or device.peak_gflops_of("float32")
-    return float("inf") if peak is None else peak * 1e9
-
-
-def _bytes_per_s(gb_per_s: float | None) -> float:
-    return float("inf") if gb_per_s is None else gb_per_s * 1e9
-
-
-def _seconds(latency_ns: float | None) -> float:
-    return (latency_ns or 0.0) * 1e-9
+    return InnerLoop(load_s=load, steps_s={"compute": compute}, use_s=use, alone_s=use)

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from typing import Protocol
 
 from tvm_ext.devices import occupancy
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, max_thread_registers, shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.quantities import Quantity, chosen, smaller, square_root, whole_quotient
 
 ASSEMBLER_PERCENT = 110
 """Registers that ptxas takes for a hundred planned: 106 to 110 in the median of Roller's kernels (docs/gpu.md)."""
+
+
+class LoopCounts(Protocol):
+    """What the equations ask: a `PipelineWorkload`, or arrays of the same names with one entry a candidate."""
+
+    @property
+    def blocks(self) -> Quantity: ...
+    @property
+    def warps_per_block(self) -> Quantity: ...
+    @property
+    def other_shared_bytes(self) -> Quantity: ...
+    @property
+    def stage_bytes(self) -> Quantity: ...
+    @property
+    def registers_per_thread(self) -> Quantity: ...
+    @property
+    def register_stage_registers(self) -> Quantity: ...
+    @property
+    def shared_trips(self) -> Quantity: ...
+    @property
+    def register_trips(self) -> Quantity: ...
+    @property
+    def flops_per_register_trip(self) -> Quantity: ...
+    @property
+    def bytes_per_shared_trip(self) -> Quantity: ...
+    @property
+    def shared_bytes_per_register_trip(self) -> Quantity: ...
+    @property
+    def output_bytes_per_block(self) -> Quantity: ...
+    @property
+    def workset_bytes(self) -> Quantity: ...
+    @property
+    def workset_blocks(self) -> Quantity: ...
+    @property
+    def throughput(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,29 +80,45 @@ class PipelineWorkload:
         assert min(self.other_shared_bytes, self.stage_bytes, self.register_stage_registers) >= 0
 
     def workset_of(self, blocks: int) -> float:
-        """Distinct bytes that ``blocks`` concurrent blocks load in one iteration.
+        return float(workset_of(self, blocks))
 
-        Blocks share panels of rows and of columns, whose number grows with the square root of the blocks': where 216
-        tiles of 128 x 128 span 16 + 14 panels, 54 of them span half, 8 + 7.
-        """
-        return min(self.workset_bytes * sqrt(blocks / self.workset_blocks), self.bytes_per_shared_trip * blocks)
+
+def workset_of(counts: LoopCounts, blocks: Quantity) -> Quantity:
+    """Distinct bytes that ``blocks`` concurrent blocks load in one iteration.
+
+    Blocks share panels of rows and of columns, whose number grows with the square root of the blocks': where 216
+    tiles of 128 x 128 span 16 + 14 panels, 54 of them span half, 8 + 7.
+    """
+    grown = counts.workset_bytes * square_root(blocks / counts.workset_blocks)
+    return smaller(grown, counts.bytes_per_shared_trip * blocks)
 
 
 def shared_bytes(workload: PipelineWorkload, shared_stages: int) -> int:
-    return workload.other_shared_bytes + shared_stages * workload.stage_bytes
+    return int(shared_bytes_of(workload, shared_stages))
+
+
+def shared_bytes_of(counts: LoopCounts, shared_stages: Quantity) -> Quantity:
+    return counts.other_shared_bytes + shared_stages * counts.stage_bytes
 
 
 def registers(
     workload: PipelineWorkload, device: DeviceSpec, shared_stages: int, register_stages: int, held: bool
 ) -> int:
+    return int(registers_of(workload, device, shared_stages, register_stages, held))
+
+
+def registers_of(
+    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, held: bool
+) -> Quantity:
     """Registers of a thread; with ``held``, loads wait in registers until they are stored to shared memory.
 
     Worked example: tiles of 16 KiB copied by 128 threads are 128 bytes each, 32 registers.
     """
-    count = workload.registers_per_thread + (register_stages - 1) * workload.register_stage_registers
-    if held and shared_stages > 1:
-        count += ceil_div(workload.stage_bytes, workload.warps_per_block * device.teu_lanes * device.register_bytes)
-    return count
+    count = counts.registers_per_thread + (register_stages - 1) * counts.register_stage_registers
+    if not held:
+        return count
+    row = counts.warps_per_block * (device.teu_lanes * device.register_bytes)
+    return count + chosen(shared_stages > 1, whole_quotient(counts.stage_bytes, row), 0)
 
 
 def blocks_per_unit(workload: PipelineWorkload, device: DeviceSpec, size: int, register_count: int) -> int:
@@ -81,11 +132,19 @@ def blocks_per_unit(workload: PipelineWorkload, device: DeviceSpec, size: int, r
     if register_count > most:
         raise IllegalRewrite(f"{register_count} registers exceed {device.name}'s {most} of a thread")
     threads = workload.warps_per_block * device.teu_lanes
-    expected = min(most, expected_registers(register_count))
-    blocks = occupancy.blocks_per_unit(BlockUse(threads=threads, registers=expected, shared_bytes=size), device)
+    blocks = resident_of(threads, size, register_count, device)
     if blocks < 1:
         raise IllegalRewrite(f"{threads} threads of {register_count} registers exceed one unit of {device.name}")
     return blocks
+
+
+def resident_of(threads: int, size: int, register_count: int, device: DeviceSpec) -> int:
+    """Blocks of ``threads`` that a unit runs at a time; 0 where not one fits, also for what a block may not have."""
+    most = max_thread_registers(device)
+    if size > shared_limit_bytes(device) or register_count > most:
+        return 0
+    use = BlockUse(threads=threads, registers=min(most, expected_registers(register_count)), shared_bytes=size)
+    return occupancy.blocks_per_unit(use, device)
 
 
 def expected_registers(planned: int) -> int:

@@ -29,11 +29,11 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computations import mentions
+from tvm_ext.cost.product_counts import ADDRESS_REGISTERS
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..roller.mma_model import ADDRESS_REGISTERS
 from .analyse import LoadUse
 from .detect import LoadGroup
 from .function import Function

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, tirx
+from tvm_ext.cost.product_counts import MAX_GROUP, panel_elements
 from tvm_ext.ir.build_ir import index
 from tvm_ext.support.arithmetic import ceil_div
-
-MAX_GROUP = 16
-MIN_UNEVEN_GAIN = 1.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +41,9 @@ class BlockPlace:
 
 
 def grid_group(rows: int, columns: int, resident: int, tile: tuple[int, int]) -> int:
-    """The group whose ``resident`` concurrent tiles of ``tile`` = (rows, columns) elements read the fewest panels.
-
-    One that does not divide the rows needs a division by a variable in every block, and must save a tenth.
-    """
-
-    def panel_elements(group: int) -> float:
-        wide = ceil_div(min(resident, rows * columns), group)
-        elements = group * tile[0] + min(wide, columns) * tile[1] + max(0, wide - columns) * tile[0]
-        return elements * (MIN_UNEVEN_GAIN if rows % group else 1.0)
-
-    return min(range(1, min(rows, MAX_GROUP) + 1), key=panel_elements)
+    """The group whose ``resident`` concurrent tiles of ``tile`` = (rows, columns) elements read the fewest panels."""
+    groups = range(1, min(rows, MAX_GROUP) + 1)
+    return min(groups, key=lambda group: float(panel_elements(group, rows, columns, resident, tile)))
 
 
 def place_block(grid: GemmGrid, block: Expr) -> BlockPlace:

@@ -12,6 +12,13 @@ from math import prod
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.bandwidths import bandwidth, cache_bandwidth
+from tvm_ext.cost.product_counts import (
+    ADDRESS_REGISTERS,
+    accumulator_registers,
+    factor_registers,
+    fragment_bytes,
+    panel_lines,
+)
 from tvm_ext.devices.gpu import REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
@@ -22,9 +29,6 @@ from .gemm_form import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, TileSplit, padded_ch
 from .mma_grid import grid_group
 
 ACCUMULATOR_BYTES = 4
-ADDRESS_REGISTERS = 40
-"""Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
-
 SPARE_REGISTERS = 8
 """What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
 
@@ -69,11 +73,12 @@ def fragment_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
     lanes are 24: 88. A fragment of wmma has every element twice, 8 registers of a thread in halves; one of A's and all
     of B's are held: 64 + 8 + 2 * 8 = 88.
     """
+    sums = int(accumulator_registers(split.warp_rows, split.warp_columns))
     if not uses_mma_sync(device):
         one = 2 * FRAGMENT * FRAGMENT * int(itemsize_bytes(dtype)) // (WARP * REGISTER_BYTES)
-        return split.warp_rows * split.warp_columns // WARP + one * (1 + split.warp_columns // FRAGMENT)
-    factors = (split.warp_rows + split.warp_columns) * reduction_step(dtype, device) * int(itemsize_bytes(dtype))
-    return split.warp_rows * split.warp_columns // WARP + factors // (WARP * REGISTER_BYTES)
+        return sums + one * (1 + split.warp_columns // FRAGMENT)
+    step, itemsize = reduction_step(dtype, device), int(itemsize_bytes(dtype))
+    return sums + int(factor_registers(fragment_bytes(split.warp_rows, split.warp_columns, step, itemsize)))
 
 
 def thread_registers(split: TileSplit, dtype: str, device: DeviceSpec) -> int:
@@ -149,14 +154,12 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
 def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[int, int], concurrent: int) -> float:
     """Bytes of the factors that come from memory: each wave of concurrent blocks loads its panels once.
 
-    Worked example, 216 concurrent tiles of 128 x 128: in groups of 16 rows they span 14 columns, 30 panels instead of
-    432. No factor is loaded less than once.
+    No factor is loaded less than once.
     """
     per_batch = tiles[0] * tiles[1]
     at_once = max(1, min(concurrent // splits, per_batch))
     group = grid_group(tiles[0], tiles[1], at_once, (split.rows, split.columns))
-    wide = min(tiles[1], ceil_div(at_once, group))
-    panels = min(group, tiles[0]) * split.rows + wide * split.columns
+    panels = float(panel_lines(group, tiles[0], tiles[1], at_once, (split.rows, split.columns)))
     waves = per_batch / at_once
     once = float(shape.rows + shape.columns)
     return shape.batch * max(once, waves * panels) * shape.depth * shape.itemsize

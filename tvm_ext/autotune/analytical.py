@@ -1,0 +1,209 @@
+"""ALCOP's analytical model over many tiles at once, so that tile and stages are ranked together (paper §4, Table 1).
+
+The equations are `cost/pipeline_equations.py`, the counts `cost/product_counts.py`, what a unit holds
+`devices/occupancy.py`: here they are given arrays with one entry a candidate. Line by line of Table 1:
+
+| line | here |
+|---|---|
+| kernel: batches of threadblocks | `kernel_s`, the last batch by its own blocks |
+| threadblock: T_init + T_main_loop + T_epilogue | `threadblock_s` |
+| pipeline, both levels | `iteration_terms`, `inner_loop` |
+| computation, Util | `inner_loop` |
+| memory: MAX(T_LLC, T_DRAM), working set | `memory_load`, `workset_of`; panels that concurrent blocks share |
+| epilogue | `epilogue_s` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_ext.cost.pipeline_equations import bottleneck_terms, kernel_s, threadblock_s
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, registers_of, resident_of, shared_bytes_of
+from tvm_ext.cost.product_counts import (
+    ADDRESS_REGISTERS,
+    MAX_GROUP,
+    accumulator_registers,
+    factor_registers,
+    fragment_bytes,
+    panel_elements,
+    panel_lines,
+)
+from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import GLOBAL
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.tuning import TileCandidate, TunedProduct
+from tvm_ext.support.quantities import largest, whole_quotient
+
+Integers: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+STEP_BYTES = 32
+"""What one mma.sync adds up of a line: 16 halves, 32 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TileColumns:
+    """`TileCandidate`s by column."""
+
+    rows: Integers
+    columns: Integers
+    depth: Integers
+    warp_rows: Integers
+    warp_columns: Integers
+    shared_stages: Integers
+    register_stages: Integers
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> TileCandidate:
+        return TileCandidate(**{item.name: int(getattr(self, item.name)[index]) for item in fields(self)})
+
+    def taken(self, where: NDArray[Any]) -> TileColumns:
+        """Those of a mask, or of places."""
+        return TileColumns(**{item.name: getattr(self, item.name)[where] for item in fields(self)})
+
+    @property
+    def warps(self) -> Integers:
+        return (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopColumns:
+    """`PipelineWorkload`s by column, and of each the blocks that a unit runs at a time (0: it does not fit)."""
+
+    blocks: Integers
+    warps_per_block: Integers
+    other_shared_bytes: Integers
+    stage_bytes: Integers
+    registers_per_thread: Integers
+    register_stage_registers: Integers
+    shared_trips: Integers
+    register_trips: Integers
+    flops_per_register_trip: Floats
+    bytes_per_shared_trip: Floats
+    shared_bytes_per_register_trip: Floats
+    output_bytes_per_block: Floats
+    workset_bytes: Floats
+    workset_blocks: Integers
+    throughput: str
+    resident: Integers
+
+    def workload(self, index: int) -> PipelineWorkload:
+        """One of them, for the model of one kernel."""
+        names = [item.name for item in fields(PipelineWorkload) if item.name != "throughput"]
+        return PipelineWorkload(
+            throughput=self.throughput, **{name: getattr(self, name)[index].item() for name in names}
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TilePredictions:
+    """Seconds by candidate, infinite where it does not fit the device; ``bottleneck_s`` is §5.4's simpler model."""
+
+    loops: LoopColumns
+    time_s: Floats
+    bottleneck_s: Floats
+
+    @property
+    def ranking(self) -> Integers:
+        """Places of those that fit, best predicted first."""
+        return _ranked(self.time_s, np.isfinite(self.time_s))
+
+    @property
+    def bottleneck_ranking(self) -> Integers:
+        return _ranked(self.bottleneck_s, np.isfinite(self.time_s))
+
+
+def reduction_step_of(product: TunedProduct, device: DeviceSpec) -> int:
+    """Products that one instruction adds up. Raises IllegalRewrite for devices without mma.sync."""
+    if not has(device, MMA_SYNC_SINCE):
+        raise IllegalRewrite(f"{device.name} has no mma.sync, for which these tiles are counted")
+    return STEP_BYTES // product.itemsize
+
+
+def predict_tiles(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> TilePredictions:
+    """What Table 1 and the simpler model say of each of ``tiles``."""
+    loops = count_loops(product, tiles, device)
+    fits = loops.resident > 0
+    concurrent = np.maximum(loops.resident, 1) * device.unit_count
+    full, rest = loops.blocks // concurrent, loops.blocks % concurrent
+    first = np.where(full > 0, concurrent, rest)
+    shared, register = tiles.shared_stages, tiles.register_stages
+    first_s = threadblock_s(loops, device, shared, register, first)
+    last_s = threadblock_s(loops, device, shared, register, np.maximum(rest, 1))
+    time_s = np.asarray(kernel_s(full, rest, first_s, last_s), dtype=np.float64)
+    bottleneck = np.asarray(largest(*bottleneck_terms(loops, device)), dtype=np.float64)
+    return TilePredictions(loops=loops, time_s=np.where(fits, time_s, np.inf), bottleneck_s=bottleneck)
+
+
+def count_loops(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -> LoopColumns:
+    """What kernels of ``tiles`` load, read and compute, by arithmetic.
+
+    Worked example, 128 x 128 x 64 in halves by eight warps of 64 x 32: a stage is 256 rows of 128 bytes, 32 KiB; one of
+    its four inner steps reads 8 * (64 + 32) * 16 * 2 bytes = 24 KiB of fragments for 2 * 128 * 128 * 16 operations.
+    """
+    step, itemsize = reduction_step_of(product, device), product.itemsize
+    high, wide = whole_quotient(product.rows, tiles.rows), whole_quotient(product.columns, tiles.columns)
+    fragments = np.asarray(fragment_bytes(tiles.warp_rows, tiles.warp_columns, step, itemsize))
+    factors = np.asarray(factor_registers(fragments))
+    sums = np.asarray(accumulator_registers(tiles.warp_rows, tiles.warp_columns))
+    stage = (tiles.rows + tiles.columns) * tiles.depth * itemsize
+    nothing = np.zeros(len(tiles), dtype=np.int64)
+    loops = LoopColumns(
+        blocks=np.asarray(product.batch * high * wide),
+        warps_per_block=tiles.warps,
+        other_shared_bytes=nothing,
+        stage_bytes=stage,
+        registers_per_thread=sums + factors + ADDRESS_REGISTERS,
+        register_stage_registers=factors,
+        shared_trips=np.asarray(whole_quotient(product.depth, tiles.depth)),
+        register_trips=tiles.depth // step,
+        flops_per_register_trip=(2 * step * tiles.rows * tiles.columns).astype(np.float64),
+        bytes_per_shared_trip=stage.astype(np.float64),
+        shared_bytes_per_register_trip=(fragments * tiles.warps).astype(np.float64),
+        output_bytes_per_block=(tiles.rows * tiles.columns * product.output_itemsize).astype(np.float64),
+        workset_bytes=nothing.astype(np.float64),
+        workset_blocks=nothing,
+        throughput=f"{product.dtype}_tensor",
+        resident=nothing,
+    )
+    loops = replace(loops, resident=_resident(loops, tiles, device))
+    return _with_workset(loops, product, tiles, (np.asarray(high), np.asarray(wide)), device)
+
+
+def _resident(loops: LoopColumns, tiles: TileColumns, device: DeviceSpec) -> Integers:
+    """The occupancy of each, asked once for candidates that take the same."""
+    size = shared_bytes_of(loops, tiles.shared_stages)
+    registers = registers_of(loops, device, tiles.shared_stages, tiles.register_stages, held=False)
+    uses = np.stack([loops.warps_per_block * device.teu_lanes, np.asarray(size), np.asarray(registers)], axis=1)
+    distinct, place = np.unique(uses, axis=0, return_inverse=True)
+    found = [resident_of(int(threads), int(shared), int(count), device) for threads, shared, count in distinct]
+    return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
+
+
+def _with_workset(
+    loops: LoopColumns, product: TunedProduct, tiles: TileColumns, grid: tuple[Integers, Integers], device: DeviceSpec
+) -> LoopColumns:
+    """The distinct bytes of one iteration of concurrent blocks; where the cache holds all inputs, each is read once."""
+    concurrent = np.minimum(np.maximum(loops.resident, 1) * device.unit_count, loops.blocks)
+    per_batch, tile = grid[0] * grid[1], (tiles.rows, tiles.columns)
+    at_once = np.minimum(concurrent, per_batch)
+    sizes = np.stack([np.asarray(panel_elements(g, *grid, at_once, tile)) for g in range(1, MAX_GROUP + 1)])
+    sizes = np.where(np.arange(1, MAX_GROUP + 1)[:, None] <= grid[0], sizes, np.inf)
+    lines = np.asarray(panel_lines(sizes.argmin(axis=0) + 1, *grid, at_once, tile))
+    workset = lines * tiles.depth * product.itemsize * np.maximum(1.0, concurrent / per_batch)
+    if product.input_bytes <= (device.layer(GLOBAL).cache_bytes or 0):
+        iterations = loops.shared_trips * np.asarray(whole_quotient(loops.blocks, concurrent))
+        workset = np.minimum(workset, product.input_bytes / iterations)
+    return replace(loops, workset_bytes=workset, workset_blocks=concurrent)
+
+
+def _ranked(seconds: Floats, fits: NDArray[np.bool_]) -> Integers:
+    order = np.argsort(seconds, kind="stable")
+    return np.asarray(order[fits[order]])

@@ -1,0 +1,99 @@
+"""All tiles and stages of a product that a device can run: what a search moves in."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_ext.devices.gpu import VECTOR_BYTES
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import max_block_threads
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.tuning import TileCandidate, TunedProduct
+
+from .analytical import Integers, TileColumns, TilePredictions, predict_tiles, reduction_step_of
+
+SIDES = (16, 32, 64, 128, 256)
+AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("rows", SIDES),
+    ("columns", SIDES),
+    ("depth", (16, 32, 64, 128)),
+    ("warp_rows", (16, 32, 64, 128)),
+    ("warp_columns", (16, 32, 64, 128)),
+    ("shared_stages", tuple(range(1, 9))),
+    ("register_stages", (1, 2, 4)),
+)
+"""The values of each field of a candidate; a space has the combinations that are legal."""
+
+SIZES = tuple(len(values) for _, values in AXES)
+
+
+class TileSpace:
+    """The legal candidates of ``product`` on ``device``, numbered, with their predictions.
+
+    Legal are whole warps, whole instructions, stages that the loops' trips allow (those of registers divide the inner
+    loop's), at least 16 bytes to copy for each thread, tiles of which half is more than padding, and what shared
+    memory, registers and threads hold. Raises IllegalRewrite where there is none.
+    """
+
+    def __init__(self, product: TunedProduct, device: DeviceSpec) -> None:
+        self.product, self.device = product, device
+        codes = np.flatnonzero(_is_well_formed(_columns(np.arange(prod(SIZES))), product, device))
+        fits = np.isfinite(predict_tiles(product, _columns(codes), device).time_s)
+        self.codes: Integers = codes[fits]
+        if not len(self.codes):
+            raise IllegalRewrite(f"no tile of {product} fits {device.name}")
+        self.tiles = _columns(self.codes)
+        self.predictions: TilePredictions = predict_tiles(product, self.tiles, device)
+        self._place = np.full(prod(SIZES), -1, dtype=np.int64)
+        self._place[self.codes] = np.arange(len(self.codes))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, index: int) -> TileCandidate:
+        return self.tiles[index]
+
+    def index(self, candidate: TileCandidate) -> int | None:
+        """Its number; None where it is not of this space."""
+        try:
+            levels = [values.index(getattr(candidate, name)) for name, values in AXES]
+        except ValueError:
+            return None
+        place = int(self._place[np.ravel_multi_index(levels, SIZES)])
+        return None if place < 0 else place
+
+    def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
+        """For each place a legal one that differs in one or two fields; itself where the change is not legal."""
+        levels = np.stack(np.unravel_index(self.codes[places], SIZES), axis=1)
+        every = np.arange(len(places))
+        for again in (np.ones(len(places), dtype=bool), rng.random(len(places)) < 0.5):
+            axis = rng.integers(len(AXES), size=len(places))
+            level = rng.integers(np.asarray(SIZES)[axis])
+            levels[every, axis] = np.where(again, level, levels[every, axis])
+        found = self._place[np.ravel_multi_index(tuple(levels.T), SIZES)]
+        return np.where(found >= 0, found, places)
+
+
+def _columns(codes: Integers) -> TileColumns:
+    levels = np.unravel_index(codes, SIZES)
+    values = {name: np.asarray(all_of)[level] for (name, all_of), level in zip(AXES, levels, strict=True)}
+    return TileColumns(**values)
+
+
+def _is_well_formed(tiles: TileColumns, product: TunedProduct, device: DeviceSpec) -> NDArray[np.bool_]:
+    """What does not depend on memories' sizes."""
+    step = reduction_step_of(product, device)
+    trips, steps = -(-product.depth // tiles.depth), tiles.depth // step
+    threads = tiles.warps * device.teu_lanes
+    legal = (tiles.rows % tiles.warp_rows == 0) & (tiles.columns % tiles.warp_columns == 0)
+    legal &= (tiles.depth % step == 0) & (tiles.shared_stages <= trips)
+    legal &= (tiles.register_stages <= steps) & (steps % tiles.register_stages == 0)
+    legal &= (threads >= 1) & (threads <= (max_block_threads(device) or threads.max()))
+    legal &= (tiles.rows + tiles.columns) * tiles.depth * product.itemsize >= threads * VECTOR_BYTES
+    extents = (tiles.rows, product.rows), (tiles.columns, product.columns), (tiles.depth, product.depth)
+    for size, extent in extents:
+        legal &= (size < 2 * extent) | (size == size.min())
+    return np.asarray(legal, dtype=np.bool_)

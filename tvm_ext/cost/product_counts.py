@@ -1,0 +1,50 @@
+"""What tiles of a product on tensor cores (mma.sync) take and load, of one tile or of arrays of them."""
+
+from __future__ import annotations
+
+from tvm_ext.devices.gpu import REGISTER_BYTES, WARP
+from tvm_ext.support.quantities import Quantity, chosen, larger, smaller, whole_quotient
+
+ADDRESS_REGISTERS = 40
+"""Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
+
+MAX_GROUP = 16
+MIN_UNEVEN_GAIN = 1.1
+
+
+def fragment_bytes(warp_rows: Quantity, warp_columns: Quantity, step: int, itemsize: int) -> Quantity:
+    """Of both factors that a warp reads for ``step`` products of each of its sums."""
+    return (warp_rows + warp_columns) * step * itemsize
+
+
+def accumulator_registers(warp_rows: Quantity, warp_columns: Quantity) -> Quantity:
+    """32-bit registers of a thread for its warp's sums."""
+    return warp_rows * warp_columns // WARP
+
+
+def factor_registers(fragments: Quantity) -> Quantity:
+    """32-bit registers of a thread for so many bytes of a warp's fragments."""
+    return fragments // (WARP * REGISTER_BYTES)
+
+
+def panel_elements(
+    group: int, rows: Quantity, columns: Quantity, resident: Quantity, tile: tuple[Quantity, Quantity]
+) -> Quantity:
+    """What concurrent tiles read, for one step of the reduction, if taken in groups of ``group`` rows.
+
+    A group that does not divide the rows needs a division by a variable in every block, and must save a tenth.
+    """
+    wide = whole_quotient(smaller(resident, rows * columns), group)
+    elements = group * tile[0] + smaller(wide, columns) * tile[1] + larger(0, wide - columns) * tile[0]
+    return elements * chosen(rows % group != 0, MIN_UNEVEN_GAIN, 1.0)
+
+
+def panel_lines(
+    group: Quantity, rows: Quantity, columns: Quantity, resident: Quantity, tile: tuple[Quantity, Quantity]
+) -> Quantity:
+    """Rows of the first factor and columns of the second that ``resident`` tiles of ``tile`` elements span.
+
+    Worked example, 216 concurrent tiles of 128 x 128: in groups of 16 rows they span 14 columns, 30 panels instead of
+    432.
+    """
+    return smaller(group, rows) * tile[0] + smaller(columns, whole_quotient(resident, group)) * tile[1]
