@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, VDevice, need_of
@@ -70,7 +71,10 @@ def _whole(graph: RTaskGraph, choices: KernelChoices, chosen: Chosen) -> list[Pr
 
 
 def _plans(graph: RTaskGraph, device: VDevice, chosen: Chosen) -> Iterator[ProgramPlan]:
+    """A unit may run fewer vEUs than it has room for: each rTask then has more of it, and fewer wait for each other."""
     yield _ListSchedule(graph, device, chosen).plan("rank")
+    for count in {1, device.veus_per_unit // 2} - {0, device.veus_per_unit}:
+        yield _ListSchedule(graph, replace(device, veus_per_unit=count), chosen).plan("rank")
     has_constants = any(graph.operators[operator].constants for operator, _ in chosen)
     if device.cache_bytes and has_constants:
         yield _ListSchedule(graph, device, chosen).plan("warm")

@@ -43,7 +43,10 @@ def schedule_launches(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]
     for index in range(len(graph.operators)):
         kernel = choices.fastest(index)
         # The hardware hands out the blocks of a launched kernel; it reads no schedule.
-        device = replace(choices.device(choices.kernel(index, kernel).need), task_overhead_s=0.0)
+        device = choices.device(choices.kernel(index, kernel).need)
+        # It puts few blocks on as many units as there are.
+        used = min(device.veus_per_unit, -(-choices.kernel(index, kernel).task_count // device.unit_count))
+        device = replace(device, veus_per_unit=used, task_overhead_s=0.0)
         plan = ProgramPlan(graph, device)
         append_earliest(plan, index, kernel)
         programs.append(plan.program())
