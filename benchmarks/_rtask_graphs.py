@@ -2,8 +2,8 @@
 
 A kernel's threadblocks are its rTasks, and what its emitter planned is what one of them needs. Its predicted time, less
 the launch, is shared out in rounds: 500 blocks, of which 320 run at a time, are two rounds. How blocks of one unit slow
-each other is assumed: its throughput takes eight warps to reach, two for each of four schedulers. Of two warps each, four
-blocks run as fast as one alone, and eight half as fast.
+each other is assumed: its throughput takes eight warps to reach, two for each of four schedulers. Of two warps each,
+four blocks run as fast as one alone, and eight half as fast.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tvm_ext.devices.occupancy import GLOBAL, BlockUse, blocks_per_unit
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, plan_build
+from tvm_ext.recorder import choice_of
 from tvm_ext.records.choice import GpuPlan, KernelChoice
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph
-from tvm_ext.recorder import choice_of
 from tvm_ext.support.arithmetic import ceil_div
 
 WARPS_TO_FILL = 8
@@ -44,7 +44,7 @@ def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
 
 
 def read_graph(kernels: IRModule, plan: BuildPlan) -> RTaskGraph:
-    """The calls of ``kernels``' main function in their order; a kernel of several launches becomes as many operators."""
+    """The calls of ``kernels``' main function in their order; a kernel of several launches is as many operators."""
     known: dict[str, tuple[RKernel, ...]] = {}
     producers: dict[object, tuple[int, ...]] = {}
     operators: list[ROperator] = []

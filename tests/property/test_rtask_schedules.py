@@ -16,7 +16,7 @@ from tests.support.rtask_interleavings import faults, with_entry, without_one_wa
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rtask_order import check_schedule
-from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, VDevice
+from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, VDevice, need_of
 from tvm_ext.relay_passes.wavefronts.earliest_finish import earliest_counts
 from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice
 from tvm_ext.relay_passes.wavefronts.policies import POLICIES, schedule
@@ -265,3 +265,21 @@ def test_wide_devices_share_their_waits() -> None:
     program: RTaskProgram = made.programs[0]
     assert len({id(entry.waits) for _, _, entry in program.entries() if entry.waits}) == 1
     assert len(list(program.entries())) == 320
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_kernels_that_fit_no_unit_together_are_kept_apart(policy: str) -> None:
+    def make(need: Need) -> VDevice:
+        if need.threads * need.registers > 65536:
+            raise IllegalRewrite("too many registers")
+        return VDevice(name="gpu", unit_count=2)
+
+    wide, deep = (
+        RKernel(name="k", task_count=3, task_s=US, threads=threads, registers=registers)
+        for threads, registers in ((1024, 32), (128, 255))
+    )
+    operators = tuple(ROperator(name="o", kernels=(kernel,)) for kernel in (wide, wide, deep, wide))
+    made = schedule(RTaskGraph(operators=operators), make, policy)
+    check_schedule(made, RTaskGraph(operators=operators))
+    for program in made.programs:
+        make(need_of(operators[entry.operator].kernels[0] for _, _, entry in program.entries()))

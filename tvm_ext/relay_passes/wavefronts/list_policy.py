@@ -17,7 +17,7 @@ quickest by the plan's own times is taken, Algorithm 1's schedule where nothing 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,6 +26,7 @@ from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, VDevice, n
 from .earliest_finish import earliest_counts, shares_of
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
 from .program_plan import ProgramPlan, Share
+from .simple_policies import plan_launches
 from .wavefront_policy import plan_waves
 
 _Order = Literal["rank", "warm", "given"]
@@ -39,16 +40,16 @@ def schedule_list(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     """The quickest of Algorithm 1's rPrograms, each scheduled anew, and of the whole graph as one rProgram."""
     choices = KernelChoices(graph, make)
     waves = plan_waves(graph, choices)
-    parts = [_quickest([plan, *_plans(graph, plan.device, plan.chosen())]) for plan in waves]
-    whole = [plan for chosen in _selections(graph, choices, waves) for plan in _whole(graph, choices, chosen)]
-    best = _quickest(whole) if whole else None
-    if best is not None and best.time_s < sum(plan.time_s for plan in parts):
-        parts = [best]
-    return [plan.program() for plan in parts]
+    parts: list[ProgramPlan] = []
+    for plan in waves:
+        parts += _quickest([[plan], *_plans(graph, choices, plan.device, plan.chosen())])
+    whole = [plans for chosen in _selections(graph, choices, waves) for plans in _whole(graph, choices, chosen)]
+    return [plan.program() for plan in _quickest([parts, *whole])]
 
 
-def _quickest(plans: Sequence[ProgramPlan]) -> ProgramPlan:
-    return min(plans, key=lambda plan: plan.time_s)
+def _quickest(found: Iterable[list[ProgramPlan]]) -> list[ProgramPlan]:
+    """Of rPrograms one after another."""
+    return min(found, key=lambda plans: sum(plan.time_s for plan in plans))
 
 
 def _selections(graph: RTaskGraph, choices: KernelChoices, waves: Sequence[ProgramPlan]) -> list[Chosen]:
@@ -65,20 +66,25 @@ def _selections(graph: RTaskGraph, choices: KernelChoices, waves: Sequence[Progr
     return list(found)
 
 
-def _whole(graph: RTaskGraph, choices: KernelChoices, chosen: Chosen) -> list[ProgramPlan]:
+def _whole(graph: RTaskGraph, choices: KernelChoices, chosen: Chosen) -> list[list[ProgramPlan]]:
     need = need_of(choices.kernel(*pair) for pair in chosen)
-    return list(_plans(graph, choices.device(need), chosen)) if choices.fits(need) else []
+    return list(_plans(graph, choices, choices.device(need), chosen)) if choices.fits(need) else []
 
 
-def _plans(graph: RTaskGraph, device: VDevice, chosen: Chosen) -> Iterator[ProgramPlan]:
-    """A unit may run fewer vEUs than it has room for: each rTask then has more of it, and fewer wait for each other."""
-    yield _ListSchedule(graph, device, chosen).plan("rank")
-    for count in {1, device.veus_per_unit // 2} - {0, device.veus_per_unit}:
-        yield _ListSchedule(graph, replace(device, veus_per_unit=count), chosen).plan("rank")
+def _plans(graph: RTaskGraph, choices: KernelChoices, device: VDevice, chosen: Chosen) -> Iterator[list[ProgramPlan]]:
+    """``chosen`` as one rProgram in several ways, and launched one by one where that leaves a unit more vEUs for some.
+
+    A unit may run fewer vEUs than it has room for: each rTask then has more of it, and fewer wait for each other.
+    """
+    yield [_ListSchedule(graph, device, chosen).plan("rank")]
+    for count in sorted({1, device.veus_per_unit // 2} - {0, device.veus_per_unit}):
+        yield [_ListSchedule(graph, replace(device, veus_per_unit=count), chosen).plan("rank")]
+    if any(choices.device(choices.kernel(*pair).need) != device for pair in chosen):
+        yield plan_launches(graph, choices, sorted(chosen))
     has_constants = any(graph.operators[operator].constants for operator, _ in chosen)
     if device.cache_bytes and has_constants:
-        yield _ListSchedule(graph, device, chosen).plan("warm")
-        yield _ListSchedule(graph, device, chosen).plan("given")
+        yield [_ListSchedule(graph, device, chosen).plan("warm")]
+        yield [_ListSchedule(graph, device, chosen).plan("given")]
 
 
 class _ListSchedule:

@@ -74,15 +74,13 @@ class ProgramPlan:
         self.clock: Seconds = np.zeros(count)
         self._exact = count <= MOST_EXACT
         self._known: EntryClock = np.zeros((count, count), dtype=np.int64)  # row: a vEU; column: of whom it knows
-        self._superstep: EntryClock = np.zeros(
-            count, dtype=np.int64
-        )  # what all have waited for, where all wait for all
+        # What all have waited for, where all wait for all.
+        self._superstep: EntryClock = np.zeros(count, dtype=np.int64)
         self._streams: list[list[ScheduleEntry]] = [[] for _ in range(count)]
         self._ends: list[list[float]] = [[] for _ in range(count)]
-        self._clocks: list[list[EntryClock]] = [
-            [] for _ in range(count)
-        ]  # of entries, their own counted; exact plans only
-        self._caches = [ConstantCache(device.cache_bytes) for _ in range(count)]
+        # Of entries, their own counted; of exact plans only.
+        self._clocks: list[list[EntryClock]] = [[] for _ in range(count)]
+        self._caches = [ConstantCache(device.cache_bytes) for _ in range(count if device.cache_bytes else 1)]
         self._operators: dict[int, _Appended] = {}
         self._asked: tuple[int, EntryClock | None] | None = None  # the last answer of `_needed`
 
@@ -99,32 +97,35 @@ class ProgramPlan:
 
     def end_s(self, operator: int) -> float:
         """When the last rTask of an ``operator`` of this program ends."""
-        last: list[int] = self._operators[operator].last.tolist()
-        return max(self._ends[unit][order - 1] for unit, order in enumerate(last) if order)
+        last = self._operators[operator].last
+        return max(self._ends[unit][int(last[unit]) - 1] for unit in np.flatnonzero(last).tolist())
 
     def starts(self, operator: int) -> Seconds:
         """By vEU, when rTasks of ``operator`` could begin there."""
         needed = self._needed(operator)
         if needed is None:
             return self.clock + self.device.task_overhead_s
-        ends = np.array([self._ends[unit][order - 1] if order else 0.0 for unit, order in enumerate(needed.tolist())])
-        missing = needed > self._known
+        units = np.flatnonzero(needed)
+        ends = [self._ends[unit][order - 1] for unit, order in zip(units.tolist(), needed[units].tolist(), strict=True)]
+        missing = needed[units] > self._known[:, units]
         if self._exact:
-            passed = np.where(missing, ends, 0.0).max(axis=1)
+            passed = np.where(missing, np.array(ends), 0.0).max(axis=1)
         else:  # one list for all: what the last of the others waits for
-            last, unit, before = last_ends(zip(ends.tolist(), range(len(ends)), strict=True))
-            passed = np.full(len(ends), last)
-            passed[unit] = before
+            last, last_unit, before = last_ends(zip(ends, units.tolist(), strict=True))
+            passed = np.full(len(self.clock), last)
+            passed[last_unit] = before
         begins = np.where(missing.any(axis=1), np.maximum(self.clock, passed + self.device.barrier_s), self.clock)
         return begins + self.device.task_overhead_s
 
     def missing_s(self, operator: int, kernel: int, share: Share) -> float:
         """How long vEU ``share.unit`` would read constants before it could run its share."""
         found = self.graph.operators[operator]
-        kind, cache = found.kernels[kernel], self._caches[share.unit]
+        kind = found.kernels[kernel]
         if not (self.device.cache_bytes and found.constants):
             return 0.0
-        missing = cache.missing_bytes(key_of(found, kind), share.begin, share.end, kind.constant_bytes)
+        missing = self._cache(share.unit).missing_bytes(
+            key_of(found, kind), share.begin, share.end, kind.constant_bytes
+        )
         return self.device.refill_s(missing)
 
     # --- Append and Wait ---------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class ProgramPlan:
             if id(waited) not in passed:
                 passed[id(waited)] = last_ends((self._ends[other][order - 1], other) for other, order in waited)
             begin = max(self.clock[unit], passed_s(passed[id(waited)], unit, self.device.barrier_s))
-            seconds = run_s(self.device, self._caches[unit], found, found.kernel(kernel), (share.begin, share.end))
+            seconds = run_s(self.device, self._cache(unit), found, found.kernel(kernel), (share.begin, share.end))
             self.clock[unit] = begin + self.device.task_overhead_s + seconds
             self._ends[unit].append(float(self.clock[unit]))
             self._streams[unit].append(
@@ -156,6 +157,10 @@ class ProgramPlan:
             kernel=kernel, last=last, known=self._known[units].max(axis=0), least=least
         )
 
+    def _cache(self, unit: int) -> ConstantCache:
+        """That of vEU ``unit``; one for all where none keeps anything."""
+        return self._caches[unit if self.device.cache_bytes else 0]
+
     def _wait(self, operator: int, units: Sequence[int]) -> list[Waits]:
         """What the shares on ``units`` wait for, and have those vEUs know it."""
         needed = self._needed(operator)
@@ -165,8 +170,9 @@ class ProgramPlan:
         if self._exact:
             waits = [self._fewest(needed, row) for row in missing]
         else:
-            shared = tuple((int(unit), int(needed[unit])) for unit in np.flatnonzero(missing.any(axis=0)))
-            waits = [shared if row.any() else () for row in missing]
+            late = np.flatnonzero(missing.any(axis=0))
+            shared = tuple(zip(late.tolist(), needed[late].tolist(), strict=True))
+            waits = [shared if is_late else () for is_late in missing.any(axis=1).tolist()]
         if self.device.fine_barriers:
             told = np.max([self._operators[item].known for item in self._here(operator)], axis=0)
         else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, need_of
+from tvm_ext.records.rtasks import Need, RKernel, RTaskGraph, RTaskProgram, need_of
 
 from .earliest_finish import append_earliest, earliest_counts, shares_of
 from .kernel_choice import KernelChoices, MakeDevice
@@ -39,18 +39,23 @@ def schedule_shared_queue(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProg
 def schedule_launches(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     """Each operator an rProgram of its own, of its fastest kernel: kernels launched one by one (RammerBase, §5.2.1)."""
     choices = KernelChoices(graph, make)
-    programs = []
-    for index in range(len(graph.operators)):
-        kernel = choices.fastest(index)
-        # The hardware hands out the blocks of a launched kernel; it reads no schedule.
+    chosen = [(index, choices.fastest(index)) for index in range(len(graph.operators))]
+    return [plan.program() for plan in plan_launches(graph, choices, chosen)]
+
+
+def plan_launches(graph: RTaskGraph, choices: KernelChoices, chosen: Iterable[tuple[int, int]]) -> list[ProgramPlan]:
+    """Each of ``chosen`` as an rProgram of its own.
+
+    The hardware hands out the blocks of a launched kernel: it reads no schedule, and spreads few blocks over as many
+    units as there are.
+    """
+    plans = []
+    for index, kernel in chosen:
         device = choices.device(choices.kernel(index, kernel).need)
-        # It puts few blocks on as many units as there are.
         used = min(device.veus_per_unit, -(-choices.kernel(index, kernel).task_count // device.unit_count))
-        device = replace(device, veus_per_unit=used, task_overhead_s=0.0)
-        plan = ProgramPlan(graph, device)
-        append_earliest(plan, index, kernel)
-        programs.append(plan.program())
-    return programs
+        plans.append(ProgramPlan(graph, replace(device, veus_per_unit=used, task_overhead_s=0.0)))
+        append_earliest(plans[-1], index, kernel)
+    return plans
 
 
 def _earliest_free(plan: ProgramPlan, kernel: RKernel) -> NDArray[np.int64]:
@@ -58,13 +63,28 @@ def _earliest_free(plan: ProgramPlan, kernel: RKernel) -> NDArray[np.int64]:
 
 
 def _deal_out(graph: RTaskGraph, make: MakeDevice, deal: _Deal) -> list[RTaskProgram]:
-    """One rProgram of the fastest kernels."""
+    """The fastest kernels in the graph's order: one rProgram, or as many as it takes for each to fit a unit."""
     choices = KernelChoices(graph, make)
-    chosen = [(index, choices.fastest(index)) for index in range(len(graph.operators))]
-    plan = ProgramPlan(graph, choices.device(need_of(choices.kernel(*pair) for pair in chosen)))
+    programs = []
+    for chosen in _fitting(choices, [(index, choices.fastest(index)) for index in range(len(graph.operators))]):
+        plan = ProgramPlan(graph, choices.device(need_of(choices.kernel(*pair) for pair in chosen)))
+        for pair in chosen:
+            plan.append(*pair, shares_of(deal(plan, choices.kernel(*pair))))
+        programs.append(plan.program())
+    return programs
+
+
+def _fitting(choices: KernelChoices, chosen: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """``chosen``, cut where the next kernel would not fit a unit beside those since the last cut."""
+    parts: list[list[tuple[int, int]]] = [[]]
+    need = Need()
     for pair in chosen:
-        plan.append(*pair, shares_of(deal(plan, choices.kernel(*pair))))
-    return [plan.program()]
+        need = need.beside(choices.kernel(*pair).need)
+        if not choices.fits(need):
+            parts.append([])
+            need = choices.kernel(*pair).need
+        parts[-1].append(pair)
+    return parts
 
 
 class _Turns:

@@ -1,0 +1,184 @@
+"""Rammer's models on GPUs, simulated: rTasks co-scheduled in one launch, against a launch for each operator.
+
+    python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
+    python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
+    python benchmarks/rammer_simulated.py --cells 100
+
+Kernels are those that a build constructs, their times and needs what the models and emitters say (`_rtask_graphs.py`);
+schedules are run by `cost/schedule_simulator.py`. No GPU is needed, and nothing is measured. Prints, beside the paper's
+Figures 11, 14 and 16, times, utilisation and overheads; of random cells, what fine barriers gain over global ones
+(paper: 1.11 times on irregular ones). --picture draws the schedules.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from _common import current_environment, progress, result_path, show, write_results
+from _rtask_graphs import graph_of
+from rich.table import Table
+
+from tvm_ext.bench import models
+from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
+from tvm_ext.cost.virtual_device import virtual_device
+from tvm_ext.devices import device_db
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rtask_order import check_schedule
+from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
+from tvm_ext.relay_passes.wavefronts.policies import schedule
+from tvm_ext.reports.gantt import gantt_file
+
+PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
+DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
+SHOWN = ("launches", "wavefront", "list")
+GLOBAL = "list, global barriers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """A schedule of ``model`` by ``policy``: its time, and what of it is overhead.
+
+    ``overhead_share`` is the share of the time in launches and in taking entries, the latter shared out among vEUs.
+    """
+
+    model: str
+    device: str
+    policy: str
+    operators: int
+    rtasks: int
+    programs: int
+    veus: int
+    makespan_ms: float
+    utilisation: float
+    overhead_share: float
+    scheduling_s: float
+
+
+def simulated(name: str, graph: RTaskGraph, device: DeviceSpec, policy: str) -> tuple[Simulated, RTaskSchedule]:
+    """``graph`` scheduled and simulated; the schedule is checked as well."""
+    fine = policy != GLOBAL
+
+    def make(need: Need) -> VDevice:
+        return dataclasses.replace(virtual_device(device, need), fine_barriers=fine)
+
+    start = time.process_time()
+    made = schedule(graph, make, policy.partition(",")[0])
+    seconds = time.process_time() - start
+    check_schedule(made, graph)
+    times = simulate(made, graph)
+    rtasks = sum(entry.task_count for program in made.programs for _, _, entry in program.entries())
+    found = Simulated(
+        model=name,
+        device=device.name,
+        policy=policy,
+        operators=len(graph.operators),
+        rtasks=rtasks,
+        programs=len(made.programs),
+        veus=max(program.device.veu_count for program in made.programs),
+        makespan_ms=times.makespan_s * 1e3,
+        utilisation=times.utilisation,
+        overhead_share=_overhead_s(made, times) / times.makespan_s,
+        scheduling_s=seconds,
+    )
+    return found, made
+
+
+def _overhead_s(made: RTaskSchedule, times: ScheduleTimes) -> float:
+    return times.launch_s + times.overhead_s / max(len(program.streams) for program in made.programs)
+
+
+def paper_ms() -> dict[str, float]:
+    """Rammer's own times on a V100 (Figure 11), by the names of `models`."""
+    names = {"ResNeXt": "resnext29", "NASNet": "nasnet", "AlexNet": "alexnet", "DeepSpeech2": "deepspeech2"}
+    names |= {"LSTM-TC": "lstm_tc", "Seq2Seq-NMT": "seq2seq_nmt"}
+    with PAPER.open(newline="", encoding="utf-8") as file:
+        return {names[row["model"]]: float(row["paper_v100_bs1_ms_rammer"]) for row in csv.DictReader(file)}
+
+
+def model_table(device: str, results: Sequence[Simulated]) -> Table:
+    """One line a model: times, and utilisation and overheads of launches and of the better of our schedules."""
+    table = Table(title=f"{device}, batch 1, simulated", show_lines=False)
+    for heading in ("model", "operators", "launches ms", "wavefront ms", "list ms", "gain", "utilisation", "overhead"):
+        table.add_column(heading)
+    table.add_column("Rammer's paper ms" if device == "nvidia-v100" else "")
+    for name in dict.fromkeys(item.model for item in results):
+        base, waves, ours = (_of(results, device, name, policy) for policy in SHOWN)
+        table.add_row(
+            name,
+            str(base.operators),
+            *(f"{item.makespan_ms:.3f}" for item in (base, waves, ours)),
+            f"{base.makespan_ms / ours.makespan_ms:.2f}",
+            f"{100 * base.utilisation:.0f} -> {100 * ours.utilisation:.0f} %",
+            f"{100 * base.overhead_share:.0f} -> {100 * ours.overhead_share:.1f} %",
+            f"{paper_ms().get(name, math.nan):.2f}" if device == "nvidia-v100" else "",
+        )
+    return table
+
+
+def _of(results: Sequence[Simulated], device: str, model: str, policy: str) -> Simulated:
+    return next(item for item in results if (item.device, item.model, item.policy) == (device, model, policy))
+
+
+def cell_table(results: Sequence[Simulated]) -> Table:
+    """By device: what co-scheduling gains over launches, and fine barriers over global ones, geometric means."""
+    table = Table(title="random cells, batch 1, simulated")
+    for heading in ("device", "cells", "over launches", "at most", "fine over global barriers", "at most"):
+        table.add_column(heading)
+    for device in dict.fromkeys(item.device for item in results):
+        names = dict.fromkeys(item.model for item in results if item.device == device)
+        times = [
+            [_of(results, device, name, policy).makespan_ms for name in names]
+            for policy in ("launches", "list", GLOBAL)
+        ]
+        gains = [base / ours for base, ours in zip(times[0], times[1], strict=True)]
+        fine = [coarse / ours for coarse, ours in zip(times[2], times[1], strict=True)]
+        means = [f"{value:.2f}" for found in (gains, fine) for value in (statistics.geometric_mean(found), max(found))]
+        table.add_row(device, str(len(names)), *means)
+    return table
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Models; all six where none is named.")] = None,
+    device: Annotated[list[str], typer.Option(help="Rows of the device tables.")] = list(DEVICES),  # noqa: B006
+    cells: Annotated[int, typer.Option(help="Random cells instead of models.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="The JSON file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="A folder for pictures of the schedules.")] = None,
+) -> None:
+    """Simulate, print, and write JSON."""
+    environment = current_environment()
+    what = "rammer-simulated-cells" if cells else "rammer-simulated"
+    path = result_path(what, environment, output)
+    chosen = [f"nasbench_{index}" for index in range(cells)] or names or list(models.RAMMER)
+    results: list[Simulated] = []
+    with progress() as step:
+        for name in chosen:
+            for row in map(device_db.lookup, device):
+                step(f"{name} on {row.name}")
+                graph = graph_of(models.build_model(name), row.name)
+                for policy in (*SHOWN, GLOBAL) if cells else SHOWN:
+                    found, made = simulated(name, graph, row, policy)
+                    results.append(found)
+                    if picture is not None:
+                        text = gantt_file(made, graph, simulate(made, graph).entries)
+                        (picture / f"{name}-{row.name}-{policy.partition(',')[0]}.svg").write_text(
+                            text, encoding="utf-8"
+                        )
+                write_results(path, what, environment, results)
+    if cells:
+        show(cell_table(results))
+    else:
+        for row_name in dict.fromkeys(item.device for item in results):
+            show(model_table(row_name, [item for item in results if item.device == row_name]))
+
+
+if __name__ == "__main__":
+    typer.run(main)

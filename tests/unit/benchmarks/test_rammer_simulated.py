@@ -1,0 +1,73 @@
+"""The simulation of Rammer's models on GPUs: graphs of builds, and what is said of their schedules."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from tvm_ext.bench import models
+from tvm_ext.devices import device_db
+from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+V100 = device_db.lookup("nvidia-v100")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for name in ("rammer_simulated", "_rtask_graphs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("rammer_simulated")
+
+
+def test_a_build_s_kernels_are_operators_in_their_order(script: ModuleType) -> None:
+    graph: RTaskGraph = script.graph_of(models.build_model("mobilenet_block"), V100.name)
+    assert [item.predecessors for item in graph.operators] == [(), (0,), (1,)]
+    for operator in graph.operators:
+        (kernel,) = operator.kernels
+        assert kernel.threads % 32 == 0
+        assert kernel.registers > 16
+        assert kernel.task_s >= (kernel.alone_s or 0.0) > 0
+        rounds = -(-kernel.task_count // (V100.unit_count * kernel.residents))
+        assert 1e-6 < rounds * kernel.task_s < 1e-3
+
+
+def _branches() -> RTaskGraph:
+    """Four small operators that do not need each other, and one that needs them all."""
+    small = RKernel(name="small", task_count=20, task_s=4e-6, threads=128, registers=64)
+    branches = tuple(ROperator(name=f"branch {index}", kernels=(small,)) for index in range(4))
+    return RTaskGraph(operators=(*branches, ROperator(name="join", kernels=(small,), predecessors=(0, 1, 2, 3))))
+
+
+def test_branches_gain_over_launches(script: ModuleType) -> None:
+    found = {
+        policy: script.simulated("branches", _branches(), V100, policy)[0] for policy in (*script.SHOWN, script.GLOBAL)
+    }
+    assert found["launches"].makespan_ms == pytest.approx(5 * (2e-3 + 4e-3))
+    assert found["launches"].programs == 5
+    ours = found["list"]
+    assert ours.makespan_ms < 0.4 * found["launches"].makespan_ms
+    assert ours.utilisation > found["launches"].utilisation
+    assert ours.overhead_share < found["launches"].overhead_share
+    assert ours.makespan_ms <= found[script.GLOBAL].makespan_ms
+    assert ours.rtasks == 100
+
+
+def test_tables_name_what_was_simulated(script: ModuleType) -> None:
+    results = [script.simulated("alexnet", _branches(), V100, policy)[0] for policy in (*script.SHOWN, script.GLOBAL)]
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(script.model_table(V100.name, results))
+    console.print(script.cell_table(results))
+    text = console.export_text()
+    assert "0.96" in text  # the paper's time
+    assert f"{results[0].makespan_ms / results[2].makespan_ms:.2f}" in text
+
+
+def test_the_paper_s_times_belong_to_models(script: ModuleType) -> None:
+    assert set(script.paper_ms()) == set(models.RAMMER)
