@@ -28,7 +28,7 @@ from _rtask_graphs import graph_of
 from rich.table import Table
 
 from tvm_ext.bench import models
-from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
+from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate, unit_activity
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
@@ -47,6 +47,7 @@ GLOBAL = "list, global barriers"
 class Simulated:
     """A schedule of ``model`` by ``policy``: its time, and what of it is overhead.
 
+    ``utilisation`` is the share of the time in which a unit runs something (the paper's SM efficiency).
     ``overhead_share`` is the share of the time in launches and in taking entries, the latter shared out among vEUs.
     """
 
@@ -85,7 +86,7 @@ def simulated(name: str, graph: RTaskGraph, device: DeviceSpec, policy: str) -> 
         programs=len(made.programs),
         veus=max(program.device.veu_count for program in made.programs),
         makespan_ms=times.makespan_s * 1e3,
-        utilisation=times.utilisation,
+        utilisation=unit_activity(made, times),
         overhead_share=_overhead_s(made, times) / times.makespan_s,
         scheduling_s=seconds,
     )

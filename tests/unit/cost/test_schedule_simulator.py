@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.cost.schedule_simulator import last_ends, passed_s, simulate
+from tvm_ext.cost.schedule_simulator import last_ends, passed_s, simulate, unit_activity
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, ScheduleEntry, VDevice
 
 DEVICE = VDevice(name="two", unit_count=2, task_overhead_s=0.5, barrier_s=2.0, launch_s=10.0)
@@ -72,6 +72,19 @@ def test_a_unit_s_veus_share_it() -> None:
     kernel = RKernel(name="k", task_count=1, task_s=4.0, residents=4, alone_s=1.5)
     assert [kernel.task_s_beside(count) for count in (4, 2, 1)] == [4.0, 2.0, 1.5]
     assert RKernel(name="k", task_count=1, task_s=4.0, residents=4).task_s_beside(1) == 4.0
+
+
+def test_a_unit_is_active_while_one_of_its_veus_is() -> None:
+    """Two vEUs of one unit: 6 s and 4 s from the same start are 6 s of activity."""
+    device = VDevice(name="gpu", unit_count=1, veus_per_unit=2)
+    program = RTaskProgram(device=device, streams=((_entry(0, 0, 2),), (_entry(1, 0, 4),)))
+    schedule = RTaskSchedule(policy="", programs=(program,))
+    times = simulate(schedule, GRAPH)
+    assert unit_activity(schedule, times) == 1.0
+    assert times.utilisation == 10 / 12
+    apart = RTaskProgram(device=VDevice(name="two", unit_count=2), streams=program.streams)
+    schedule = RTaskSchedule(policy="", programs=(apart,))
+    assert unit_activity(schedule, simulate(schedule, GRAPH)) == 10 / 12
 
 
 def test_nobody_waits_for_himself() -> None:

@@ -98,7 +98,8 @@ class ProgramPlan:
     def end_s(self, operator: int) -> float:
         """When the last rTask of an ``operator`` of this program ends."""
         last = self._operators[operator].last
-        return max(self._ends[unit][int(last[unit]) - 1] for unit in np.flatnonzero(last).tolist())
+        units: list[int] = np.flatnonzero(last).tolist()
+        return max(self._ends[unit][int(last[unit]) - 1] for unit in units)
 
     def starts(self, operator: int) -> Seconds:
         """By vEU, when rTasks of ``operator`` could begin there."""
@@ -172,7 +173,7 @@ class ProgramPlan:
         else:
             late = np.flatnonzero(missing.any(axis=0))
             shared = tuple(zip(late.tolist(), needed[late].tolist(), strict=True))
-            waits = [shared if is_late else () for is_late in missing.any(axis=1).tolist()]
+            waits = [shared if row.any() else () for row in missing]
         if self.device.fine_barriers:
             told = np.max([self._operators[item].known for item in self._here(operator)], axis=0)
         else:
