@@ -94,14 +94,17 @@ def find_cell(operator: OperatorBody, constants: Sequence[Buffer]) -> Cell | Non
 
     Raises IllegalRewrite, with the reason, for one of a form that has no kernel here.
     """
-    operator = simplify(operator, _is_cheaper_read_through)
-    reductions = [computation for computation in operator.computations if computation.is_reduction]
-    if not reductions or not operator.outputs:
-        return None
     shapes = {static_shape(output) for output in operator.outputs}
-    if len(shapes) != 1 or not all(map(_has_own_axes, operator.computations)):
+    if len(shapes) != 1 or () in shapes:
         return None
     (*lead, units) = shapes.pop()
+    reductions = [computation for computation in operator.computations if computation.is_reduction]
+    if not any(static_shape(reduction.target)[-1:] > (units,) for reduction in reductions):
+        return None  # nothing to read at two places: most operators go no further
+    operator = simplify(operator, _is_cheaper_read_through)
+    reductions = [computation for computation in operator.computations if computation.is_reduction]
+    if not all(map(_has_own_axes, operator.computations)):
+        return None
     if any(static_shape(computation.target)[:-1] != tuple(lead) for computation in operator.computations):
         return None
     uses = _Uses.of(operator, units)
