@@ -244,7 +244,8 @@ def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """From here on templates are the CPU's, and CUDA's runtime that of `RUNTIME`."""
     archive = folder / "libcudart_static.a"
     (folder / "runtime.cc").write_text(RUNTIME)
-    subprocess.run(["g++", "-c", "-fPIC", "-o", "runtime.o", "runtime.cc"], cwd=folder, check=True)
+    hidden = ["g++", "-c", "-fPIC", "-fvisibility=hidden"]  # as in CUDA's own static library
+    subprocess.run([*hidden, "-o", "runtime.o", "runtime.cc"], cwd=folder, check=True)
     subprocess.run(["ar", "rcs", str(archive), "runtime.o"], cwd=folder, check=True)
     patch.setattr(emit, "emit_gemm", emit_gemm)
     patch.setattr(convolutions, "emit_convolution", emit_convolution)

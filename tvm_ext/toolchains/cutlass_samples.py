@@ -27,7 +27,7 @@ from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
 from tvm_ext.support.limited_process import run_limited
 
-from . import cutlass_toolchain, host_compiler, sample_worker
+from . import cutlass_toolchain, host_compiler
 from .cuda_toolchain import find_nvcc
 from .cutlass_toolchain import TemplateCompiler
 from .sample_runner import WORKER, SampleRunner
@@ -111,6 +111,24 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+_RUNTIME_SOURCE = """// CUDA's runtime by names of ours: those of its static library are hidden in what it is linked to.
+#include <stddef.h>
+#define FORWARD(result, name, parameters, arguments) \\
+  result name parameters; \\
+  result tvm_ext_##name parameters { return name arguments; }
+FORWARD(int, cudaMalloc, (void** address, size_t size), (address, size))
+FORWARD(int, cudaFree, (void* address), (address))
+FORWARD(int, cudaMemcpy, (void* to, void const* from, size_t size, int kind), (to, from, size, kind))
+FORWARD(int, cudaMemsetAsync, (void* to, int value, size_t size, void* stream), (to, value, size, stream))
+FORWARD(int, cudaEventCreate, (void** event), (event))
+FORWARD(int, cudaEventRecord, (void* event, void* stream), (event, stream))
+FORWARD(int, cudaEventSynchronize, (void* event), (event))
+FORWARD(int, cudaEventElapsedTime, (float* milliseconds, void* start, void* end), (milliseconds, start, end))
+FORWARD(int, cudaGetLastError, (void), ())
+FORWARD(char const*, cudaGetErrorString, (int error), (error))
+"""
+
+
 def link_samples(images: Sequence[bytes], path: Path) -> None:
     """A shared library of ``images`` with CUDA's runtime at ``path``; it needs a driver and nothing else of CUDA.
 
@@ -122,9 +140,9 @@ def link_samples(images: Sequence[bytes], path: Path) -> None:
         for number, image in enumerate(images):
             objects.append(f"unit{number}.o")
             (folder / objects[-1]).write_bytes(image)
-        needed = [f"-Wl,-u,{name}" for name in sample_worker.RUNTIME]
-        link = ["-shared", "-Wl,-Bsymbolic", *needed, "-o", str(path)]
-        command = [host_compiler.compiler(), *link, *objects, str(runtime)]
+        (folder / "runtime.c").write_text(_RUNTIME_SOURCE)
+        link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", str(path)]
+        command = [host_compiler.compiler(), *link, *objects, "-x", "c", "runtime.c", "-x", "none", str(runtime)]
         run_limited([*command, "-lpthread", "-ldl", "-lrt"], _LINK_LIMIT_S, folder)
 
 

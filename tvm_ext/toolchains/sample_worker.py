@@ -22,12 +22,6 @@ STRUCTURES = {"GemmCall": ("9q4i", 2, True), "ConvolutionCall": ("20i", 2, False
 """By the structure that a program takes: its numbers as `struct` has them, how many factors, whether distances follow
 the operands (`emit.CALL`, `emit_convolution.CALL`)."""
 
-RUNTIME = (
-    "cudaMalloc", "cudaFree", "cudaMemcpy", "cudaMemsetAsync", "cudaDeviceSynchronize", "cudaEventCreate",
-    "cudaEventRecord", "cudaEventSynchronize", "cudaEventElapsedTime", "cudaGetLastError", "cudaGetErrorString",
-)  # fmt: skip
-"""What a library has of CUDA's runtime for this file, beside what its kernels need."""
-
 _HOST_TO_DEVICE = 1
 _BLOCK_BYTES = 1 << 20
 _DRAWN = 4096
@@ -42,18 +36,19 @@ class LaunchError(Exception):
 
 
 class Cuda:
-    """CUDA's runtime, as one of the libraries has it: all of them share the device's memory and stream."""
+    """CUDA's runtime as one of the libraries has it (``tvm_ext_cudaMalloc``); all share the device's memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        library.cudaGetErrorString.restype = ctypes.c_char_p
+        self._text = library.tvm_ext_cudaGetErrorString
+        self._text.restype = ctypes.c_char_p
 
     def call(self, name: str, *arguments: object, broken: bool = False) -> None:
         """Raise LaunchError, with what CUDA says, unless ``name`` works."""
-        error = getattr(self._library, name)(*arguments)
+        error = getattr(self._library, f"tvm_ext_{name}")(*arguments)
         if error:
-            text = self._library.cudaGetErrorString(error)
-            self._library.cudaGetLastError()
+            text = self._text(error)
+            self._library.tvm_ext_cudaGetLastError()
             raise LaunchError(f"{name}: {text.decode(errors='replace')} ({error})", broken)
 
     def allocate(self, size: int) -> int:
@@ -62,7 +57,7 @@ class Cuda:
         return int(address.value or 0)
 
     def free(self, address: int) -> None:
-        self._library.cudaFree(ctypes.c_void_p(address))
+        self._library.tvm_ext_cudaFree(ctypes.c_void_p(address))
 
     def fill(self, address: int, size: int, dtype: str) -> None:
         """Small random numbers, the same at every call: zeros would draw less power, and run faster."""
