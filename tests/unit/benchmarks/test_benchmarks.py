@@ -18,6 +18,7 @@ import pytest
 from tvm_ext.bench import models
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import InputError
+from tvm_ext.rammer_runtime import native
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCHMARKS = ROOT / "benchmarks"
@@ -89,6 +90,20 @@ def test_persistent_compares_one_kernel_with_two_and_with_both_peers(tmp_path: P
     assert max(errors) < 1e-5
     assert row["decisions"]
     assert "T1: apart / fused" in printed
+
+
+@pytest.mark.slow
+def test_rammer_compares_with_launches_and_both_settings_of_both_peers(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    if not native.is_available():
+        pytest.skip("this installation has no native runtime")
+    document, printed = _run(tmp_path, "rammer.py", "nasbench_3", "--rounds", "1")
+    (row,) = document["results"]
+    names = [item["name"] for item in row["timings"]]
+    assert names[:2] == ["tvm_ext", "launches"] and len(names) == 6
+    assert row["best_peer"] in names[2:]
+    assert max(item["relative_error"] or 0.0 for item in row["timings"]) < 1e-5
+    assert "nasbench_3" in printed
 
 
 def test_products_keep_k_and_n_and_are_short(matmul: ModuleType) -> None:

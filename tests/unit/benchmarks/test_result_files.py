@@ -91,8 +91,8 @@ def test_a_clean_commit_writes_its_results(
 MAINS: dict[str, dict[str, Any]] = {
     "ablation.py": {}, "compile_time.py": {}, "construct.py": {}, "matmul.py": {}, "metaschedule.py": {},
     "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {}, "gpu/ablation.py": {},
-    "attention.py": {}, "persistent.py": {}, "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {},
-    "gpu/templates.py": {},
+    "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
+    "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
 }  # fmt: skip
 
