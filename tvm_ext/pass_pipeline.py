@@ -119,7 +119,7 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
         # While products and what follows them still are operators, and their layouts are decided.
         PartitionCutlass(device),
         # Before anything is compiled: two products may be one template's, or one kernel of our own.
-        *([PairProducts(backend, partial(own_time, most=1), mode)] if mode is not False else []),
+        *([PairProducts(device, backend, partial(own_time, most=1), mode)] if mode is not False else []),
         CompileCutlass(device, backend, own_time if options.enable_cutlass == "auto" else None),
     ]
 

@@ -163,7 +163,7 @@ def _plans(name: str, form: Case, case: Case, device: DeviceSpec, count: int) ->
 def _joined(mod: IRModule, device: DeviceSpec) -> IRModule:
     """Both products in one region; raises IllegalRewrite, with the reason, where no template has both."""
     with tvm.transform.PassContext():
-        mod = PairProducts(CutlassBackend(device), lambda _mod: None, True)(mod)
+        mod = PairProducts(device, CutlassBackend(device), lambda _mod: None, True)(mod)
     (region,) = from_json(PersistentRecord, str(mod.attrs[PERSISTENT])).regions
     if not region.fused:
         raise IllegalRewrite(region.reason)

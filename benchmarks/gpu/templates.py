@@ -138,7 +138,7 @@ def judge_pair(case: Case, row: dict[str, str], device: DeviceSpec, chosen: list
         mod = PartitionCutlass(device)(graph(padded(case) or case))
         functions = [func for _, func in mod.functions_items() if is_composite(func)]
         verdict.apart_us = sum(candidates_of(region_of(func), device, 1)[0].time_us for func in functions)
-        mod = PairProducts(CutlassBackend(device), lambda _mod: None, True)(mod)
+        mod = PairProducts(device, CutlassBackend(device), lambda _mod: None, True)(mod)
         partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
         record = from_json(PersistentRecord, str(mod.attrs[PERSISTENT]))
         verdict.refused = "" if record.fused else record.regions[0].reason

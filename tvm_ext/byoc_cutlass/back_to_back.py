@@ -16,20 +16,21 @@ from math import gcd
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence, predict_chain
+from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, registers_left, shared_limit_bytes
-from tvm_ext.errors import IllegalRewrite
+from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
 from .configs import check_device
 from .convolution import ConvolutionProblem
 from .convolution_legality import MASK_POSITIONS
-from .elements import ELEMENTS
 from .epilogue import Epilogue
 from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
 from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store
+from .ranking import operand_bytes
 
 ARITHMETICS = {"float16": 75, "bfloat16": 80}
 """What the templates multiply, and the oldest that does."""
@@ -99,13 +100,10 @@ class PairConfig:
         """A name of the template in C: whatever is compiled in, and nothing else."""
         kind = "conv2d_" + self.iterator if self.iterator else "gemm"
         place = "registers" if self.residence == "registers" else "shared"
-        return f"pair_{kind}_{place}_{self.first.name.removeprefix('gemm_')}_then_{self._second_tile}"
-
-    @property
-    def _second_tile(self) -> str:
         assert self.second.warp is not None
-        shapes = ["x".join(map(str, shape)) for shape in (self.second.threadblock, self.second.warp)]
-        return f"{shapes[0]}_w{shapes[1]}_a{self.second.alignment_b}_{self.second.alignment_d}"
+        block, warp = ("x".join(map(str, shape)) for shape in (self.second.threadblock, self.second.warp))
+        second = f"{block}_w{warp}_a{self.second.alignment_b}_{self.second.alignment_d}"
+        return f"pair_{kind}_{place}_{self.first.name.removeprefix('gemm_')}_then_{second}"
 
     @property
     def registers(self) -> int:
@@ -196,7 +194,7 @@ def _chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductCh
     products = tuple(
         ChainProduct(
             columns=part.n, depth=part.k, weight_bytes=part.k * part.n * bits / 8,
-            epilogue_bytes=_operand_bytes(epilogue, part),
+            epilogue_bytes=operand_bytes(epilogue, part.m, part.n),
         )
         for part, epilogue in ((problem.first, first), (problem.second, second))
     )  # fmt: skip
@@ -206,9 +204,20 @@ def _chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductCh
     )  # fmt: skip
 
 
-def _operand_bytes(epilogue: Epilogue, problem: GemmProblem) -> float:
-    extents = {"scalar": 1, "row": problem.n, "column": problem.m, "matrix": problem.m * problem.n}
-    return sum(extents[item.role] * ELEMENTS[item.dtype].bits / 8 for item in epilogue.operands)
+def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
+    """The least that one kernel of our own takes for a pair's two products, by the model of all its tiles.
+
+    None where the products are no chain.
+    """
+    assert region.then is not None
+    try:
+        problem = PairProblem.of(region)
+    except (IllegalRewrite, InputError):
+        return None
+    if (problem.first.m, problem.first.n) != (problem.second.m, problem.second.k):
+        return None
+    tiles = construct_chain(_chain(problem, Epilogue.of(region), Epilogue.of(region.then)), device, "matrix units")
+    return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None
 
 
 # --- which pairs -----------------------------------------------------------------------------------------------------

@@ -30,7 +30,9 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.analysis.relax_values import is_graph
+from tvm_ext.byoc_cutlass.back_to_back import least_chain_us
 from tvm_ext.cost.gpu_chain import MIN_GAIN
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import (
     CODEGEN,
@@ -109,8 +111,14 @@ class PairProducts:
     was decided is in the module's record of persistent kernels.
     """
 
-    def __init__(self, backend: Predictor, own_time: OwnKernelTime, mode: Literal[True, "auto"] = "auto") -> None:
-        self.backend, self.own_time, self.always = backend, own_time, mode is True
+    def __init__(
+        self,
+        device: DeviceSpec,
+        backend: Predictor,
+        own_time: OwnKernelTime,
+        mode: Literal[True, "auto"] = "auto",
+    ) -> None:
+        self.device, self.backend, self.own_time, self.always = device, backend, own_time, mode is True
         self.known: dict[CutlassRegion, PairDecision] = {}
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -120,9 +128,13 @@ class PairProducts:
             if not is_graph(func):
                 continue
             calls: dict[Var, Call] = {}
+            taken: set[Var] = set()
             gone = set()
             for pair in _pairs(mod, func):
+                if {pair.first.var, pair.second.var} & taken:
+                    continue
                 decision = self._decide(pair)
+                taken |= {pair.first.var, pair.second.var} if decision.way != "apart" else set()
                 if decision.way == "template":
                     calls[pair.second.var] = call_of_composite(
                         pair.inner, pair.operands, f"cutlass_{pair.region.pattern}", builder
@@ -146,20 +158,29 @@ class PairProducts:
         except IllegalRewrite as refusal:
             return PairDecision(way="apart", reason=refusal.problem, fused_us=None, separate_us=math.inf)
         template_us, why_not = self._template(pair)
-        known = {place for place, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
-        own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
-        times = f"templates apart take {apart_us:.1f} us"
+        worth = math.inf if self.always else MIN_GAIN * apart_us
+        own_us = self._own(pair, worth if template_us is None else min(worth, MIN_GAIN * template_us))
+        times = f"the model: templates apart take {apart_us:.1f} us"
         times += "" if template_us is None else f", one template {template_us:.1f} us"
         times += "" if own_us is None else f", one kernel of our own {own_us:.1f} us"
-        worth = math.inf if self.always else MIN_GAIN * apart_us
-        if own_us is not None and own_us < worth and (template_us is None or own_us < MIN_GAIN * template_us):
-            return PairDecision(way="own", reason=f"the model: {times}", fused_us=own_us, separate_us=apart_us)
+        if own_us is not None:
+            return PairDecision(way="own", reason=times, fused_us=own_us, separate_us=apart_us)
         if template_us is not None and template_us < worth:
-            return PairDecision(
-                way="template", reason=f"the model: {times}", fused_us=template_us, separate_us=apart_us
-            )
-        reason = f"no template has both: {why_not}; {times}" if why_not else f"no gain is predicted: {times}"
+            return PairDecision(way="template", reason=times, fused_us=template_us, separate_us=apart_us)
+        reason = f"no template has both: {why_not}; {times}" if why_not else f"no gain is predicted; {times}"
         return PairDecision(way="apart", reason=reason, fused_us=template_us, separate_us=apart_us)
+
+    def _own(self, pair: ProductPair, worth_us: float) -> float | None:
+        """Microseconds of one kernel of our own, where that is less than ``worth_us``.
+
+        Kernels are constructed to be asked, in a second, where the model of all chains' tiles says that it may be.
+        """
+        least_us = least_chain_us(pair.region, self.device)
+        if least_us is None or least_us >= worth_us:
+            return None
+        known = {place for place, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
+        own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
+        return own_us if own_us is not None and own_us < worth_us else None
 
     def _template(self, pair: ProductPair) -> tuple[float | None, str]:
         """Microseconds of the best template for both, or why there is none."""
@@ -211,18 +232,16 @@ def _region(pair: ProductPair, decision: PairDecision, kernel: str) -> Persisten
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
 def _pairs(mod: IRModule, func: RelaxFunction) -> list[ProductPair]:
-    """Pairs in program order, no product in two of them."""
+    """Every product with the one that alone reads it, in program order: a product may be in two of them."""
     functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
     read, found = readers_of(func), []
-    taken: set[Var] = set()
     for block in func.body.blocks:
         products: dict[Var, VarBinding] = {}
         for binding in block.bindings:
             if not isinstance(binding.value, Call) or binding.value.op not in functions:
                 continue
             first = _before(binding, products, functions)
-            if first is not None and read[first.var] == 1 and first.var not in taken:
-                taken |= {first.var, binding.var}
+            if first is not None and read[first.var] == 1:
                 found.append(_pair(first, binding, functions))
             products[binding.var] = binding
     return found

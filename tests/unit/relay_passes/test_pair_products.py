@@ -97,7 +97,7 @@ def paired(
 ) -> tuple[tvm.IRModule, CutlassPartition, PersistentRecord | None]:
     cut, _ = partition(mod)
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        done = PairProducts(backend, own, mode)(cut)
+        done = PairProducts(A100, backend, own, mode)(cut)
     relax.analysis.well_formed(done)
     text = done.attrs.get(PERSISTENT)
     record = None if text is None else from_json(PersistentRecord, str(text))
@@ -220,6 +220,21 @@ def test_what_is_read_elsewhere_or_as_another_factor_is_no_link(graph: Callable[
     predictor = Predictor(1.0)
     _, cut, record = paired(graph(), predictor)
     assert (len(cut.taken), predictor.asked, record) == (2, 0, None)
+
+
+def test_a_pair_that_is_none_leaves_its_second_product_to_the_next_one() -> None:
+    """As in ResNet's blocks: 1 x 1, 3 x 3, 1 x 1, of which the last two are one kernel."""
+    x, a, b, c = halves((2, 9, 8, 32), (32, 1, 1, 32), (32, 3, 3, 32), (64, 1, 1, 32))
+    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+    value = op.nn.relu(op.nn.conv2d(x, a, **layouts))
+    value = op.nn.relu(op.nn.conv2d(value, b, padding=1, **layouts))
+    mod = module_of([x, a, b, c], op.nn.relu(op.nn.conv2d(value, c, **layouts)))
+    asked: list[Any] = []
+    _, cut, record = paired(mod, CutlassBackend(A100, KernelCache(None)), asked.append)
+    assert [item.then is not None for item in cut.taken] == [False, True]
+    assert [item.fused for item in record.regions] == [False, True]
+    assert "is not 1 x 1" in record.regions[0].reason
+    assert len(asked) <= 1  # the first two are no chain of ours either, which is known without a kernel
 
 
 def test_of_three_products_the_first_two_are_a_pair_and_kinds_are_asked_once() -> None:
