@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "rammer_runtime.py",
         "compile_time.py",
         "model_quality.py",
+        "rammer_runtime.py",
         f"ablation.py --plot {DOCS / 'ablation.png'}",
     ),
     "counted": (

@@ -59,12 +59,17 @@ class LoopTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableTimes:
-    """``per_entry_ns``: the lower quartile of runs, divided by entries. ``what``: ``rtask`` or ``barrier``."""
+    """``per_entry_ns``: the lower quartile of runs, divided by entries. ``what``: ``rtask`` or ``barrier``.
+
+    ``own_share``: of a recorded run, the share of entries that their own vEU's thread ran. Where it is low, threads did
+    not get to run, and what crossed vEUs did not cross cores.
+    """
 
     what: str
     entries: int
     per_entry_ns: float
     median_ns: float
+    own_share: float
 
 
 def kernels(folder: Path) -> Path:
@@ -194,7 +199,20 @@ def tables(path: Path, runs: int = 200, entries: int = 4000) -> list[TableTimes]
             run(argument)
             times.append((time.perf_counter_ns() - start) / entries)
         low, middle = np.percentile(times[10:], [25, 50])
-        found.append(TableTimes(what=what, entries=entries, per_entry_ns=float(low), median_ns=float(middle)))
+        shares = []
+        native.record(module)
+        for _ in range(20):
+            run(argument)
+            shares.append(statistics.mean(row.thread == row.unit for row in native.recorded(module)))
+        found.append(
+            TableTimes(
+                what=what,
+                entries=entries,
+                per_entry_ns=float(low),
+                median_ns=float(middle),
+                own_share=statistics.median(shares),
+            )
+        )
     return found
 
 
@@ -226,9 +244,9 @@ def main(
     write_results(path, "rammer-runtime", environment, results)
     show(rows(measured))
     for item in costs:
-        print(f"{item.what}: {item.per_entry_ns:.0f} ns (median {item.median_ns:.0f})")
-    ratio = statistics.geometric_mean(item.p50_us for item in measured if item.pool == "own")
-    print(f"geometric mean of own p50: {ratio:.1f} us; written: {path}")
+        shares = f"{item.own_share:.0%} by their own vEU's thread"
+        print(f"{item.what}: {item.per_entry_ns:.0f} ns (median {item.median_ns:.0f}), {shares}")
+    print(f"written: {path}")
 
 
 if __name__ == "__main__":
