@@ -52,7 +52,7 @@ from tvm_ext.records.rammer import (
 from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
 from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 
-from .rtask_graphs import RTaskRegion, bytes_of, is_static
+from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
 from .rtask_regions import Layer, is_output, layers_of, users_of
 from .wavefronts.policies import schedule as schedule_by_policy
 
@@ -194,7 +194,7 @@ class _ScheduledFunction:
         graph = region.graph()
         schedule = schedule_by_policy(graph, partial(virtual_device, self.build.device))
         times = simulate(schedule, graph)
-        sequential_s = region.sequential_seconds()
+        sequential_s = sequential_seconds(graph, schedule.programs[0].device)
         operators, arena_bytes = region.data(schedule)
         pays = self.build.mode is True or sequential_s > GAIN * times.makespan_s
         symbol = f"rammer_{self.name}_{self.count}" if pays else ""
