@@ -25,10 +25,15 @@ WRITERS = {
     "_common.py": "the one place",
     "gpu/bundle.py": "what is carried to the machine with the GPU",
     "gpu/run.py": "runs there, without this package; `import_results.py` takes in what it writes",
+    "gpu/bundle_profile.py": "what is carried there, too: programs and the plan of their runs",
+    "gpu/profile_templates.py": "runs there, without this package; `tvm-ext database import` takes in what it writes",
     "gpu/import_results.py": "asks `require_clean_commit` for the commit of the bundle",
 }
 # What writes something else beside its results.
-BESIDE = {"attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew"}
+BESIDE = {
+    "attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew",
+    "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
+}
 
 
 @pytest.fixture
