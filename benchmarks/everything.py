@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "construct.py --device nvidia-v100",
         f"gpu/ablation.py --plot {DOCS / 'gpu-ablation.png'}",
         "gpu/sweep.py",
+        "tuning_curves.py --seeds 3",
         "gpu/models.py",
         "gpu/pipelining.py --device nvidia-a100",
         "gpu/pipelining.py --device nvidia-h200",
