@@ -280,10 +280,9 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
     return tvm.transform.Sequential(passes, name="tvm_ext.operators")
 
 
-def lowering_pipeline(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> tvm.transform.Sequential:
-    """Every pass after the kernels."""
-    passes = [*rammer_passes(device, options), *lowering_passes(target)]
-    return tvm.transform.Sequential(passes, name="tvm_ext.lowering")
+def lowering_pipeline(target: tvm.target.Target) -> tvm.transform.Sequential:
+    """Every pass after the kernels and their schedules."""
+    return tvm.transform.Sequential(lowering_passes(target), name="tvm_ext.lowering")
 
 
 def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
@@ -366,7 +365,7 @@ def plan_build(
         target=resolved,
         options=options,
         construct=kernel_pipeline(resolved, device, options, cache),
-        lower=lowering_pipeline(resolved, device, options),
+        lower=tvm.transform.Sequential([*rammer_passes(device, options), lowering_pipeline(resolved)]),
     )
 
 

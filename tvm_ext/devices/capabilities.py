@@ -36,6 +36,11 @@ def has(device: DeviceSpec, since: tuple[int, int]) -> bool:
     return device.kind == "cuda" and capability is not None and capability >= since
 
 
+def is_of(device: DeviceSpec, capability: tuple[int, int]) -> bool:
+    """Whether ``device`` is a CUDA device of just that capability: machine code for it runs there."""
+    return device.kind == "cuda" and device.compute_capability == capability
+
+
 def capability_text(device: DeviceSpec) -> str:
     """``"8.0"``, for messages; empty for a device without a capability."""
     return ".".join(map(str, device.compute_capability or ()))

@@ -19,6 +19,7 @@ from tvm_ext.byoc_cutlass._cutlass import VERSION
 from tvm_ext.byoc_cutlass.profiler import TEXTS, RegionPlan, Versions, profile
 from tvm_ext.byoc_cutlass.screening import ScreeningLimits
 from tvm_ext.byoc_cutlass.selection import Candidate
+from tvm_ext.devices.capabilities import is_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
 from tvm_ext.records.measurement import TrialStore
@@ -157,7 +158,7 @@ def why_no_gpu(device: DeviceSpec) -> str:
         return f"this machine's GPU does not answer ({error})"
     if "why" in found:
         return str(found["why"])
-    if tuple(found["capability"]) != device.compute_capability:
+    if not is_of(device, tuple(found["capability"])):
         return f"this machine's GPU is {found['name']}, of another compute capability than {device.name}"
     return ""
 

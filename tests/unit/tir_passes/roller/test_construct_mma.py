@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import csv
+import pstats
 import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,15 +137,16 @@ def test_nothing_for_what_is_no_product() -> None:
 
 
 def test_construction_takes_milliseconds() -> None:
-    spec, times = device_db.lookup("h200"), []
+    """Counted in calls, the same on every machine: a median of 176,000, which take a Xeon at 2.5 GHz 27 ms."""
+    spec, calls = device_db.lookup("h200"), []
     with WORKLOAD.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["op"] == "MatMul"]
     for row in rows:
         expr = half(matmul(int(row["M"]), int(row["N_mm"]), int(row["K"])))
-        start = time.thread_time()
-        assert construct_mma(expr, spec, k=10).programs
-        times.append(time.thread_time() - start)
-    assert statistics.median(times) < 0.05
+        profile = cProfile.Profile()
+        assert profile.runcall(construct_mma, expr, spec, k=10).programs
+        calls.append(pstats.Stats(profile).total_calls)
+    assert statistics.median(calls) < 300_000
 
 
 @pytest.mark.parametrize("device", ["nvidia-a100", "nvidia-h200"])
