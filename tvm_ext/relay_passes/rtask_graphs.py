@@ -136,7 +136,7 @@ class RTaskRegion:
         all_tensors = [*tensors, *outputs, *spaces]
         assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
         for number, step in enumerate(split.steps):
-            core_s = _core_seconds(split, step, self.device)
+            core_s = core_seconds(split, step, self.device)
             name = f"{call.args[0].name_hint}#{number}" if len(split.steps) > 1 else call.args[0].name_hint
             self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
 
@@ -241,8 +241,12 @@ def _kernel(operator: RegionOperator, code: KernelCode) -> RKernel:
     )
 
 
-def _core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
-    """The time of all iterations of ``step`` on one core: its share of the model's time, else by its instructions."""
+def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
+    """The time of all iterations of ``step`` on one core: its share of the model's time, else by its instructions.
+
+    An iteration that only stores what is known counts as one instruction.
+    """
+    operations = max(step.operations, step.iterations)
     if split.time_s is not None and split.operations > 0:
-        return split.time_s * step.operations / split.operations
-    return step.operations / ((device.clock_ghz or 1.0) * 1e9)
+        return split.time_s * operations / max(split.operations, operations)
+    return operations / ((device.clock_ghz or 1.0) * 1e9)
