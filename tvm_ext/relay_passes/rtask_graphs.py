@@ -71,7 +71,6 @@ class RTaskRegion:
         self.tensors: list[RegionTensor] = []
         self.operators: list[RegionOperator] = []
         self.places: dict[Expr, TensorPlace] = {}
-        self.workspaces: list[int] = []
         for binding in bindings:
             value = binding.value
             if isinstance(value, relax.TupleGetItem):
@@ -132,7 +131,6 @@ class RTaskRegion:
         outputs = tuple(self._new(RegionTensor(bytes_of(item))) for item in results)
         self.places[variable] = outputs if isinstance(kind, relax.TupleType) else outputs[0]
         spaces = [self._new(RegionTensor(size)) for size in split.workspaces]
-        self.workspaces += spaces
         all_tensors = [*tensors, *outputs, *spaces]
         assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
         for number, step in enumerate(split.steps):
