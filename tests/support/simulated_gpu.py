@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.autotune.cost_model import tile_features
 from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.records.measurement import Trial
 from tvm_ext.records.tuning import TileCandidate
@@ -44,7 +43,7 @@ class SimulatedGpu:
         issue = 1.0 + 4.0 / (tiles.warp_rows + tiles.warp_columns)
         registers = loops.registers_per_thread + (tiles.register_stages - 1) * loops.register_stage_registers
         spilled = 1.0 + np.maximum(0, registers - 200) / 100
-        wobble = np.exp(spread * _smooth(tile_features(space), rng))
+        wobble = np.exp(spread * _smooth(space.features, rng))
         self.time_s = (predictions.time_s + barriers) * conflicts * issue * spilled * wobble
         self.fails = rng.random(len(space)) < FAILING
         self.best_s = float(self.time_s[~self.fails].min())
@@ -55,12 +54,12 @@ class SimulatedGpu:
 
     def share_of_best(self, candidate: TileCandidate) -> float:
         """The best time of the space over the candidate's, without noise; 0 for one that fails."""
-        place = self.space.index(candidate)
+        place = self.space.index(candidate.configuration)
         assert place is not None, candidate
         return 0.0 if self.fails[place] else self.best_s / float(self.time_s[place])
 
     def _trial(self, candidate: TileCandidate) -> Trial:
-        place = self.space.index(candidate)
+        place = self.space.index(candidate.configuration)
         assert place is not None, candidate
         configuration = candidate.configuration
         if self.fails[place]:

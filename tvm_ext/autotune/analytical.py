@@ -16,7 +16,7 @@ The equations are `cost/pipeline_equations.py`, the counts `cost/product_counts.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.tuning import TileCandidate, TunedProduct
 from tvm_ext.support.quantities import largest, whole_quotient
 
-Integers: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
+from .spaces import Floats, Integers
 
 STEP_BYTES = 32
 """What one mma.sync adds up of a line: 16 halves, 32 bytes."""

@@ -16,8 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import xgboost
 
-from .analytical import Floats, Integers
-from .tile_space import AXES, TileSpace
+from .spaces import Floats, Integers, KernelSpace, SpaceCandidate
 
 TreeSettings: TypeAlias = "dict[str, float | int | str]"
 
@@ -46,8 +45,8 @@ FAILURE_FACTOR = 4.0
 class TileCostModel:
     """Scores of the candidates of one space; ``pretrained=False`` starts from nothing, as plain XGB does."""
 
-    def __init__(self, space: TileSpace, *, pretrained: bool = True, seed: int = 0) -> None:
-        self.features = tile_features(space)
+    def __init__(self, space: KernelSpace[SpaceCandidate], *, pretrained: bool = True, seed: int = 0) -> None:
+        self.features = space.features
         self.seed = seed
         self.base: Floats = np.zeros(len(space))
         if pretrained:
@@ -87,29 +86,3 @@ class TileCostModel:
         booster = xgboost.train(fixed, data, num_boost_round=rounds)
         said = booster.predict(xgboost.DMatrix(self.features, nthread=1))
         return np.asarray(said, dtype=np.float64) + middle
-
-
-def tile_features(space: TileSpace) -> Floats:
-    """What a model is told of each candidate: of the workload, the tile and the plan, sizes by their logarithms.
-
-    No prediction of time is among them: what the analytical model says comes in by training alone.
-    """
-    loops, tiles = space.predictions.loops, space.tiles
-    concurrent = loops.resident * space.device.unit_count
-    batches = loops.blocks / concurrent
-    sizes = [getattr(tiles, name) for name, _ in AXES]
-    sizes += [loops.blocks, loops.warps_per_block, loops.shared_trips, loops.register_trips, loops.resident]
-    sizes += [loops.stage_bytes * tiles.shared_stages, loops.resident * loops.warps_per_block]
-    sizes += [tiles.rows * tiles.columns / (tiles.rows + tiles.columns), loops.workset_bytes]
-    sizes += [tiles.warp_rows * tiles.warp_columns / (tiles.warp_rows + tiles.warp_columns)]
-    registers = loops.registers_per_thread + (tiles.register_stages - 1) * loops.register_stage_registers
-    wasted = _padding(space)
-    columns = [*(np.log2(size) for size in sizes), registers, batches, np.ceil(batches) / batches, wasted]
-    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
-
-
-def _padding(space: TileSpace) -> Floats:
-    """Elements computed for each that is asked for."""
-    product, tiles, loops = space.product, space.tiles, space.predictions.loops
-    computed = loops.blocks * tiles.rows * tiles.columns
-    return np.asarray(computed / (product.batch * product.rows * product.columns), dtype=np.float64)

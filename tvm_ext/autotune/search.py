@@ -1,4 +1,4 @@
-"""Searches over a space of tiles, all by one interface: ask for candidates, tell what came of them (ALCOP §4.3, §5.4).
+"""Searches over a space of kernels by one interface: ask for candidates, tell what came of them (ALCOP §4.3, §5.4).
 
 | proposer | is |
 |---|---|
@@ -15,18 +15,15 @@ that was killed goes on from a store of measurements where it stood, and tries n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
 import numpy as np
 import xgboost
 
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore, Verdict
-from tvm_ext.records.serialise import from_json
-from tvm_ext.records.tuning import TileCandidate
 
-from .analytical import Floats, Integers
 from .cost_model import TileCostModel
-from .tile_space import TileSpace
+from .spaces import CandidateType, Floats, Integers, KernelSpace, SpaceCandidate
 
 CHAINS = 128
 STEPS = 150
@@ -46,6 +43,7 @@ FOREST: dict[str, float | int | str] = {
     "tree_method": "hist",
 }
 
+AnySpace = KernelSpace[SpaceCandidate]
 KnownTimes = Mapping[int, "float | None"]
 """Microseconds by candidate, None for one that failed."""
 
@@ -53,7 +51,7 @@ KnownTimes = Mapping[int, "float | None"]
 class Proposer(Protocol):
     """A method of search: which candidates to try next."""
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         """Up to ``count`` candidates that are not in ``known``, the most promising first."""
 
 
@@ -63,14 +61,14 @@ class InOrder:
     def __init__(self, order: Integers) -> None:
         self.order = order
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         return _first_new(self.order, known, count)
 
 
 class AtRandom:
     """Candidates drawn without repetition."""
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         return _first_new(rng.permutation(len(space)), known, count)
 
 
@@ -83,7 +81,7 @@ class Annealed:
     def __init__(self, model: TileCostModel, *, chains: int = CHAINS, steps: int = STEPS) -> None:
         self.model, self.chains, self.steps = model, chains, steps
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         if known:
             self.model.update(known)
         scores = self.model.scores
@@ -95,7 +93,7 @@ class Annealed:
         taken = {**known, **dict.fromkeys(best)}
         return [*best, *AtRandom().propose(space, taken, count - len(best), rng)]
 
-    def _met(self, space: TileSpace, scores: Floats, known: KnownTimes, rng: np.random.Generator) -> Integers:
+    def _met(self, space: AnySpace, scores: Floats, known: KnownTimes, rng: np.random.Generator) -> Integers:
         """Candidates where the chains have been."""
         places = rng.integers(len(space), size=self.chains)
         fastest = sorted(known, key=lambda place: (np.inf if (time := known[place]) is None else time, place))
@@ -119,7 +117,7 @@ class Drafted:
     def __init__(self, model: TileCostModel, *, drafts: int = 256) -> None:
         self.model, self.drafts = model, drafts
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         if known:
             self.model.update(known)
         drafted = _first_new(space.predictions.ranking, known, self.drafts)
@@ -136,7 +134,7 @@ class LikelihoodFree:
     def __init__(self, model: TileCostModel, *, share: float = 0.25, warm_up: int = 8, seed: int = 0) -> None:
         self.features, self.share, self.warm_up, self.seed = model.features, share, warm_up, seed
 
-    def propose(self, space: TileSpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
         ranking = space.predictions.ranking
         if len(known) < self.warm_up or sum(time is not None for time in known.values()) < 2:
             return _first_new(ranking, known, count)
@@ -157,14 +155,14 @@ class LikelihoodFree:
         return np.asarray(forest.predict(xgboost.DMatrix(self.features, nthread=1)), dtype=np.float64)
 
 
-class SpaceSearch:
+class SpaceSearch(Generic[CandidateType]):
     """One search: what is known of a space, and what to try next."""
 
-    def __init__(self, space: TileSpace, proposer: Proposer, *, seed: int = 0) -> None:
+    def __init__(self, space: KernelSpace[CandidateType], proposer: Proposer, *, seed: int = 0) -> None:
         self.space, self.proposer, self.seed = space, proposer, seed
         self.known: dict[int, float | None] = {}
 
-    def ask(self, count: int) -> list[TileCandidate]:
+    def ask(self, count: int) -> list[CandidateType]:
         """Up to ``count`` candidates that are worth a trial now; none where all have been tried."""
         rng = np.random.default_rng([self.seed, len(self.known)])
         return [self.space[place] for place in self.proposer.propose(self.space, self.known, count, rng)]
@@ -183,23 +181,20 @@ class SpaceSearch:
         return len(self.known) - before
 
     @property
-    def best(self) -> tuple[TileCandidate, float] | None:
+    def best(self) -> tuple[CandidateType, float] | None:
         """The fastest so far and its microseconds; None where nothing has run."""
         ran = [(time, place) for place, time in self.known.items() if time is not None]
         return (self.space[min(ran)[1]], min(ran)[0]) if ran else None
 
     def _learn(self, configuration: str, time_us: float | None) -> None:
-        try:
-            place = self.space.index(from_json(TileCandidate, configuration))
-        except ValueError:
-            return
+        place = self.space.index(configuration)
         if place is not None:
             self.known[place] = time_us
 
 
 def tune(
-    search: SpaceSearch,
-    measure: Callable[[Sequence[TileCandidate]], Sequence[Trial]],
+    search: SpaceSearch[CandidateType],
+    measure: Callable[[Sequence[CandidateType]], Sequence[Trial]],
     workload: MeasuredWorkload,
     store: TrialStore,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -11,9 +12,11 @@ from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import TileCandidate, TunedProduct
 
-from .analytical import Integers, TileColumns, TilePredictions, predict_tiles, reduction_step_of
+from .analytical import TileColumns, TilePredictions, predict_tiles, reduction_step_of
+from .spaces import Floats, Integers, LevelGrid
 
 SIDES = (16, 32, 64, 128, 256)
 AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -47,8 +50,7 @@ class TileSpace:
             raise IllegalRewrite(f"no tile of {product} fits {device.name}")
         self.tiles = _columns(self.codes)
         self.predictions: TilePredictions = predict_tiles(product, self.tiles, device)
-        self._place = np.full(prod(SIZES), -1, dtype=np.int64)
-        self._place[self.codes] = np.arange(len(self.codes))
+        self._grid = LevelGrid(SIZES, self.codes)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -56,25 +58,41 @@ class TileSpace:
     def __getitem__(self, index: int) -> TileCandidate:
         return self.tiles[index]
 
-    def index(self, candidate: TileCandidate) -> int | None:
-        """Its number; None where it is not of this space."""
+    def index(self, configuration: str) -> int | None:
+        """The place of a candidate by its text; None where it is not of this space."""
         try:
-            levels = [values.index(getattr(candidate, name)) for name, values in AXES]
+            candidate = from_json(TileCandidate, configuration)
+            return self._grid.place([values.index(getattr(candidate, name)) for name, values in AXES])
         except ValueError:
             return None
-        place = int(self._place[np.ravel_multi_index(levels, SIZES)])
-        return None if place < 0 else place
 
     def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
         """For each place a legal one that differs in one or two fields; itself where the change is not legal."""
-        levels = np.stack(np.unravel_index(self.codes[places], SIZES), axis=1)
-        every = np.arange(len(places))
-        for again in (np.ones(len(places), dtype=bool), rng.random(len(places)) < 0.5):
-            axis = rng.integers(len(AXES), size=len(places))
-            level = rng.integers(np.asarray(SIZES)[axis])
-            levels[every, axis] = np.where(again, level, levels[every, axis])
-        found = self._place[np.ravel_multi_index(tuple(levels.T), SIZES)]
-        return np.where(found >= 0, found, places)
+        return self._grid.neighbours(places, rng)
+
+    @cached_property
+    def features(self) -> Floats:
+        """What a model is told of each candidate: of the workload, the tile and the plan, sizes by their logarithms.
+
+        No prediction of time is among them: what the analytical model says comes in by training alone.
+        """
+        loops, tiles = self.predictions.loops, self.tiles
+        concurrent = loops.resident * self.device.unit_count
+        batches = loops.blocks / concurrent
+        sizes = [getattr(tiles, name) for name, _ in AXES]
+        sizes += [loops.blocks, loops.warps_per_block, loops.shared_trips, loops.register_trips, loops.resident]
+        sizes += [loops.stage_bytes * tiles.shared_stages, loops.resident * loops.warps_per_block]
+        sizes += [tiles.rows * tiles.columns / (tiles.rows + tiles.columns), loops.workset_bytes]
+        sizes += [tiles.warp_rows * tiles.warp_columns / (tiles.warp_rows + tiles.warp_columns)]
+        registers = loops.registers_per_thread + (tiles.register_stages - 1) * loops.register_stage_registers
+        columns = [*(np.log2(size) for size in sizes), registers, batches, np.ceil(batches) / batches, self._padding()]
+        return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+
+    def _padding(self) -> Floats:
+        """Elements computed for each that is asked for."""
+        product, tiles, loops = self.product, self.tiles, self.predictions.loops
+        computed = loops.blocks * tiles.rows * tiles.columns
+        return np.asarray(computed / (product.batch * product.rows * product.columns), dtype=np.float64)
 
 
 def _columns(codes: Integers) -> TileColumns:

@@ -50,7 +50,7 @@ def test_counts_by_hand() -> None:
     tile = TileCandidate(
         rows=128, columns=128, depth=64, warp_rows=64, warp_columns=32, shared_stages=2, register_stages=1
     )
-    place = space.index(tile)
+    place = space.index(tile.configuration)
     assert place is not None
     loops = space.predictions.loops
     workload = loops.workload(place)
@@ -76,12 +76,13 @@ def test_a_space_holds_what_fits_and_nothing_else() -> None:
     assert len(space) > 1500
     assert len({space[place] for place in range(len(space))}) == len(space)
     for place in range(0, len(space), 101):
-        assert space.index(space[place]) == place
+        assert space.index(space[place].configuration) == place
         assert from_json(TileCandidate, space[place].configuration) == space[place]
     assert all(space.tiles.columns <= 64)
     tile = space[0]
-    assert space.index(replace(tile, rows=48)) is None
-    assert space.index(replace(tile, rows=256, columns=256, warp_rows=16, warp_columns=16)) is None
+    assert space.index(replace(tile, rows=48).configuration) is None
+    small_warps = replace(tile, rows=256, columns=256, warp_rows=16, warp_columns=16)
+    assert space.index(small_warps.configuration) is None
 
 
 def test_what_does_not_fit_takes_forever() -> None:

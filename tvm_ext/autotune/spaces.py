@@ -1,0 +1,97 @@
+"""What a search moves in: kernels of one workload, numbered, with their features and an analytical model's predictions.
+
+`tile_space.TileSpace` has tiles and stages of a GPU's product, `cpu_space.CpuTileSpace` the tiles of a CPU kernel. The
+searches (`search.py`) and the cost model (`cost_model.py`) know neither, only `KernelSpace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+class SpaceCandidate(Protocol):
+    """One way to compute a workload."""
+
+    @property
+    def configuration(self) -> str:
+        """Its canonical text, by which a store of measurements knows it."""
+
+
+class Predictions(Protocol):
+    """What analytical models say of all candidates of a space."""
+
+    @property
+    def time_s(self) -> Floats:
+        """Seconds by candidate, infinite for one that does not fit the device."""
+
+    @property
+    def ranking(self) -> Integers:
+        """Places of those that fit, best predicted first."""
+
+    @property
+    def bottleneck_ranking(self) -> Integers:
+        """The same by the slowest resource alone (ALCOP §5.4's simpler model), a baseline."""
+
+
+CandidateType = TypeVar("CandidateType", bound=SpaceCandidate)
+CandidateType_co = TypeVar("CandidateType_co", bound=SpaceCandidate, covariant=True)
+
+
+class KernelSpace(Protocol[CandidateType_co]):
+    """The legal candidates of one workload on one device. Places are numbers from 0."""
+
+    @property
+    def predictions(self) -> Predictions: ...
+
+    @property
+    def features(self) -> Floats:
+        """A row of numbers for each candidate: what a cost model learns from. No prediction is among them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> CandidateType_co: ...
+
+    def index(self, configuration: str, /) -> int | None:
+        """The place of a candidate by its text; None for any text that is no candidate of this space."""
+
+    def neighbours(self, places: Integers, rng: np.random.Generator, /) -> Integers:
+        """For each place one that differs little; itself where the change that was drawn is not legal."""
+
+
+class LevelGrid:
+    """Candidates as combinations of levels, one of each field, of which those of ``codes`` are legal.
+
+    A code is the row-major number of its levels in a grid of ``sizes``; ``codes`` ascend, places count along them.
+    """
+
+    def __init__(self, sizes: Sequence[int], codes: Integers) -> None:
+        assert prod(sizes) < 1 << 62, "codes are 64-bit numbers"
+        self.sizes, self.codes = tuple(sizes), codes
+
+    def place(self, levels: Sequence[int]) -> int | None:
+        """The place of one combination; None where it is not legal."""
+        found = int(self._places(np.ravel_multi_index(tuple(levels), self.sizes)))
+        return None if found < 0 else found
+
+    def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
+        """Others that differ in one field or, half of them, in up to two; the place itself where that is not legal."""
+        levels = np.stack(np.unravel_index(self.codes[places], self.sizes), axis=1)
+        every = np.arange(len(places))
+        for again in (np.ones(len(places), dtype=bool), rng.random(len(places)) < 0.5):
+            axis = rng.integers(len(self.sizes), size=len(places))
+            level = rng.integers(np.asarray(self.sizes)[axis])
+            levels[every, axis] = np.where(again, level, levels[every, axis])
+        found = self._places(np.ravel_multi_index(tuple(levels.T), self.sizes))
+        return np.where(found >= 0, found, places)
+
+    def _places(self, codes: NDArray[np.int64] | np.int64) -> Integers:
+        near = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[near] == codes, near, -1)
