@@ -34,6 +34,7 @@ from rich.table import Table
 from tests.support.pipelining.check import barriers_in_loops, cuda_source, line_count
 from tests.support.pipelining.schedules import stock_three_by_two, stock_three_stages, tensor_core_matmul
 from tvm_ext._tvm import AllocBuffer, structural_walk
+from tvm_ext.analysis.device_code import split_dtype
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
@@ -46,7 +47,6 @@ from tvm_ext.tir_passes.pipelining.plan import Wishes
 from tvm_ext.tir_passes.pipelining.route import pipelined, wishes_of, with_pipelines
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import simt
-from tvm_ext.verify.simt.compile_expr import split_dtype
 from tvm_ext.verify.simt.number_types import storage_dtype
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "alcop_ops.csv"

@@ -13,13 +13,13 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, structural_equal, structural_hash
+from tvm_ext.analysis.launches import DeviceKernel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 
 from . import simt
-from .simt.lowering import DeviceKernel
 from .verification import cpu_reference, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768

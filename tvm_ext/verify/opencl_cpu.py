@@ -50,12 +50,11 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
+from tvm_ext.analysis.launches import AfterSplit
 from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.options import offer_opencl_drivers
 from tvm_ext.support.arrays import Array
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
-
-from .simt.lowering import AfterSplit
 
 _REMEDY = "pip install tvm-ext[opencl]"
 _INTEL_LIBRARIES = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tvm.script import from_source
 
+from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -22,7 +23,6 @@ from tvm_ext.support.arrays import Array
 from . import simt
 from .simt.counters import Counters, as_rows, efficiency
 from .simt.findings import Finding
-from .simt.lowering import DeviceKernel, GlobalTensor
 from .simt.number_types import is_float, storage_dtype
 from .threads_as_loops import run_threads_as_loops
 

@@ -6,10 +6,11 @@
 >>> result.findings, result.counters.bank_conflicts, result.outputs["C"]  # doctest: +SKIP
 """
 
+from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor, lower, own_name
+
 from .counters import AccessCount, Counters
 from .findings import Finding
 from .interpreter import SimtRun, run, written_tensors
-from .lowering import DeviceKernel, GlobalTensor, lower, own_name
 
 __all__ = [
     "AccessCount",

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_ext.analysis.device_code import constant_int, op_name
 from tvm_ext.errors import InputError
 from tvm_ext.ir.bulk_ir import BULK_BYTES
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
-from .compile_expr import compile_expression, constant_int, op_name
+from .compile_expr import compile_expression
 from .counters import AccessCount
 from .local_memory import View
 from .machine import Closure, Machine, Run, Site

@@ -13,6 +13,7 @@ import numpy as np
 
 from tvm_ext._tvm import Analyzer, Expr, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.device_code import constant_int, op_name, split_dtype
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import DType
 
@@ -27,12 +28,6 @@ from .values import Tainted, Value, aligned, apply, choose, is_uniform, strip
 INDEX_TYPES = ("int32", "int64")
 
 
-def split_dtype(name: str) -> tuple[str, int]:
-    """``"float16x4"`` as ("float16", 4); a scalar has 1."""
-    base, separator, lanes = name.partition("x")
-    return (base, int(lanes)) if separator else (name, 1)
-
-
 def compile_expression(scope: Scope, expr: Expr) -> Closure:
     """The closure of ``expr``; raises InputError for what the interpreter does not know."""
     kind = type(expr).__name__
@@ -42,14 +37,6 @@ def compile_expression(scope: Scope, expr: Expr) -> Closure:
     if maker is None:
         raise InputError(f"{scope.kernel}: the interpreter does not know {kind}: {expr}")
     return maker(scope, expr)
-
-
-def constant_int(expr: Expr, what: str) -> int:
-    """The value of an integer constant; raises InputError for anything else."""
-    value = getattr(expr, "value", None)
-    if isinstance(value, int):
-        return int(value)
-    raise InputError(f"{what} is not a constant: {expr}")
 
 
 # --- constants, variables, vectors --------------------------------------------------------------------------------
@@ -335,11 +322,6 @@ def _call(scope: Scope, expr: Expr) -> Closure:
 def _called_name(value: Expr) -> str:
     """A function's name; LLVM's intrinsics are called by number."""
     return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)
-
-
-def op_name(expr: Expr) -> str:
-    """The name of a call's operator, ``"tirx.exp"``."""
-    return str(getattr(expr.op, "name", expr.op))
 
 
 def _math(scope: Scope, expr: Expr, function: Callable[..., Value], arguments: list[Expr]) -> Closure:

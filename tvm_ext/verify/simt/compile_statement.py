@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Expr, Node, PrimFunc, Stmt, Var, structural_walk, tirx
+from tvm_ext._tvm import Stmt, tirx
+from tvm_ext.analysis.device_code import constant_int, op_name, pointer_variable, split_dtype
 from tvm_ext.errors import InputError
 from tvm_ext.verify.simt.values import Value
 
-from .compile_expr import buffer_index, compile_expression, constant_int, op_name, split_dtype
+from .compile_expr import buffer_index, compile_expression
 from .local_memory import LocalMemory, View
 from .machine import Machine, Run
 from .memory import SharedMemory
@@ -256,28 +257,6 @@ def _declare(scope: Scope, statement: Stmt) -> Run:
     scope.bind_buffer(buffer, binding)
     scope.note_granule(base.slot, dtype.itemsize, is_allocation=False)
     return lambda m: None
-
-
-def pointer_variable(expr: Expr) -> Var:
-    """The buffer or pointer variable behind ``buffer.data`` or a bare pointer."""
-    if type(expr).__name__ == "Call" and op_name(expr) == "tirx.buffer_data":
-        return expr.args[0]
-    if type(expr).__name__ == "Var":
-        return expr
-    raise InputError(f"the interpreter cannot follow the pointer {expr}")
-
-
-def thread_extents(function: PrimFunc) -> dict[str, int]:
-    """The launch of a device function: thread tag to extent."""
-    found: dict[str, int] = {}
-
-    def visit(node: Node) -> None:
-        if str(node.attr_key) == "thread_extent":
-            tag = str(node.node.thread_tag)
-            found[tag] = max(found.get(tag, 1), constant_int(node.value, "the extent of a launch"))
-
-    structural_walk(function.body, [(tirx.AttrStmt, visit)], order="pre")
-    return found
 
 
 _MAKERS: dict[str, Callable[[Scope, Any], Run]] = {

@@ -10,18 +10,18 @@ from math import prod
 import numpy as np
 
 from tvm_ext._tvm import BufferStore, Call, Node, TensorLoad, Var, structural_walk, tirx
+from tvm_ext.analysis.device_code import op_name, split_dtype
+from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
 from . import bulk_copy, matrix_calls, warp_calls
-from .compile_expr import op_name, split_dtype
 from .compile_statement import compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
 from .lanes import Lanes
-from .lowering import DeviceKernel, GlobalTensor
 from .machine import Hardware, Machine, Record, Run
 from .memory import GlobalMemory
 from .number_types import storage_dtype

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_ext.analysis.device_code import constant_int
 from tvm_ext.devices.gpu import WARP
 from tvm_ext.support.arrays import Array
 
-from .compile_expr import compile_expression, constant_int
+from .compile_expr import compile_expression
 from .fragments import (
     LdmatrixSources,
     ldmatrix_sources,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.device_code import constant_int, op_name, pointer_variable, split_dtype
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
 from .async_copy import check_copy_size
-from .compile_expr import compile_expression, constant_int, op_name, split_dtype
-from .compile_statement import pointer_variable
+from .compile_expr import compile_expression
 from .local_memory import View
 from .machine import Closure, Machine, Run
 from .memory import AddressableMemory, Request

@@ -30,8 +30,7 @@ from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 
-from .compile_expr import constant_int, op_name, split_dtype
-from .compile_statement import pointer_variable, thread_extents
+from .device_code import constant_int, op_name, pointer_variable, split_dtype, thread_extents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
