@@ -25,12 +25,13 @@ from tvm_ext._tvm import (
     gpu_library_dispatch_passes,
     module_pass,
 )
+from tvm_ext.autotune.choose import why_own_kernel
 from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
-from tvm_ext.devices.device_db import as_opencl, device_for_target, is_bare, lookup
+from tvm_ext.devices.device_db import chosen_device, device_for_target, is_bare
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import OptionError, TargetError
+from tvm_ext.errors import OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.rammer_runtime import native
@@ -120,7 +121,7 @@ def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: Build
         PartitionCutlass(device),
         # Before anything is compiled: two products may be one template's, or one kernel of our own.
         *([PairProducts(device, backend, partial(own_time, most=1), mode)] if mode is not False else []),
-        CompileCutlass(device, backend, own_time if options.enable_cutlass == "auto" else None),
+        CompileCutlass(device, backend, own_time if options.enable_cutlass == "auto" else None, why_own_kernel),
     ]
 
 
@@ -350,7 +351,7 @@ def plan_build(
         target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
     if options.device is not None:
-        device = _chosen_device(options.device, device)
+        device = chosen_device(options.device, device)
     if options.guard_memory and device.kind != "cpu":
         raise OptionError(
             f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"
@@ -383,17 +384,3 @@ def _with_rammer_settled(device: DeviceSpec, options: BuildOptions) -> BuildOpti
     if reason and options.enable_rammer is True:
         raise OptionError(f"option 'enable_rammer' {reason}.", remedy)
     return replace(options, enable_rammer=False) if reason else options
-
-
-def _chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
-    """The row ``name``, to construct for instead of the target's own; raises TargetError for one of another kind."""
-    device = lookup(name)
-    if target_device.kind == "opencl" and device.kind in ("cuda", "rocm"):
-        return as_opencl(device)
-    if device.kind != target_device.kind:
-        raise TargetError(
-            f"option device={name!r} is a {device.kind} device, but the target's is {target_device.name}, "
-            f"a {target_device.kind} device.",
-            f"choose a {target_device.kind} row (`tvm-ext devices` lists them), or pass {name!r} as the target",
-        )
-    return device

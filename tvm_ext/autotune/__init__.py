@@ -1,8 +1,8 @@
-"""Measuring and choosing among candidates. In this version: the store of measurements, spaces of tiles, their searches.
+"""Measuring and choosing among candidates: the store of measurements, spaces of tiles, searches, tuning a model.
 
 `database.py` is the file that many processes write to, `database_files.py` its exports and merges, `store.py` what a
 build consults; `tile_space.py` has the candidates of a product, `analytical.py` predicts them all, `cost_model.py`
-learns, `search.py` chooses what to try. Not here: what runs and times a candidate; construction, which needs no
-measurement (`tir_passes/roller`); the models' equations (`cost`); the profiler of CUTLASS's templates
-(`byoc_cutlass/profiler.py`), which is given a store.
+learns, `search.py` chooses what to try. `tasks.py` and `session.py` tune a model; `standings.py` compares what was
+measured side by side, `choose.py` decides. Not here: construction, which needs no measurement (`tir_passes/roller`);
+the models' equations (`cost`); the profiler of CUTLASS's templates (`byoc_cutlass/profiler.py`).
 """

@@ -79,24 +79,8 @@ def template_workload(candidate: Candidate, versions: Versions) -> MeasuredWorkl
     )
 
 
-def by_measurements(candidates: Sequence[Candidate], verdicts: Mapping[str, Verdict]) -> tuple[Candidate, ...]:
-    """``candidates`` with what is measured of them, and of their run-time variants: fastest first.
-
-    Where one is measured, those that are not are left out: a prediction of one and a time of another do not compare.
-    Where none is, they stay in the model's order, without those that are known to fail.
-    """
-    alive = [item for item in candidates if not _fails(verdicts.get(item.configuration))]
-    variants = [item for candidate in alive for item in (candidate, *candidate.variants())] if verdicts else []
-    known = {item.configuration: item for item in variants}
-    measured = [
-        replace(item, measured_us=verdict.time_us)
-        for configuration, item in known.items()
-        if (verdict := verdicts.get(configuration)) is not None and verdict.time_us is not None
-    ]
-    return tuple(sorted(measured, key=lambda item: item.known_us)) or tuple(alive) or tuple(candidates)
-
-
-def _fails(verdict: Verdict | None) -> bool:
+def fails(verdict: Verdict | None) -> bool:
+    """Whether it is known that something does not run."""
     return verdict is not None and verdict.is_settled and verdict.time_us is None
 
 
@@ -181,7 +165,7 @@ def plan_region(
     compiles = [
         item
         for item in programs.values()
-        if not _fails(store.verdicts(template_workload(item, versions)).get(item.call.symbol))
+        if not fails(store.verdicts(template_workload(item, versions)).get(item.call.symbol))
     ]
     return RegionPlan(region=region, workload=workload, candidates=tuple(compiles), verdicts=store.verdicts(workload))
 

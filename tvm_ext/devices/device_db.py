@@ -53,6 +53,20 @@ def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
     raise TargetError(f"there is no device called {name!r} in the tables.", _suggestions(name, known, names()))
 
 
+def chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
+    """The row ``name``, to construct for instead of the target's own; raises TargetError for one of another kind."""
+    device = lookup(name)
+    if target_device.kind == "opencl" and device.kind in ("cuda", "rocm"):
+        return as_opencl(device)
+    if device.kind != target_device.kind:
+        raise TargetError(
+            f"option device={name!r} is a {device.kind} device, but the target's is {target_device.name}, "
+            f"a {target_device.kind} device.",
+            f"choose a {target_device.kind} row (`tvm-ext devices` lists them), or pass {name!r} as the target",
+        )
+    return device
+
+
 def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[DeviceSpec, Target]:
     """The device that ``target`` means, and the stock TVM target to build with.
 

@@ -28,6 +28,10 @@ OwnTime = Callable[[IRModule], float | None]
 """Microseconds that kernels of our own are predicted to take for a module; None where they have no prediction."""
 
 
+WhyOwn = Callable[[float, float], str]
+"""Of a kernel of our own and a template, in microseconds: why the product is left to ours, empty where it is not."""
+
+
 class TemplateBackend(Protocol):
     """What compiles regions; `toolchains/cutlass_codegen.py` has it. ``profile`` is what was measured for it."""
 
@@ -50,13 +54,19 @@ class TemplateBackend(Protocol):
 class CompileCutlass:
     """Give the regions of `PartitionCutlass` their kernels: calls of host functions of an external module.
 
-    With ``own_time`` only those that are predicted to be faster than kernels of our own ("auto"); a machine without the
-    package or its compiler then keeps its own kernels and says so. Without it every region with a template. What has
-    no kernel, and why, is in the module's attribute ``tvm_ext.cutlass``, a `CutlassBuild`.
+    With ``own_time`` and ``why_own`` only those that the latter does not leave to kernels of our own ("auto"); a
+    machine without the package or its compiler then keeps its own kernels and says so. Without them every region with a
+    template. What has no kernel, and why, is in the module's attribute ``tvm_ext.cutlass``, a `CutlassBuild`.
     """
 
-    def __init__(self, device: DeviceSpec, backend: TemplateBackend, own_time: OwnTime | None = None) -> None:
-        self.device, self.backend, self.own_time = device, backend, own_time
+    def __init__(
+        self,
+        device: DeviceSpec,
+        backend: TemplateBackend,
+        own_time: OwnTime | None = None,
+        why_own: WhyOwn = lambda _own_us, _template_us: "",
+    ) -> None:
+        self.device, self.backend, self.own_time, self.why_own = device, backend, own_time, why_own
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         partition = from_json(CutlassPartition, str(mod.attrs[PARTITION]))
@@ -114,8 +124,8 @@ class CompileCutlass:
             if time_us is None:
                 continue
             own[name] = time_us
-            if time_us <= predicted:
-                why_not[name] = f"the model: a kernel of our own takes {time_us:.1f} us, a template {predicted:.1f} us"
+            if reason := self.why_own(time_us, predicted):
+                why_not[name] = reason
         return own, why_not
 
 

@@ -12,10 +12,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from tvm_ext._tvm import Module, RelaxFunction, Target, load_static_library
+from tvm_ext.autotune.choose import by_measurements
 from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.byoc_cutlass import _cutlass
 from tvm_ext.byoc_cutlass.host import HostFunction
-from tvm_ext.byoc_cutlass.profiler import by_measurements, plan_region
+from tvm_ext.byoc_cutlass.profiler import plan_region
 from tvm_ext.byoc_cutlass.selection import Candidate, architecture_of, candidates_of, share_templates
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec

@@ -16,6 +16,7 @@ from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.fake_gpu import FakeGpu, FakePrograms
 from tests.unit.byoc_cutlass.graphs import convolution, decided, op, product
 from tvm_ext import relay
+from tvm_ext.autotune.choose import by_measurements
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.bench.networks import light
 from tvm_ext.bench.networks.half import to_half
@@ -26,7 +27,6 @@ from tvm_ext.byoc_cutlass.profiler import (
     OWN_TEMPLATES,
     RegionPlan,
     buffers_of,
-    by_measurements,
     estimate,
     launch_of,
     plan_region,

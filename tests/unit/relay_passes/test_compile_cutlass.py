@@ -17,6 +17,7 @@ from tests.unit.byoc_cutlass.graphs import op, partition
 from tests.unit.compilers import needs_cc
 from tvm_ext import relay
 from tvm_ext._tvm import assert_structural_equal
+from tvm_ext.autotune.choose import why_own_kernel
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, OptionError, UnsupportedEnvironmentError
 from tvm_ext.records.partition import CUTLASS, CutlassBuild, CutlassKernel, CutlassRegion
@@ -66,7 +67,7 @@ def two_products() -> tvm.IRModule:
 def compiled(mod: tvm.IRModule, backend: Any, own_time: Any = None) -> tuple[tvm.IRModule, CutlassBuild]:
     cut, _ = partition(mod)
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        done = CompileCutlass(DEVICE, backend, own_time)(cut)
+        done = CompileCutlass(DEVICE, backend, own_time, why_own_kernel)(cut)
     relax.analysis.well_formed(done)
     return done, from_json(CutlassBuild, str(done.attrs[CUTLASS]))
 
