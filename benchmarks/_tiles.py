@@ -35,7 +35,7 @@ from tvm_ext.pass_pipeline import graph_passes, operator_passes
 from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
-from tvm_ext.relay_passes.pack_constants import pack
+from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.emit.cpu_tiles.emit import emit_tile_kernel
 from tvm_ext.tir_passes.plan.anchors import construct_anchor
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
-from tvm import IRModule, ir, relax, s_tir, sym, te, tirx, topi
+from tvm import IRModule, ir, relax, rpc, s_tir, sym, te, tirx, topi
 from tvm.ir import (
     Attrs,
     Call,
@@ -95,10 +95,10 @@ __all__ = [
     "detect_linear_equation", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "import_onnx_with", "ir",
-    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_static_library", "mma_schedule", "module_pass",
+    "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass",
     "onnx_operators", "pack_imports",
     "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
-    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "s_tir", "save_json",
+    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc", "s_tir", "save_json",
     "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
     "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
     "vm_generate", "vm_link",
@@ -121,6 +121,7 @@ structural_walk = tvm_ffi.structural_walk
 structural_map = tvm_ffi.structural_map
 structural_mutate = tvm_ffi.structural_mutate
 save_json = ir.save_json
+load_json = ir.load_json
 structural_equal = tvm_ffi.structural_equal
 structural_hash = tvm_ffi.structural_hash
 assert_structural_equal = ir.assert_structural_equal

@@ -55,6 +55,10 @@ class DatabaseError(TvmExtError, OSError):
     """A database of measurements cannot be used: another program's or version's, locked, read-only, full, damaged."""
 
 
+class MeasurementError(TvmExtError, RuntimeError):
+    """Nothing can be built or measured: no tracker, no device, no worker process, no reference to compare with."""
+
+
 class CompileError(TvmExtError, RuntimeError):
     """A device compiler (nvcc, NVRTC, LLVM) refused a kernel or took too long; the message holds what it said."""
 
@@ -104,6 +108,7 @@ ALL: tuple[type[TvmExtError], ...] = (
     InputError,
     ExportError,
     DatabaseError,
+    MeasurementError,
     CompileError,
     VerificationError,
     IndexRangeError,

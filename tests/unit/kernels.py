@@ -14,8 +14,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.relay_passes.pack_constants import pack
 from tvm_ext.runtime.guarded_memory import call_guarded
+from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 

@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
 
-TrialOutcome = Literal["ok", "wrong", "compile_failed", "launch_failed", "crashed", "timed_out"]
-"""Of these, "timed_out" says as much about the machine as about the configuration: it may be tried again."""
+TrialOutcome = Literal["ok", "wrong", "compile_failed", "launch_failed", "crashed", "timed_out", "lost"]
+"""Of these, "timed_out" says as much about the machine as about the configuration, and "lost" (the machine went away)
+nothing about the configuration: either may be tried again."""
 
 FINAL_FAILURES: tuple[TrialOutcome, ...] = ("wrong", "compile_failed", "launch_failed", "crashed")
 
@@ -160,7 +161,15 @@ def verdicts_of(trials: Iterable[Trial]) -> dict[str, Verdict]:
 
 
 def _verdict(configuration: str, trials: list[Trial]) -> Verdict:
-    order: tuple[TrialOutcome, ...] = ("wrong", "ok", "crashed", "launch_failed", "compile_failed", "timed_out")
+    order: tuple[TrialOutcome, ...] = (
+        "wrong",
+        "ok",
+        "crashed",
+        "launch_failed",
+        "compile_failed",
+        "timed_out",
+        "lost",
+    )
     outcome = min((item.outcome for item in trials), key=order.index)
     times = [item.time_us for item in trials if item.time_us is not None]
     return Verdict(

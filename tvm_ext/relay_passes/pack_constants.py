@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tvm_ext._tvm import (
     CALL_TIR,
     Call,
@@ -19,26 +17,12 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import pack
 
 from .merge_operators import retargeted
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
-
-
-def pack(array: Array, how: ConstantPack) -> Array:
-    """The packed copy of ``array``: ``[i...]`` is ``array.flat[offset + sum(i * stride)]``, or 0 outside."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    reach = [(extent - 1) * stride for extent, stride in zip(how.extents, how.strides, strict=True)]
-    low = how.offset + sum(step for step in reach if step < 0)
-    high = how.offset + sum(step for step in reach if step > 0)
-    before, after = max(0, -low), max(0, high + 1 - flat.size)
-    padded = np.pad(flat, (before, after)) if before or after else flat
-    view = np.lib.stride_tricks.as_strided(
-        padded[how.offset + before :], how.extents, [stride * flat.itemsize for stride in how.strides], writeable=False
-    )
-    return np.ascontiguousarray(view)
 
 
 @expr_mutator

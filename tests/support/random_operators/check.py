@@ -22,16 +22,11 @@ from tvm_ext.records.choice import OWN_PATHS
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.graph_module import flatten_outputs
 from tvm_ext.runtime.guarded_memory import guard
+from tvm_ext.support.roundoff import allowed_error
 
 from . import opencl, reference
 from .record import Array, OperatorCase
 from .relax_module import module_of, parameter_names
-
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
-
-ROUNDOFF_FACTORS = {"float32": (2.0, 16.0), "float16": (0.5, 3.0)}
-"""(a, b) of `tolerance`, three times what is observed. In single precision b covers the polynomials of exp, tanh and
-erf, which half precision's coarser unit hides."""
 
 SMALLEST_MAGNITUDE = 0.1
 """Times the typical magnitude: a result smaller than this has vanished by cancellation, and is compared with this."""
@@ -77,19 +72,8 @@ class WrongResultError(AssertionError):
 
 
 def tolerance(case: OperatorCase, out_dtype: str) -> float:
-    """The allowed relative error by norm: ``u * (a * sqrt(K) + b)``, and 0 for integers.
-
-    Rounding K additions of values of either sign errs by about u * sqrt(K) relative to the sum's own size, each
-    rounding being a random fraction of u. Worked example: K = 4096 in single precision, u = 6e-8, allows
-    6e-8 * (2 * 64 + 16) = 8.6e-6; one forgotten product out of 4096 would be 1 / sqrt(4096) = 1.6e-2.
-    """
-    dtypes = [item.dtype for item in case.inputs if "float" in item.dtype] + [out_dtype]
-    floats = [dtype for dtype in dtypes if dtype in UNIT_ROUNDOFF]
-    if not floats or "float" not in out_dtype:
-        return 0.0
-    coarsest = max(floats, key=lambda dtype: UNIT_ROUNDOFF[dtype])
-    a, b = ROUNDOFF_FACTORS[coarsest]
-    return UNIT_ROUNDOFF[coarsest] * (a * math.sqrt(case.reduction_size) + b)
+    """The allowed relative error of the case's output by norm."""
+    return allowed_error((item.dtype for item in case.inputs), out_dtype, case.reduction_size)
 
 
 def scaled_error(actual: Array, expected: Array, typical_magnitude: float) -> float:

@@ -14,7 +14,8 @@ from tvm_ext._tvm import Constant
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants, tir_calls
-from tvm_ext.relay_passes.pack_constants import PackConstants, pack
+from tvm_ext.relay_passes.pack_constants import PackConstants
+from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
 
 

@@ -23,9 +23,9 @@ from tvm_ext.records.cell import CellTiles, CellWork
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.recurrent import ACTIVATIONS, GateActivation, RecurrentCell
 from tvm_ext.relay_passes.merge_operators import fused_function
-from tvm_ext.relay_passes.pack_constants import pack
 from tvm_ext.relay_passes.recurrent.cell_function import cell_function
 from tvm_ext.runtime.guarded_memory import call_guarded
+from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.verify import simt

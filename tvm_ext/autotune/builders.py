@@ -1,0 +1,185 @@
+"""What compiles jobs: worker processes of our own, or any `concurrent.futures.Executor`.
+
+`LocalBuilder` is the default. Its workers import TVM once, are told what to compile line by line, need no guarded
+`__main__`, and are replaced where LLVM crashes or a job takes too long, which costs that job alone. `ExecutorBuilder`
+hands jobs to an executor: a Dask cluster's `Client.get_executor()` serves a rack. A library comes back as bytes, so
+that builders and measurers share no folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from tvm_ext.core_count import usable_core_count
+from tvm_ext.errors import MeasurementError
+from tvm_ext.records.kernel_job import Failure, KernelJob
+from tvm_ext.records.measurement import TrialOutcome
+from tvm_ext.records.serialise import to_json
+from tvm_ext.support.files import temporary_folder
+
+from .build_kernels import compile_job, reference_results
+from .kernel_host import KernelError
+from .worker_process import WorkerDied, WorkerProcess
+
+CompileJob = Callable[[KernelJob], bytes]
+Built = bytes | Failure
+
+BUILD_LIMIT_S = 60.0
+
+
+class KernelBuilder(Protocol):
+    """Compiles jobs in the background. What cannot be compiled is an answer, not an error."""
+
+    workers: int
+
+    def library(self, job: KernelJob) -> Future[Built]:
+        """The job's shared library."""
+
+    def reference(self, job: KernelJob) -> Future[Built]:
+        """What the job's kernel should compute, as the bytes of a file of arrays."""
+
+    def end(self) -> None:
+        """Stop at once; nothing that was started is left. By whichever thread, and more than once."""
+
+
+class LocalBuilder:
+    """``workers`` processes of this machine, started when they are needed, one job each at a time."""
+
+    def __init__(
+        self,
+        workers: int = 0,
+        *,
+        compiler: CompileJob = compile_job,
+        limit_s: float = BUILD_LIMIT_S,
+        memory_bytes: int = 0,
+    ) -> None:
+        self.workers = workers or max(1, usable_core_count() - 1)
+        self.limit_s, self.memory_bytes = limit_s, memory_bytes
+        self._compiler = f"{compiler.__module__}:{compiler.__qualname__}"
+        self._pool = ThreadPoolExecutor(self.workers, "tvm_ext-build")
+        self._own = threading.local()
+        self._processes: set[WorkerProcess] = set()
+        self._changing = threading.Lock()
+        self._ending = threading.Event()
+
+    def library(self, job: KernelJob) -> Future[Built]:
+        # What is compiled needs neither the reference nor its text a second time.
+        request: dict[str, object] = {"do": "build", "compile": self._compiler}
+        return self._pool.submit(_answered, self._make, request, replace(job, reference=""))
+
+    def reference(self, job: KernelJob) -> Future[Built]:
+        return self._pool.submit(_answered, self._make, {"do": "reference"}, replace(job, module=""))
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        with self._changing:
+            return [process.pid for process in self._processes]
+
+    def _make(self, request: dict[str, object], job: KernelJob) -> Built:
+        with temporary_folder("made") as folder:
+            output = folder / "output"
+            asked = {**request, "job": to_json(job), "output": str(output)}
+            died = self._ask(asked)
+            if died is not None and died.outcome == "crashed" and not self._ending.is_set():
+                died = self._ask(asked)  # somebody may have killed it
+            if isinstance(died, WorkerDied):
+                return Failure(outcome="compile_failed", reason=f"the compiler: {died}")
+            return output.read_bytes()
+
+    def _ask(self, request: dict[str, object]) -> WorkerDied | None:
+        """Have this thread's process do it; how that died, if it did. Raises KernelError with its refusal."""
+        worker = self._worker()
+        try:
+            worker.ask(request, self.limit_s)
+        except WorkerDied as died:
+            worker.end()
+            with self._changing:
+                self._processes.discard(worker)
+            return died
+        return None
+
+    def _worker(self) -> WorkerProcess:
+        """This thread's process, made anew where it has ended."""
+        worker: WorkerProcess | None = getattr(self._own, "worker", None)
+        if worker is None or not worker.is_alive:
+            worker = self._own.worker = WorkerProcess("build", memory_bytes=self.memory_bytes)
+            with self._changing:
+                self._processes.add(worker)
+            if self._ending.is_set():
+                worker.end()
+        return worker
+
+    def end(self) -> None:
+        self._ending.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._end_processes()
+        self._pool.shutdown(wait=True)
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        with self._changing:
+            processes, self._processes = tuple(self._processes), set()
+        for process in processes:
+            process.end()
+
+
+class ExecutorBuilder:
+    """Jobs by an executor of the caller's, which is not ended with this; ``workers`` is how many jobs it takes at once.
+
+    Processes have to be spawned, not forked: TVM's threads do not survive a fork.
+    """
+
+    def __init__(self, executor: Executor, workers: int, *, compiler: CompileJob = compile_job) -> None:
+        if workers < 1:
+            raise ValueError(f"{workers} workers")
+        self.workers = workers
+        self._executor, self._compiler = executor, compiler
+        self._given: set[Future[Built]] = set()
+
+    def library(self, job: KernelJob) -> Future[Built]:
+        return self._submit(self._compiler, replace(job, reference=""))
+
+    def reference(self, job: KernelJob) -> Future[Built]:
+        return self._submit(reference_results, replace(job, module=""))
+
+    def _submit(self, make: CompileJob, job: KernelJob) -> Future[Built]:
+        try:
+            given: Future[Built] = self._executor.submit(_answered, make, job)
+        except RuntimeError as error:  # BrokenExecutor among them
+            raise MeasurementError(f"the executor takes no jobs any more: {error}.", "make a new one") from error
+        self._given.add(given)
+        given.add_done_callback(self._given.discard)
+        return given
+
+    def end(self) -> None:
+        for future in tuple(self._given):
+            future.cancel()
+
+
+def _answered(make: Callable[..., Built], *arguments: object) -> Built:
+    """``make(*arguments)`` in whichever process, its refusal as an answer."""
+    try:
+        return make(*arguments)
+    except KernelError as error:
+        return Failure(outcome=error.outcome, reason=str(error))
+
+
+def outcome_of(future: Future[Built]) -> Built:
+    """What came of a job: a worker that died in an executor of the caller's took the job with it."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    outcome: TrialOutcome = "lost" if isinstance(error, BrokenExecutor) else "compile_failed"
+    return Failure(outcome=outcome, reason=f"the builder failed: {type(error).__name__}: {error}"[:500])
+
+
+def written(content: bytes, path: Path) -> Path:
+    """The file with ``content``."""
+    path.write_bytes(content)
+    return path

@@ -1,0 +1,223 @@
+"""Kernels in the process that runs them: loaded, checked against what is right, timed in turns.
+
+On a CPU times are taken by Python's monotonic clock around many calls; on other devices by TVM's evaluator, which uses
+the device's own events, and on devices behind RPC by the evaluator over there. That one's clock for CPUs may be set
+back or forth while it measures: what does not fit into the time that has passed here is measured again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from tvm_ext._tvm import Device, Module, tensor, tvm
+from tvm_ext._tvm import Tensor as DeviceTensor
+from tvm_ext.records.kernel_job import JobArgument, KernelJob
+from tvm_ext.records.measurement import TrialOutcome
+from tvm_ext.support.arrays import Array, DType, pack
+from tvm_ext.support.roundoff import UNIT_ROUNDOFF, allowed_error, relative_error
+from tvm_ext.support.shared_library import load_library
+
+KERNEL_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OSError,
+    MemoryError,
+    ArithmeticError,
+)
+"""What TVM raises where a library cannot be loaded or a kernel refuses its arguments."""
+
+LONG_RUN_S = 0.3
+"""A run this long warms itself up."""
+
+MOST_RUNS = 100_000
+CLOCK_TRIES = 3
+CLOCK_SLACK_S = 0.001
+
+
+class KernelError(Exception):
+    """A kernel has no time: ``outcome`` says in which way."""
+
+    def __init__(self, outcome: TrialOutcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome: TrialOutcome = outcome
+
+
+class KernelDevice(Protocol):
+    """Where kernels run. ``own_clock``: times are taken by this process' clock, around the calls."""
+
+    device: Device
+    own_clock: bool
+
+    def open(self, library: Path) -> Module:
+        """The library as a module that can be called there."""
+
+    def is_there(self) -> bool:
+        """Whether it still answers, after a kernel has failed."""
+
+
+@dataclass(slots=True)
+class LocalDevice:
+    """A device of this machine: ``kind`` is TVM's, "cpu" or "cuda"."""
+
+    kind: str = "cpu"
+    device: Device = field(init=False)
+    own_clock: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device, self.own_clock = tvm.runtime.device(self.kind, 0), self.kind == "cpu"
+
+    def open(self, library: Path) -> Module:
+        return load_library(library)
+
+    def is_there(self) -> bool:
+        return True
+
+
+@dataclass(slots=True)
+class _Loaded:
+    module: Module
+    function: str
+    arguments: list[DeviceTensor]
+    run_s: float
+
+
+class KernelHost:
+    """Kernels on one device, known by number. Arguments of one workload are shared, as they are in the caches."""
+
+    def __init__(self, device: KernelDevice) -> None:
+        self.device = device
+        self._kernels: dict[int, _Loaded] = {}
+        self._workload = ""
+        self._tensors: dict[object, DeviceTensor] = {}
+
+    def load(self, number: int, library: Path, job: KernelJob, expected: Path | None) -> None:
+        """Make a kernel ready, and compare what it computes with the arrays of ``expected``; raises KernelError."""
+        try:
+            module = self.device.open(library)
+            arguments = self._arguments(job)
+            loaded = _Loaded(module, job.function, arguments, 0.0)
+            start = time.perf_counter()
+            module[job.function](*arguments)
+            self.device.device.sync()
+            loaded.run_s = time.perf_counter() - start
+            results = [item.numpy() for item in arguments[len(job.inputs) :]]
+        except KERNEL_ERRORS as error:
+            raise self._failed(error) from error
+        if expected is not None:
+            compare(results, expected, job)
+        if loaded.run_s < LONG_RUN_S:  # the first was cold
+            loaded.run_s = min(self._run_s(loaded, 1) for _ in range(3))
+        self._kernels[number] = loaded
+
+    def time(self, number: int, samples: int, sample_s: float) -> list[float]:
+        """Microseconds per run, ``samples`` times; raises KernelError."""
+        loaded = self._kernels[number]
+        repeats = min(MOST_RUNS, max(1, math.ceil(sample_s / max(loaded.run_s, 1e-7))))
+        try:
+            if loaded.run_s < LONG_RUN_S:
+                loaded.run_s = self._run_s(loaded, 1)
+            return [1e6 * self._run_s(loaded, repeats) for _ in range(samples)]
+        except KERNEL_ERRORS as error:
+            raise self._failed(error) from error
+
+    def unload(self, number: int) -> None:
+        """Forget a kernel."""
+        self._kernels.pop(number, None)
+
+    def _failed(self, error: Exception) -> KernelError:
+        return KernelError("launch_failed" if self.device.is_there() else "crashed", first_line(error))
+
+    def _run_s(self, loaded: _Loaded, repeats: int) -> float:
+        """Seconds of one run, the mean of ``repeats``."""
+        if not self.device.own_clock:
+            return self._evaluated_s(loaded, repeats)
+        function, arguments = loaded.module[loaded.function], loaded.arguments
+        start = time.perf_counter()
+        for _ in range(repeats):
+            function(*arguments)
+        return max(time.perf_counter() - start, 1e-9) / repeats
+
+    def _evaluated_s(self, loaded: _Loaded, repeats: int) -> float:
+        evaluate = loaded.module.time_evaluator(loaded.function, self.device.device, number=repeats, repeat=1)
+        for _ in range(CLOCK_TRIES):
+            start = time.perf_counter()
+            taken = float(evaluate(*loaded.arguments).results[0])
+            if 0 < taken * repeats <= time.perf_counter() - start + CLOCK_SLACK_S:
+                return taken
+        raise KernelError("timed_out", "the device's clock was set while it measured")
+
+    def _arguments(self, job: KernelJob) -> list[DeviceTensor]:
+        forms = str([(item.shape, item.dtype) for item in job.arguments])
+        if self._workload != f"{job.seed} {forms}":
+            self._tensors.clear()
+            self._workload = f"{job.seed} {forms}"
+        missing = [index for index, item in enumerate(job.inputs) if (index, item.pack) not in self._tensors]
+        if missing:
+            drawn = draw_inputs(job)
+            for index in missing:
+                packed = job.inputs[index].pack
+                array = drawn[index] if packed is None else pack(drawn[index], packed)
+                self._tensors[index, packed] = tensor(array, self.device.device)
+        found = [self._tensors[index, item.pack] for index, item in enumerate(job.inputs)]
+        return found + [self._poisoned(index, item) for index, item in enumerate(job.results)]
+
+    def _poisoned(self, index: int, result: JobArgument) -> DeviceTensor:
+        """The tensor for a result, full of what no kernel leaves there by chance."""
+        array = np.full(result.shape, np.nan if result.dtype in UNIT_ROUNDOFF else 99, dtype=_numpy_type(result.dtype))
+        key = ("result", index)
+        if key not in self._tensors:
+            self._tensors[key] = tensor(array, self.device.device)
+        else:
+            self._tensors[key].copyfrom(array)
+        return self._tensors[key]
+
+
+def draw_inputs(job: KernelJob) -> list[Array]:
+    """The job's inputs as the operator has them, the same for every configuration."""
+    rng = np.random.default_rng(job.seed)
+    return [_drawn(item, rng) for item in job.inputs]
+
+
+def _drawn(argument: JobArgument, rng: np.random.Generator) -> Array:
+    if argument.dtype in UNIT_ROUNDOFF:
+        return rng.standard_normal(argument.shape, dtype=np.float32).astype(_numpy_type(argument.dtype))
+    if argument.dtype == "bool":
+        return rng.integers(0, 2, argument.shape).astype(np.bool_)
+    low = 0 if argument.dtype.startswith("uint") else -8
+    return rng.integers(low, 9, argument.shape).astype(argument.dtype)
+
+
+def _numpy_type(dtype: str) -> DType:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    return np.dtype(dtype)
+
+
+def compare(results: list[Array], expected: Path, job: KernelJob) -> None:
+    """Raise KernelError where ``results`` are farther from the arrays in the file than their types allow."""
+    inputs = [item.dtype for item in job.inputs]
+    with np.load(expected, allow_pickle=False) as file:
+        right = [file[name] for name in file.files]
+    for position, (found, wanted) in enumerate(zip(results, right, strict=True)):
+        form = job.results[position]
+        allowed = allowed_error(inputs, form.dtype, job.depth)
+        error = relative_error(found.reshape(form.shape), wanted.reshape(form.shape))
+        if error > allowed:
+            raise KernelError("wrong", f"result {position} errs by {error:.2g}, allowed are {allowed:.2g}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says last, which is where TVM puts the reason, without its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:500]

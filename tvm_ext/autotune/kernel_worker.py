@@ -1,0 +1,130 @@
+"""A process that builds, or loads and times, what it is told line by line: JSON in, JSON out.
+
+Started by `worker_process.py`, which replaces it where a kernel crashes it, hangs, or eats its memory. It ends by
+itself as soon as nobody holds the other end of its input: no kill of the parent leaves it behind, whatever it is at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import resource
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tvm_ext._tvm import tvm_ffi
+from tvm_ext.options import configure_threads
+from tvm_ext.records.kernel_job import KernelJob
+from tvm_ext.records.serialise import from_json
+
+from .build_kernels import reference_results
+from .kernel_host import KernelDevice, KernelError, KernelHost, LocalDevice
+from .rpc_device import connect
+
+READY = "ready"
+_BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
+NICENESS = 10
+"""Of builders: what is timed on the same machine comes first."""
+
+
+def main(role: str, memory_bytes: int, threads: int) -> None:
+    """Serve requests until the input ends; ``role`` is "build" or "run".
+
+    ``memory_bytes`` of 0 are unlimited, ``threads`` of 0 as many as kernels have elsewhere.
+    """
+    replies = _own_output()
+    configure_threads()
+    if threads:  # at most as many as there are
+        tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, threads)
+    if role == "build":
+        os.nice(NICENESS)
+    _limit_memory(memory_bytes)
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    worker = _Worker()
+    _answer(replies, {"ok": READY})
+    while True:
+        request = requests.get()
+        try:
+            _answer(replies, {"ok": worker.do(request)})
+        except KernelError as error:
+            _answer(replies, {"outcome": error.outcome, "reason": str(error)})
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._host: KernelHost | None = None
+        self._do: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+            "device": self._device,
+            "build": self._build,
+            "reference": self._reference,
+            "load": self._load,
+            "time": self._time,
+            "unload": self._unload,
+        }
+
+    def do(self, request: Mapping[str, Any]) -> object:
+        return self._do[request["do"]](request)
+
+    def _device(self, request: Mapping[str, Any]) -> str:
+        """Kernels are to run on a device of this machine, or on one that a tracker gives us."""
+        device: KernelDevice = LocalDevice(request["kind"])
+        if request.get("tracker"):
+            device = connect(
+                request["tracker"], request["key"], request["kind"], request["wait_s"], request["session_s"]
+            )
+        self._host = KernelHost(device)
+        return str(getattr(device, "name", ""))
+
+    def _build(self, request: Mapping[str, Any]) -> None:
+        module, _, name = request["compile"].rpartition(":")
+        compile_job: Callable[[KernelJob], bytes] = getattr(importlib.import_module(module), name)
+        Path(request["output"]).write_bytes(compile_job(from_json(KernelJob, request["job"])))
+
+    def _reference(self, request: Mapping[str, Any]) -> None:
+        Path(request["output"]).write_bytes(reference_results(from_json(KernelJob, request["job"])))
+
+    def _load(self, request: Mapping[str, Any]) -> None:
+        assert self._host is not None
+        expected = Path(request["expected"]) if request["expected"] else None
+        job = from_json(KernelJob, request["job"])
+        self._host.load(request["number"], Path(request["library"]), job, expected)
+
+    def _time(self, request: Mapping[str, Any]) -> list[float]:
+        assert self._host is not None
+        return self._host.time(request["number"], request["samples"], request["sample_s"])
+
+    def _unload(self, request: Mapping[str, Any]) -> None:
+        assert self._host is not None
+        self._host.unload(request["number"])
+
+
+def _own_output() -> TextIO:
+    """The pipe to the parent, under a number that no kernel writes to: what kernels print goes to the error output."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(pipe, "w", encoding="utf-8")
+
+
+def _answer(replies: TextIO, reply: Mapping[str, object]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        requests.put(json.loads(line))
+    os._exit(0)  # the parent has gone or wants us to
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """So much address space beyond what the process has now, TVM loaded."""
+    if memory_bytes:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,0 +1,300 @@
+"""What runs a batch of kernels: this process, a process that may die of them, servers behind a tracker.
+
+| runner | where | a candidate that crashes, hangs or eats memory |
+|---|---|---|
+| `InProcessRunner` | here | takes this process with it: for kernels that are known to work |
+| `IsolatedRunner` | a worker process with limits | costs itself; the worker is replaced |
+| `RpcRunner` | a server behind a tracker | costs itself and a session; a device that goes away is not its fault |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tvm_ext.errors import MeasurementError
+from tvm_ext.records.kernel_job import TimingPlan
+from tvm_ext.records.serialise import to_json
+
+from .kernel_host import KernelError, KernelHost, LocalDevice
+from .tracker import Tracker
+from .turns import BatchEntry, DeviceLost, take_turns
+from .worker_process import WorkerDied, WorkerProcess
+
+SERVER_WAIT_S = 20.0
+SESSION_S = 60.0
+POLL_S = 1.0
+
+
+class KernelRunner(Protocol):
+    """Something that runs one batch at a time. ``device`` names where the last one ran."""
+
+    name: str
+
+    @property
+    def device(self) -> str: ...
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        """Fill in times and failures; raises DeviceLost where the rest must run elsewhere."""
+
+    def end(self) -> None:
+        """Stop at once, by whichever thread; nothing of it is left afterwards."""
+
+
+class Fleet(Protocol):
+    """Runners that come and go."""
+
+    def current(self) -> Sequence[KernelRunner]:
+        """Those that can take a batch now, or are at one; raises MeasurementError where that cannot be known."""
+
+    def end(self) -> None:
+        """End all of them."""
+
+
+class FixedFleet:
+    """Runners that are there as long as the run."""
+
+    def __init__(self, runners: Sequence[KernelRunner]) -> None:
+        self.runners = tuple(runners)
+
+    def current(self) -> Sequence[KernelRunner]:
+        return self.runners
+
+    def end(self) -> None:
+        for runner in self.runners:
+            runner.end()
+
+
+class InProcessRunner:
+    """Kernels in this process, without a limit of time or memory."""
+
+    def __init__(self, kind: str = "cpu") -> None:
+        self.name = f"in process, {kind}"
+        self._kind = kind
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        take_turns(entries, _HerePlace(KernelHost(LocalDevice(self._kind)), plan), plan)
+
+    @property
+    def device(self) -> str:
+        return self.name
+
+    def end(self) -> None:
+        """Nothing outlives a run."""
+
+
+class _HerePlace:
+    def __init__(self, host: KernelHost, plan: TimingPlan) -> None:
+        self.host, self.plan = host, plan
+        self._loaded: set[int] = set()
+
+    def load(self, entry: BatchEntry) -> None:
+        if entry.number not in self._loaded:
+            artifact = entry.artifact
+            self.host.load(entry.number, artifact.library, artifact.job, artifact.expected)
+            self._loaded.add(entry.number)
+
+    def time(self, entry: BatchEntry) -> list[float]:
+        return self.host.time(entry.number, self.plan.samples, self.plan.sample_s)
+
+
+class IsolatedRunner:
+    """Kernels in a process of their own on this machine's device ``kind``, which is replaced where they break it.
+
+    The process is kept from batch to batch: importing TVM takes a second. It has as many threads as the workload says.
+    """
+
+    def __init__(self, kind: str = "cpu") -> None:
+        self.name = f"isolated, {kind}"
+        self.started = 0
+        self._device: Mapping[str, object] = {"do": "device", "kind": kind}
+        self._is_cpu = kind == "cpu"
+        self._worker: WorkerProcess | None = None
+        self._settings = (0, 0)
+        self._ended = False
+        self._changing = threading.Lock()
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        threads = max(entry.artifact.job.workload.threads for entry in entries)
+        memory = plan.memory_bytes if self._is_cpu else 0  # drivers of GPUs reserve all addresses that they may need
+        if self._settings != (memory, threads):
+            self._settings = (memory, threads)
+            self._replace(None)
+        place = _WorkerPlace(self, plan)
+        try:
+            take_turns(entries, place, plan)
+        finally:
+            self._forget(entries, plan)
+
+    @property
+    def device(self) -> str:
+        """Where the last batch ran."""
+        return self.name
+
+    def worker(self) -> WorkerProcess:
+        """A process with the device open; raises KernelError, WorkerDied or MeasurementError."""
+        worker = self._worker
+        if worker is not None and worker.is_alive:
+            return worker
+        if self._ended:
+            raise MeasurementError("the runner has been ended.")
+        memory, threads = self._settings
+        worker = WorkerProcess("run", memory_bytes=memory, threads=threads)
+        self._replace(worker)
+        self.started += 1
+        self.opened(worker.ask(self.opening(), SERVER_WAIT_S + SESSION_S))
+        return worker
+
+    def _forget(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        """Leave nothing of a batch in a worker that lives on."""
+        worker = self._worker
+        if worker is None or not worker.is_alive:
+            return
+        with contextlib.suppress(KernelError, WorkerDied):
+            for entry in entries:
+                worker.ask({"do": "unload", "number": entry.number}, plan.limit_s)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
+    def opening(self) -> Mapping[str, object]:
+        """The request that opens the device."""
+        return self._device
+
+    def opened(self, name: str) -> None:
+        """What the worker answered."""
+
+    def judge(self, error: KernelError | WorkerDied) -> Exception:
+        """What an error at a kernel means: KernelError blames the kernel, DeviceLost the device."""
+        return error if isinstance(error, KernelError) else KernelError(error.outcome, str(error))
+
+    def end(self) -> None:
+        self._ended = True
+        self._replace(None)
+
+    def _replace(self, worker: WorkerProcess | None) -> None:
+        with self._changing:
+            old, self._worker = self._worker, worker
+        if old is not None:
+            old.end()
+        if self._ended and worker is not None:  # while it was started somebody ended us
+            worker.end()
+
+
+class _WorkerPlace:
+    def __init__(self, runner: IsolatedRunner, plan: TimingPlan) -> None:
+        self.runner, self.plan = runner, plan
+        self._worker: WorkerProcess | None = None
+        self._loaded: set[int] = set()
+
+    def load(self, entry: BatchEntry) -> None:
+        with self._judged():
+            worker = self.runner.worker()
+            if worker is not self._worker:
+                self._worker = worker
+                self._loaded.clear()
+            if entry.number in self._loaded:
+                return
+            artifact = entry.artifact
+            request = {
+                "do": "load",
+                "number": entry.number,
+                "library": str(artifact.library),
+                "job": to_json(replace(artifact.job, module="", reference="")),
+                "expected": "" if artifact.expected is None else str(artifact.expected),
+            }
+            worker.ask(request, self.plan.limit_s)
+            self._loaded.add(entry.number)
+
+    def time(self, entry: BatchEntry) -> list[float]:
+        with self._judged():
+            plan = self.plan
+            request = {"do": "time", "number": entry.number, "samples": plan.samples, "sample_s": plan.sample_s}
+            assert self._worker is not None
+            times: list[float] = self._worker.ask(request, plan.limit_s)
+            return times
+
+    @contextlib.contextmanager
+    def _judged(self) -> Iterator[None]:
+        try:
+            yield
+        except (KernelError, WorkerDied) as error:
+            raise self.runner.judge(error) from error
+        except MeasurementError as error:
+            raise DeviceLost(str(error)) from error
+
+
+class RpcRunner(IsolatedRunner):
+    """Kernels on whichever server of ``key`` the tracker gives next; a session lasts for a batch.
+
+    A process of its own talks to the server, so that a machine that falls silent costs a time limit and no more.
+    """
+
+    def __init__(self, tracker: Tracker, key: str, kind: str = "cpu", *, wait_s: float = SERVER_WAIT_S) -> None:
+        super().__init__(kind)
+        self.name = f"{key} behind {tracker}"
+        self.tracker, self.key, self.wait_s = tracker, key, wait_s
+        self.server = ""
+
+    @property
+    def device(self) -> str:
+        return self.server or self.name
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        try:
+            super().run(entries, replace(plan, memory_bytes=0))
+        finally:
+            self._replace(None)  # the server is free for others
+
+    def opening(self) -> Mapping[str, object]:
+        remote = {"tracker": str(self.tracker), "key": self.key, "wait_s": self.wait_s, "session_s": SESSION_S}
+        return {**super().opening(), **remote}
+
+    def opened(self, name: str) -> None:
+        self.server = name
+
+    def judge(self, error: KernelError | WorkerDied) -> Exception:
+        if error.outcome == "crashed":
+            self._replace(None)
+            if "expired" in str(error) or not self._is_there():
+                return DeviceLost(f"{self.server} went away: {error}")
+        if error.outcome == "lost":
+            self._replace(None)
+            return DeviceLost(str(error))
+        return super().judge(error)
+
+    def _is_there(self) -> bool:
+        """Whether the tracker still knows the server, which it forgets with the server's connection."""
+        time.sleep(0.1)
+        try:
+            return self.server in self.tracker.servers(self.key)
+        except MeasurementError:
+            return False
+
+
+class TrackerFleet:
+    """A runner for each server that the tracker has at the moment."""
+
+    def __init__(self, tracker: Tracker, key: str, kind: str = "cpu", *, wait_s: float = SERVER_WAIT_S) -> None:
+        self.tracker, self.key, self.kind, self.wait_s = tracker, key, kind, wait_s
+        self._runners: list[RpcRunner] = []
+        self._count, self._asked_s = 0, -POLL_S
+
+    def current(self) -> Sequence[KernelRunner]:
+        if time.monotonic() - self._asked_s >= POLL_S:
+            self._count = len(self.tracker.servers(self.key))
+            self._asked_s = time.monotonic()
+        while len(self._runners) < self._count:
+            self._runners.append(RpcRunner(self.tracker, self.key, self.kind, wait_s=self.wait_s))
+        return self._runners[: self._count]
+
+    def end(self) -> None:
+        for runner in self._runners:
+            runner.end()
