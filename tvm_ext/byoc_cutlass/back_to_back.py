@@ -9,10 +9,8 @@ int8 reads interleaved tensors alone.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence, predict_chain
@@ -24,24 +22,14 @@ from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
-from .configs import check_device
 from .convolution import ConvolutionProblem
-from .convolution_legality import MASK_POSITIONS
 from .epilogue import Epilogue
-from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
+from .gemm import ACCESS_BITS, GemmConfig, GemmProblem
 from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store
-from .ranking import operand_bytes
+from .ranking import PredictedTime, operand_bytes
 
 ARITHMETICS = {"float16": 75, "bfloat16": 80}
 """What the templates multiply, and the oldest that does."""
-
-_ROWS = (32, 64, 128, 256)
-_WARP_ROWS = (16, 32, 64)
-_WARP_COLUMNS = (16, 32, 64, 128)
-_DEPTHS = (32, 64)
-_STAGES = (3, 4)
-_COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
-_RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,45 +138,7 @@ def _product_tile(config: GemmConfig, depth: int) -> ProductTile:
     return ProductTile(columns=columns, depth=step, steps=ceil_div(depth, step), across=columns // config.warp[1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedPair:
-    """A configuration and its predicted time."""
-
-    config: PairConfig
-    time_us: float
-
-
-def propose_pair(
-    problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue, count: int
-) -> tuple[RankedPair, ...]:
-    """The ``count`` fastest legal configurations; raises IllegalRewrite, with the reason, where there is none.
-
-    Raises TargetError as `configs.propose`.
-    """
-    check_device(device)
-    why = why_no_pair(problem, device, first, second)
-    if why is not None:
-        raise IllegalRewrite(why, "")
-    chain, lacking, found = _chain(problem, first, second), "no tile has the columns of both", []
-    for config in _candidates(problem, device, first):
-        reason = why_illegal_pair(config, problem, device)
-        if reason is None:
-            time_us = predict_chain(chain, config.tile(problem), device).time_s * 1e6
-            found.append(RankedPair(config=config, time_us=time_us))
-        else:
-            lacking = reason
-    if not found:
-        raise IllegalRewrite(f"{problem.first.n} and {problem.second.n} columns: {lacking}", "")
-    return tuple(sorted(found, key=_place)[:count])
-
-
-def _place(item: RankedPair) -> tuple[float, bool, int, str]:
-    """Of equals, the one that keeps values in registers, and then that with fewer stages."""
-    config = item.config
-    return round(item.time_us, 3), config.residence != "registers", config.first.stages, config.name
-
-
-def _chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductChain:
+def pair_chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductChain:
     """As the model of chains takes the products."""
     bits = problem.first.multiplier.bits
     products = tuple(
@@ -204,6 +154,21 @@ def _chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductCh
     )  # fmt: skip
 
 
+def predict_pair(
+    config: PairConfig, problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue
+) -> PredictedTime:
+    """Predicted time of one launch of a legal ``config``."""
+    return predict_chained_pair(config, problem, pair_chain(problem, first, second), device)
+
+
+def predict_chained_pair(
+    config: PairConfig, problem: PairProblem, chain: ProductChain, device: DeviceSpec
+) -> PredictedTime:
+    """`predict_pair` of the ``chain`` that the problem is."""
+    time, launch_us = predict_chain(chain, config.tile(problem), device), device.launch_overhead_us or 0.0
+    return PredictedTime(time_us=time.time_s * 1e6, full_clock_us=time.busy_s * 1e6 + launch_us)
+
+
 def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
     """The least that one kernel of our own takes for a pair's two products, by the model of all its tiles.
 
@@ -216,7 +181,7 @@ def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
         return None
     if (problem.first.m, problem.first.n) != (problem.second.m, problem.second.k):
         return None
-    tiles = construct_chain(_chain(problem, Epilogue.of(region), Epilogue.of(region.then)), device, "matrix units")
+    tiles = construct_chain(pair_chain(problem, Epilogue.of(region), Epilogue.of(region.then)), device, "matrix units")
     return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None
 
 
@@ -239,11 +204,11 @@ def _reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: 
         yield "the second product reads what lies between in another shape"
     yield _why_wrong_first(first)
     yield _why_wrong_second(second)
-    if problem.convolution and (head.k % _WIDE or problem.convolution.channels % _WIDE or head.n % _WIDE):
-        yield f"{problem.convolution.channels} and {head.n} channels are no multiples of {_WIDE}: pad them"
+    if problem.convolution and (head.k % WIDE or problem.convolution.channels % WIDE or head.n % WIDE):
+        yield f"{problem.convolution.channels} and {head.n} channels are no multiples of {WIDE}: pad them"
 
 
-_WIDE = ACCESS_BITS // 16
+WIDE = ACCESS_BITS // 16
 """Halves of the one width of copies that the convolutions' templates have."""
 
 
@@ -253,7 +218,7 @@ def _why_wrong_types(problem: PairProblem, device: DeviceSpec) -> str | None:
         return "the templates for pairs read interleaved int8 tensors alone, which no graph has"
     if arithmetic not in ARITHMETICS:
         return f"the templates for pairs take {' and '.join(ARITHMETICS)}, not {arithmetic}"
-    if _architecture(device) < ARITHMETICS[arithmetic]:
+    if pair_architecture(device) < ARITHMETICS[arithmetic]:
         return f"the templates for pairs of {device.name} do not take {arithmetic}"
     if not arithmetic == problem.first.out_dtype == problem.second.arithmetic:
         return f"what lies between must be {arithmetic}, as the factors are"
@@ -301,100 +266,6 @@ def why_illegal_pair(config: PairConfig, problem: PairProblem, device: DeviceSpe
     return None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
 
 
-def _architecture(device: DeviceSpec) -> int:
+def pair_architecture(device: DeviceSpec) -> int:
+    """Of the templates that the device runs."""
     return 80 if has(device, ASYNC_COPIES_SINCE) else 75
-
-
-def _candidates(problem: PairProblem, device: DeviceSpec, first: Epilogue) -> Iterator[PairConfig]:
-    stages = _STAGES if _architecture(device) == 80 else (2,)
-    for residence in _RESIDENCES:
-        exact = problem.convolution is None or residence == "shared memory" or _divides(first)
-        for rows in _ROWS:
-            for columns in _widths(problem.first.n, exact=exact):
-                for more in _widths(problem.second.n, exact=False):
-                    for depth in _DEPTHS:
-                        for count in stages:
-                            yield from _warped(problem, device, residence, rows, (columns, more), depth, count)
-
-
-def _iterator(problem: PairProblem) -> Literal["", "optimized", "analytic"]:
-    if problem.convolution is None:
-        return ""
-    return "optimized" if max(problem.convolution.window.filter_extents) <= MASK_POSITIONS else "analytic"
-
-
-def _divides(epilogue: Epilogue) -> bool:
-    """Whether the epilogue may make an infinite number of zeros, which beyond the columns are multiplied by zeros."""
-    return any(
-        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and not isinstance(node.right, ast.Constant)
-        for node in ast.walk(epilogue.tree())
-    )
-
-
-def _widths(columns: int, *, exact: bool) -> list[int]:
-    """The narrowest tiles that have ``columns``: exactly these, or at least these.
-
-    The second product's loop runs over the tile's columns, and its matrix is read in whole steps: beyond the first
-    product's columns there would be nothing (mma), or zeros (convolutions, in registers).
-    """
-    if exact:
-        return [columns] if columns in _COLUMNS else []
-    return [width for width in _COLUMNS if width >= columns][:3]
-
-
-def _warped(
-    problem: PairProblem,
-    device: DeviceSpec,
-    residence: Residence,
-    rows: int,
-    columns: tuple[int, int],
-    depth: int,
-    stages: int,
-) -> Iterator[PairConfig]:
-    """The tile in warps: in registers each has whole rows, in shared memory each product may have its own."""
-    tiles = [
-        [(wm, columns[part]) for wm in _WARP_ROWS]
-        if residence == "registers"
-        else [(wm, wn) for wm in _WARP_ROWS for wn in _WARP_COLUMNS]
-        for part in (0, 1)
-    ]
-    for one in tiles[0]:
-        for two in tiles[1]:
-            if residence == "registers" and one[0] != two[0]:
-                continue
-            if any(rows % wm or width % wn for (wm, wn), width in zip((one, two), columns, strict=True)):
-                continue
-            if (rows // one[0]) * (columns[0] // one[1]) != (rows // two[0]) * (columns[1] // two[1]):
-                continue
-            yield PairConfig(
-                first=_tile(problem, problem.first, device, (rows, columns[0], depth), one, stages),
-                second=_tile(problem, problem.second, device, (rows, columns[1], depth), two, stages),
-                residence=residence,
-                iterator=_iterator(problem),
-            )
-
-
-def _tile(
-    pair: PairProblem,
-    problem: GemmProblem,
-    device: DeviceSpec,
-    threadblock: tuple[int, int, int],
-    warp: tuple[int, int],
-    stages: int,
-) -> GemmConfig:
-    architecture = _architecture(device)
-    instruction = (16, 8, 16) if architecture == 80 else (16, 8, 8)
-    alignment_a, alignment_b, alignment_d = _alignments(pair)
-    return GemmConfig(
-        arithmetic=problem.arithmetic, architecture=architecture, threadblock=threadblock,
-        warp=(*warp, threadblock[2]), instruction=instruction, stages=stages, alignment_a=alignment_a,
-        alignment_b=alignment_b, alignment_d=alignment_d,
-    )  # fmt: skip
-
-
-def _alignments(pair: PairProblem) -> tuple[int, int, int]:
-    """Elements of one access to the first factor, to both second ones, and to the result."""
-    if pair.convolution is not None:
-        return _WIDE, _WIDE, widest_access(pair.second.n, pair.second.out.bits)
-    factors = gcd(pair.first.b.alignment, pair.second.b.alignment)
-    return pair.first.a.alignment, factors, widest_access(pair.second.n, pair.second.out.bits)

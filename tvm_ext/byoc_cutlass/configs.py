@@ -21,7 +21,7 @@ from .elements import FP8_SINCE, MULTIPLIERS, Shape3
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem, Schedule
 from .legality import why_illegal
-from .ranking import RankedConfig, predicted_time_us
+from .ranking import Ranked, predict_product
 
 MOST_CONFIGS = 48
 """Configurations that `propose` answers at most: tens, as a profiler can run."""
@@ -41,7 +41,7 @@ DEEPEST_SWIZZLE = 8
 
 def propose(
     problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue, *, count: int = MOST_CONFIGS
-) -> tuple[RankedConfig, ...]:
+) -> tuple[Ranked[GemmConfig], ...]:
     """The ``count`` legal configurations that are best worth measuring; empty where there is none.
 
     The first is the fastest by the model. Behind it come the best of every other threadblock tile, and only then the
@@ -54,11 +54,11 @@ def propose(
     check_device(device)
     legal = [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
     split = [item for config in legal for item in _splits(config, problem, device)]
-    ranked = [RankedConfig(config=c, time_us=predicted_time_us(c, problem, device, epilogue)) for c in split]
+    ranked = [Ranked.of(c, predict_product(c, problem, device, epilogue)) for c in split]
     return tuple(_tile_by_tile(sorted(ranked, key=_place))[:count])
 
 
-def _tile_by_tile(ranked: list[RankedConfig]) -> list[RankedConfig]:
+def _tile_by_tile(ranked: list[Ranked[GemmConfig]]) -> list[Ranked[GemmConfig]]:
     """``ranked`` in rounds: the first of every tile, the second of every tile, and so on."""
     seen: Counter[tuple[int, int]] = Counter()
     rounds = []
@@ -70,10 +70,10 @@ def _tile_by_tile(ranked: list[RankedConfig]) -> list[RankedConfig]:
     return [ranked[i] for i in order]
 
 
-def _place(item: RankedConfig) -> tuple[float, int, int, str]:
+def _place(item: Ranked[GemmConfig]) -> tuple[tuple[float, float], int, int, str]:
     """Of equals, the one whose warps have the largest tiles, and then that with most stages to spare."""
     warp = item.config.warp or item.config.threadblock
-    return round(item.time_us, 3), -warp[0] * warp[1], -item.config.stages, item.config.name
+    return item.order, -warp[0] * warp[1], -item.config.stages, item.config.name
 
 
 def why_none(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:

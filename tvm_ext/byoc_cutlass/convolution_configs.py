@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -20,10 +19,11 @@ from .configs import MOST_CONFIGS, check_device, most_frequent
 from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
 from .convolution import Iterator as Reader
 from .convolution_legality import DEPTHWISE_TILES, MASK_POSITIONS, why_illegal_convolution
-from .convolution_ranking import convolution_time_us
+from .convolution_ranking import predict_convolution
 from .epilogue import Epilogue
 from .gemm import GemmConfig
 from .legality import SMALLEST_ASYNC_COPY_BITS
+from .ranking import Ranked
 
 _SPLITS = (1, 2, 4, 8)
 _FEW = 8
@@ -33,17 +33,9 @@ _DEPTHWISE_STAGES = (2, 3, 4)
 _MOST_FIXED_STRIDE = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedConvolution:
-    """A configuration and its predicted time."""
-
-    config: AnyConvolutionConfig
-    time_us: float
-
-
 def propose_convolution(
     problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue, *, count: int = MOST_CONFIGS
-) -> tuple[RankedConvolution, ...]:
+) -> tuple[Ranked[AnyConvolutionConfig], ...]:
     """The best ``count`` legal configurations for ``problem``, fastest first by the model; empty where there is none.
 
     Raises TargetError as `configs.propose`.
@@ -51,7 +43,7 @@ def propose_convolution(
     check_device(device)
     found = legal_convolutions(problem, device, epilogue)
     split = [item for config in found for item in _splits(config, problem, device, epilogue)]
-    ranked = [RankedConvolution(config=c, time_us=convolution_time_us(c, problem, device, epilogue)) for c in split]
+    ranked = [Ranked.of(c, predict_convolution(c, problem, device, epilogue)) for c in split]
     return tuple(sorted(ranked, key=_place)[:count])
 
 
@@ -71,12 +63,12 @@ def why_no_convolution(problem: ConvolutionProblem, device: DeviceSpec, epilogue
     return most_frequent(reasons, f"{device.name} has no template that convolves {problem.arithmetic}")
 
 
-def _place(item: RankedConvolution) -> tuple[float, int, int, str]:
+def _place(item: Ranked[AnyConvolutionConfig]) -> tuple[tuple[float, float], int, int, str]:
     """Of equals, the one whose warps have the largest tiles, and then that with most stages to spare."""
     if isinstance(item.config, DepthwiseConfig):
-        return round(item.time_us, 3), -item.config.warp_pixels, -item.config.stages, item.config.name
+        return item.order, -item.config.warp_pixels, -item.config.stages, item.config.name
     warp = item.config.tile.warp or item.config.tile.threadblock
-    return round(item.time_us, 3), -warp[0] * warp[1], -item.config.tile.stages, item.config.name
+    return item.order, -warp[0] * warp[1], -item.config.tile.stages, item.config.name
 
 
 def candidates(problem: ConvolutionProblem, device: DeviceSpec) -> Iterator[AnyConvolutionConfig]:

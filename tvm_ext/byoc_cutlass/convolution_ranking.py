@@ -17,7 +17,15 @@ from .convolution import AnyConvolutionConfig, ConvolutionConfig, ConvolutionPro
 from .convolution import Iterator as Reader
 from .convolution_legality import depthwise_use, depthwise_window
 from .epilogue import Epilogue
-from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us, operand_bytes, predicted_time_us
+from .ranking import (
+    BUSY_WARPS,
+    PredictedTime,
+    global_gb_per_s,
+    l2_gb_per_s,
+    latency_us,
+    operand_bytes,
+    predict_product,
+)
 
 _INSTRUCTIONS: dict[Reader, int] = {
     "plain": 4, "optimized": 6, "analytic": 24, "few_channels": 40, "fixed_channels": 30, "bulk": 0
@@ -26,15 +34,16 @@ _INSTRUCTIONS: dict[Reader, int] = {
 out, compared with the extents and multiplied by the strides."""
 
 
-def convolution_time_us(
+def predict_convolution(
     config: AnyConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
-) -> float:
-    """Predicted microseconds of one launch."""
+) -> PredictedTime:
+    """Predicted time of one launch; raises as `predict_product`."""
     moved = _moved_bytes(config, problem, epilogue)
     if isinstance(config, DepthwiseConfig):
-        return _depthwise_time_us(config, problem, device, moved)
+        time_us = _depthwise_time_us(config, problem, device, moved)
+        return PredictedTime(time_us=time_us, full_clock_us=time_us)
     product, issue = config.product(problem), _issue_us(config, device)
-    return predicted_time_us(config.tile, product, device, epilogue, moved_bytes=moved, issue_us=issue)
+    return predict_product(config.tile, product, device, epilogue, moved_bytes=moved, issue_us=issue)
 
 
 def _moved_bytes(config: AnyConvolutionConfig, problem: ConvolutionProblem, epilogue: Epilogue) -> float:

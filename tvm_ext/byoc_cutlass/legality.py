@@ -244,6 +244,8 @@ def _reasons_3x(
     if not has(device, BULK_COPIES_SINCE):
         yield f"{device.name} has no bulk copies, which collectives are fed by"
         return
+    if not MULTIPLIERS[config.arithmetic].instructions:
+        yield f"collectives would round {config.arithmetic} to tfloat32 (sm90_common.inl), and it is asked for as it is"
     yield _why_wrong_collective(config)
     yield _why_not_bulk(config, problem, epilogue)
     yield _why_too_many_registers(config, device)

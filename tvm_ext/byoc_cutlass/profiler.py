@@ -23,8 +23,9 @@ from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
 from .ranking import global_gb_per_s
+from .region_templates import shared_epilogue
 from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
-from .selection import Candidate, architecture_of, shared_epilogue
+from .selection import Candidate, architecture_of
 
 KIND, TEMPLATE_KIND = "cutlass", "cutlass_template"
 """`MeasuredWorkload.kind` of regions, and of templates alone, of which only is known that they do not compile."""

@@ -1,14 +1,15 @@
 """How long a configuration takes: a model of waves, whole tiles, bytes and occupancy, from the device's row alone.
 
-The largest of four times, as they overlap: multiplying, reading shared memory, reading tiles through L2, and moving
-each matrix once from and to global memory. The first two are multiplied by what whole waves of whole tiles cost; on
-top come the first loads' latency in each wave, what each tile stores, the sums of split K, and the launch. A step waits
-for its loads where the stages ahead of it do not cover global memory's latency.
+The largest of five times, as they overlap: multiplying, reading shared memory, reading tiles through L2, moving each
+matrix once from and to global memory, and what the board's power lets matrix units do. The first two are multiplied by
+what whole waves of whole tiles cost; on top come the first loads' latency in each wave, what each tile stores, the sums
+of split K, and the launch. A step waits for its loads where the stages ahead of it do not cover memory's latency.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from tvm_ext.cost.bandwidths import UNKNOWN_CACHE_RATE
 from tvm_ext.devices.hal import DeviceSpec
@@ -25,15 +26,39 @@ BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
 
 
+AnyConfig = TypeVar("AnyConfig")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedConfig:
+class PredictedTime:
+    """Of one launch. ``full_clock_us`` is without the board's limit of power.
+
+    Where that limit decides, all are alike fast, and what moves least asks for least power: it tells them apart.
+    """
+
+    time_us: float
+    full_clock_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranked(Generic[AnyConfig]):
     """A configuration and its predicted time."""
 
-    config: GemmConfig
+    config: AnyConfig
     time_us: float
+    full_clock_us: float
+
+    @classmethod
+    def of(cls, config: AnyConfig, predicted: PredictedTime) -> Ranked[AnyConfig]:
+        return cls(config=config, time_us=predicted.time_us, full_clock_us=predicted.full_clock_us)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Fastest first, to the nanosecond."""
+        return round(self.time_us, 3), round(self.full_clock_us, 3)
 
 
-def predicted_time_us(
+def predict_product(
     config: GemmConfig,
     problem: GemmProblem,
     device: DeviceSpec,
@@ -41,8 +66,8 @@ def predicted_time_us(
     *,
     moved_bytes: float | None = None,
     issue_us: float = 0.0,
-) -> float:
-    """Predicted microseconds of one launch.
+) -> PredictedTime:
+    """Predicted time of one launch; raises TargetError where the device's table has no peak for the arithmetic.
 
     For convolutions: ``moved_bytes`` is what goes through global memory, where it is not each matrix once, and
     ``issue_us`` how long a unit's vector units need to find what one step of a threadblock loads.
@@ -62,19 +87,16 @@ def predicted_time_us(
     l2_us = traffic / (l2_gb_per_s(device) * 1e3)
     moved = _moved_bytes(config, problem, epilogue) if moved_bytes is None else moved_bytes
     moved_us = moved / (global_gb_per_s(device) * 1e3)
-    return max(units_us, l2_us, moved_us) + (device.launch_overhead_us or 0.0)
+    busy_us = max(units_us, l2_us, moved_us)
+    power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, _known_peak(problem, device)) * 1e6
+    launch_us = device.launch_overhead_us or 0.0
+    return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
 
 
 def _tile_step_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
     """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
     m, n, k = config.threadblock
-    peaks = [peak for key in problem.multiplier.peak if (peak := _peak(config, device, key))]
-    if not peaks:
-        raise TargetError(
-            f"the device table of {device.name} does not say how fast it multiplies {problem.arithmetic}.",
-            f"give its row peak_gflops of {problem.multiplier.peak[0]}",
-        )
-    unit_gflops = peaks[0] / device.unit_count
+    unit_gflops = _gflops(config, device, _known_peak(problem, device)) / device.unit_count
     warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
     busy = min(1.0, warps / BUSY_WARPS)
     multiply_us = 2 * m * n * k / (unit_gflops * busy * 1e3)
@@ -89,8 +111,22 @@ def _store_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resi
     return stored / (l2_gb_per_s(device) / device.unit_count * 1e3) / overlaps
 
 
-def _peak(config: GemmConfig, device: DeviceSpec, key: str) -> float | None:
-    return device.peak_gflops_of(key) if config.generation == "3.x" else device.emitted_gflops_of(key)
+def _known_peak(problem: GemmProblem, device: DeviceSpec) -> str:
+    """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
+    for key in problem.multiplier.peak:
+        if device.peak_gflops_of(key):
+            return key
+    raise TargetError(
+        f"the device table of {device.name} does not say how fast it multiplies {problem.arithmetic}.",
+        f"give its row peak_gflops of {problem.multiplier.peak[0]}",
+    )
+
+
+def _gflops(config: GemmConfig, device: DeviceSpec, key: str) -> float:
+    """Of all units, by the instructions that the template has."""
+    peak = device.peak_gflops_of(key) if config.generation == "3.x" else device.emitted_gflops_of(key)
+    assert peak is not None
+    return peak
 
 
 def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> float:

@@ -17,8 +17,8 @@ from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, TargetError, UnsupportedEnvironmentError
 
-from .gemm import GemmProblem
-from .ranking import RankedConfig
+from .gemm import GemmConfig, GemmProblem
+from .ranking import Ranked
 
 PACKAGE = "nvidia-matmul-heuristics"
 MODULE = "nvMatmulHeuristics"
@@ -79,8 +79,8 @@ def vendor_choices(problem: GemmProblem, device: DeviceSpec, *, count: int = 16)
 
 
 def by_vendor(
-    ranked: Sequence[RankedConfig], problem: GemmProblem, device: DeviceSpec, *, count: int = 16
-) -> tuple[RankedConfig, ...]:
+    ranked: Sequence[Ranked[GemmConfig]], problem: GemmProblem, device: DeviceSpec, *, count: int = 16
+) -> tuple[Ranked[GemmConfig], ...]:
     """``ranked`` in the vendor's order of tiles, those that it does not name behind; raises as `vendor_choices`."""
     tiles = [choice.tile for choice in vendor_choices(problem, device, count=count)]
     places = {tile: len(tiles) - 1 - place for place, tile in enumerate(reversed(tiles))}  # the first mention counts

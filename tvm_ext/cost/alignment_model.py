@@ -83,7 +83,8 @@ def product_us(product: AlignedProduct, device: DeviceSpec, tile: BlockTile | No
     )
     moving_us = sum(moved_us(count * product.itemsize_bytes, device) for count in elements)
     multiplying_us = work / (_gflops(product, device) * BYTES_PER_GB) * US_PER_S
-    return max(multiplying_us, copies_us, moving_us) + (device.launch_overhead_us or 0.0)
+    power_us = device.least_multiplying_s(work, f"{product.dtype}_tensor") * US_PER_S
+    return max(multiplying_us, copies_us, moving_us, power_us) + (device.launch_overhead_us or 0.0)
 
 
 def copied_us(read_bytes: float, written_bytes: float, device: DeviceSpec) -> float:

@@ -138,11 +138,10 @@ class ChainTile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainTime:
-    """Predicted time of one kernel, and what binds it: "compute", "L1", "L2" or "launch".
+    """Predicted time of one kernel, and what binds it: "compute", "L1", "L2", "power" or "launch".
 
-    ``busy_s`` is that of the busiest resource; ``loads_s``, by which equal ones are told apart, is that of all memory
-    layers one after the other, global memory's by what is asked of the unit with most blocks: a unit without asks for
-    nothing.
+    ``busy_s`` is that of the busiest resource at full clock; ``loads_s`` that of all memory layers one after the other,
+    global memory's by what is asked of the unit with most blocks: a unit without asks for nothing.
     """
 
     time_s: float
@@ -150,6 +149,11 @@ class ChainTime:
     loads_s: float
     compute_s: float
     bound: str
+
+    @property
+    def order(self) -> tuple[float, float, float]:
+        """Fastest first; equal ones by what would be faster at full clock, and then by what loads least."""
+        return self.time_s, self.busy_s, self.loads_s
 
 
 def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> ChainTime:
@@ -168,11 +172,13 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
     cache = rounds * loaded * device.unit_count / cache_bandwidth(device)
     memory = max(cache, chain.least_bytes / bandwidth(device, "L2"))
     times = {"compute": compute, "L1": shared, "L2": memory}
+    busy = max(times.values())
+    times["power"] = device.least_multiplying_s(blocks * work, _peak(chain.dtype, tile.units))
     bound = max(times, key=lambda name: times[name])
     launch = _launch_s(device)
     return ChainTime(
         time_s=times[bound] + launch,
-        busy_s=times[bound],
+        busy_s=busy,
         loads_s=shared + cache + memory * rounds * device.unit_count / blocks,
         compute_s=compute,
         bound="launch" if launch > times[bound] else bound,
@@ -181,18 +187,25 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
 
 def separate_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> float:
     """The least that the chain takes as a kernel for each product: each one's roof, and a launch."""
-    return sum(_launch_s(device) + max(roofs) for roofs in _roofs(chain, device, units))
+    powers = [device.least_multiplying_s(_flops(one), _peak(one.dtype, units)) for one in chain.singles]
+    roofs = zip(_roofs(chain, device, units), powers, strict=True)
+    return sum(_launch_s(device) + max(*roof, power) for roof, power in roofs)
 
 
 def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[tuple[float, float]]:
     """Of each product apart the least time of its arithmetic, and of its traffic with memory."""
     return [
         (
-            2.0 * one.rows * one.products[0].columns * one.products[0].depth / _rate(one.dtype, units, device),
+            _flops(one) / _rate(one.dtype, units, device),
             one.least_bytes / bandwidth(device, "L2"),
         )
         for one in chain.singles
     ]
+
+
+def _flops(single: ProductChain) -> float:
+    """Of a chain of one product."""
+    return 2.0 * single.rows * single.products[0].columns * single.products[0].depth
 
 
 def why_apart(chain: ProductChain, fused: ChainTime, device: DeviceSpec, units: ChainUnits) -> str | None:
@@ -235,9 +248,13 @@ def _shared_traffic(chain: ProductChain, tile: ChainTile) -> float:
 
 def _rate(dtype: str, units: ChainUnits, device: DeviceSpec) -> float:
     """Operations per second of all units; unbounded where the table does not say."""
-    key = f"{dtype}_tensor" if units == "matrix units" else "float32"
-    rate = device.emitted_gflops_of(key)
+    rate = device.emitted_gflops_of(_peak(dtype, units))
     return inf if rate is None else rate * 1e9
+
+
+def _peak(dtype: str, units: ChainUnits) -> str:
+    """The key of the rate in the device tables."""
+    return f"{dtype}_tensor" if units == "matrix units" else "float32"
 
 
 def _launch_s(device: DeviceSpec) -> float:

@@ -78,7 +78,9 @@ def construct_chain(chain: ProductChain, device: DeviceSpec, units: ChainUnits) 
         why = min(lacking)[1] if lacking else "no tile has whole warps for them"
         return ChainTiles(ranked=(), refusal=f"{columns} columns do not stay in a threadblock: {why}")
     # among equals, which memory or the launch binds, the one that loads its layers least, then in the fewest steps
-    found.sort(key=lambda item: (item[1].time_s, item[1].loads_s, _step_count(item[0]), item[0].shared_bytes))
+    found.sort(
+        key=lambda item: (item[1].time_s, item[1].busy_s, item[1].loads_s, _step_count(item[0]), item[0].shared_bytes)
+    )
     return ChainTiles(ranked=tuple(found), refusal=None)
 
 

@@ -102,6 +102,9 @@ class DeviceSpec:
     layers: tuple[MemoryLayer, ...]
     peak_gflops: tuple[tuple[str, float], ...]
     tensor_core_shape: tuple[int, int, int] | None = None
+    power_share: float | None = (
+        None  # of the matrix units' peak, what the board's limit of power leaves where they go on
+    )
     mma_sync_share: float | None = None  # of the matrix units' peak, what mma.sync reaches where other instructions do
     fma_pipes: int | None = None  # CPU: vector FMAs started per cycle and core
     fma_latency_cycles: int | None = None  # CPU: before the next FMA on the same accumulator may start
@@ -134,6 +137,16 @@ class DeviceSpec:
     def peak_gflops_of(self, dtype: str) -> float | None:
         """Peak GFLOP/s of the whole device for ``dtype``, or None where it is not known."""
         return dict(self.peak_gflops).get(dtype)
+
+    def least_multiplying_s(self, flops: float, key: str) -> float:
+        """Seconds that the board's power asks of ``flops`` on matrix units; 0.0 where the table has no such limit.
+
+        Where they go on, the clock falls until the board keeps its limit: however a kernel feeds them, it is no faster.
+        """
+        peak = self.peak_gflops_of(key)
+        if self.power_share is None or peak is None or not key.endswith("_tensor"):
+            return 0.0
+        return flops / (peak * self.power_share * 1e9)
 
     def emitted_gflops_of(self, key: str) -> float | None:
         """`peak_gflops_of` for the instructions that kernels here have: mma.sync and wmma, not Hopper's wgmma."""

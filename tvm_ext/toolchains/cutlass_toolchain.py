@@ -29,7 +29,7 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.limited_process import run_limited, worker_threads
 
 from . import host_compiler
-from .cuda_toolchain import CompiledCuda, Nvcc, compile_cuda, find_nvcc, toolkit_folder
+from .cuda_toolchain import CompiledCuda, Nvcc, Output, compile_cuda, find_nvcc, toolkit_folder
 
 TIME_FACTOR = 5.0
 """A template takes nvcc 9 to 34 s here where one of our kernels takes one or two: so many times their limit it has."""
@@ -45,9 +45,16 @@ _RUNTIME = "libcudart_static.a"
 
 
 def compile_gemm(
-    source: str, architecture: str, *, cache: KernelCache | None = None, time_limit_s: float | None = None
+    source: str,
+    architecture: str,
+    *,
+    cache: KernelCache | None = None,
+    time_limit_s: float | None = None,
+    output: Output = "object",
 ) -> CompiledCuda:
     """An object file of ``source`` for ``architecture``, "sm_80" or "sm_90a": kernels and entry points.
+
+    As a "fatbin", which takes nvcc less time, the kernels alone.
 
     ``cache`` keeps it under the digest of source, options and compiler; the source names the headers' version. Raises
     as `compile_cuda`, and UnsupportedEnvironmentError where the package is absent or of another version.
@@ -60,7 +67,7 @@ def compile_gemm(
         cache=cache,
         time_limit_s=limit,
         extra_flags=("-w", "-DNDEBUG", *flags),
-        output="object",
+        output=output,
     )
 
 
@@ -143,8 +150,8 @@ class TemplateCompiler:
         return replace(done, seconds=done.seconds / len(unit))
 
 
-def units_of(sources: Sequence[Source], workers: int) -> list[tuple[Source, ...]]:
-    """``sources`` in translation units: as many as ``workers``, those with the same headers next to each other.
+def units_of(sources: Sequence[Source], workers: int, most: int = MOST_TOGETHER) -> list[tuple[Source, ...]]:
+    """``sources`` in translation units: as many as ``workers`` but of at most ``most``, like headers side by side.
 
     A unit that has two kinds of headers takes less time than two units of one kind each, for most headers are common
     to all: of ResNet-50 on an A100, three convolutions and a product take 44 s of processor time together, 41 and 28 s
@@ -153,7 +160,7 @@ def units_of(sources: Sequence[Source], workers: int) -> list[tuple[Source, ...]
     architectures: dict[str, list[Source]] = {}
     for source in sorted(sources, key=_headers):
         architectures.setdefault(source[1], []).append(source)
-    size = min(MOST_TOGETHER, ceil_div(len(sources), workers)) if sources else 1
+    size = min(most, ceil_div(len(sources), workers)) if sources else 1
     return [
         tuple(alike[start : start + size]) for alike in architectures.values() for start in range(0, len(alike), size)
     ]

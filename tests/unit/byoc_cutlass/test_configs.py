@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.byoc_cutlass.gemms import (
+from tests.support.random_templates.products import (
     CAPABILITIES,
     EXPRESSIONS,
     arithmetics_of,
@@ -21,7 +21,7 @@ from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
 from tvm_ext.byoc_cutlass.legality import block_use, why_illegal
-from tvm_ext.byoc_cutlass.ranking import predicted_time_us
+from tvm_ext.byoc_cutlass.ranking import predict_product
 from tvm_ext.devices import device_db
 from tvm_ext.devices.occupancy import blocks_per_unit
 from tvm_ext.errors import InputError, TargetError
@@ -126,13 +126,26 @@ def test_hopper_multiplies_large_products_by_collectives() -> None:
     assert found.stages > 2
 
 
+def test_a_board_multiplies_no_faster_than_its_power_lasts() -> None:
+    """A T4's products that go on take what 24 TFLOP/s take; which tile is best, its full clock still says."""
+    problem = GemmProblem.packed(m=4096, n=4096, k=4096, arithmetic="float16", out_dtype="float16")
+    board = device_of((7, 5))
+    best = propose(problem, board, PLAIN)[0]
+    free = propose(problem, dataclasses.replace(board, power_share=None), PLAIN)[0]
+    assert best.time_us == pytest.approx(2 * 4096**3 / 24e6, rel=0.01)
+    assert free.time_us == best.full_clock_us < 0.5 * best.time_us
+    assert best.config == free.config
+    small = propose(dataclasses.replace(problem, m=64, n=64), board, PLAIN)[0]
+    assert small.time_us == small.full_clock_us
+
+
 def test_more_work_takes_longer() -> None:
     device = device_of((8, 0))
     config = first((8, 0), 1024, 1024, 1024)
     times = [
-        predicted_time_us(
+        predict_product(
             config, GemmProblem.packed(m=1024, n=1024, k=k, arithmetic="float16", out_dtype="float16"), device, PLAIN
-        )
+        ).time_us
         for k in (512, 1024, 4096)
     ]
     assert times == sorted(times)

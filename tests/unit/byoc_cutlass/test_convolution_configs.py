@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.byoc_cutlass.convolutions import KINDS, convolution_of, random_problem
-from tests.unit.byoc_cutlass.gemms import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
+from tests.support.random_templates.convolutions import KINDS, convolution_of, random_problem
+from tests.support.random_templates.products import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
 from tvm_ext.byoc_cutlass.configs import MOST_CONFIGS
 from tvm_ext.byoc_cutlass.convolution import (
     AnyConvolutionConfig,
@@ -19,7 +19,7 @@ from tvm_ext.byoc_cutlass.convolution import (
 )
 from tvm_ext.byoc_cutlass.convolution_configs import candidates, propose_convolution, why_no_convolution
 from tvm_ext.byoc_cutlass.convolution_legality import why_illegal_convolution
-from tvm_ext.byoc_cutlass.convolution_ranking import convolution_time_us
+from tvm_ext.byoc_cutlass.convolution_ranking import predict_convolution
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.devices import device_db
@@ -75,6 +75,16 @@ def test_one_position_is_a_matrix_product_where_the_model_says_so() -> None:
         assert first(changed).iterator != "plain"
 
 
+def test_float32_is_not_rounded_to_tfloat32_by_a_collective() -> None:
+    exact, rounded = convolution_of(dtype="float32"), convolution_of(dtype="tfloat32", out_dtype="float32")
+    configs = [
+        [item.config for item in propose_convolution(p, device_of(H100), epilogue_of("accum", "float32"), count=10**6)]
+        for p in (exact, rounded)
+    ]
+    assert {item.tile.generation for item in configs[0]} == {"2.x"}
+    assert {item.tile.generation for item in configs[1]} == {"2.x", "3.x"}
+
+
 @pytest.mark.parametrize(
     ("channels", "iterator", "architecture"),
     [(3, "few_channels", 75), (4, "fixed_channels", 80), (64, "optimized", 80)],
@@ -124,7 +134,7 @@ def test_aligned_channels_are_predicted_to_be_faster() -> None:
 def test_more_work_takes_longer() -> None:
     device = device_of(A100)
     config = first(convolution_of())
-    times = [convolution_time_us(config, convolution_of(batch=batch), device, PLAIN) for batch in (8, 64, 512)]
+    times = [predict_convolution(config, convolution_of(batch=batch), device, PLAIN).time_us for batch in (8, 64, 512)]
     assert times == sorted(times)
     assert times[0] < times[-1]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.byoc_cutlass.gemms import architecture_of, device_of, epilogue_of
+from tests.support.random_templates.products import architecture_of, device_of, epilogue_of
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass import _cutlass
 from tvm_ext.byoc_cutlass.configs import propose

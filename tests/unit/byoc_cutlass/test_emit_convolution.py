@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.byoc_cutlass.convolutions import convolution_of
-from tests.unit.byoc_cutlass.gemms import EXPRESSIONS, architecture_of, device_of, epilogue_of
+from tests.support.random_templates.convolutions import convolution_of
+from tests.support.random_templates.products import EXPRESSIONS, architecture_of, device_of, epilogue_of
 from tests.unit.byoc_cutlass.host_library import ConvolutionCall, address, convolved, host_library
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig, ConvolutionProblem, DepthwiseConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.byoc_cutlass.gemms import EXPRESSIONS, epilogue_of
+from tests.support.random_templates.products import EXPRESSIONS, epilogue_of
 from tvm_ext.byoc_cutlass.epilogue import ARITY, Epilogue
 from tvm_ext.errors import InputError
 from tvm_ext.records.partition import EpilogueOperand

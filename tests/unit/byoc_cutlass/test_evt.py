@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.byoc_cutlass.gemms import EXPRESSIONS, epilogue_of
+from tests.support.random_templates.products import EXPRESSIONS, epilogue_of
 from tvm_ext.byoc_cutlass.evt import Generation, VisitorTree, function_template, visitor_tree
 
 pytest.importorskip("cutlass_library", reason="the extra `cutlass` is not installed")

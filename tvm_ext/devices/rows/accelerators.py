@@ -21,6 +21,7 @@ JIA_TURING = "Jia et al., arXiv:1903.07486, measured"
 JIA_IPU = "Jia et al., arXiv:1912.03413"
 V100_PAPER = "NVIDIA Tesla V100 whitepaper (WP-08608-001)"
 T4_PAPER = "NVIDIA Turing whitepaper (WP-09183-001), appendix Tesla T4"
+T4_POWER = "NVIDIA developer forum 264462, measured: cuBLAS, halves, 4096^3, 100 times; its clock is capped at 70 W"
 A100_PAPER = "NVIDIA A100 whitepaper, tables 1, 3 and 4 (dense rates)"
 H100_PAPER = "NVIDIA H100 whitepaper, tables of the SXM5 board (dense rates)"
 H200_SHEET = "NVIDIA H200 datasheet, SXM (dense rates: half of the sparse ones printed)"
@@ -174,6 +175,7 @@ T4 = _cuda(
         fact("peak_gflops.float32", 8141.0, "GFLOP/s", f"arithmetic: 40 x 64 x 2 x 1.59 GHz; {T4_PAPER}: 8.1"),
         fact("peak_gflops.float16", 16282.0, "GFLOP/s", f"twice float32 (half2); {T4_PAPER}: 16.2"),
         *_peaks(T4_PAPER, float16_tensor=65000.0, int8_tensor=130000.0),
+        fact("power_share", 0.369, "of the peak", f"24 of 65 TFLOP/s; {T4_POWER}"),
         fact("tensor_core_shape", "16x16x16", "m x n x k", "Roller (OSDI'22) §3.1; wmma"),
     ),
 )

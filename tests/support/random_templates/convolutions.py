@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.unit.byoc_cutlass.gemms import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
-from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig, ConvolutionProblem
-from tvm_ext.byoc_cutlass.convolution_configs import legal_convolutions
-from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
 from tvm_ext.records.partition import ImplicitWindow
 
 KINDS = ("windows", "first layer", "groups", "depthwise", "plain")
@@ -67,16 +64,3 @@ def random_problem(rng: random.Random, kind: str, capability: tuple[int, int]) -
     if kind == "plain":
         return convolution_of(window=(1, 1), channels=channels, filters=filters, dtype=dtype, out_dtype=out)
     return convolution_of(**common, channels=channels, filters=filters, dtype=dtype, out_dtype=out)  # type: ignore[arg-type]
-
-
-def random_convolution(seed: int) -> tuple[tuple[int, int], ConvolutionProblem, AnyConvolutionConfig, Epilogue]:
-    """A capability, a problem, a legal configuration of it and an epilogue; the same for a seed on every machine."""
-    rng = random.Random(seed)
-    capability, kind = CAPABILITIES[seed % len(CAPABILITIES)], KINDS[seed // len(CAPABILITIES) % len(KINDS)]
-    device = device_of(capability)
-    while True:
-        problem = random_problem(rng, kind, capability)
-        epilogue = epilogue_of(rng.choice(EXPRESSIONS), problem.out_dtype)
-        legal = list(legal_convolutions(problem, device, epilogue))
-        if legal:
-            return capability, problem, rng.choice(legal), epilogue
