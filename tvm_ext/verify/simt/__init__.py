@@ -11,9 +11,11 @@ from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor, lower, own_nam
 from .counters import AccessCount, Counters
 from .findings import Finding
 from .interpreter import SimtRun, run, written_tensors
+from .turns import Concurrency
 
 __all__ = [
     "AccessCount",
+    "Concurrency",
     "Counters",
     "DeviceKernel",
     "Finding",

@@ -18,6 +18,7 @@ from tvm_ext.ir.bulk_ir import BULK_BYTES
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
+from .block_clocks import NOBODY
 from .compile_expr import compile_expression
 from .counters import AccessCount
 from .local_memory import View
@@ -26,7 +27,6 @@ from .mbarrier import BulkCopy, Mbarriers
 from .memory import AddressableMemory, Request
 from .ordering import ProxyFences, lane_of
 from .scope import Scope
-from .shadow import NOBODY
 from .values import Value, apply, origin_of, strip
 from .warp_calls import Pointer, compile_pointer
 

@@ -15,6 +15,7 @@ from tvm_ext._tvm import Analyzer, Expr, TensorLoad, llvm_get_intrinsic_name, st
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import constant_int, op_name, split_dtype
 from tvm_ext.errors import InputError
+from tvm_ext.ir.device_sync import CALL as CALL_WITH_TEXT
 from tvm_ext.support.arrays import DType
 
 from .arithmetic import BINARY, BinaryRow, linear_closure, linear_form
@@ -290,7 +291,9 @@ def _provably_aligned(index: Expr, binding: BufferBinding) -> bool:
     return bool(modulus.coeff % lanes == 0 and modulus.base % lanes == 0)
 
 
-NAMED_CALLS = ("tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin")
+NAMED_CALLS = (
+    "tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin", CALL_WITH_TEXT,
+)  # fmt: skip
 """Calls whose first argument is the name of what is called."""
 
 
@@ -309,7 +312,8 @@ def _call(scope: Scope, expr: Expr) -> Closure:
         return closure
     arguments, function = list(expr.args), CALLS.get(name.rpartition(".")[2])
     if name in NAMED_CALLS:
-        called = _called_name(arguments.pop(0).value)
+        called = called_name(expr)
+        arguments = arguments[1:-1] if name == CALL_WITH_TEXT else arguments[1:]
         if called in scope.special_externs:
             special_function: Closure = scope.special_externs[called](scope, arguments)
             return special_function
@@ -319,8 +323,11 @@ def _call(scope: Scope, expr: Expr) -> Closure:
     return _math(scope, expr, function, arguments)
 
 
-def _called_name(value: Expr) -> str:
-    """A function's name; LLVM's intrinsics are called by number."""
+def called_name(call: Expr) -> str:
+    """The function's name in a call of one by its name, "" in another call; LLVM's are called by number."""
+    if op_name(call) not in NAMED_CALLS or not len(call.args):
+        return ""
+    value = getattr(call.args[0], "value", "")
     return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)
 
 

@@ -15,9 +15,11 @@ from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
+from tvm_ext.ir import device_sync
 from tvm_ext.support.arrays import Array
 
-from . import bulk_copy, matrix_calls, warp_calls
+from . import bulk_copy, matrix_calls, sync_calls, warp_calls
+from .compile_expr import called_name
 from .compile_statement import compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
@@ -26,6 +28,7 @@ from .machine import Hardware, Machine, Record, Run
 from .memory import GlobalMemory
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
+from .turns import Concurrency
 from .values import NEVER_WRITTEN
 
 LANES_AT_ONCE = 4096
@@ -55,6 +58,7 @@ def run(
     *,
     device: DeviceSpec | str,
     blocks: Iterable[int] | None = None,
+    concurrency: Concurrency | None = None,
 ) -> SimtRun:
     """Run ``kernels`` one after the other on copies of ``arrays``.
 
@@ -63,7 +67,8 @@ def run(
     kernels
         From `lower`.
     arrays
-        The function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until written.
+        The function's inputs by name, in its shapes and dtypes. Tensors left out are outputs: poison until written, and
+        all of it to be written. Of a masked array, what is masked is poison and need not be written (an arena).
     device
         Whose warps, banks, sectors and limits count.
     blocks
@@ -77,20 +82,23 @@ def run(
     """
     spec = lookup(device, measure=False) if isinstance(device, str) else device
     hardware, findings = Hardware.of(spec), Findings()
-    memories = {tensor.name: _memory(tensor, arrays) for tensor in kernels[0].tensors}
+    programs = [(kernel, *compile_kernel(kernel)) for kernel in kernels]
+    granules = _granules(programs)
+    memories = {tensor.name: _memory(tensor, arrays, granules) for tensor in kernels[0].tensors}
     chosen = None if blocks is None else tuple(blocks)
     records, touched = [], set()
     with np.errstate(all="ignore"):
-        for kernel in kernels:
-            record = Record(kernel.name, hardware, findings, strict_alignment=not _is_opencl(kernel))
+        for program in programs:
+            record = Record(program[0].name, hardware, findings, strict_alignment=not _is_opencl(program[0]))
             records.append(record)
-            touched |= _run_kernel(kernel, memories, record, chosen)
+            touched |= _run_kernel(program, memories, record, chosen, concurrency or Concurrency())
     if chosen is None:
-        _check_written(kernels, memories, touched, findings)
+        whole = {name for name in touched if not np.ma.isMaskedArray(arrays.get(name))}
+        _check_written(kernels, memories, whole, findings)
     names = [tensor for tensor in kernels[0].tensors if tensor.name in touched]
     return SimtRun(
         outputs={t.name: memories[t.name].typed(storage_dtype(t.dtype)).reshape(t.shape) for t in names},
-        written={t.name: _written(memories[t.name]).reshape(t.shape) for t in names},
+        written={t.name: memories[t.name].written().reshape(t.shape) for t in names},
         findings=findings.all(),
         counters=_counters(records, hardware),
     )
@@ -102,24 +110,36 @@ def _is_opencl(kernel: DeviceKernel) -> bool:
     return target is not None and str(target.kind.name) == "opencl"
 
 
-def _memory(tensor: GlobalTensor, arrays: Mapping[str, Array]) -> GlobalMemory:
+CompiledLaunch = tuple[DeviceKernel, Scope, Run, dict[str, int]]
+"""A kernel and what `compile_kernel` made of it."""
+
+
+def _granules(programs: Sequence[CompiledLaunch]) -> dict[str, int]:
+    """By tensor, the bytes of the smallest elements that a kernel sees in it."""
+    found: dict[str, int] = {}
+    for _, scope, _, slots in programs:
+        for name, slot in slots.items():
+            found[name] = min(found.get(name, scope.granule(slot)), scope.granule(slot))
+    return found
+
+
+def _memory(tensor: GlobalTensor, arrays: Mapping[str, Array], granules: Mapping[str, int]) -> GlobalMemory:
     dtype = storage_dtype(tensor.dtype)
+    granule = granules.get(tensor.name, dtype.itemsize)
     given = arrays.get(tensor.name)
+    # all bits set: NaN for floats, an odd number for integers
+    poison = np.full(prod(tensor.shape) * dtype.itemsize, 0xFF, np.uint8).view(dtype)
     if given is None:
-        size = prod(tensor.shape)
-        # all bits set: NaN for floats, an odd number for integers
-        array = np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
-        return GlobalMemory(array, np.full(size, NEVER_WRITTEN, np.int32))
+        return GlobalMemory(poison, np.full(len(poison), NEVER_WRITTEN, np.int32), granule)
     if tuple(given.shape) != tensor.shape or given.dtype != dtype:
         raise InputError(
             f"{tensor.name} is {given.dtype}{list(given.shape)}, the function has {tensor.dtype}{list(tensor.shape)}"
         )
-    return GlobalMemory(np.array(given, order="C").reshape(-1), None)
-
-
-def _written(memory: GlobalMemory) -> Array:
-    cells = memory.bytes.size // memory.granule
-    return np.ones(cells, bool) if memory.origin is None else memory.origin != NEVER_WRITTEN
+    if np.ma.isMaskedArray(given):
+        masked = np.ma.getmaskarray(given).reshape(-1)
+        array = np.where(masked, poison, np.ma.getdata(given).reshape(-1))
+        return GlobalMemory(array, np.where(masked, np.int32(NEVER_WRITTEN), np.int32(0)), granule)
+    return GlobalMemory(np.array(given, order="C").reshape(-1), None, granule)
 
 
 def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:
@@ -128,11 +148,13 @@ def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:
     warp_calls.install(scope)
     bulk_copy.install(scope)
     matrix_calls.install(scope)
+    sync_calls.install(scope)
     slots: dict[str, int] = {}
     for parameter, name in zip(kernel.function.params, kernel.arguments, strict=False):
         slot = slots.setdefault(name, len(slots))
         scope.memories = max(scope.memories, slot + 1)
         base, lanes = split_dtype(str(parameter.ty.element_type.dtype))
+        scope.note_granule(slot, storage_dtype(base).itemsize, is_allocation=False)
         scope.bind_buffer(
             parameter, BufferBinding(slot=slot, name=name, dtype=storage_dtype(base), lanes=lanes, scope="global")
         )
@@ -140,26 +162,48 @@ def compile_kernel(kernel: DeviceKernel) -> tuple[Scope, Run, dict[str, int]]:
 
 
 def _run_kernel(
-    kernel: DeviceKernel, memories: Mapping[str, GlobalMemory], record: Record, chosen: tuple[int, ...] | None
+    program: CompiledLaunch,
+    memories: Mapping[str, GlobalMemory],
+    record: Record,
+    chosen: tuple[int, ...] | None,
+    concurrency: Concurrency,
 ) -> set[str]:
-    scope, body, slots = compile_kernel(kernel)
-    stored = _written_parameters(kernel)
+    kernel, scope, body, slots = program
+    stored, synchronised = _written_parameters(kernel), _is_synchronised(kernel)
     for name in slots:
-        memories[name].watch(written=name in stored)
+        memories[name].watch(written=name in stored, synchronised=synchronised)
     _check_limits(kernel, scope, record)
     count = prod(size for tag, size in kernel.extents.items() if tag.startswith("blockIdx"))
     blocks = [b for b in (range(count) if chosen is None else chosen) if b < count]
     threads = prod(size for tag, size in kernel.extents.items() if tag.startswith("threadIdx"))
+
+    def machine(batch: Sequence[int]) -> Machine:
+        made = Machine(
+            record, Lanes(kernel.extents, batch, record.hardware.warp_lanes), scope.variables, scope.memories
+        )
+        for name, slot in slots.items():
+            made.memory[slot] = memories[name]
+        return made
+
+    def run(made: Machine) -> None:
+        body(made)
+        for finish in made.at_end:
+            finish(made)
+
+    if synchronised:
+        sync_calls.SyncLaunch(blocks, concurrency).run(lambda block: machine([block]), run)
+        return stored
     together = max(1, LANES_AT_ONCE // max(threads, record.hardware.warp_lanes))
     for start in range(0, len(blocks), together):
-        lanes = Lanes(kernel.extents, blocks[start : start + together], record.hardware.warp_lanes)
-        machine = Machine(record, lanes, scope.variables, scope.memories)
-        for name, slot in slots.items():
-            machine.memory[slot] = memories[name]
-        body(machine)
-        for finish in machine.at_end:
-            finish(machine)
+        run(machine(blocks[start : start + together]))
     return stored
+
+
+def _is_synchronised(kernel: DeviceKernel) -> bool:
+    """Whether its blocks wait for each other."""
+    names: list[str] = []
+    structural_walk(kernel.function.body, [(Call, lambda node: names.append(called_name(node)))], order="pre")
+    return any(name in device_sync.ALL for name in names)
 
 
 def _written_parameters(kernel: DeviceKernel) -> set[str]:
@@ -175,7 +219,7 @@ def _written_parameters(kernel: DeviceKernel) -> set[str]:
                 sources[hash(node.buffer)] = sources[hash(variable)]
 
     def called(node: Node) -> None:
-        position = _STORING_CALLS.get(op_name(node))
+        position = 1 if called_name(node) in device_sync.WRITING else _STORING_CALLS.get(op_name(node))
         if position is not None:
             variables: list[Var] = []
             structural_walk(
@@ -234,7 +278,7 @@ def _check_written(
     for tensor in kernels[0].tensors:
         if tensor.name not in touched or tensor.name in kernels[0].workspaces:
             continue
-        missing = np.flatnonzero(~_written(memories[tensor.name]))
+        missing = np.flatnonzero(~memories[tensor.name].written())
         if len(missing):
             finding = Finding(
                 kind="unwritten output",

@@ -83,6 +83,7 @@ class Machine:
         self.loops: list[tuple[int, str, int]] = []
         self.queue: AsyncCopyQueue[Any] = AsyncCopyQueue((lanes.count,))
         self.mbarriers: Any = None  # `mbarrier.Mbarriers`, once there are some
+        self.launch: Any = None  # `sync_calls.SyncLaunch`, where blocks wait for each other
         self.at_barrier: list[Callable[[Array], None]] = []  # called with which blocks meet, before they do
         self.at_end: list[Callable[[Machine], None]] = []
         now = len(record.events)

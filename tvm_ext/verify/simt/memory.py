@@ -14,9 +14,11 @@ import numpy as np
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array, DType
 
+from .between_blocks import BlocksShadow
+from .block_clocks import NOBODY
 from .local_memory import View, tell_bounds
 from .machine import Machine
-from .shadow import NOBODY, Shadow, same_bits
+from .shadow import Shadow, same_bits
 from .values import NEVER_WRITTEN, Tainted, Value, strip
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class AddressableMemory:
 
     scope = "global"
 
-    def __init__(self, rows: Array, *, granule: int, origin: Array | None, shadow: Shadow | None) -> None:
+    def __init__(
+        self, rows: Array, *, granule: int, origin: Array | None, shadow: Shadow | BlocksShadow | None
+    ) -> None:
         self.bytes = rows
         self.granule = granule
         self.origin = origin  # per cell; None: all sound
@@ -331,19 +335,37 @@ class SharedMemory(AddressableMemory):
 class GlobalMemory(AddressableMemory):
     """A tensor in global memory: ``array`` itself, flat, is read and written.
 
-    ``written`` says whether the kernel writes it, ``sound`` whether its contents were there before.
+    ``origin`` says for each element whether its contents were there before (None: all). ``granule`` is the size of the
+    smallest elements that kernels see here.
     """
 
     scope = "global"
 
-    def __init__(self, array: Array, origin: Array | None) -> None:
+    def __init__(self, array: Array, origin: Array | None, granule: int) -> None:
         rows = array.reshape(-1).view(np.uint8).reshape(1, -1)
-        super().__init__(rows, granule=array.dtype.itemsize, origin=origin, shadow=None)
+        spread = None if origin is None else np.repeat(origin, array.dtype.itemsize // granule)
+        super().__init__(rows, granule=granule, origin=spread, shadow=None)
+        self._cells_per_element = array.dtype.itemsize // granule
 
-    def watch(self, *, written: bool) -> None:
-        """Forget who read and wrote: a new launch begins, in which threads write here or not."""
+    def watch(self, *, written: bool, synchronised: bool) -> None:
+        """Forget who read and wrote: a new launch begins, in which threads write here or not, blocks wait or not."""
         cells = self.bytes.size // self.granule
-        self.shadow = Shadow(cells, shared_by_blocks=True) if written else None
+        self.shadow = None
+        if written:
+            self.shadow = BlocksShadow(cells) if synchronised else Shadow(cells, shared_by_blocks=True)
+
+    def written(self) -> Array:
+        """By element, whether it holds something."""
+        if self.origin is None:
+            return np.ones(self.bytes.size // self.granule // self._cells_per_element, bool)
+        return np.asarray((self.origin != NEVER_WRITTEN).reshape(-1, self._cells_per_element).all(axis=1))
+
+    def change(self, m: Machine, view: View, request: Request, value: int, event: int) -> None:
+        """An atomic access by one thread has left ``value`` here."""
+        flat, cells = self._locate(m, view, request)
+        self.typed(view.dtype)[flat] = value
+        if isinstance(self.shadow, BlocksShadow):
+            self.shadow.change(cells, request.lane, event, m.clock, self._reporter(m, view))
 
     def row_of(self, m: Machine, lane: Array) -> Array | int:
         return 0

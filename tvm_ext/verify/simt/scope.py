@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -106,6 +107,9 @@ class Scope:
         return self.site()
 
 
+_TEXT_OF_FUNCTION = re.compile(r', source_code="(?:[^"\\]|\\.)*"')
+
+
 def statement_text(statement: Stmt) -> str:
     """The statement as TVMScript prints it; of one with a body, its first line."""
     lines = [
@@ -114,4 +118,4 @@ def statement_text(statement: Stmt) -> str:
     head = [line for line in lines if not line.lstrip().startswith(("with T.", "T.func_attr"))]
     compound = type(statement).__name__ in ("IfThenElse", "For", "While")
     chosen = next((x for x in head if x.lstrip().startswith(("if ", "for ", "while "))), "") if compound else ""
-    return (chosen or (lines[-1] if lines else "")).strip()
+    return _TEXT_OF_FUNCTION.sub("", (chosen or (lines[-1] if lines else "")).strip())

@@ -16,23 +16,24 @@ import numpy as np
 
 from tvm_ext.support.arrays import Array
 
+from .block_clocks import NOBODY, Knowledge
 from .lanes import Lanes
 from .ordering import Acquired
-
-NOBODY = -1
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Clock:
     """The barriers so far: ``block_marks`` (one event a block of the batch), ``warp_marks`` (one a warp).
 
-    ``acquired`` is what waits at mbarriers order; None in a kernel that has none.
+    ``acquired`` is what waits at mbarriers order, ``between`` what waits for other blocks do; None in a kernel that has
+    none.
     """
 
     lanes: Lanes
     block_marks: Array
     warp_marks: Array
     acquired: Acquired | None = None
+    between: Knowledge | None = None
 
     def marks(self, lane: Array) -> Array:
         """The event of the last barrier of each lane's block."""

@@ -1,0 +1,203 @@
+"""How blocks of one launch hand work to each other: five device functions, their calls and their text.
+
+A persistent kernel walks a schedule: its blocks wait for counters that other blocks raise. TensorIR has no words for
+that, so kernels call these functions, whose CUDA text comes with the call, and whose meaning `verify.simt` knows. A
+counter is an int32 of a state tensor that is never reset: in run r of a kernel it rises from ``r * per_run`` to
+``(r + 1) * per_run``, modulo 2^32. All of that arithmetic is inside the functions, unsigned: TensorIR's int32 must not
+overflow.
+
+Each is called by one thread of a block; what the others did before is handed on with it where a barrier lies between,
+and they know what it learnt behind the next barrier:
+
+    if thread == 0: wait_until(...)         # all of the block is behind the wait
+    barrier; the rTask; barrier
+    if thread == 0: arrive(...)             # all of the rTask is before the arrival
+
+The kernel's pointers must not be ``__restrict__``: what no call takes, such a pointer says, no call changes, and its
+loads may be moved across a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tvm_ext._tvm import Buffer, Call, Expr, PrimFunc, Stmt, structural_map, tirx
+
+from .build_ir import cast_to
+
+WAIT, ARRIVE, TAKE = "tvm_ext_wait_until", "tvm_ext_arrive", "tvm_ext_take"
+READ_EPOCH, END_RUN = "tvm_ext_read_epoch", "tvm_ext_end_run"
+CALL = "tirx.cuda.func_call"
+"""Stock TVM's call of a function whose text is the last argument: (name, arguments ..., text)."""
+
+ALL = (WAIT, ARRIVE, TAKE, READ_EPOCH, END_RUN)
+WRITING = (ARRIVE, TAKE, END_RUN)
+"""Functions that change the memory which their first argument points to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncOrders:
+    """The memory orders of the functions, at the scope of the device; weaker ones are for tests, which must notice.
+
+    The load of a wait acquires what the counter's arrivals released. Who takes a ticket learns nothing by it: what
+    tickets mean is in tables that no kernel writes.
+    """
+
+    wait: Literal["acquire", "relaxed"] = "acquire"
+    arrive: Literal["release", "relaxed"] = "release"
+
+
+ORDERS = SyncOrders()
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+def wait_until(state: Buffer, counter: Expr, epoch: Expr, per_run: Expr, count: Expr) -> Stmt:
+    """Return once ``state[counter]``, which rises by ``per_run`` in a run, has risen by ``count`` in run ``epoch``."""
+    return tirx.Evaluate(_call(WAIT, state, counter, epoch, per_run, count))
+
+
+def arrive(state: Buffer, counter: Expr, amount: Expr) -> Stmt:
+    """Raise ``state[counter]``: what lies before is there for those whom it lets go on."""
+    return tirx.Evaluate(_call(ARRIVE, state, counter, amount))
+
+
+def take(state: Buffer, ticket: Expr, epoch: Expr, per_run: Expr) -> Expr:
+    """The next number of run ``epoch``, from 0 (int32); each is given once. A run must take ``per_run`` of them.
+
+    Where blocks leave at the first number that stands for no work, that is the work and one for each block.
+    """
+    return _call(TAKE, state, ticket, epoch, per_run)
+
+
+def read_epoch(state: Buffer, cell: Expr) -> Expr:
+    """The number of the run (int32), from a cell that belongs to the block alone."""
+    return _call(READ_EPOCH, state, cell)
+
+
+def end_run(state: Buffer, cell: Expr) -> Stmt:
+    """The block's last word: its cell counts on, for the next launch to find."""
+    return tirx.Evaluate(_call(END_RUN, state, cell))
+
+
+def _call(name: str, state: Buffer, place: Expr, *numbers: Expr) -> Expr:
+    pointer = tirx.address_of(tirx.BufferLoad(state, [place]))
+    return tirx.call_intrin(
+        "int32", CALL, name, pointer, *(cast_to(number, "int32") for number in numbers), cuda_texts()[name]
+    )
+
+
+# --- CUDA -----------------------------------------------------------------------------------------------------------
+WAIT_LIMIT = "TVM_EXT_WAIT_LIMIT_NS"
+"""Defined (by a compiler's ``-D``), a wait of more nanoseconds says what it waits for and ends the kernel by a trap."""
+
+_LONGEST_PAUSE_NS = 256
+
+_HEAD = "static __device__ __forceinline__ int"
+
+_WAIT_TEXT = """
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "blocks that wait for each other need sm_70: before, the threads of a warp do not go on by themselves"
+#endif
+{head} tvm_ext_wait_until(int* counter, int epoch, int per_run, int count) {{
+  const unsigned target = (unsigned)epoch * (unsigned)per_run + (unsigned)count;
+#ifdef {limit}
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+#endif
+  for (unsigned pause = 8;;) {{
+    unsigned seen;
+    asm volatile("ld.{wait}.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    if ((int)(seen - target) >= 0) return 0;
+#ifdef {limit}
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (now - begin > (unsigned long long)({limit})) {{
+      printf("block %d waits for the counter at %p to reach %u: it is at %u\\n",
+             (int)blockIdx.x, (void*)counter, target, seen);
+      __trap();
+    }}
+#endif
+    __nanosleep(pause);
+    if (pause < {pause}) pause *= 2;
+  }}
+}}
+"""
+
+_ARRIVE_TEXT = """
+{head} tvm_ext_arrive(int* counter, int amount) {{
+  asm volatile("red.{arrive}.gpu.add.u32 [%0], %1;" : : "l"(counter), "r"(amount) : "memory");
+  return 0;
+}}
+"""
+
+_TAKE_TEXT = """
+{head} tvm_ext_take(int* ticket, int epoch, int per_run) {{
+  unsigned taken;
+  asm volatile("atom.relaxed.gpu.add.u32 %0, [%1], 1;" : "=r"(taken) : "l"(ticket) : "memory");
+  return (int)(taken - (unsigned)epoch * (unsigned)per_run);
+}}
+"""
+
+_READ_EPOCH_TEXT = """
+{head} tvm_ext_read_epoch(int* cell) {{ return *cell; }}
+"""
+
+_END_RUN_TEXT = """
+{head} tvm_ext_end_run(int* cell) {{ *cell = (int)((unsigned)*cell + 1u); return 0; }}
+"""
+
+
+def cuda_texts(orders: SyncOrders = ORDERS) -> Mapping[str, str]:
+    """The functions in CUDA C++ by name, for nvcc and NVRTC, from sm_70 on.
+
+    The orders are said in PTX: ``volatile`` orders nothing, and C++'s atomics need headers that NVRTC does not have.
+    Source: PTX ISA, "Memory Consistency Model": ``red.release.gpu`` behind ``bar.sync`` releases what all threads of
+    the block wrote, ``ld.acquire.gpu`` before ``bar.sync`` acquires it for all of them (causality is transitive).
+    """
+    words = {
+        "head": _HEAD, "limit": WAIT_LIMIT, "pause": _LONGEST_PAUSE_NS, "wait": orders.wait, "arrive": orders.arrive,
+    }  # fmt: skip
+    texts = (_WAIT_TEXT, _ARRIVE_TEXT, _TAKE_TEXT, _READ_EPOCH_TEXT, _END_RUN_TEXT)
+    return {name: text.format(**words) for name, text in zip(ALL, texts, strict=True)}
+
+
+# --- OpenCL ---------------------------------------------------------------------------------------------------------
+_OPENCL = """
+inline int tvm_ext_wait_until(__global int* counter, int epoch, int per_run, int count) {{
+  const uint target = (uint)epoch * (uint)per_run + (uint)count;
+  for (;;) {{
+    const uint seen = (uint)atomic_load_explicit(
+        (volatile __global atomic_int*)counter, memory_order_{wait}, memory_scope_device);
+    if ((int)(seen - target) >= 0) return 0;
+  }}
+}}
+inline int tvm_ext_arrive(__global int* counter, int amount) {{
+  atomic_fetch_add_explicit(
+      (volatile __global atomic_int*)counter, amount, memory_order_{arrive}, memory_scope_device);
+  return 0;
+}}
+inline int tvm_ext_take(__global int* ticket, int epoch, int per_run) {{
+  const uint taken = (uint)atomic_fetch_add_explicit(
+      (volatile __global atomic_int*)ticket, 1, memory_order_relaxed, memory_scope_device);
+  return (int)(taken - (uint)epoch * (uint)per_run);
+}}
+inline int tvm_ext_read_epoch(__global int* cell) {{ return *cell; }}
+inline int tvm_ext_end_run(__global int* cell) {{ *cell = (int)((uint)*cell + 1u); return 0; }}
+"""
+
+
+def opencl_text(orders: SyncOrders = ORDERS) -> str:
+    """The functions in OpenCL C, to stand before a kernel's source; compile with ``-cl-std=CL2.0`` or later."""
+    return _OPENCL.format(wait=orders.wait, arrive=orders.arrive)
+
+
+def without_texts(function: PrimFunc) -> PrimFunc:
+    """``function`` with calls that do not bring CUDA's text: for OpenCL, with `opencl_text` before the source."""
+
+    def plain(call: Call) -> Expr:
+        if str(getattr(call.op, "name", "")) != CALL or str(call.args[0].value) not in ALL:
+            return call
+        return tirx.call_extern("int32", *call.args[:-1])
+
+    return function.with_body(structural_map(function.body, (Call, plain)))
