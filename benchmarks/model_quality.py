@@ -26,10 +26,10 @@ from rich.table import Table
 from scipy.stats import spearmanr
 
 from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.records.rprogram import RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.tir_passes.roller.construct import legal_vector_axes
 
 PRODUCTS = tuple(name for name in MATMULS if name.startswith(("BERT", "M2")) or name == "matmul 512")
 CONVOLUTIONS = ("C0", "C4", "C5", "C8", "C9", "C16", "C17", "C18", "C23", "C25", "C35", "C38")

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, gcd, prod
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 
 Shape = tuple[int, ...]
+"""A tile's size along each axis. Where it says so all sizes may be arrays, with one entry for each of many tiles."""
+
 VectorUse = Literal["vector", "broadcast", "gather"]
 """How an access moves along the vector axis: whole registers, one value for all lanes, or lane by lane."""
 
@@ -35,6 +39,11 @@ MIN_REUSE_TO_PANEL_FROM_MEMORY = 64
 Measured on Zen 5 with 32 MiB of L3, under 64 and 128 rows: B of (30522, 1024) 63 -> 100 GFLOP/s, (8192, 1024)
 129 -> 150.
 """
+
+
+def is_columns(shape: Shape) -> bool:
+    """Whether ``shape`` is of many candidates."""
+    return bool(shape) and isinstance(shape[0], np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,9 @@ class AccessTable:
         return terms is not None and (axis, 1) in terms
 
     def spans(self, shape: Shape) -> list[int]:
-        """Shape of the data tile that ``shape`` touches; the same as `Access.tile_shape`."""
-        spans = []
+        """Shape of the data tile that ``shape`` touches; the same as `Access.tile_shape`. Sizes may be arrays."""
+        columns = is_columns(shape)
+        spans: list[Any] = []
         for d, (size, terms) in enumerate(self.dims):
             if terms is None:
                 spans.append(self._gathered(d, shape))
@@ -70,7 +80,7 @@ class AccessTable:
             span = 1
             for axis, coefficient in terms:
                 span += coefficient * (shape[axis] - 1)
-            spans.append(span if span < size else size)
+            spans.append(np.minimum(span, size) if columns else span if span < size else size)
         return spans
 
     def _gathered(self, dimension: int, shape: Shape) -> int:
@@ -119,14 +129,40 @@ class AccessTable:
         A row runs on over the next dimension where the tile spans a whole one: in a [64, 48] tensor of 4-byte items
         the tile [3, 48] is one row of 576 bytes, the tile [3, 5] is 3 rows of 20 bytes, each one 32-byte transaction.
         """
-        row, rows, open_row = 1, 1, True
+        row: Any = 1
+        rows: Any = 1
+        open_row: Any = True  # of many candidates: an array
         for (size, _), span in zip(reversed(self.dims), reversed(self.spans(shape)), strict=True):
-            if open_row or self.packed:
-                row *= span
+            if open_row is True or self.packed:
+                row = row * span
                 open_row = span == size
+            elif open_row is False:
+                rows = rows * span
             else:
-                rows *= span
-        return rows * ceil(row * self.itemsize_bytes / transaction_bytes) * transaction_bytes
+                row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
+                open_row = open_row & (span == size)
+        transactions: Any = row * self.itemsize_bytes / transaction_bytes
+        loaded: float = rows * (np.ceil(transactions) if is_columns(shape) else ceil(transactions)) * transaction_bytes
+        return loaded
+
+
+def loop_order(expr: TensorExpr, register: Mapping[str, int]) -> tuple[str, ...]:
+    """Spatial axes of a CPU's loops over tiles, outermost first: the axis along which the most loaded bytes stay put
+    goes last.
+
+    Worked example, matmul with 4 x 64 tiles and K = 512: along j the 4 x 512 tile of A stays (8 KiB), along i the
+    512 x 64 panel of B (128 KiB), so i is the innermost loop.
+    """
+    sizes = {axis.name: axis.extent if axis.kind == "reduce" else register[axis.name] for axis in expr.axes}
+
+    def kept_bytes(name: str) -> float:
+        unused = [access for access in expr.inputs if access.stride(name) == 0]
+        return sum(
+            access.itemsize_bytes * prod(size for axis, size in sizes.items() if access.stride(axis))
+            for access in unused
+        )
+
+    return tuple(sorted([axis.name for axis in expr.spatial], key=kept_bytes))
 
 
 def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, device: DeviceSpec) -> AccessTable:

@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
+from typing import Any
+
+import numpy as np
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RTile
 from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.quantities import anywhere, chosen, whole_quotient
 
-from .access_table import Shape, access_table, vector_lanes
+from .access_table import Shape, access_table, is_columns, loop_order, vector_lanes
 from .register_tiles import RegisterTiles, overlapped
 
 REPORTED_UNITS_PER_G = 1e9
@@ -178,8 +182,9 @@ class PerfModel:
 
     def _tile_ratios(self, shape: Shape) -> tuple[float, float]:
         """`tile_counts` where the last tile of an axis is cut to what is left: 83 rows are 5.93 tiles of 14."""
-        spatial = prod(max(1.0, self.extents[i] / shape[i]) for i in self.spatial)
-        return spatial, prod(max(1.0, self.extents[i] / shape[i]) for i in self.reduction)
+        most: Any = np.maximum if is_columns(shape) else max
+        spatial = prod(most(1.0, self.extents[i] / shape[i]) for i in self.spatial)
+        return spatial, prod(most(1.0, self.extents[i] / shape[i]) for i in self.reduction)
 
     # ---- MemPerf and MaxComputePerf ----------------------------------------------------------------------------
 
@@ -262,74 +267,87 @@ class PerfModel:
         units = self.device.unit_count
         return partitions / (units * ceil_div(partitions, units))
 
-    def predict(self, shapes: Sequence[Shape], padding: Sequence[int] = (), conflict_degree: float = 1.0) -> Prediction:
+    def predict(
+        self,
+        shapes: Sequence[Shape],
+        padding: Sequence[int] = (),
+        conflict_degree: float = 1.0,
+        order: Sequence[int] = (),
+    ) -> Prediction:
         """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
 
         Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `MEMORY_OVERLAP`);
-        the launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer.
+        the launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer. ``order``: axes of a
+        CPU's loops over tiles from the outermost in, where it is not `loop_order`'s.
         """
         balance = self.balance(self.partition_count(shapes))
         upper = shapes[1] if not self.is_cpu and len(shapes) > 1 else None
         compute = self.compute_s(shapes[0], upper) / balance
         costs = []
         for level, shape in enumerate(shapes):
-            below = self.device.layers[level + 1]
-            traffic = self.traffic_bytes(level, self.resident_tile(level, shapes) if self.is_cpu else shape)
-            if level + 1 == self.last_level:
-                traffic += self._fused_bytes()
-            time = traffic / (below.bandwidth_gb_per_s * REPORTED_UNITS_PER_G) if below.bandwidth_gb_per_s else 0.0
-            time *= conflict_degree if level == 0 else 1.0
+            traffic = self.moved_bytes(level, shapes, order)
+            time = self.layer_s(level, traffic) * (conflict_degree if level == 0 else 1.0)
             footprint = self.footprint_bytes(level, shape, padding if level == 1 else ())
             costs.append(
-                LayerCost(layer=below.name, footprint_bytes=footprint, traffic_bytes=traffic, time_s=time / balance)
+                LayerCost(
+                    layer=self.device.layers[level + 1].name,
+                    footprint_bytes=footprint,
+                    traffic_bytes=traffic,
+                    time_s=time / balance,
+                )
             )
         return self._bind(compute, tuple(costs))
 
-    def resident_tile(self, level: int, shapes: Sequence[Shape]) -> Shape:
+    def moved_bytes(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> float:
+        """Bytes that the whole operator loads into ``level``, whose cache keeps what earlier tiles left in it."""
+        resident = self.resident_tile(level, shapes, order) if self.is_cpu else shapes[level]
+        return self.traffic_bytes(level, resident) + (self._fused_bytes() if level + 1 == self.last_level else 0.0)
+
+    def layer_s(self, level: int, traffic_bytes: float) -> float:
+        """Seconds of loading so much into ``level`` from the layer below."""
+        bandwidth = self.device.layers[level + 1].bandwidth_gb_per_s
+        return traffic_bytes / (bandwidth * REPORTED_UNITS_PER_G) if bandwidth else 0.0
+
+    def resident_tile(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> Shape:
         """What a CPU's cache in ``level`` holds at a time: its tile and those that run after it, while they fit.
 
-        A cache keeps what earlier tiles left in it. Tiles run along `loop_order`, within the tile of the layer below
-        first: where 32x2x4 tiles run along the last axis of 128x28x28 and all 28 columns fit, they are loaded once.
+        A cache keeps what earlier tiles left in it. Tiles run along ``order`` (else `loop_order`), within the tile of
+        the layer below first: where 32x2x4 tiles run along the last axis of 128x28x28 and all 28 columns fit, they are
+        loaded once. Sizes may be arrays with one entry a candidate, under one ``order``.
         """
         tile = shapes[level]
-        if level == 0 or self.footprint_bytes(level, tile) > self.capacity_bytes(level):
+        if level == 0:
             return tile
+        growing: Any = self.footprint_bytes(level, tile) <= self.capacity_bytes(level)
         within = shapes[level + 1] if level + 1 < len(shapes) else self.extents
         for bounds in (within, self.extents):
-            for axis in reversed(self.loop_order(shapes[0])):
-                grown = self._grown(level, tile, axis, bounds[axis])
-                if grown[axis] < bounds[axis]:
-                    return grown
-                tile = grown
+            for axis in reversed(order or self.loop_order(shapes[0])):
+                if not anywhere(growing):
+                    return tile
+                grown: Any = self._grown(level, tile, axis, bounds[axis])
+                kept: Any = chosen(growing, grown, tile[axis])
+                tile = (*tile[:axis], kept, *tile[axis + 1 :])
+                growing = growing & (grown >= bounds[axis])
         return tile
 
-    def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Shape:
-        """``tile`` repeated along ``axis`` as often as the layer holds, at most to ``bound``."""
+    def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Any:
+        """``tile``'s size along ``axis``, repeated as often as the layer holds, at most to ``bound``."""
         capacity = self.capacity_bytes(level)
-        fits, too_many = 1, ceil_div(bound, tile[axis]) + 1
-        while too_many - fits > 1:
+        fits: Any = 1
+        too_many = whole_quotient(bound, tile[axis]) + 1
+        while anywhere(too_many - fits > 1):
             count = (fits + too_many) // 2
-            larger = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])
-            if self.footprint_bytes(level, larger) <= capacity:
-                fits = count
-            else:
-                too_many = count
-        return (*tile[:axis], fits * tile[axis], *tile[axis + 1 :])
+            larger_tile = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])
+            holds = self.footprint_bytes(level, larger_tile) <= capacity
+            fits, too_many = chosen(holds, count, fits), chosen(holds, too_many, count)
+        return fits * tile[axis]
 
     def loop_order(self, register_tile: Shape) -> tuple[int, ...]:
         """Spatial axes from the outermost loop in: last the one along which the most loaded bytes stay put."""
         if register_tile not in self._orders:
-            self._orders[register_tile] = self._loop_order(register_tile)
+            sizes = dict(zip(self.names, map(min, register_tile, self.extents), strict=True))
+            self._orders[register_tile] = tuple(self.names.index(name) for name in loop_order(self.expr, sizes))
         return self._orders[register_tile]
-
-    def _loop_order(self, register_tile: Shape) -> tuple[int, ...]:
-        deep = tuple(self.extents[i] if i in self.reduction else size for i, size in enumerate(register_tile))
-
-        def kept_bytes(axis: int) -> float:
-            unused = [t for t in self.inputs if not t.uses(axis)]
-            return sum(t.itemsize_bytes * prod(deep[i] for i in range(len(deep)) if t.uses(i)) for t in unused)
-
-        return tuple(sorted(self.spatial, key=kept_bytes))
 
     def _fused_bytes(self) -> float:
         points = prod(self.extents[i] for i in self.spatial)

@@ -66,7 +66,8 @@ class RProgram:
     ``tiles`` lists (layer name, rTile held in that layer) from the highest layer down, without the lowest layer,
     which holds the whole tensors. ``vector_axis`` is the axis whose neighbours sit in one SIMD register (CPU) or in
     neighbouring lanes of a warp (GPU). ``unit_count`` is the number of execution units the program is scaled out to,
-    ``epsilon`` the padding bound under which it was found.
+    ``epsilon`` the padding bound under which it was found. ``order`` has the spatial axes of a CPU's loops over tiles,
+    outermost first; empty: last the one along which most loaded bytes stay put.
     """
 
     device: str
@@ -78,6 +79,7 @@ class RProgram:
     epsilon: float
     shrunk: bool
     prediction: Prediction
+    order: tuple[str, ...] = ()
 
     def tile(self, layer: str) -> RTile:
         return dict(self.tiles)[layer]

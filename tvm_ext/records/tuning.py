@@ -1,4 +1,4 @@
-"""What a search over tiles is about: a product, and one way to compute it on tensor cores, stages included."""
+"""What searches over tiles are about: a product and its tiles and stages on tensor cores; the tiles of a CPU kernel."""
 
 from __future__ import annotations
 
@@ -54,6 +54,40 @@ class TileCandidate:
     def __str__(self) -> str:
         block, warp = f"{self.rows}x{self.columns}x{self.depth}", f"{self.warp_rows}x{self.warp_columns}"
         return f"{block} by warps of {warp}, {self.shared_stages} x {self.register_stages} stages"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuTile:
+    """The tiles of a CPU kernel: all that its emitter takes from an rProgram.
+
+    All but ``vector`` have one entry for each spatial axis of the expression in canonical form, in its order.
+    ``vector`` is the axis (its position) along which registers lie. ``register`` is a register tile's size in elements;
+    ``inner`` the register tiles in a block of the L1 cache, ``outer`` those in a task (a block of the L2 cache, which
+    one thread computes). ``order`` has the axes of the loops over tiles, outermost first. Reductions stay whole.
+
+    Worked example, C[128, 768] += A[128, 768] * B[768, 768]: register (5, 80), inner (3, 1), outer (9, 1), order (1, 0)
+    is 15 x 80 in L1, 45 x 80 a task, and all rows beneath one panel of B before the next panel.
+    """
+
+    vector: int
+    register: tuple[int, ...]
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        axes = range(len(self.register))
+        if not len(self.inner) == len(self.outer) == len(self.register) or self.vector not in axes:
+            raise ValueError(f"{self} does not say the same number of axes everywhere")
+        if sorted(self.order) != list(axes):
+            raise ValueError(f"the loops' order {self.order} is none of {len(self.register)} axes")
+        if min((*self.register, *self.inner, *self.outer)) < 1:
+            raise ValueError(f"{self} has an empty tile")
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
 
 
 def product_of_matmul(

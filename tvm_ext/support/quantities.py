@@ -38,6 +38,11 @@ def chosen(condition: bool | NDArray[Any], one: Quantity, other: Quantity) -> Qu
     return one if condition else other
 
 
+def anywhere(condition: bool | NDArray[Any]) -> bool:
+    """Whether the condition holds for one of them."""
+    return bool(condition.any()) if isinstance(condition, np.ndarray) else condition
+
+
 def whole_quotient(dividend: Quantity, divisor: Quantity) -> Quantity:
     """`arithmetic.ceil_div` of quantities: 7 rows in tiles of 3 are 3 tiles."""
     return -(-dividend // divisor)

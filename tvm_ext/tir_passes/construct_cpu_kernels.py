@@ -18,10 +18,9 @@ from tvm_ext._tvm import (
     copy_module,
     module_pass,
     structural_walk,
-    tirx,
 )
-from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
-from tvm_ext.analysis.computations import OperatorBody, dtype_of, read_operator, substitute
+from tvm_ext.analysis.computation_exprs import tensor_bytes
+from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -59,8 +58,20 @@ from .expressions.turn_divisions import with_turned_divisions
 from .expressions.vector_math import FUNCTIONS, expand_math, has_scale
 from .plan.anchors import construct_anchor, kept_buffers, row_program
 from .plan.canonical import canonical_rows
+from .plan.chosen_tiles import NO_CHOICES, TileChoices, program_for
 from .plan.equal_functions import EqualFunctions
-from .plan.form import Form, body_of, choice_of, function_like, fused_note, notes_of, unscheduled, with_choice
+from .plan.form import (
+    Form,
+    any_alignment,
+    body_of,
+    choice_of,
+    function_like,
+    fused_note,
+    notes_of,
+    packed_params,
+    unscheduled,
+    with_choice,
+)
 from .plan.panel import Panel, PanelView, check_runs, divide
 from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
 from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
@@ -82,15 +93,23 @@ class ConstructCpuKernels:
     cache
         Where compiled kernels are looked up. Those found are sealed: they have no body, and `code_generation` must
         follow. Left out: every kernel is constructed.
+    tiles
+        Tiles that replace construction's, by the keys of their workloads.
     """
 
-    def __init__(self, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None) -> None:
-        self.device, self.options = device, options
+    def __init__(
+        self,
+        device: DeviceSpec,
+        options: BuildOptions,
+        cache: KernelCache | None = None,
+        tiles: TileChoices = NO_CHOICES,
+    ) -> None:
+        self.device, self.options, self.tiles = device, options, tiles
         self.cache = cache if cache is not None else KernelCache(None)
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
-        context = kernel_context(self.device, self.options) if self.cache.is_on else ""
+        context = kernel_context(self.device, self.options, self.tiles) if self.cache.is_on else ""
         made = EqualFunctions()
         for gv, func in unscheduled(mod):
             result[gv] = self._kernel(func, gv.name_hint, context, made)
@@ -106,7 +125,7 @@ class ConstructCpuKernels:
         if kernel is not None:
             self.cache.duplicates += 1
         else:
-            kernel = construct_cpu_kernel(func, name, self.device, self.options)
+            kernel = construct_cpu_kernel(func, name, self.device, self.options, self.tiles)
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
 
@@ -126,19 +145,23 @@ class ConstructCpuKernels:
         return entry
 
 
-def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
+def kernel_context(device: DeviceSpec, options: BuildOptions, tiles: TileChoices = NO_CHOICES) -> str:
     """Digest of what decides every kernel of a build beside its PrimFunc."""
     target = Target.current(allow_none=True)
-    return build_context(
-        str(target), to_json(device), repr((options.candidates, options.epsilon, options.guard_memory))
-    )
+    settings = repr((options.candidates, options.epsilon, options.guard_memory))
+    return build_context(str(target), to_json(device), settings, *([repr(sorted(tiles.items()))] if tiles else []))
 
 
-def construct_cpu_kernel(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> PrimFunc:
-    """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice."""
+def construct_cpu_kernel(
+    func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, tiles: TileChoices = NO_CHOICES
+) -> PrimFunc:
+    """``func`` scheduled for ``device``; never raises for what cannot be constructed, but says why in its choice.
+
+    ``tiles`` replace those that construction chooses (`plan/chosen_tiles.py`).
+    """
     try:
         with timed_construction():
-            body, choice = _constructed(func, name, device, options)
+            body, choice = _constructed(func, name, device, options, tiles)
     except IllegalRewrite as refusal:
         body, choice = _fallback(func, name, device, refusal)
     return with_choice(with_turned_divisions(body), choice)
@@ -162,7 +185,9 @@ def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRew
     return scheduled, KernelChoice(operator=name, path="fallback", notes=notes, device=device.name)
 
 
-def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[PrimFunc, KernelChoice]:
+def _constructed(
+    func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, tiles: TileChoices
+) -> tuple[PrimFunc, KernelChoice]:
     if func.attrs and ATTENTION in func.attrs:
         return _attention(func, name, device)
     read = read_operator(func, name)
@@ -174,12 +199,12 @@ def _constructed(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOp
     if cell is not None:
         body, forms, notes = body_of(cell.forms, operator), cell.forms, notes_of(cell.forms)
     elif chain is None or chain.plan is None:
-        body, forms, notes = _groups(operator, constants, device, options)
+        body, forms, notes = _groups(operator, constants, device, options, tiles)
     else:
         body, forms, notes = _chain(operator, chain.plan, constants, device, options)
     body = on_cpu(body, device)
     notes = [*refusals, *notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]
-    params, body = _any_alignment(_packed(operator.params, forms), body)
+    params, body = any_alignment(packed_params(operator.params, forms), body)
     choice = choice_of(operator, forms, notes, device)
     if cell is not None:
         choice = replace(choice, expected_s=cell.expected_s)
@@ -199,11 +224,15 @@ def _cell(
 
 
 def _groups(
-    operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+    operator: OperatorBody,
+    constants: Sequence[Buffer],
+    device: DeviceSpec,
+    options: BuildOptions,
+    tiles: TileChoices,
 ) -> tuple[Stmt, list[Form], list[str]]:
     """The operator's groups one after the other, each over whole tensors; their forms, and what to say of them."""
     groups, refusals = take_windows(plan(operator), operator)
-    forms = [form for group in groups for form in _forms(group, operator, constants, device, options)]
+    forms = [form for group in groups for form in _forms(group, operator, constants, device, options, tiles)]
     return body_of(forms, operator), forms, [*refusals, *notes_of(forms)]
 
 
@@ -217,7 +246,7 @@ def _chain(
     try:
         return _panels(divide(operator, panels.by_axis), constants, device, options)
     except IllegalRewrite as refusal:
-        body, forms, notes = _groups(operator, constants, device, options)
+        body, forms, notes = _groups(operator, constants, device, options, NO_CHOICES)
         return body, forms, [f"no chain panel by panel: {refusal}", *notes]
 
 
@@ -260,7 +289,7 @@ def _attention(func: PrimFunc, name: str, device: DeviceSpec) -> tuple[PrimFunc,
     """What a function of `FuseAttention` computes, as its attribute says it."""
     work = from_json(Attention, str(func.attrs[ATTENTION]))
     statement, program, note = attention_kernel(work, func.params, device)
-    params, body = _any_alignment(func.params, on_cpu(statement, device))
+    params, body = any_alignment(func.params, on_cpu(statement, device))
     choice = KernelChoice(
         operator=name,
         path="rtile",
@@ -274,7 +303,12 @@ def _attention(func: PrimFunc, name: str, device: DeviceSpec) -> tuple[PrimFunc,
 
 
 def _forms(
-    group: CpuGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+    group: CpuGroup,
+    operator: OperatorBody,
+    constants: Sequence[Buffer],
+    device: DeviceSpec,
+    options: BuildOptions,
+    tiles: TileChoices = NO_CHOICES,
 ) -> list[Form]:
     """How the group is run: by one kernel, or row by row where no rTile has a spatial axis to vectorise."""
     check_time()
@@ -282,7 +316,7 @@ def _forms(
         return [_window_form(group, device)]
     if isinstance(group, RowGroup):
         return [_row_form(canonical_rows(group), operator, device)]
-    return _tile_forms(group, operator, constants, device, options)
+    return _tile_forms(group, operator, constants, device, options, tiles=tiles)
 
 
 def _window_form(group: WindowGroup, device: DeviceSpec) -> Form:
@@ -298,6 +332,7 @@ def _tile_forms(
     device: DeviceSpec,
     options: BuildOptions,
     views: Sequence[PanelView] = (),
+    tiles: TileChoices = NO_CHOICES,
 ) -> list[Form]:
     """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue.
 
@@ -305,8 +340,7 @@ def _tile_forms(
     """
     anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
     check_runs(anchor, views)
-    spatial = [axis.name for axis in expr.spatial]
-    program = next((program for program in construction.programs if program.vector_axis in spatial), None)
+    program, chosen = program_for(expr, construction, device, tiles)
     if program is None:
         single = [
             canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *group.epilogue)
@@ -320,7 +354,7 @@ def _tile_forms(
             path="rtile",
             statements=kernel.statements,
             program=program,
-            notes=(*construction.notes, note),
+            notes=(*construction.notes, note, *chosen),
             packs=kernel.packs,
         )
     ]
@@ -334,15 +368,6 @@ def _row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> For
         program=row_program(rows, operator, device),
         notes=(f"{' + '.join(computation.name for computation in rows.computations)} row by row",),
     )
-
-
-def _packed(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:
-    """The function's parameters, those repacked at compile time in the form that their kernel reads."""
-    packed = list(params)
-    for form in forms:
-        for buffer, how in form.packs:
-            packed[how.param_index] = buffer
-    return packed
 
 
 def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
@@ -361,17 +386,3 @@ def call_notes(body: Stmt) -> list[str]:
     structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
     most = limits().expanded_functions
     return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
-
-
-def _any_alignment(params: Sequence[Buffer], body: Stmt) -> tuple[list[Buffer], Stmt]:
-    """The parameters without TVM's promise of 64-byte alignment, which a NumPy array handed to the VM does not keep.
-
-    Vector instructions for unaligned addresses cost nothing where the address happens to be aligned.
-    """
-    relaxed = [
-        tirx.decl_buffer(
-            param.ty.shape, dtype_of(param), param.name, data_alignment=max(1, int(itemsize_bytes(dtype_of(param))))
-        )
-        for param in params
-    ]
-    return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))

@@ -18,8 +18,8 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
-from tvm_ext.analysis.computation_exprs import count_flops, count_operations, tensor_bytes
-from tvm_ext.analysis.computations import Computation, OperatorBody
+from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes, tensor_bytes
+from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import allocate, sequence
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
@@ -69,6 +69,29 @@ def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimF
     """A function with ``func``'s attributes and result, of plain loops."""
     attrs = {key: func.attrs[key] for key in func.attrs.keys()} if func.attrs else {}  # noqa: SIM118 - DictAttrs iterates over keys() only
     return tirx.PrimFunc(list(params), body, func.ret_type).with_attrs({**attrs, "s_tir": True})
+
+
+def packed_params(params: Sequence[Buffer], forms: Sequence[Form]) -> list[Buffer]:
+    """The function's parameters, those repacked at compile time in the form that their kernel reads."""
+    packed = list(params)
+    for form in forms:
+        for buffer, how in form.packs:
+            packed[how.param_index] = buffer
+    return packed
+
+
+def any_alignment(params: Sequence[Buffer], body: Stmt) -> tuple[list[Buffer], Stmt]:
+    """The parameters without TVM's promise of 64-byte alignment, which a NumPy array handed to the VM does not keep.
+
+    Vector instructions for unaligned addresses cost nothing where the address happens to be aligned.
+    """
+    relaxed = [
+        tirx.decl_buffer(
+            param.ty.shape, dtype_of(param), param.name, data_alignment=max(1, int(itemsize_bytes(dtype_of(param))))
+        )
+        for param in params
+    ]
+    return relaxed, substitute(body, list(zip(params, relaxed, strict=True)))
 
 
 def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str], device: DeviceSpec) -> KernelChoice:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.access_table import Shape, vector_use
+from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
@@ -159,24 +160,6 @@ def _model(expr: TensorExpr, device: DeviceSpec, axis: str | None, rules: frozen
     model = PerfModel(expr, device, axis)
     model.tensor_core = TENSOR_CORE in rules and tensor_core_steps(expr, device) is not None
     return model
-
-
-def legal_vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | None = None) -> list[str | None]:
-    """Axes whose neighbours may share a register, or None alone where no axis is contiguous anywhere.
-
-    Spatial axes along which the output or an input is contiguous, or a constant can be repacked; where there are none
-    (a sum over everything) the contiguous reduction axes. On a GPU: the axis along which the output is contiguous.
-    """
-    if device.kind != "cpu":
-        last = [axis.name for axis in expr.spatial if expr.output.stride(axis.name) == 1]
-        return [last[-1] if last else None]
-    for axes in (expr.spatial, expr.reduction):
-        names = [a.name for a in axes if any(vector_use(access, a.name) == "vector" for access in expr.accesses)]
-        if wanted is not None:
-            names = [name for name in names if name in wanted]
-        if names:
-            return list(names)
-    return [None]
 
 
 def _candidates(

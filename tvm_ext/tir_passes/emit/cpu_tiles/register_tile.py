@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tvm_ext._tvm import Expr, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
@@ -35,6 +35,7 @@ class TileLayout:
     counts: dict[int, int]
     full: dict[int, int]
     blocks: dict[int, tuple[int, int]]
+    order: tuple[int, ...]  # of the outer loops, outermost first
     lanes: int
     accumulator_dtype: str  # half precision is accumulated in float32
     packed: tuple[PackedInput | PhasePack, ...]
@@ -49,26 +50,6 @@ class TileLayout:
     @property
     def names(self) -> list[str]:
         return [axis.name for axis in self.expr.axes]
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Axes of the outer loops, outermost first: the axis along which the most loaded bytes stay put goes last.
-
-        Worked example, matmul with 4 x 64 tiles and K = 512: along j the 4 x 512 tile of A stays (8 KiB), along i the
-        512 x 64 panel of B (128 KiB), so i is the innermost loop.
-        """
-        return tuple(sorted(self.spatial, key=self._kept_bytes))
-
-    def _kept_bytes(self, axis: int) -> float:
-        total = 0.0
-        for access in self.expr.inputs:
-            if access.stride(self.names[axis]) == 0:
-                size = access.itemsize_bytes
-                for p, name in enumerate(self.names):
-                    if access.stride(name):
-                        size *= self.computation.extents[p] if p in self.reduction else self.tile[p]
-                total += size
-        return total
 
     def tail(self, axis: int) -> int:
         """Size of the smaller last tile; 0 where the tile divides the axis."""
@@ -96,11 +77,9 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
     """The layout of ``program``; raises IllegalRewrite where it has no spatial axis to vectorise."""
     names = [axis.name for axis in expr.axes]
     spatial = [p for p, kind in enumerate(computation.kinds) if kind == "spatial"]
-    if program.vector_axis not in [names[p] for p in spatial]:
-        raise IllegalRewrite(f"{computation.name}: its rProgram has no spatial vector axis")
-    vector = names.index(program.vector_axis)
-    register = program.tile("L0").sizes
-    tile = {p: min(register.get(names[p], 1), computation.extents[p]) for p in spatial}
+    loops = tile_of(program, expr)
+    vector = spatial[loops.vector]
+    tile = dict(zip(spatial, loops.register, strict=True))
     counts = {p: ceil_div(computation.extents[p], tile[p]) for p in spatial}
     dtype = accumulator_dtype(dtype_of(computation.target))
     lanes = lanes_of(dtype, device.register_bytes)
@@ -119,7 +98,8 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
         tile=tile,
         counts=counts,
         full={p: computation.extents[p] // tile[p] for p in spatial},
-        blocks=_blocks(program, names, tile, counts),
+        blocks=dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True)),
+        order=tuple(spatial[place] for place in loops.order),
         lanes=lanes,
         accumulator_dtype=dtype,
         packed=packed,
@@ -139,22 +119,6 @@ def _only_padded_panels(
         if not any(item.is_constant and structural_equal(load, item.original) for item in packed):
             return False
     return True
-
-
-def _blocks(
-    program: RProgram, names: Sequence[str], tile: dict[int, int], counts: dict[int, int]
-) -> dict[int, tuple[int, int]]:
-    """Per axis (tiles in an L2 block, tiles in an L1 block): whole numbers of register tiles, nested."""
-    tiles = dict(program.tiles)
-    blocks = {}
-    for p, size in tile.items():
-        outer_size, inner_size = (
-            tiles[layer].sizes.get(names[p], 1) if layer in tiles else size for layer in ("L2", "L1")
-        )
-        inner = min(max(1, inner_size // size), counts[p])
-        outer = min(max(inner, outer_size // size), counts[p])
-        blocks[p] = (outer if outer == counts[p] else outer // inner * inner, inner)
-    return blocks
 
 
 def vectors(size: int, lanes: int) -> list[tuple[int, int]]:

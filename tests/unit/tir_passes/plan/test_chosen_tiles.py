@@ -1,0 +1,131 @@
+"""Tiles chosen from outside: they are emitted as they say, and what does not fit is left out with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.unit.kernels import cpu, legalised, run
+from tvm_ext.cost.cpu_tiles import program_of, tile_of
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.serialise import from_json
+from tvm_ext.records.tuning import CpuTile
+from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel, kernel_context
+from tvm_ext.tir_passes.plan.chosen_tiles import tunable_anchors
+
+OPTIONS = BuildOptions()
+
+
+def product() -> Any:
+    func = legalised(lambda a, b: relax.op.nn.relu(relax.op.matmul(a, b)), (50, 40), (40, 70))
+    return func.with_attr(CONSTANT_PARAMS, [1])
+
+
+def convolution() -> Any:
+    func = legalised(lambda x, w: relax.op.nn.conv2d(x, w, padding=1), (1, 8, 13, 13), (20, 8, 3, 3))
+    return func.with_attr(CONSTANT_PARAMS, [1])
+
+
+def kernel(func: Any, tiles: dict[str, str]) -> tuple[Any, KernelChoice]:
+    made = construct_cpu_kernel(func, "operator", cpu(), OPTIONS, tiles)
+    return made, from_json(KernelChoice, str(made.attrs[CHOICE]))
+
+
+def text_of(made: Any) -> str:
+    return str(made.without_attr(CHOICE).script())
+
+
+def other(tile: CpuTile) -> CpuTile:
+    """Smaller register tiles, in loops the other way round."""
+    rows = tuple(1 if axis != tile.vector else size for axis, size in enumerate(tile.register))
+    ones = (1,) * len(rows)
+    return CpuTile(vector=tile.vector, register=rows, inner=ones, outer=ones, order=tuple(reversed(tile.order)))
+
+
+@pytest.mark.parametrize("make", [product, convolution])
+def test_a_chosen_tile_is_emitted_and_computes_the_same(make: Any) -> None:
+    func = make()
+    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+    wanted = other(anchor.constructed)
+    assert wanted != anchor.constructed
+    plain, _ = kernel(func, {})
+    made, choice = kernel(func, {anchor.workload.key: wanted.configuration})
+    assert choice.program is not None
+    assert tile_of(choice.program, anchor.expr) == wanted
+    assert "tile chosen by measurement" in choice.reason
+    assert text_of(plain) != text_of(made)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([int(n) for n in p.ty.shape]).astype("float32") for p in func.params]
+    found = run(made, choice, arrays[:-1], arrays[-1].shape, "float32")
+    if make is product:
+        expected = np.maximum(arrays[0].astype("float64") @ arrays[1], 0)
+    else:
+        padded = np.pad(arrays[0].astype("float64"), ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        expected = np.einsum("nchwij,ocij->nohw", windows, arrays[1])
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def test_choosing_the_constructed_tile_changes_nothing_but_the_reason() -> None:
+    func = product()
+    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+    plain, before = kernel(func, {})
+    made, choice = kernel(func, {anchor.workload.key: anchor.constructed.configuration})
+    assert text_of(plain) == text_of(made)
+    assert choice.packs == before.packs
+    assert choice.reason != before.reason
+
+
+def test_what_is_measured_does_not_depend_on_names() -> None:
+    """The same product under other names has the same key; another size, device or thread count has another."""
+    (one,) = tunable_anchors(product(), "operator", cpu(), OPTIONS)
+    (same,) = tunable_anchors(product(), "elsewhere", cpu(), OPTIONS)
+    assert one.workload == same.workload
+    threads = replace(cpu(), unit_count=cpu().unit_count + 1)
+    variants = [
+        tunable_anchors(convolution(), "operator", cpu(), OPTIONS)[0],
+        tunable_anchors(product().without_attr(CONSTANT_PARAMS), "operator", cpu(), OPTIONS)[0],
+        tunable_anchors(product(), "operator", threads, OPTIONS)[0],
+    ]
+    assert len({item.workload.key for item in (one, *variants)}) == 4
+
+
+def test_a_tile_that_does_not_fit_is_left_out_with_a_reason() -> None:
+    func = product()
+    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+    plain, _ = kernel(func, {})
+    tile = anchor.constructed
+    wrong = [
+        "no JSON",
+        '{"vector":9}',
+        replace(tile, register=(50, 70)).configuration,  # too many registers
+        replace(tile, register=(51, tile.register[1])).configuration,
+        CpuTile(vector=0, register=(1,), inner=(1,), outer=(1,), order=(0,)).configuration,
+        replace(tile, inner=(1, 1), outer=(1000, 1)).configuration,
+    ]
+    for text in wrong:
+        made, choice = kernel(func, {anchor.workload.key: text})
+        assert text_of(plain) == text_of(made)
+        assert "a chosen tile is left out" in choice.reason
+        assert choice.path == "rtile"
+
+
+def test_every_constructed_program_is_the_program_of_its_tile() -> None:
+    """Also its predicted time, where no tile is padded beyond its axis."""
+    for func in (product(), convolution()):
+        (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+        for program in anchor.programs:
+            again = program_of(tile_of(program, anchor.expr), anchor.expr, cpu())
+            assert tile_of(again, anchor.expr) == tile_of(program, anchor.expr)
+            assert again.prediction.compute_s == pytest.approx(program.prediction.compute_s, rel=0.05)
+
+
+def test_kernels_of_other_choices_are_not_taken_from_the_cache() -> None:
+    assert kernel_context(cpu(), OPTIONS) == kernel_context(cpu(), OPTIONS, {})
+    assert kernel_context(cpu(), OPTIONS, {"a": "b"}) != kernel_context(cpu(), OPTIONS)
+    assert kernel_context(cpu(), OPTIONS, {"a": "c"}) != kernel_context(cpu(), OPTIONS, {"a": "b"})

@@ -1,0 +1,65 @@
+"""Under which key a store keeps what was measured of a CPU kernel's tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm_ext._environment import SUPPORTED_VERSIONS, installed_version
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.serialise import to_json
+
+from .tensor_expr import Access, LinearIndex, TensorExpr
+
+KIND = "cpu_tile"
+"""`MeasuredWorkload.kind` of an expression whose configurations are `CpuTile`s."""
+
+KERNELS = "1"
+"""Version of our CPU kernels: a new one where the emitter makes other code of the same tile."""
+
+
+def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
+    """The key of ``expr``, an anchor in canonical form with what is fused to it, on ``device``.
+
+    Names do not count: a convolution is the same workload in every model.
+    """
+    target: dict[str, Any] = dict(device.target)
+    return MeasuredWorkload(
+        kind=KIND,
+        structure=to_json(without_names(expr)),
+        layout="",
+        dtype=",".join((*(access.dtype for access in expr.inputs), expr.output.dtype)),
+        device=device.description,
+        instructions=" ".join((str(target.get("mcpu", "")), *target.get("mattr", ()))) or device.name,
+        threads=device.unit_count,
+        versions=(("apache-tvm", installed_version("apache-tvm") or SUPPORTED_VERSIONS["apache-tvm"]), (KIND, KERNELS)),
+    )
+
+
+def without_names(expr: TensorExpr) -> TensorExpr:
+    """``expr`` with its axes, tensors and fused computations called by their numbers."""
+    axes = {axis.name: f"a{number}" for number, axis in enumerate(expr.axes)}
+    tensors = {name: f"t{number}" for number, name in enumerate(dict.fromkeys(a.tensor for a in expr.accesses))}
+
+    def access(item: Access) -> Access:
+        indices = tuple(
+            None
+            if index is None
+            else LinearIndex(
+                terms=tuple((axes[name], coefficient) for name, coefficient in index.terms), constant=index.constant
+            )
+            for index in item.indices
+        )
+        gathers = tuple(tuple(axes.get(name, "") for name in names) for names in item.gathers)
+        return replace(item, tensor=tensors[item.tensor], indices=indices, gathers=gathers)
+
+    return replace(
+        expr,
+        name="",
+        axes=tuple(replace(axis, name=axes[axis.name]) for axis in expr.axes),
+        inputs=tuple(access(item) for item in expr.inputs),
+        output=access(expr.output),
+        prologue=tuple(replace(item, name="", extra_inputs=()) for item in expr.prologue),
+        epilogue=tuple(replace(item, name="", extra_inputs=()) for item in expr.epilogue),
+    )
