@@ -26,8 +26,7 @@ Environment variables
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
 ``TVM_EXT_THREAD_POOL``
-    Whose threads share the work of a parallel kernel on CPUs: ``own`` (unset: this package's, `thread_pool`) or ``tvm``
-    (TVM's pool).
+    Whose threads share the work of a parallel kernel on CPUs: ``own`` (unset; `thread_pool`) or ``tvm`` (TVM's pool).
 ``TVM_THREAD_POOL_SPIN_COUNT``
     TVM's own; read, since it says for how long its threads stay awake (`forks`).
 """
