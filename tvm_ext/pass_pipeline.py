@@ -41,6 +41,7 @@ from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues
 from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
+from tvm_ext.relay_passes.expand_attention import ExpandAttention
 from tvm_ext.relay_passes.expand_transposed import ExpandTransposedConvolutions
 from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
@@ -85,6 +86,8 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
         SplitConcatenations(),
         # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
         ExpandTransposedConvolutions(),
+        # One operator to Relax, eleven computations to stock TVM; what fuses attention looks for its products.
+        ExpandAttention(),
         # `y = x` bindings left by importers would each break a fusion chain.
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
@@ -133,10 +136,7 @@ def own_time_us(
     options: BuildOptions,
     most: int | None = None,
 ) -> float | None:
-    """Predicted microseconds of the kernels that are constructed for ``mod``.
-
-    None where one has no prediction, and where there are more than ``most``.
-    """
+    """Predicted microseconds of the kernels of ``mod``; None if one has none, or there are more than ``most``."""
     passes = [*operator_passes(target), *fusion_passes(device, options), *kernel_passes(device, options)]
     kernels = tvm.transform.Sequential(passes)(mod)
     texts = [func.attrs.get(CHOICE) for _, func in kernels.functions_items() if isinstance(func, PrimFunc)]

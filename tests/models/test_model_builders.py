@@ -13,7 +13,8 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedEnvironmentError
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the models' outputs are looked at through ONNX Runtime")
 
-HEAVY = {"vgg19", "zfnet512", "resnext29", "alexnet", "nasnet"}  # a quarter of a gigabyte of weights and more, or slow
+HEAVY = {"vgg16", "vgg19", "zfnet512", "resnext29", "alexnet", "nasnet", "repvgg_a0", "repvgg_b0"}
+"""A quarter of a gigabyte of weights and more, or slow."""
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in models.names()]
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import Array
 
-from .networks import bert, convolutional, light, nasnet, random_cells, recurrent, small
+from .networks import bert, convolutional, light, nasnet, random_cells, recurrent, repvgg, small, vision
 from .networks.graph import generator
 
 _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
@@ -30,7 +30,13 @@ _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     "deepspeech2": lambda batch, sequence, seed: recurrent.build_deepspeech2(batch=batch, seed=seed),
     "lstm_tc": lambda batch, sequence, seed: recurrent.build_lstm_tc(batch=batch, seed=seed),
     "seq2seq_nmt": lambda batch, sequence, seed: recurrent.build_seq2seq(batch=batch, seed=seed),
+    "vgg16": lambda batch, sequence, seed: vision.build_vgg16(batch=batch, seed=seed),
+    "resnet18": lambda batch, sequence, seed: vision.build_resnet18(batch=batch, seed=seed),
+    "repvgg_a0": lambda batch, sequence, seed: repvgg.build_repvgg("a0", batch=batch, seed=seed),
+    "repvgg_b0": lambda batch, sequence, seed: repvgg.build_repvgg("b0", batch=batch, seed=seed),
 }
+BOLT = ("vgg16", "vgg19", "resnet18", "resnet50", "repvgg_a0", "repvgg_b0")
+"""Two networks of each of the three families in Bolt's Figure 10, whose text does not name them."""
 RAMMER = ("resnext29", "nasnet", "alexnet", "deepspeech2", "lstm_tc", "seq2seq_nmt")
 """The networks of Rammer's evaluation, in the order of its Table 1."""
 _CELL = re.compile(r"nasbench_(0|[1-9][0-9]{0,2})")

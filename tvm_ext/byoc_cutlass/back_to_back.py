@@ -235,8 +235,8 @@ def _why_wrong_first(epilogue: Epilogue) -> str | None:
 
 def _why_wrong_second(epilogue: Epilogue) -> str | None:
     """As CUTLASS's own epilogues: one tensor of the result's type, which may repeat one row."""
-    for item in epilogue.operands[1:]:
-        return f"behind the second product of a pair comes one tensor, and {item.name} is another"
+    if epilogue.reduction is not None or len(epilogue.operands) > 1:
+        return "behind the second product of a pair comes at most one tensor, and no rows or columns are added up"
     for item in epilogue.operands:
         if item.role not in ("row", "matrix") or item.dtype != epilogue.out_dtype:
             return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"

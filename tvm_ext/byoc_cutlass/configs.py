@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -53,7 +53,8 @@ def propose(
     """
     check_device(device)
     legal = [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
-    split = [item for config in legal for item in _splits(config, problem, device)]
+    splits = (1,) if epilogue.reduction is not None else _SPLITS  # stream-K has parts of tiles
+    split = [item for config in legal for item in _splits(config, problem, device, splits)]
     ranked = [Ranked.of(c, predict_product(c, problem, device, epilogue)) for c in split]
     return tuple(_tile_by_tile(sorted(ranked, key=_place))[:count])
 
@@ -207,14 +208,16 @@ def _collective_tiles(problem: GemmProblem, schedules: tuple[Schedule, ...]) -> 
         )
 
 
-def _splits(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
+def _splits(
+    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, splits: Sequence[int]
+) -> Iterator[GemmConfig]:
     """``config``, and with K split where its tiles leave units idle and every part keeps its stages filled."""
     if config.is_simt or config.schedule in ("pingpong", "single") or problem.batch > 1:
         yield config
         return
     tiles = config.tiles(problem)
     steps = ceil_div(problem.k, config.threadblock[2])
-    for split in _SPLITS:
+    for split in splits:
         if split == 1 or (tiles * split <= device.unit_count * 2 and steps >= split * config.stages):
             yield config.with_split(split)
 

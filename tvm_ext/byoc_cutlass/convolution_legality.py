@@ -39,7 +39,7 @@ def why_illegal_convolution(
 ) -> str | None:
     """The first reason against ``config``; None where it is legal."""
     if isinstance(config, DepthwiseConfig):
-        reasons = _reasons_depthwise(config, problem, device)
+        reasons = _reasons_depthwise(config, problem, device, epilogue)
     else:
         reasons = _reasons(config, problem, device, epilogue)
     return next((reason for reason in reasons if reason is not None), None)
@@ -170,9 +170,11 @@ def _why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> st
 
 # --- depthwise -------------------------------------------------------------------------------------------------------
 def _reasons_depthwise(
-    config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec
+    config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
 ) -> Iterator[str | None]:
     yield _why_too_many_bytes(problem)
+    if epilogue.reduction is not None:
+        yield "the depthwise template stores pixels one by one, and adds up no rows or columns"
     yield _why_not_depthwise(config, problem)
     yield _why_wrong_tile(config)
     use = depthwise_use(config, problem, device)

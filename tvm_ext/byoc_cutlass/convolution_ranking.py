@@ -26,6 +26,7 @@ from .ranking import (
     operand_bytes,
     predict_product,
 )
+from .reductions import stored_elements
 
 _INSTRUCTIONS: dict[Reader, int] = {
     "plain": 4, "optimized": 6, "analytic": 24, "few_channels": 40, "fixed_channels": 30, "bulk": 0
@@ -50,7 +51,7 @@ def _moved_bytes(config: AnyConvolutionConfig, problem: ConvolutionProblem, epil
     """Each tensor once, and the sums of slices there and back."""
     bits = problem.multiplier.bits
     read = (prod(problem.window.input_extents) + problem.filters * problem.positions * problem.channels) * bits
-    stored = problem.pixels * problem.filters * problem.out.bits
+    stored = stored_elements(epilogue.reduction, problem.pixels, problem.filters) * problem.out.bits
     split = 1 if isinstance(config, DepthwiseConfig) else config.tile.split_k
     sums = 2 * problem.pixels * problem.filters * 32 * split if split > 1 else 0
     return (read + stored + sums) / 8 + operand_bytes(epilogue, problem.pixels, problem.filters)

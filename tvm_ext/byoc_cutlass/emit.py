@@ -23,6 +23,7 @@ from .elements import ELEMENTS, Shape3, multiplier
 from .epilogue import Epilogue
 from .evt import OWN_FUNCTIONS, VisitorTree, once, visitor_tree
 from .gemm import GemmConfig
+from .reductions import ATOMIC_MAXIMUM, fill_result
 
 LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
@@ -94,13 +95,15 @@ def emit_gemm(
     else:
         body = _body_3x(config, tree, operands, layout_a, layout_b)
     includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[config.generation])
+    rows = "call->m * call->batch" if batched else "call->m"
+    start = fill_result(epilogue.reduction, rows, "call->n")
     return f"""// {config.name}
 // D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
 #include <cstdint>
 #include <limits>
 #include <cutlass/cutlass.h>
 {includes}
-{OWN_FUNCTIONS}
+{own_functions(epilogue)}
 {once("GEMM_CALL", CALL)}
 namespace {symbol}_template {{
 
@@ -117,13 +120,20 @@ constexpr int AlignmentOut = {config.alignment_d};
 
 {body}
 }}  // namespace {symbol}_template
-{entry_points(symbol, call="GemmCall", operator="Gemm", fits=_FITS)}"""
+{entry_points(symbol, call="GemmCall", operator="Gemm", fits=_FITS, start=start)}"""
 
 
-def entry_points(symbol: str, *, call: str, operator: str, fits: str) -> str:
+def own_functions(epilogue: Epilogue) -> str:
+    """What the kernel's text has of functions of ours."""
+    if epilogue.reduction is None or epilogue.reduction.function != "max":
+        return OWN_FUNCTIONS
+    return OWN_FUNCTIONS + once("ATOMIC_MAXIMUM", ATOMIC_MAXIMUM)
+
+
+def entry_points(symbol: str, *, call: str, operator: str, fits: str, start: str = "") -> str:
     """The C functions of a kernel whose namespace has ``operator`` and ``make_arguments`` of a ``call``.
 
-    ``fits`` is the body of the check of extents.
+    ``fits`` is the body of the check of extents, ``start`` what is done on the stream before the kernel.
     """
     several = call == "GemmCall"  # a batch of products: as many distances as operands
     distances = "  int64_t distances[OperandCount + 1] = {};\n" if several else ""
@@ -154,7 +164,7 @@ extern "C" int32_t {symbol}({call} const* call, void* workspace, int64_t workspa
   if (status != cutlass::Status::kSuccess) return static_cast<int32_t>(status);
   if (static_cast<int64_t>({operator}::get_workspace_size(arguments)) > workspace_bytes)
     return static_cast<int32_t>(cutlass::Status::kErrorWorkspaceNull);
-  {operator} gemm;
+{start}  {operator} gemm;
   status = gemm.initialize(arguments, workspace, static_cast<cudaStream_t>(stream));
   if (status == cutlass::Status::kSuccess) status = gemm.run(static_cast<cudaStream_t>(stream));
   return static_cast<int32_t>(status);

@@ -18,11 +18,12 @@ from . import _cutlass
 from .convolution import AnyConvolutionConfig, ConvolutionConfig, DepthwiseConfig
 from .convolution_kernels import DIRECT, IMPLICIT
 from .elements import ELEMENTS, multiplier
-from .emit import emit_gemm, entry_points, gemm_shape
+from .emit import emit_gemm, entry_points, gemm_shape, own_functions
 from .emit import symbol_of as gemm_symbol_of
 from .epilogue import Epilogue
 from .epilogue_function import epilogue_function
 from .evt import OWN_FUNCTIONS, once, visitor_tree
+from .reductions import fill_result
 
 CALL = """struct ConvolutionCall {
   int32_t n, h, w, c, k, r, s, p, q;  // N x H x W x C by K filters of R x S into N x P x Q x K
@@ -92,7 +93,8 @@ def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
         return _plain(config, epilogue)
     if config.iterator == "bulk":
         return _text(config, epilogue, "bulk", OWN_FUNCTIONS, _bulk(config, epilogue))
-    return _text(config, epilogue, "implicit", OWN_FUNCTIONS + once("IMPLICIT", IMPLICIT), _implicit(config, epilogue))
+    helpers = own_functions(epilogue) + once("IMPLICIT", IMPLICIT)
+    return _text(config, epilogue, "implicit", helpers, _implicit(config, epilogue))
 
 
 def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: str, body: str) -> str:
@@ -101,6 +103,7 @@ def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: 
     operand = "cutlass::tfloat32_t" if tfloat32 else ELEMENTS[arithmetic.operand].cpp
     includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[kind])
     symbol, fits = symbol_of(config, epilogue), _FITS_BULK if kind == "bulk" else _FITS
+    start = fill_result(epilogue.reduction, "int64_t(call->n) * call->p * call->q", "int64_t(call->k)")
     return f"""// {config.name}
 // D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
 #include <cstdint>
@@ -121,7 +124,7 @@ constexpr int OperandCount = {len(epilogue.operands)};
 
 {body}
 }}  // namespace {symbol}_template
-{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=fits)}"""
+{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=fits, start=start)}"""
 
 
 _FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.groups,

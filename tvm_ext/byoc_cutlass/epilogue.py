@@ -2,6 +2,7 @@
 
 ``Epilogue(expression="relu(accum + bias) + residual", ...)`` says it all; `evt` makes a visitor tree of it. ``accum``
 is the matrix product, in the type that the template sums in. Arithmetic is float32 wherever no ``cast`` rounds.
+``sum_rows(...)`` around all of it stores one float32 for each column (`reductions`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.records.partition import ACCUMULATOR, CutlassRegion, EpilogueOperand
 
 from .elements import element
+from .reductions import REDUCTIONS, Reduction
 
 ARITY = {
     "relu": 1, "gelu": 1, "gelu_tanh": 1, "silu": 1, "hardswish": 1, "softplus": 1, "sigmoid": 1, "tanh": 1, "exp": 1,
@@ -46,10 +48,22 @@ class Epilogue:
         """The epilogue of ``region``, which has an expression."""
         return cls(expression=region.expression, operands=region.operands, out_dtype=region.out_dtype)
 
+    @property
+    def reduction(self) -> Reduction | None:
+        """What the values are reduced by before anything is stored; None where the matrix itself is."""
+        return self._parsed()[1]
+
     def tree(self) -> ast.expr:
-        """The expression, parsed; raises as the constructor."""
+        """The expression of one value, parsed, without the reduction around it; raises as the constructor."""
+        return self._parsed()[0]
+
+    def _parsed(self) -> tuple[ast.expr, Reduction | None]:
         try:
-            return ast.parse(self.expression, mode="eval").body
+            match ast.parse(self.expression, mode="eval").body:
+                case ast.Call(func=ast.Name(id=name), args=[value], keywords=[]) if name in REDUCTIONS:
+                    return value, REDUCTIONS[name]
+                case value:
+                    return value, None
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._wrong(f"it is no Python expression ({error})", "write e.g. relu(accum + bias)") from error
 
@@ -66,6 +80,9 @@ class _EpilogueChecker:
 
     def check(self) -> None:
         self._value(self.epilogue.tree())
+        if self.epilogue.reduction is not None and self.epilogue.out_dtype != "float32":
+            stored = f"its values are reduced to {self.epilogue.out_dtype}"
+            raise self.epilogue._wrong(stored, "store float32, which is what they are added up in")
         unread = sorted(self.names - self.read)
         if unread:
             raise self.epilogue._wrong(f"it does not read {', '.join(unread)}", "leave that operand out, or use it")

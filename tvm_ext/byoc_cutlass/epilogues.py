@@ -15,7 +15,14 @@ from math import prod
 
 from tvm_ext._tvm import Expr, Var
 from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operator_name, static_shape
-from tvm_ext.records.partition import ACCUMULATOR, Broadcast, EpilogueOperand, EpilogueStep, OperandRole
+from tvm_ext.records.partition import (
+    ACCUMULATOR,
+    REDUCTION_STEPS,
+    Broadcast,
+    EpilogueOperand,
+    EpilogueStep,
+    OperandRole,
+)
 
 from .activations import MOST_OPERATORS, is_spelling, recognise
 from .elements import ELEMENTS
@@ -193,7 +200,7 @@ class EpilogueGrowth:
         steps = self._activation(value) or self._single_steps()
         if steps is None:
             return
-        expression = "" if steps[-1].function.split("_")[0] in REDUCTIONS else self.expressions.of(value)
+        expression = self._expression(value, steps[-1].function)
         if expression is None:
             return
         self.cuts.append(
@@ -202,10 +209,17 @@ class EpilogueGrowth:
                 members=tuple(self.members),
                 steps=steps,
                 expression=expression,
-                operands=self.expressions.operands_of(expression) if expression else (),
+                operands=self.expressions.operands_of(expression),
                 tensors=tuple(self.expressions.tensors),
             )
         )
+
+    def _expression(self, value: Var, last: str) -> str | None:
+        """Of what is stored; None where it would be too long."""
+        if last not in REDUCTION_STEPS:
+            return self.expressions.of(value)
+        inner = self.expressions.before(value)
+        return None if inner is None else f"{last}({inner})"
 
     def _place_of(self, operand: Expr) -> tuple[OperandRole, int]:
         """Role of an operand, and elements between those of neighbouring products: 0 where all read the same."""
@@ -235,7 +249,7 @@ class EpilogueGrowth:
         if None in steps:
             return None
         for variable, step in zip(added, steps, strict=True):
-            if step is not None and step.function.split("_")[0] not in REDUCTIONS:
+            if step is not None and step.function not in REDUCTION_STEPS:
                 self.expressions.add(variable)
         return (*last.steps, *(step for step in steps if step is not None))
 

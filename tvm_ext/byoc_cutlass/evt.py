@@ -22,6 +22,7 @@ from tvm_ext.records.partition import ACCUMULATOR, EpilogueOperand
 from . import _cutlass
 from .elements import ELEMENTS
 from .epilogue import Epilogue
+from .reductions import Reduction
 
 Generation = Literal["2.x", "3.x"]
 """Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
@@ -78,7 +79,11 @@ _LIBRARY_ACTIVATIONS = {
 }  # fmt: skip
 _LIBRARY_FUNCTIONS = {"maximum": "Maximum", "minimum": "Minimum", "exp": "Exp"}
 # CUTLASS's extremes give the number of a number and a NaN; ours keep the NaN, as Relax's do.
-_NAN_KEEPING = {f"cutlass::{name}": f"cutlass::{name}_with_nan_propagation" for name in ("maximum", "minimum")}
+_NAN_KEEPING = {f"cutlass::{name}": f"cutlass::{name}_with_nan_propagation" for name in ("maximum", "minimum")} | {
+    "cutlass::atomic_maximum": "::tvm_ext::AtomicMaximum"
+}
+REDUCED = "reduced"
+"""The tracer's name of the vector that a reduction stores."""
 _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
 _APPROXIMATE_BITS = 16
 _EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
@@ -148,11 +153,31 @@ class _EpilogueNodes:
         value = self.node(tree)
         if not _converts(tree):
             value = self.identity(value)
-        self.base.add_store_node("D")
-        self.base.add_edge(value, "D")
-        self.base.set_store_tensor("D", self.tensor(self.example, self.epilogue.out_dtype))
-        self.base.mark_output("D")
-        self.return_names = ("D",)
+        if self.epilogue.reduction is not None:
+            self.store(self.reduced(value, self.epilogue.reduction), REDUCED, self.shape_left(self.epilogue.reduction))
+        else:
+            self.store(value, "D", self.example)
+
+    def store(self, value: str, name: str, shape: tuple[int, int, int]) -> None:
+        """``value`` is what is stored, as the tensor ``name``."""
+        self.base.add_store_node(name)
+        self.base.add_edge(value, name)
+        self.base.set_store_tensor(name, self.tensor(shape, self.epilogue.out_dtype))
+        self.base.mark_output(name)
+        self.return_names = (name,)
+
+    def reduced(self, value: str, reduction: Reduction) -> str:
+        """The tracer knows a reduction by two functions: of registers, and of what is in memory."""
+        of = self.functions.FunctionalOp
+        both = (of.Plus, of.AtomicAdd) if reduction.function == "sum" else (of.Maximum, of.AtomicMaximum)
+        name: str = self.base.add_compute_node(both)
+        self.base.add_edge(value, name)
+        return name
+
+    def shape_left(self, reduction: Reduction) -> tuple[int, int, int]:
+        """Of what is stored in the example problem: one vector for all products of a batch, or one for each."""
+        batch, m, n = self.example
+        return (1, 1, n) if reduction.over == "rows" else (batch, m, 1)
 
     def shape_of(self, operand: EpilogueOperand) -> tuple[int, int, int]:
         """Of the operand in the example problem."""
@@ -285,6 +310,7 @@ class _Arguments:
     def __init__(self, epilogue: Epilogue, constants: dict[str, float], *, batched: bool) -> None:
         self.constants = constants
         self.operands = {operand_node(i): (i, operand) for i, operand in enumerate(epilogue.operands)}
+        self.reduction, self.batched = epilogue.reduction, batched
         self.store = "{d, {ldd, {}, call.batch_d}}" if batched else "{d, {ldd, {}, {}}}"
 
     def of_graph(self, graph: Any) -> dict[str, str]:
@@ -310,6 +336,9 @@ class _Arguments:
             return f"{{{{{self.constants[node]!r}f}}, {{nullptr}}}}"
         if node == "D":
             return self.store
+        if node == REDUCED and self.reduction is not None:
+            each = ", {{}, {}, int(call.m)}" if self.batched and self.reduction.over == "columns" else ""
+            return f"{{d, {self.reduction.identity}{each}}}"
         if node not in self.operands:
             return "{}"
         number, operand = self.operands[node]

@@ -47,7 +47,17 @@ class EpilogueExpressions:
         operator = self.values.operator_of(self.values.bindings[value])
         if found is not None and operator is not None and operator[0] == "astype":
             found = self.known.get(operator[1][0])
-        return found if found is not None and len(found) <= MOST_CHARACTERS else None
+        return self._kept(found)
+
+    def before(self, value: Var) -> str | None:
+        """Of what the operator that makes ``value``, which is no expression, reads."""
+        operator = self.values.operator_of(self.values.bindings[value])
+        assert operator is not None
+        return self._kept(self.known.get(operator[1][0]))
+
+    @staticmethod
+    def _kept(text: str | None) -> str | None:
+        return text if text is not None and len(text) <= MOST_CHARACTERS else None
 
     def operands_of(self, expression: str) -> tuple[EpilogueOperand, ...]:
         """Those that ``expression`` reads."""

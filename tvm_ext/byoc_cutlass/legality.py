@@ -18,6 +18,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from .elements import ELEMENTS, MULTIPLIERS
 from .epilogue import Epilogue
 from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
+from .reductions import Reduction, exchange_bytes
 
 WARP_GROUP_WARPS = 4
 """Warps that one wgmma is of (PTX ISA)."""
@@ -42,7 +43,9 @@ def _reasons(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilo
     yield _why_wrong_layout(config, problem)
     yield _why_misaligned(config, problem)
     if config.generation == "2.x":
-        yield from _reasons_2x(config, problem, device)
+        yield from _reasons_2x(config, problem, device, epilogue.reduction)
+    elif epilogue.reduction is not None:
+        yield "a collective stores a matrix, and no vector in its place"
     else:
         yield from _reasons_3x(config, problem, device, epilogue)
 
@@ -69,11 +72,15 @@ def _why_misaligned(config: GemmConfig, problem: GemmProblem) -> str | None:
 
 
 # --- 2.x -------------------------------------------------------------------------------------------------------------
-def _reasons_2x(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> Iterator[str | None]:
+def _reasons_2x(
+    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, reduction: Reduction | None
+) -> Iterator[str | None]:
     yield why_no_main_loop(config, problem, device)
     yield why_no_store(config, problem)
+    if reduction is not None and config.split_k > 1:
+        yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
     yield _why_too_many_registers(config, device)
-    yield _why_too_large(shared_bytes_2x(config, problem), device)
+    yield _why_too_large(shared_bytes_2x(config, problem, reduction), device)
 
 
 def why_no_main_loop(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> str | None:
@@ -196,7 +203,8 @@ def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epil
     """What a threadblock takes of its unit."""
     threads, registers = block_threads(config, device), thread_registers(config)
     if config.generation == "2.x":
-        return BlockUse(threads=threads, registers=registers, shared_bytes=shared_bytes_2x(config, problem))
+        shared = shared_bytes_2x(config, problem, epilogue.reduction)
+        return BlockUse(threads=threads, registers=registers, shared_bytes=shared)
     return BlockUse(
         threads=threads,
         registers=min(registers, registers_left(threads, device)),
@@ -222,14 +230,14 @@ def thread_registers(config: GemmConfig) -> int:
     return wm * wn // 32 + operands + _REGISTERS_BESIDE_SUMS
 
 
-def shared_bytes_2x(config: GemmConfig, problem: GemmProblem) -> int:
+def shared_bytes_2x(config: GemmConfig, problem: GemmProblem, reduction: Reduction | None = None) -> int:
     """Shared memory of a threadblock: its stages, or what the epilogue keeps, for one takes the other's place."""
     assert config.warp is not None
     m, n, k = config.threadblock
     padding = 4 * 2 if config.is_simt else 0  # default_mma_core_simt.h pads rows against bank conflicts
     main = config.stages * (m + n + padding) * k * MULTIPLIERS[config.arithmetic].bits // 8
     sums = m // config.warp[0] * _EPILOGUE_ROWS * (n + 2 * _EPILOGUE_ROWS) * 4
-    return max(main, 2 * sums)
+    return max(main, 2 * sums + exchange_bytes(reduction, n, config.warps * 32, config.alignment_d))
 
 
 def _why_too_large(needed: int, device: DeviceSpec) -> str | None:

@@ -11,7 +11,13 @@ from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operat
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.partition import CutlassProblem, CutlassRefusal, CutlassRegion, EpilogueStep
+from tvm_ext.records.partition import (
+    REDUCTION_STEPS,
+    CutlassProblem,
+    CutlassRefusal,
+    CutlassRegion,
+    EpilogueStep,
+)
 
 from .epilogues import FUNCTORS, REDUCTIONS, Cut, EpilogueGrowth
 from .graph_values import GraphValues
@@ -181,12 +187,13 @@ def _stage(cut: Cut, before: Cut | None, values: GraphValues, problem: CutlassPr
     }
     steps = cut.steps[len(before.steps) :] or cut.steps[-1:]
     elements = prod(static_shape(before.value) or ())
-    sums = any(step.function.split("_")[0] in REDUCTIONS for step in steps)
+    sums = any(step.function in REDUCTION_STEPS for step in steps)
     partial = _bytes(cut.value) * max(1, problem.rows // TILE_ROWS) if sums else 0.0
     return EpilogueStage(
         value_bytes=_bytes(cut.value),
         read_bytes=sum(map(_bytes, outside)) + partial,
         instructions=elements * sum(OPERATIONS.get(step.function, 1) for step in steps),
+        launches=int(sums),
     )
 
 

@@ -23,6 +23,7 @@ from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
 from .ranking import global_gb_per_s
+from .reductions import stored_elements
 from .region_templates import shared_epilogue
 from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
 from .selection import Candidate, architecture_of
@@ -122,7 +123,8 @@ def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     for place, dtype, elements in needs:
         found[place] = (dtype, max(found.get(place, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
     unread = ("float16", VECTOR_BYTES)  # a parameter that no kernel reads
-    result = (region.out_dtype, problem.rows * problem.columns * problem.batch * ELEMENTS[region.out_dtype].bits // 8)
+    stored = stored_elements(epilogue.reduction, problem.rows, problem.columns, problem.batch)
+    result = (region.out_dtype, stored * ELEMENTS[region.out_dtype].bits // 8)
     return [*(found.get(place, unread) for place in range(max(found) + 1)), result]
 
 

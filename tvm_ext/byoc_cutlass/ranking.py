@@ -21,6 +21,7 @@ from .elements import ELEMENTS
 from .epilogue import Epilogue
 from .gemm import GemmConfig, GemmProblem
 from .legality import WARP_GROUP_WARPS, block_use
+from .reductions import stored_elements
 
 BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
@@ -89,7 +90,8 @@ def predict_product(
     moved_us = moved / (global_gb_per_s(device) * 1e3)
     busy_us = max(units_us, l2_us, moved_us)
     power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, _known_peak(problem, device)) * 1e6
-    launch_us = device.launch_overhead_us or 0.0
+    launches = 1 if epilogue.reduction is None else 2  # before it, the result is filled
+    launch_us = launches * (device.launch_overhead_us or 0.0)
     return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
 
 
@@ -148,7 +150,8 @@ def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -
         for size, matrix in ((m * k, problem.a), (k * n, problem.b))
     )
     sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
-    own = (factors * problem.multiplier.bits + m * n * problem.batch * problem.out.bits + sums) / 8
+    stored = stored_elements(epilogue.reduction, m, n, problem.batch)
+    own = (factors * problem.multiplier.bits + stored * problem.out.bits + sums) / 8
     return own + operand_bytes(epilogue, m, n, problem.batch)
 
 

@@ -54,8 +54,6 @@ class Candidate:
 
 def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED_AT) -> tuple[Candidate, ...]:
     """The best ``count`` templates for ``region`` on ``device``; raises IllegalRewrite, saying why, where none is."""
-    if not region.expression:
-        raise IllegalRewrite(f"{region.pattern}: epilogues have no visitor for {region.epilogue[-1].function}", "")
     try:
         templates = templates_of(region, device)
         ranked = templates.propose(count)

@@ -15,7 +15,7 @@ from tvm_ext.analysis.relax_values import described, dtype_of, operator_name, sh
 from tvm_ext.devices.capabilities import capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.partition import CutlassProblem
+from tvm_ext.records.partition import CutlassProblem, CutlassRefusal
 
 from .convolution_problems import convolution_problem
 from .graph_values import GraphValues
@@ -27,6 +27,9 @@ WITHOUT_TEMPLATES = frozenset(
 )
 ANCHORS = frozenset({MATMUL, CONV2D}) | WITHOUT_TEMPLATES
 """Operators that get an answer: a problem, or why not."""
+
+NORMS = {"relax.nn.layer_norm": "device_layernorm.h", "relax.nn.rms_norm": "device_rmsnorm.h"}
+"""Norms to the header of the package (tools/util) that has a kernel of one."""
 
 TEMPLATES_SINCE = (7, 5)
 """The oldest architecture that CUDA 13, the compiler of these templates, generates code for."""
@@ -76,6 +79,39 @@ def problem_of(call: Call, values: GraphValues, device: DeviceSpec) -> CutlassPr
     problem = matmul_problem(call, values) if operator == MATMUL else convolution_problem(call)
     _check_alignment(problem, call)
     return problem
+
+
+def norms_left(values: GraphValues) -> list[CutlassRefusal]:
+    """Each layer and RMS norm of a function, and why it is a kernel of this package's."""
+    return [
+        CutlassRefusal(value=variable.name, operator=name, reason=_why_no_norm(call, name), remedy="")
+        for variable, call in values.bindings.items()
+        if (name := operator_name(call) or "") in NORMS
+    ]
+
+
+def _why_no_norm(call: Call, name: str) -> str:
+    """The kernels in the package multiply no matrices, and take nothing of what is before or behind a norm along."""
+    norm, header = f"{name} of {described(call)}", NORMS[name]
+    axes = [int(axis) % len(call.ty.shape) for axis in call.attrs.axes]
+    if axes != [len(call.ty.shape) - 1]:
+        return f"{norm} along axes {axes}: {header} has one of the last axis"
+    if name == "relax.nn.layer_norm" and float(call.attrs.epsilon) != LAYER_NORM_EPSILON:
+        return f"{norm} with epsilon {float(call.attrs.epsilon):g}: {header} has one of {LAYER_NORM_EPSILON:g}"
+    return f"{norm}: {header} has a kernel of it alone, and one of this package's has its neighbours in it as well"
+
+
+LAYER_NORM_EPSILON = 1e-5
+"""Written out in device_layernorm.h."""
+
+
+def attention_left(value: str, attention: str) -> CutlassRefusal:
+    """Why the products of ``attention``, which makes ``value``, keep their softmax between them."""
+    reason = (
+        f"attention of {attention}: the package's kernels of it (examples 41 and 88) are not configured here; each of "
+        "its products may have a template"
+    )
+    return CutlassRefusal(value=value, operator="attention", reason=reason, remedy="")
 
 
 def _check_device(device: DeviceSpec) -> None:

@@ -40,12 +40,13 @@ class EpilogueStage:
     """Steps that are fused together or not at all; stage 0 is the product itself, which has no operands.
 
     ``read_bytes`` are those of the operands that the steps read beside the value; ``instructions`` those of all
-    elements.
+    elements; ``launches`` what else must run first where they are fused (what fills a sum that is added to).
     """
 
     value_bytes: float
     read_bytes: float = 0.0
     instructions: float = 0.0
+    launches: int = 0
 
 
 def best_prefix(stages: Sequence[EpilogueStage], device: DeviceSpec, *, absorbed: bool) -> tuple[int, float]:
@@ -63,7 +64,7 @@ def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, ab
     fused, rest = stages[:count], stages[count:]
     value, result = fused[-1].value_bytes, stages[-1].value_bytes
     time = sum(moved_us(stage.read_bytes, device) + instructions_us(stage.instructions, device) for stage in fused)
-    time += 2 * moved_us(value, device)
+    time += 2 * moved_us(value, device) + sum(stage.launches for stage in fused) * (device.launch_overhead_us or 0.0)
     if not rest:
         return time
     operands = sum(moved_us(stage.read_bytes, device) for stage in rest)

@@ -24,6 +24,9 @@ REGION = "tvm_ext.region"
 CODEGEN = "tvm_ext.cutlass"
 """Attribute ``Codegen`` of every composite function, and how the names in attribute ``Composite`` begin."""
 
+REDUCTION_STEPS = frozenset({"sum_rows", "sum_columns", "max_rows", "max_columns"})
+"""Last steps of epilogues that leave one value for each column, or for each row."""
+
 ACCUMULATOR = "accum"
 """What an epilogue's expression calls the product."""
 
@@ -122,10 +125,9 @@ class CutlassRegion:
     """One product with its epilogue, as a composite function.
 
     ``factors`` are the function's parameters that are A and B. ``expression`` is the epilogue of ``accum`` and
-    ``operands``, whose names are those of the parameters (`operand_name`), stored as ``out_dtype``; empty where
-    epilogues have no expression for it (sums over rows or columns). ``ended`` says why the epilogue has no further
-    step, ``saved_us`` what the model expects of fusing it. ``then`` is the product that follows in the same kernel:
-    its first factor, `LINK` in place of a parameter, is what this one makes.
+    ``operands``, whose names are those of the parameters (`operand_name`), stored as ``out_dtype``. ``ended`` says why
+    the epilogue has no further step, ``saved_us`` what the model expects of fusing it. ``then`` is the product that
+    follows in the same kernel: its first factor, `LINK` in place of a parameter, is what this one makes.
     """
 
     value: str  # the graph's name of the result
@@ -173,7 +175,7 @@ def parameter_of(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassRefusal:
-    """A product that no template serves, and why, in a sentence of operator, shape, type and limit."""
+    """What no template serves, and why, in a sentence of operator, shape, type and limit."""
 
     value: str
     operator: str
@@ -232,23 +234,30 @@ class CutlassProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassBuild:
-    """What became of a module's products: kernels of templates, and why the others have none."""
+    """What became of a module's products: kernels of templates, and why the others have none; as a partition has it,
+    why ``others`` (attention, norms) are left to kernels of our own.
+    """
 
     device: str
     kernels: tuple[CutlassKernel, ...]
     declined: tuple[CutlassRefusal, ...]
     profile: CutlassProfile | None = None
+    others: tuple[CutlassRefusal, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassPartition:
-    """All products of a module, in the order of its functions and bindings."""
+    """All products of a module, in the order of its functions and bindings.
+
+    ``others`` are no products, but operators that the package has code for: attention, layer and RMS norm.
+    """
 
     device: str
     taken: tuple[CutlassRegion, ...]
     refused: tuple[CutlassRefusal, ...]
+    others: tuple[CutlassRefusal, ...] = ()
 
     def __str__(self) -> str:
         taken = [f"{item.value}: {item.pattern}, ended as {item.ended}" for item in self.taken]
-        refused = [f"{item.value}: not taken: {item.reason}" for item in self.refused]
+        refused = [f"{item.value}: not taken: {item.reason}" for item in (*self.refused, *self.others)]
         return "\n".join([f"CUTLASS on {self.device}", *taken, *refused])

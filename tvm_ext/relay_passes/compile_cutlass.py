@@ -80,6 +80,7 @@ class CompileCutlass:
             kernels=tuple(sorted(kernels.values(), key=lambda kernel: order[kernel.value])),
             declined=(*partition.refused, *declined),
             profile=self.backend.profile,
+            others=partition.others,
         )
         mod = inlined(mod, frozenset(why_not))
         if kernels:

@@ -24,10 +24,12 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import is_graph, is_tensor
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
+from tvm_ext.byoc_cutlass.support import attention_left, norms_left
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition, operand_name
+from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition, CutlassRefusal, operand_name
 from tvm_ext.records.serialise import to_json
 
+from .attention.recognise import FoundAttention, attentions_of
 from .composites import call_of_composite
 from .replace_bindings import with_calls
 
@@ -48,7 +50,7 @@ class PartitionCutlass:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = BlockBuilder(copy_module(mod))
-        taken, refused = [], []
+        taken, refused, others = [], [], []
         for gv, func in mod.functions_items():
             if not is_graph(func):
                 continue
@@ -56,12 +58,25 @@ class PartitionCutlass:
             found = regions_of(values, self.device)
             taken += [region.record for region in found.taken]
             refused += found.refused
+            others += [*norms_left(values), *_attentions_left(values)]
             if found.taken:
                 builder.update_func(gv, _cut(func, found.taken, values, builder))
-        record = CutlassPartition(device=self.device.name, taken=tuple(taken), refused=tuple(refused))
+        record = CutlassPartition(
+            device=self.device.name, taken=tuple(taken), refused=tuple(refused), others=tuple(others)
+        )
         # The graph may have been the only one to call what importers emit as PrimFuncs.
         cleaned = relax.transform.DeadCodeElimination()(builder.get()) if taken else builder.get()
         return cleaned.with_attr(PARTITION, to_json(record))
+
+
+def _attentions_left(values: GraphValues) -> list[CutlassRefusal]:
+    """Each attention, with the reason why its products and its softmax stay apart."""
+    return [
+        attention_left(item.result.name, str(item.work))
+        if isinstance(item, FoundAttention)
+        else attention_left("", ", ".join(item.operators))
+        for item in attentions_of(values)
+    ]
 
 
 def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, builder: BlockBuilder) -> RelaxFunction:

@@ -64,7 +64,8 @@ def cutlass_lines(report: BuildRecord) -> list[str]:
     """What was measured, then one line for each product that was considered for a template."""
     if report.cutlass is None:
         return []
-    declined = [f"not {item.value or item.operator}: {item.reason}" for item in report.cutlass.declined]
+    left = (*report.cutlass.declined, *report.cutlass.others)
+    declined = [f"not {item.value or item.operator}: {item.reason}" for item in left]
     measured = [f"profile: {report.cutlass.profile}"] if report.cutlass.profile is not None else []
     return [*measured, *map(str, report.cutlass.kernels), *declined]
 

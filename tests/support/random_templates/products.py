@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from tvm_ext.byoc_cutlass.configs import candidates
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
@@ -55,7 +56,7 @@ def epilogue_of(expression: str, out_dtype: str) -> Epilogue:
     roles: tuple[OperandRole, ...] = ("row", "column", "matrix", "scalar")
     narrow = out_dtype if out_dtype not in ("int8", "int32") else "float32"
     dtypes = {"row": narrow, "matrix": narrow}
-    used = [role for role in roles if role in expression]
+    used = [role for role in roles if re.search(rf"\b{role}\b", expression)]
     operands = tuple(EpilogueOperand(name=role, role=role, dtype=dtypes.get(role, "float32")) for role in used)
     return Epilogue(expression=expression, operands=operands, out_dtype=out_dtype)
 

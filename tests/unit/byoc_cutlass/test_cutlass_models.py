@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from tests.unit.byoc_cutlass.graphs import decided, graph_of
-from tvm_ext.bench.networks import light
+from tvm_ext.bench.networks import light, vision
+from tvm_ext.bench.networks import repvgg as repvgg_network
 from tvm_ext.bench.networks.bert import build_bert_base_layer
 from tvm_ext.bench.networks.graph import GraphWriter, he_normal, near_one, small_normal
 from tvm_ext.bench.networks.half import to_half
@@ -47,6 +48,42 @@ def test_resnet50(light_model: Any) -> None:
     assert all(reason.endswith("is in the epilogue of another product") for reason in shortcuts)
 
 
+def test_resnet18() -> None:
+    """20 convolutions, 3 of them in shortcuts, and a classifier; the global mean computes what is behind the last."""
+    model = to_half(vision.build_resnet18(batch=2, seed=0))
+    record = decided(graph_of(model, "nvidia-t4"))
+    assert counted(record) == {
+        "conv2d_bias_relu": 9,
+        "conv2d_bias_residual_add_relu": 7,
+        "conv2d_bias": 3,
+        "conv2d": 1,
+        "matmul_bias": 1,
+    }
+    assert record.refused == ()
+    windows = [region.problem.window for region in record.taken if region.problem.window]
+    assert Counter(window.filter_extents for window in windows) == {(7, 7): 1, (3, 3): 16, (1, 1): 3}
+    assert sum(window.strides == (2, 2) for window in windows) == 7
+
+
+def test_vgg16() -> None:
+    """13 convolutions and 3 matrices; by itself, with a smaller image, it has no view behind the last."""
+    model = to_half(vision.build_vgg16(batch=2, seed=0, extent=32, hidden=256))
+    record = decided(graph_of(model, "nvidia-a100"))
+    assert counted(record) == {"conv2d_bias_relu": 13, "matmul_bias_relu": 2, "matmul_bias": 1}
+    assert record.refused == ()
+    assert {window.padding for region in record.taken if (window := region.problem.window)} == {(1, 1)}
+    assert record.taken[-1].ended.endswith("is the function's result")
+
+
+@pytest.mark.parametrize("name", ["a0", pytest.param("b0", marks=pytest.mark.slow)])
+def test_repvgg_as_it_is_deployed(name: repvgg_network.RepVggName) -> None:
+    """22 and 28 convolutions and a classifier: the bias and ReLU of the last are in the kernel of the global mean."""
+    record = decided(graph_of(to_half(repvgg_network.build_repvgg(name, batch=2)), "nvidia-a100"))
+    count = len(list(repvgg_network.blocks_of(name)))
+    assert counted(record) == {"conv2d_bias_relu": count - 1, "conv2d": 1, "matmul_bias": 1}
+    assert (count, record.refused) == ({"a0": 22, "b0": 28}[name], ())
+
+
 @pytest.mark.slow
 def test_vgg19(light_model: Any) -> None:
     """16 convolutions and 3 matrices of 143 million weights; the last has a view behind it."""
@@ -71,6 +108,7 @@ def test_bert_base_layer() -> None:
     assert gelu.operators == 5
     scores = next(region.problem for region in record.taken if region.problem.batch > 1)
     assert [operand.leading_dimension for operand in scores.operands] == [768, 768]
+    assert Counter(left.operator for left in record.others) == {"attention": 1, "relax.nn.layer_norm": 2}
 
 
 def repvgg_block(graph: GraphWriter, name: str, source: str, channels: tuple[int, int], stride: int) -> str:

@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "cores.h"
 #include "ending.h"
 #include "table.h"
 #include "team.h"
