@@ -26,7 +26,7 @@ Environment variables
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
 ``TVM_EXT_THREAD_POOL``
-    Whose threads share the work of a parallel kernel on CPUs: ``tvm`` (unset: TVM's pool) or ``own`` (`thread_pool`).
+    Whose threads share the work of a parallel kernel on CPUs: ``own`` (unset; `thread_pool`) or ``tvm`` (TVM's pool).
 ``TVM_THREAD_POOL_SPIN_COUNT``
     TVM's own; read, since it says for how long its threads stay awake (`forks`).
 """
@@ -369,7 +369,7 @@ def pool_spin_count() -> int:
 
 def uses_own_threads() -> bool:
     """Whether parallel kernels are to run on this package's threads; raises OptionError for an unknown word."""
-    word = os.environ.get(_THREAD_POOL_VARIABLE, "").strip() or "tvm"
+    word = os.environ.get(_THREAD_POOL_VARIABLE, "").strip() or "own"
     if word not in ("tvm", "own"):
         raise OptionError(
             f"{_THREAD_POOL_VARIABLE} is {word!r}, which is not a thread pool.", 'set it to "tvm" or "own"'

@@ -230,10 +230,18 @@ struct Loop {
   uint64_t sums[kLoopTasks];
   int fails;
   bool barrier;
+  bool nested;  // each task runs a loop of its own, which has the task's thread alone
 };
 
 int LoopTask(int task, ParallelEnv* env, void* closure) {
   Loop* const loop = static_cast<Loop*>(closure);
+  if (loop->nested) {
+    Loop inner{};
+    inner.fails = -1;
+    inner.barrier = true;
+    if (ParallelLaunch(LoopTask, &inner, 0) != 0) return -1;
+    for (const uint64_t sum : inner.sums) Require(sum == 18, "a loop in a task left something out");
+  }
   for (int i = task; i < kLoopTasks; i += env->num_task) loop->parts[i] = static_cast<uint64_t>(i) + 5;
   if (task == loop->fails) {
     raised = 1;
@@ -254,26 +262,28 @@ void RaiseLoop(std::vector<std::pair<int, void*>> errors) {
 }
 void Refuse(const char*) { raised = 1; }
 
+void RunLoops(uint64_t seed, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    Loop loop{};
+    loop.nested = i % 7 == 3;
+    loop.fails = (seed + i) % 5 == 0 ? static_cast<int>(i % kLoopTasks) : -1;
+    loop.barrier = i % 2 == 0;
+    const int tasks = i % 3 == 0 ? kLoopTasks : 0;
+    const bool failed = ParallelLaunch(LoopTask, &loop, tasks) != 0;
+    if (tasks != 0) Require(failed == (loop.fails >= 0), "a loop's failure is lost, or made up");
+    raised = 0;
+    if (failed) continue;
+    for (int task = 0; task < kLoopTasks; ++task) {
+      Require(loop.parts[task] == static_cast<uint64_t>(task) + 5, "a loop left a task out");
+      Require(!loop.barrier || loop.sums[task] == 18, "a barrier let a task through");
+    }
+  }
+}
+
 void Loops(Random* random) {
   SetLaunchHooks({ThreadCount, Take, RaiseLoop, Refuse});
-  const auto body = [](uint64_t seed) {
-    for (uint64_t i = 0; i < 200; ++i) {
-      Loop loop{};
-      loop.fails = (seed + i) % 5 == 0 ? static_cast<int>(i % kLoopTasks) : -1;
-      loop.barrier = i % 2 == 0;
-      const int tasks = i % 3 == 0 ? kLoopTasks : 0;
-      const bool failed = ParallelLaunch(LoopTask, &loop, tasks) != 0;
-      if (tasks != 0) Require(failed == (loop.fails >= 0), "a loop's failure is lost, or made up");
-      raised = 0;
-      if (failed) continue;
-      for (int task = 0; task < kLoopTasks; ++task) {
-        Require(loop.parts[task] == static_cast<uint64_t>(task) + 5, "a loop left a task out");
-        Require(!loop.barrier || loop.sums[task] == 18, "a barrier let a task through");
-      }
-    }
-  };
-  std::thread other(body, (*random)());
-  body((*random)());
+  std::thread other(RunLoops, (*random)(), 200);
+  RunLoops((*random)(), 200);
   other.join();
 }
 
@@ -403,15 +413,20 @@ void Fork(Random* random) {
   ExportLast(&drawn);
   Instance instance(drawn.table, Kernels(drawn.table), kHooks);
   std::atomic<bool> stop{false};
+  SetLaunchHooks({ThreadCount, Take, RaiseLoop, Refuse});
   std::thread busy([&] {  // somebody else is at work while we fork
     Instance own(drawn.table, Kernels(drawn.table), kHooks);
-    while (!stop.load()) RunOnce(&own, 1, 3);
+    while (!stop.load()) {
+      RunOnce(&own, 1, 3);
+      RunLoops(1, 1);
+    }
   });
   for (uint64_t input = 0; input < 5; ++input) {
     Require(RunOnce(&instance, input, 3) == Expected(drawn, input), "a wrong result before a fork");
     const int status = InChild([&] {
       for (uint64_t i = 0; i < 5; ++i)
         Require(RunOnce(&instance, i, 3) == Expected(drawn, i), "a wrong result in a child");
+      RunLoops(2, 5);
     });
     Require(status == 0, "a child did not end well");
   }

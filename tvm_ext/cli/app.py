@@ -89,6 +89,7 @@ def compile(
     cutlass: Cutlass = None,
     rammer: Rammer = None,
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Also write runs of --rammer's schedules for Perfetto.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
     as_json: AsJson = False,
@@ -110,11 +111,13 @@ def compile(
         library.export_library(output)
         for path in report or []:
             library.report.save(path)
+        if trace is not None:
+            library.report.save_trace(trace)
     if as_json:
         _print_json(library.report.to_json())
     else:
         _show_report(library.report)
-        typer.echo(f"wrote {', '.join(map(str, [output, *(report or [])]))}")
+        typer.echo(f"wrote {', '.join(map(str, [output, *(report or []), *([trace] if trace else [])]))}")
 
 
 @app.command()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tvm_ext._tvm import Module
 
 LIBRARY = "tvm_ext_rammer"
+KIND = "tvm_ext.rammer"
+"""Of its modules."""
 _TRACE_ROW = struct.Struct("<IIIIqq")
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
 
 from .rtask_plan import OperatorData
+from .rtasks import RTaskSchedule
 
 RAMMER = "tvm_ext.rammer"
 """Module attribute: the `RammerRecord` as JSON."""
 
 RTASK_PLANS = "tvm_ext.rtask_plans"
 """Module attribute: a list of `SchedulePlan` as JSON, one for each function that runs a schedule."""
+
+
+STEP = "#"
+"""Between a kernel's name and the number of a step of it."""
+
+
+MeasuredRun = tuple[tuple[int, int, int, int], ...]
+"""A run of a schedule, entry after entry: vEU, place in its stream through all programs, start and end in ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +55,22 @@ class OperatorSchedule:
     veu_count: int
     work_us: float
 
+    @property
+    def kernel(self) -> str:
+        """The kernel that it is a step of: "dense#1" is the second one of "dense"."""
+        return self.name.partition(STEP)[0]
+
+    @property
+    def is_first_step(self) -> bool:
+        return self.name.partition(STEP)[2] in ("", "0")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionRecord:
     """A region of the graph, and what the simulator says of it; ``symbol`` "" where it was left to run in sequence.
 
     ``sequential_us`` is the model's time of the same operators one after another, each divided among all vEUs.
+    ``schedule`` and ``graph`` are an `RTaskSchedule` and its `RTaskGraph` as JSON.
     """
 
     symbol: str
@@ -62,9 +82,34 @@ class RegionRecord:
     sequential_us: float
     utilisation: float
     arena_bytes: int
+    schedule: str
+    graph: str
+    measured: MeasuredRun = ()
+
+    @property
+    def measured_us(self) -> float | None:
+        """From the first start of an entry to the last end; None where nothing was measured."""
+        if not self.measured:
+            return None
+        return (max(row[3] for row in self.measured) - min(row[2] for row in self.measured)) / 1e3
+
+    def measured_seconds(self) -> dict[str, float]:
+        """By kernel, the measured time of one call: that of its rTasks on all vEUs, divided by the vEUs.
+
+        Over all calls these are the schedule's time, but for that in which vEUs waited.
+        """
+        streams = joined_streams(RTaskSchedule.from_json(self.schedule))
+        seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
+        for unit, place, start_ns, end_ns in self.measured:
+            name = self.operators[streams[unit][place]].kernel
+            seconds[name] += (end_ns - start_ns) / 1e9 / self.veu_count
+        calls = collections.Counter(item.kernel for item in self.operators if item.is_first_step)
+        return {name: value / calls[name] for name, value in seconds.items()}
 
     def __str__(self) -> str:
         times = f"{self.predicted_us:.1f} us by the simulator, {self.sequential_us:.1f} us one after another"
+        if self.measured_us is not None:
+            times += f", {self.measured_us:.1f} us measured"
         if not self.symbol:
             return f"no schedule of {len(self.operators)} operators: {times}"
         tasks = sum(operator.task_count for operator in self.operators)
@@ -93,3 +138,13 @@ class RammerRecord:
     @property
     def scheduled(self) -> tuple[RegionRecord, ...]:
         return tuple(region for region in self.regions if region.symbol)
+
+
+def joined_streams(schedule: RTaskSchedule) -> list[list[int]]:
+    """By vEU, the operators of its entries through all programs, as the runtime walks them."""
+    count = max(len(program.streams) for program in schedule.programs)
+    streams: list[list[int]] = [[] for _ in range(count)]
+    for program in schedule.programs:
+        for unit, stream in enumerate(program.streams):
+            streams[unit] += [entry.operator for entry in stream]
+    return streams

@@ -154,6 +154,33 @@ class RTaskGraph:
                 found[predecessor].append(index)
         return found
 
+    def to_json(self) -> str:
+        """As JSON that names a kernel once; `from_json` gives an equal record back."""
+        places: dict[RKernel, int] = {}
+        for operator in self.operators:
+            for kernel in operator.kernels:
+                places.setdefault(kernel, len(places))
+        rows = ((o.name, tuple(places[k] for k in o.kernels), o.predecessors, o.constants) for o in self.operators)
+        return serialise.to_json(_PackedGraph(kernels=tuple(places), operators=tuple(rows)))
+
+    @staticmethod
+    def from_json(text: str) -> RTaskGraph:
+        """The graph that `to_json` wrote; raises ValueError where the text holds no sound one."""
+        packed = serialise.from_json(_PackedGraph, text)
+        if any(not 0 <= place < len(packed.kernels) for _, places, *_ in packed.operators for place in places):
+            raise ValueError(f"an operator has a kernel that is none of the graph's {len(packed.kernels)}")
+        return RTaskGraph(
+            operators=tuple(
+                ROperator(
+                    name=name,
+                    kernels=tuple(packed.kernels[place] for place in places),
+                    predecessors=predecessors,
+                    constants=constants,
+                )
+                for name, places, predecessors, constants in packed.operators
+            )
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VDevice:
@@ -278,6 +305,14 @@ class RTaskSchedule:
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PackedGraph:
+    """An operator is (name, places of its kernels, predecessors, constants)."""
+
+    kernels: tuple[RKernel, ...]
+    operators: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

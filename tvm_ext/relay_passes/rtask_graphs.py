@@ -10,6 +10,7 @@ from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, Var, VarBinding, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rammer import STEP
 from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode, OperatorData
 from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
 from tvm_ext.records.rtasks import (
@@ -135,7 +136,7 @@ class RTaskRegion:
         assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
         for number, step in enumerate(split.steps):
             core_s = core_seconds(split, step, self.device)
-            name = f"{call.args[0].name_hint}#{number}" if len(split.steps) > 1 else call.args[0].name_hint
+            name = f"{call.args[0].name_hint}{STEP}{number}" if len(split.steps) > 1 else call.args[0].name_hint
             self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
 
     def _step(self, name: str, step: RTaskStep, core_s: float, used: Sequence[int]) -> None:

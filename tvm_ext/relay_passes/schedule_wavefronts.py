@@ -331,4 +331,6 @@ def _record(
         sequential_us=sequential_s * 1e6,
         utilisation=times.utilisation,
         arena_bytes=arena_bytes,
+        schedule=schedule.to_json(),
+        graph=graph.to_json(),
     )

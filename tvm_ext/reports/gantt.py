@@ -7,6 +7,7 @@ constants that they read, else of their kernel, so that an operator which runs a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -77,7 +78,7 @@ def gantt(schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[TimedEntry
     colours = _colours(schedule, graph)
     parts = [*_grid(frame), *_rows(frame, times), *_programs(frame, schedule, times)]
     parts += [_drawn(frame, bar) for bar in _bars(frame, schedule, graph, times, colours)]
-    parts += [*_legend(colours), *_note(frame, count)]
+    parts += [*_legend(colours, _names(schedule, graph, colours)), *_note(frame, count)]
     label = f"{len(times)} entries on {count} vEUs in {format_time(end_s)}, policy {schedule.policy}"
     return (
         f'<svg viewBox="0 0 {_WIDTH} {frame.height:.0f}" role="img" aria-label="{escape(label)}">'
@@ -116,6 +117,22 @@ def _colours(schedule: RTaskSchedule, graph: RTaskGraph) -> dict[str, str]:
         work[_subject(graph, entry)] = work.get(_subject(graph, entry), 0.0) + seconds
     most = set(sorted(work, key=lambda subject: -work[subject])[:_COLOURS])
     return {subject: f"lane{index}" for index, subject in enumerate(item for item in work if item in most)}
+
+
+def _names(schedule: RTaskSchedule, graph: RTaskGraph, subjects: Iterable[str]) -> dict[str, str]:
+    """What to call each of ``subjects``: its first operator, numbered where others are called so too.
+
+    "lstm_cell 3": the third of the layers that have a colour.
+    """
+    first: dict[str, str] = {}
+    for _, entry in _entries(schedule):
+        first.setdefault(_subject(graph, entry), graph.operators[entry.operator].name)
+    names = {subject: first[subject] for subject in subjects}
+    total, seen = Counter(names.values()), Counter[str]()
+    for subject, name in names.items():
+        seen[name] += 1
+        names[subject] = f"{name} {seen[name]}" if total[name] > 1 else name
+    return names | ({"": "others"} if len(first) > len(names) else {})
 
 
 def _bars(
@@ -240,16 +257,16 @@ def _programs(frame: _Frame, schedule: RTaskSchedule, times: Sequence[TimedEntry
     return [f'<line class="cache" x1="{x:.1f}" y1="{_TOP - 4}" x2="{x:.1f}" y2="{frame.bottom:.1f}"/>' for x in places]
 
 
-def _legend(colours: dict[str, str]) -> list[str]:
-    """The colours' names in one line, as far as they have room."""
-    parts, x = [], float(_LEFT)
-    for subject, colour in colours.items():
-        name = subject if len(subject) <= 24 else subject[:23] + "…"
-        if x + 16 + 6.8 * len(name) > _WIDTH - _RIGHT:
-            break
+def _legend(colours: dict[str, str], names: dict[str, str]) -> list[str]:
+    """The colours' names in one line, each with its share of it; cut in the middle, since names differ at the ends."""
+    parts, room = [], (_WIDTH - _RIGHT - _LEFT) / max(len(names), 1)
+    letters = max(4, int((room - 22) / 6.8))
+    for place, (subject, name) in enumerate(names.items()):
+        colour, x = colours.get(subject, "lane"), _LEFT + place * room
+        if len(name) > letters:
+            name = f"{name[: letters // 2]}…{name[len(name) - (letters - letters // 2 - 1) :]}"
         parts.append(f'<rect class="task {colour}" x="{x:.1f}" y="9" width="10" height="10"/>')
         parts.append(f'<text x="{x + 14:.1f}" y="18">{escape(name)}</text>')
-        x += 30 + 6.8 * len(name)
     return parts
 
 

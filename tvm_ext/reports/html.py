@@ -7,6 +7,7 @@ from importlib import resources
 from string import Template
 
 from .record import BuildRecord, OperatorReport
+from .schedules import section
 from .svg import points, roofline
 from .text import by_time, code_summary, cutlass_lines, format_time
 
@@ -38,6 +39,7 @@ def render(report: BuildRecord) -> str:
         bars=_operator_bars(report),
         bars_note=_bars_note(report),
         table=_table(report),
+        schedules=section(report),
         passes=_pass_bars(report),
         passes_note=escape(_passes_note(report)),
         facts=_facts(report),

@@ -15,7 +15,7 @@ from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.layout import LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
-from tvm_ext.records.rammer import RammerRecord
+from tvm_ext.records.rammer import MeasuredRun, RammerRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,10 +173,28 @@ class BuildRecord:
                 return operator
         raise KeyError(name)
 
-    def with_measurements(self: AnyRecord, seconds: Mapping[str, float], run_s: float | None) -> AnyRecord:
-        """A copy with measured seconds per call by kernel function, and of one run of the whole model."""
-        operators = tuple(replace(op, measured_s=seconds.get(op.function, op.measured_s)) for op in self.operators)
-        return replace(self, operators=operators, run_s=run_s)
+    def with_measurements(
+        self: AnyRecord,
+        seconds: Mapping[str, float],
+        run_s: float | None,
+        schedules: Mapping[str, MeasuredRun] | None = None,
+    ) -> AnyRecord:
+        """A copy with measured seconds per call by kernel function, of one run of the whole model, and of schedules.
+
+        Of a kernel that runs in a schedule the time is what `RegionRecord.measured_seconds` says.
+        """
+        regions = self.rammer.regions if self.rammer is not None else ()
+        regions = tuple(replace(item, measured=(schedules or {}).get(item.symbol, item.measured)) for item in regions)
+        inside = {
+            name: value for region in regions if region.measured for name, value in region.measured_seconds().items()
+        }
+        times = {**inside, **seconds}
+        return replace(
+            self,
+            operators=tuple(replace(op, measured_s=times.get(op.function, op.measured_s)) for op in self.operators),
+            run_s=run_s,
+            rammer=self.rammer and replace(self.rammer, regions=regions),
+        )
 
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives back an equal report."""

@@ -25,6 +25,14 @@ class BuildReport(BuildRecord):
         text = self.to_html() if str(path).endswith((".html", ".htm")) else self.to_json() + "\n"
         write_atomically(path, text.encode())
 
+    def save_trace(self, path: str | Path) -> None:
+        """Write the runs of the build's schedules of rTasks, simulated and measured, atomically for Perfetto."""
+        from tvm_ext.support.files import write_atomically
+
+        from .schedule_trace import report_trace
+
+        write_atomically(path, report_trace(self.rammer).encode())
+
     def table(self) -> str:
         """The operators and totals as text, one line per operator, the slowest first."""
         from .text import render

@@ -7,48 +7,83 @@ the measured run of one schedule lie below each other in one file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from tvm_ext.cost.schedule_simulator import TimedEntry
-from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
+from tvm_ext.cost.schedule_simulator import TimedEntry, simulate
+from tvm_ext.records.rammer import RammerRecord, RegionRecord
+from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
 _MOST_ARROWS = 20_000
 
 Event = dict[str, "str | int | float | dict[str, str | int]"]
 
 
-def measured_entries(
-    schedule: RTaskSchedule, found: Iterable[tuple[int, int, float, float]], program: int = 0
-) -> tuple[TimedEntry, ...]:
-    """What a runtime noted of a ``program``: rows of vEU, place in its stream, start and end in seconds of one clock.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleRun:
+    """A run of a schedule, simulated or measured, and what to call it."""
 
-    Times count from the first start. Raises ValueError where the program has no such entry, or one ends too early.
+    name: str
+    schedule: RTaskSchedule
+    graph: RTaskGraph
+    times: Sequence[TimedEntry]
+
+
+def measured_entries(schedule: RTaskSchedule, found: Iterable[tuple[int, int, float, float]]) -> tuple[TimedEntry, ...]:
+    """What a runtime noted: rows of vEU, place in its stream through all programs, start and end in seconds.
+
+    Times count from the first start. Raises ValueError where the schedule has no such entry, or one ends too early.
     """
     rows = list(found)
     first = min((row[2] for row in rows), default=0.0)
-    streams = schedule.programs[program].streams
+    streams = [
+        [(number, place) for number, program in enumerate(schedule.programs) for place in _places(program, unit)]
+        for unit in range(max(len(program.streams) for program in schedule.programs))
+    ]
     for unit, place, start_s, end_s in rows:
         if not (0 <= unit < len(streams) and 0 <= place < len(streams[unit]) and first <= start_s <= end_s):
             raise ValueError(f"entry {place} of vEU {unit}, from {start_s} to {end_s} s, is none of the schedule's")
+    entries = ((unit, *streams[unit][place], start_s - first, end_s - first) for unit, place, start_s, end_s in rows)
     return tuple(
-        TimedEntry(program=program, unit=unit, place=place, start_s=start_s - first, end_s=end_s - first)
-        for unit, place, start_s, end_s in rows
+        TimedEntry(program=program, unit=unit, place=place, start_s=start_s, end_s=end_s)
+        for unit, program, place, start_s, end_s in entries
     )
 
 
-def chrome_trace(schedule: RTaskSchedule, graph: RTaskGraph, runs: Mapping[str, Sequence[TimedEntry]]) -> str:
-    """The JSON text of ``runs`` of ``schedule``, each under its name."""
+def _places(program: RTaskProgram, unit: int) -> range:
+    return range(len(program.streams[unit]) if unit < len(program.streams) else 0)
+
+
+def region_runs(region: RegionRecord) -> list[ScheduleRun]:
+    """Of a region of a report: the simulated run, and the measured one where there is one."""
+    schedule, graph = RTaskSchedule.from_json(region.schedule), RTaskGraph.from_json(region.graph)
+    times = {"simulated": simulate(schedule, graph).entries}
+    if region.measured:
+        times["measured"] = measured_entries(schedule, [(u, p, s / 1e9, e / 1e9) for u, p, s, e in region.measured])
+    return [ScheduleRun(name=name, schedule=schedule, graph=graph, times=found) for name, found in times.items()]
+
+
+def chrome_trace(runs: Sequence[ScheduleRun]) -> str:
+    """The JSON text of ``runs``, each under its name."""
     events: list[Event] = []
-    for number, (name, times) in enumerate(runs.items(), start=1):
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
-        units = sorted({item.unit for item in times})
+    for number, run in enumerate(runs, start=1):
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": run.name}})
+        units = sorted({item.unit for item in run.times})
         events += [
             {"ph": "M", "name": "thread_name", "pid": number, "tid": unit, "args": {"name": f"vEU {unit}"}}
             for unit in units
         ]
-        events += [_slice(schedule, graph, item, number) for item in times]
-        events += _arrows(schedule, times, number)
+        events += [_slice(run.schedule, run.graph, item, number) for item in run.times]
+        events += _arrows(run.schedule, run.times, number)
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":"))
+
+
+def report_trace(report: RammerRecord | None) -> str:
+    """`chrome_trace` of all schedules of a build; without any it is empty."""
+    regions = report.scheduled if report is not None else ()
+    return chrome_trace(
+        [replace(run, name=f"{region.symbol}, {run.name}") for region in regions for run in region_runs(region)]
+    )
 
 
 def _slice(schedule: RTaskSchedule, graph: RTaskGraph, item: TimedEntry, process: int) -> Event:

@@ -20,6 +20,7 @@ from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.rammer_runtime import native
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import DeviceCode
+from tvm_ext.records.rammer import MeasuredRun
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
 from tvm_ext.support.files import produce_atomically
@@ -32,6 +33,7 @@ from .export import METADATA_FUNCTION, check_complete, check_seal, export_execut
 from .graph_module import GraphModule, TensorSpec
 from .guarded_memory import guard
 from .machine import ThreadSafeMachine
+from .schedule_times import measured_runs
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Executable, Module
@@ -220,7 +222,7 @@ class Library:
         device: tvm.runtime.Device | None = None,
         repeat: int = 5,
     ) -> BuildReport:
-        """Measure each operator (median over ``repeat`` runs of its mean over calls) and the whole model.
+        """Measure each operator (median over ``repeat`` runs of its mean over calls), schedules and the whole model.
 
         ``inputs``, by name, are random (seeded) where left out. Returns the report with the times in, which
         replaces `report`.
@@ -230,8 +232,15 @@ class Library:
         runs = [_profile_once(module.vm, module.arguments()) for _ in range(repeat)]
         seconds = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         whole = module.benchmark(number=1, repeat=repeat)
-        self.report = self.report.with_measurements(seconds, float(whole.median))
+        schedules = self._measured_schedules(module.run, repeat)
+        self.report = self.report.with_measurements(seconds, float(whole.median), schedules)
         return self.report
+
+    def _measured_schedules(self, run: Callable[[], object], repeat: int) -> dict[str, MeasuredRun]:
+        if self.report.rammer is None:
+            return {}
+        symbols = [region.symbol for region in self.report.rammer.scheduled]
+        return measured_runs(_modules(getattr(self.executable, "mod", self.executable)), symbols, run, repeat)
 
 
 def load(path: str | Path) -> Library:

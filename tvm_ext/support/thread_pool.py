@@ -2,8 +2,8 @@
 
 A loop's library reaches the pool through a data symbol that the loader sets; `adopt` sets it anew. What differs:
 
-* Workers are bound to cores, none to the one that the caller runs on; a caller that the system has moved is noticed at
-  its next loop. TVM binds a worker and lets the caller run on the same core, where the two take turns of milliseconds.
+* Workers keep off the core that the caller runs on; a caller that the system has moved is noticed at its next loop.
+  TVM binds a worker and lets the caller run on the same core, where the two take turns of milliseconds.
 * A part of a loop whose worker does not get to run is run by the caller.
 * Workers belong to nobody: a thread that calls takes a team for one loop. Where others' loops keep all cores busy, it
   runs its loop alone. TVM starts a pool for each thread that ever called.
@@ -29,9 +29,9 @@ LIBRARY = "tvm_ext_rammer"
 
 
 def adopt(path: Path) -> bool:
-    """Have the loops of the library ``path``, which must be loaded, run on own threads where that is asked for.
+    """Have the loops of the library ``path``, which must be loaded, run on own threads, unless TVM's are asked for.
 
-    False: they go on to run on TVM's: so it is by default, where the native part is missing, and without such loops.
+    False: they go on to run on TVM's, as they do where the native part is missing; or there are none.
     """
     return (
         uses_own_threads() and _is_ready() and bool(tvm_ffi.get_global_func("tvm_ext.rammer.adopt_library")(str(path)))

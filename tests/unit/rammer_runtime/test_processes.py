@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.unit.rammer_runtime.tables import needs_runtime
 
@@ -24,6 +25,14 @@ module = native.make_module(chain(40, 4), [kernels()])
 def check(module=module):
     assert np.array_equal(run(module, "chain", inputs), wanted)
 
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before, cores = threads(), os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(cores)})  # as owners bind their first thread, which says nothing of the others
+check()
+assert threads() == before + 1 + (len(cores) > 1), "a caller that is bound has no workers"  # and the witness of cores
+os.sched_setaffinity(0, cores)
 check()
 """
 
@@ -79,18 +88,26 @@ for _ in range(20):
 """
 
 ENDS = """
-def work():
+from pathlib import Path
+from tests.unit.support.test_thread_pool import check as check_loops, make_loops
+from tvm_ext.support.shared_library import load_library
+
+loops = load_library(make_loops(Path(sys.argv[1])))
+copied = tvm.runtime.tensor(inputs[0])
+
+def work(step):
     while True:
-        check()
-for _ in range(3):
-    threading.Thread(target=work, daemon=True).start()
+        step()
+for step in (check, check, lambda: check_loops(loops), copied.numpy, lambda: copied.copyto(tvm.runtime.empty((64,)))):
+    threading.Thread(target=work, args=(step,), daemon=True).start()
 time.sleep(0.3)
 """
+"""Threads that are in a table, in a loop on own threads, and anywhere else in TVM."""
 
 
-def ends_well(program: str, cores: set[int]) -> None:
+def ends_well(program: str, cores: set[int], folder: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program],
+        [sys.executable, "-c", PREAMBLE + program, str(folder)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -100,10 +117,10 @@ def ends_well(program: str, cores: set[int]) -> None:
     assert result.returncode == 0, result.stderr[-2000:] or signal.Signals(-result.returncode)
 
 
-def test_forks_lost_cores_two_models_and_an_end_while_threads_run() -> None:
-    ends_well(FORKS + LOSES_CORES + TWO_MODELS + WORKERS_SLEEP + ENDS, os.sched_getaffinity(0))
+def test_forks_lost_cores_two_models_and_an_end_while_threads_run(tmp_path: Path) -> None:
+    ends_well(FORKS + LOSES_CORES + TWO_MODELS + WORKERS_SLEEP + ENDS, os.sched_getaffinity(0), tmp_path)
 
 
-def test_one_core_walks_all_streams() -> None:
+def test_one_core_walks_all_streams(tmp_path: Path) -> None:
     many_threads = "native.set_thread_limit(8)\n"
-    ends_well(many_threads + WORKERS_SLEEP + FORKS + ENDS, {min(os.sched_getaffinity(0))})
+    ends_well(many_threads + WORKERS_SLEEP + FORKS + ENDS, {min(os.sched_getaffinity(0))}, tmp_path)

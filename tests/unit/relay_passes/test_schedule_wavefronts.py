@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from tvm_ext.records.rammer import RAMMER, RammerRecord, SchedulePlan
 from tvm_ext.records.rtask_split import RKERNEL, RTASKS
 from tvm_ext.records.rtasks import RTaskSchedule
 from tvm_ext.records.serialise import from_json
+from tvm_ext.reports.report import BuildReport
+from tvm_ext.reports.schedule_trace import report_trace
 from tvm_ext.support.arrays import Array
 
 op = relax.op
@@ -301,6 +304,23 @@ def test_schedules_around_something_else_run_and_travel(tmp_path: Any) -> None:
     assert loaded.report.rammer == library.report.rammer
     assert "2 schedules" in str(library.report)
     assert "outside the schedules: sort" in str(library.report)
+    check_measured_report(loaded.profile(repeat=1))
+
+
+def check_measured_report(report: BuildReport) -> None:
+    """All of what ran in schedules has measured times, and is in the page's pictures and in the trace."""
+    assert report.rammer is not None
+    for region in report.rammer.scheduled:
+        assert len(region.measured) == region.entries
+        assert (region.measured_us or 0) > 0
+        assert "us measured" in str(region)
+    assert all(operator.measured_s for operator in report.operators)
+    assert BuildReport.from_json(report.to_json()) == report
+    page, events = report.to_html(), json.loads(report_trace(report.rammer))["traceEvents"]
+    captions = [f"{region.symbol}, {name}" for region in report.rammer.scheduled for name in ("simulated", "measured")]
+    assert page.count("<figure>") == len(captions)
+    assert [item["args"]["name"] for item in events if item["name"] == "process_name"] == captions
+    assert sum(item["ph"] == "X" for item in events) == 2 * sum(region.entries for region in report.rammer.scheduled)
 
 
 def test_auto_schedules_where_the_simulator_predicts_a_gain() -> None:

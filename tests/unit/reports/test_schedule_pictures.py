@@ -8,10 +8,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from tvm_ext.cost.schedule_simulator import simulate
+from tvm_ext.records.rammer import joined_streams
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.reports.gantt import gantt, gantt_file
-from tvm_ext.reports.schedule_trace import chrome_trace, measured_entries
+from tvm_ext.reports.schedule_trace import ScheduleRun, chrome_trace, measured_entries, report_trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -103,7 +104,9 @@ def test_a_trace_has_slices_threads_and_arrows() -> None:
     measured = measured_entries(
         made, ((item.unit, item.place, 7 + item.start_s, 7.5 + item.end_s) for item in times.entries)
     )
-    events = json.loads(chrome_trace(made, graph, {"simulated": times.entries, "measured": measured}))["traceEvents"]
+    runs = {"simulated": times.entries, "measured": measured}
+    named = [ScheduleRun(name=name, schedule=made, graph=graph, times=found) for name, found in runs.items()]
+    events = json.loads(chrome_trace(named))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == 2 * len(times.entries)
     assert {event["pid"] for event in slices} == {1, 2}
@@ -119,6 +122,20 @@ def test_a_measured_run_counts_from_its_start() -> None:
     made, _ = _made(tasks=4, units=3)
     (first, second) = measured_entries(made, [(0, 0, 5.0, 6.0), (1, 0, 5.5, 7.0)])
     assert (first.start_s, first.end_s, second.start_s, second.end_s) == (0.0, 1.0, 0.5, 2.0)
+
+
+def test_places_of_a_measured_run_go_through_all_programs() -> None:
+    made, graph = _made(tasks=4, units=3, policy="launches")
+    joined = joined_streams(made)
+    rows = [(unit, place, 0.0, 1.0) for unit, stream in enumerate(joined) for place in range(len(stream))]
+    found = measured_entries(made, rows)
+    assert {(item.program, item.unit, item.place) for item in found} == {
+        (number, unit, place) for number, program in enumerate(made.programs) for unit, place, _ in program.entries()
+    }
+    for (unit, place, _, _), item in zip(rows, found, strict=True):
+        assert made.programs[item.program].streams[unit][item.place].operator == joined[unit][place]
+    assert RTaskGraph.from_json(graph.to_json()) == graph
+    assert report_trace(None) == '{"displayTimeUnit":"ns","traceEvents":[]}'
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import threading
@@ -11,7 +12,9 @@ import tvm
 import tvm_ffi
 from tvm.script import tirx as T  # noqa: N812 - TVMScript's own name
 
+from tests.attack import libraries
 from tests.unit.rammer_runtime.tables import needs_runtime
+from tvm_ext import relay
 from tvm_ext.errors import OptionError
 from tvm_ext.support import thread_pool
 from tvm_ext.support.shared_library import load_library
@@ -34,21 +37,38 @@ def picky(x: T.Buffer((64, 100), "float32"), y: T.Buffer((64, 100), "float32")):
         y[part, 0] = x[part, 0]
 
 
-@functools.cache
-def library_bytes(folder: Path) -> bytes:
+def make_loops(folder: Path) -> Path:
+    """A library of the functions above."""
     functions = {"square": square, "picky": picky}
     named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     path = folder / "loops.so"
     tvm.tirx.build(tvm.IRModule(named), target=tvm.target.Target("llvm")).export_library(str(path))
-    return path.read_bytes()
+    return path
+
+
+@functools.cache
+def library_bytes(folder: Path) -> bytes:
+    return make_loops(folder).read_bytes()
 
 
 @pytest.fixture
-def loops(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "own")
+def path(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library of its own: what is loaded already is adopted already."""
+    monkeypatch.delenv("TVM_EXT_THREAD_POOL", raising=False)
     path = tmp_path / "loops.so"
     path.write_bytes(library_bytes(tmp_path_factory.getbasetemp()))
+    return path
+
+
+@pytest.fixture
+def loops(path: Path) -> tvm.runtime.Module:
     return load_library(path)
+
+
+def is_adopted(path: Path) -> bool:
+    """Whether the loops of a loaded library run on own threads."""
+    launch = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "__TVMBackendParallelLaunch").value
+    return bool(launch == tvm_ffi.get_global_func("tvm_ext.rammer.parallel_launch")().value)
 
 
 def check(library: tvm.runtime.Module, seed: int = 0) -> None:
@@ -58,18 +78,33 @@ def check(library: tvm.runtime.Module, seed: int = 0) -> None:
     np.testing.assert_array_equal(y.numpy(), x * x)
 
 
-def test_only_what_asks_for_it_is_adopted(tmp_path, tmp_path_factory, monkeypatch):
-    path = tmp_path / "loops.so"
-    path.write_bytes(library_bytes(tmp_path_factory.getbasetemp()))
-    library = load_library(path)
+def test_own_threads_unless_those_of_tvm_are_asked_for(path, monkeypatch):
     monkeypatch.setenv("TVM_EXT_THREAD_POOL", "tvm")
-    assert not thread_pool.adopt(path)
-    monkeypatch.setenv("TVM_EXT_THREAD_POOL", "own")
+    library = load_library(path)
+    check(library)
+    assert not is_adopted(path)
+    monkeypatch.delenv("TVM_EXT_THREAD_POOL")
     assert thread_pool.adopt(path)
     check(library)
+    assert is_adopted(path)
     monkeypatch.setenv("TVM_EXT_THREAD_POOL", "omp")
     with pytest.raises(OptionError, match="TVM_EXT_THREAD_POOL is 'omp'"):
         thread_pool.adopt(path)
+
+
+def test_a_model_runs_on_own_threads_where_this_package_loads_it_and_on_those_of_tvm_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.delenv("TVM_EXT_THREAD_POOL", raising=False)
+    first, second = tmp_path / "first.so", tmp_path / "second.so"
+    built = libraries.build()
+    assert libraries.is_right(built.vm()["main"](libraries.value(0)), 0)
+    built.export_library(first)
+    second.write_bytes(first.read_bytes())
+    ours = relay.load(first)
+    assert libraries.is_right(ours.vm()["main"](libraries.value(1)), 1)
+    assert is_adopted(first)
+    stock = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(second)), tvm.cpu())
+    assert libraries.is_right(stock["main"](tvm.runtime.tensor(libraries.value(2))), 2)
+    assert not is_adopted(second)
 
 
 def test_loops_give_the_same_as_without_threads(loops):

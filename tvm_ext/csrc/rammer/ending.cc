@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <exception>
 
 #include "wait_cell.h"
 
@@ -41,6 +43,17 @@ bool PythonHasEnded() {
   return function != nullptr && function() != 0;
 }
 
+std::terminate_handler before_end = nullptr;
+
+// Where Python unwinds another thread through frames that cannot be unwound: that thread stays here. Whatever else ends
+// the process ends it.
+[[noreturn]] void TerminateUnlessUnwound() {
+  if (PythonHasEnded() && !pthread_equal(ending_thread.load(), pthread_self()) && !std::current_exception())
+    for (;;) pause();
+  before_end();
+  std::abort();
+}
+
 // Returns at once, unless another thread ends the interpreter: then when that turns out not to be so, or never.
 void HoldWhereEnding() {
   if (hold_until_ns.load(std::memory_order_acquire) == 0) return;
@@ -70,6 +83,7 @@ void HoldOtherThreads() {
   const int own = seen.yes ? 1 : 0;
   const int64_t start_ns = NowNs();
   ending_thread.store(pthread_self());
+  if (before_end == nullptr) before_end = std::set_terminate(TerminateUnlessUnwound);
   hold_until_ns.store(start_ns + kHoldNs, std::memory_order_release);
   int64_t idle_since_ns = start_ns;
   while (threads_seen.load() - own > held.load()) {

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "cores.h"
+#include "ending.h"
 #include "fork_join.h"
 #include "module.h"
 #include "team.h"
@@ -63,6 +65,8 @@ int ThreadCount() {
 int Launch(ParallelFunction function, void* closure, int tasks) {
   const LaunchFunction tvm = tvm_launch.load(std::memory_order_relaxed);
   if (configured_cores && tvm != nullptr && !InsideJob()) return tvm(function, closure, tasks);
+  if (InsideJob()) return ParallelLaunch(function, closure, tasks);
+  const RunScope scope;
   return ParallelLaunch(function, closure, tasks);
 }
 

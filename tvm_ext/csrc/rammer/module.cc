@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "cores.h"
 #include "ending.h"
 #include "table.h"
 #include "team.h"

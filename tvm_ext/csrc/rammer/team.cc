@@ -1,10 +1,11 @@
 #include "team.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
+
+#include "cores.h"
 
 namespace tvm_ext {
 namespace rammer {
@@ -41,6 +42,7 @@ void AfterForkInParent() { TheRegistry().mutex.unlock(); }
 // what a worker was doing to one is unknown.
 void AfterForkInChild() {
   Registry& registry = TheRegistry();
+  ForgetWitness();
   registry.idle.clear();
   registry.busy_threads = 0;
   registry.generation.fetch_add(1, std::memory_order_relaxed);
@@ -55,19 +57,7 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-cpu_set_t AllowedCores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  sched_getaffinity(getpid(), sizeof(allowed), &allowed);
-  return allowed;
-}
-
 }  // namespace
-
-int UsableCores() {
-  const cpu_set_t allowed = AllowedCores();
-  return std::max(1, CPU_COUNT(&allowed));
-}
 
 bool InsideJob() { return inside_job; }
 
@@ -83,12 +73,13 @@ int Team::Grow(int threads) {
     worker->team = this;
     worker->index = static_cast<int>(workers_.size());
     worker->cpu = -1;
+    worker->roams = false;
     if (pthread_create(&worker->thread, nullptr, Work, worker.get()) != 0) break;
     pthread_detach(worker->thread);
-    Bind(worker.get(), allowed, caller_cpu);
     workers_.push_back(std::move(worker));
   }
   caller_cpu_ = caller_cpu;
+  for (std::size_t i = 1; i < workers_.size(); ++i) Bind(workers_[i].get(), allowed, caller_cpu);
   return static_cast<int>(workers_.size());
 }
 
@@ -106,16 +97,21 @@ void* Team::Work(void* argument) {
   return nullptr;
 }
 
-// Bind the worker to an allowed core that neither the caller nor another worker has; to none where there is none left.
+// Keep the worker off the caller's core. A team of as many threads as there are cores has each worker bound to one of
+// its own. Of a smaller one the system chooses among the others: other processes have teams too, and all would be bound
+// to the same few.
 void Team::Bind(Worker* worker, const cpu_set_t& allowed, int caller_cpu) {
   cpu_set_t spare = allowed;
   if (caller_cpu >= 0) CPU_CLR(caller_cpu, &spare);
-  for (const auto& other : workers_)
-    if (other != nullptr && other.get() != worker && other->cpu >= 0) CPU_CLR(other->cpu, &spare);
   worker->cpu = -1;
-  for (int cpu = 0; cpu < CPU_SETSIZE && worker->cpu < 0; ++cpu)
-    if (CPU_ISSET(cpu, &spare)) worker->cpu = cpu;
-  cpu_set_t chosen = allowed;
+  worker->roams = CPU_COUNT(&spare) >= static_cast<int>(workers_.size());
+  cpu_set_t chosen = worker->roams ? spare : allowed;
+  if (!worker->roams) {
+    for (const auto& other : workers_)
+      if (other != nullptr && other->cpu >= 0) CPU_CLR(other->cpu, &spare);
+    for (int cpu = 0; cpu < CPU_SETSIZE && worker->cpu < 0; ++cpu)
+      if (CPU_ISSET(cpu, &spare)) worker->cpu = cpu;
+  }
   if (worker->cpu >= 0) {
     CPU_ZERO(&chosen);
     CPU_SET(worker->cpu, &chosen);
@@ -129,7 +125,7 @@ void Team::KeepOffCaller() {
   if (cpu == caller_cpu_) return;
   caller_cpu_ = cpu;
   for (const auto& worker : workers_)
-    if (worker != nullptr && worker->cpu == cpu) Bind(worker.get(), AllowedCores(), cpu);
+    if (worker != nullptr && (worker->cpu == cpu || worker->roams)) Bind(worker.get(), AllowedCores(), cpu);
 }
 
 bool Team::Run(Job job, void* context, int threads, bool must_run, int64_t limit_ns) {

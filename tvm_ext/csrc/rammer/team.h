@@ -52,7 +52,8 @@ class Team {
     WaitCell gate;  // a State
     Team* team;
     int index;
-    int cpu;
+    int cpu;     // that it is bound to; -1: to none
+    bool roams;  // over all cores but the caller's
     pthread_t thread;
   };
 
@@ -88,9 +89,6 @@ class TeamLease {
   int counted_ = 0;
   uint32_t generation_;
 };
-
-// How many cores this process may use: the affinity mask of its first thread, since others may be bound by their owner.
-int UsableCores();
 
 // True in a thread that is running a piece of a job, the caller's own included: such a thread starts no other job.
 bool InsideJob();
