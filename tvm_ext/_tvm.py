@@ -83,11 +83,12 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "AllocBuffer",
+    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "RPC_TRACKER_MAGIC", "AllocBuffer",
     "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call", "Constant", "DataflowBlock", "DataflowVar",
     "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For", "ForKind", "GlobalVar", "IRModule", "IndexMap",
     "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter", "Pass", "PassContext", "PassInfo", "PassInstrument",
-    "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor", "RelaxFunction", "SBlock", "SBlockRealize",
+    "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor", "RelaxFunction", "RpcCode", "SBlock",
+    "SBlockRealize",
     "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
     "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
     "convert_onnx_as_stock", "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
@@ -98,7 +99,8 @@ __all__ = [
     "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass",
     "onnx_operators", "pack_imports",
     "pass_instrument", "prim_func_pass", "ptx_call", "register_intrin_lowering", "register_relax_pipeline",
-    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc", "s_tir", "save_json",
+    "register_tir_pipeline", "relax", "relax_function_pass", "relax_pipelines", "rpc",
+    "rpc_listen", "rpc_serve_loop", "rpc_tracker", "s_tir", "save_json",
     "split_host_device_mods", "structural_equal", "structural_hash", "structural_map", "structural_mutate",
     "structural_walk", "sym", "target_has_feature", "te", "tensor", "tir_pipelines", "tirx", "topi", "tvm", "tvm_ffi",
     "vm_generate", "vm_link",
@@ -339,6 +341,25 @@ def onnx_operators() -> list[str]:
     from tvm.relax.frontend.onnx import onnx_frontend
 
     return list(onnx_frontend._get_convert_map())
+
+
+# --- RPC ----------------------------------------------------------------------------------------------------------
+RPC_TRACKER_MAGIC = rpc.base.RPC_TRACKER_MAGIC
+RpcCode = rpc.base.TrackerCode
+rpc_serve_loop = rpc.server._serve_loop
+
+
+def rpc_tracker(host: str, port: int) -> Any:
+    """A tracker that listens at just that port, as the thread that it runs in. Needs tornado, which servers do not."""
+    from tvm.rpc.tracker import PopenTrackerServerState
+
+    return PopenTrackerServerState(host, port, port + 1).thread
+
+
+def rpc_listen(*arguments: Any, serve: Callable[..., None]) -> None:
+    """Stock `_listen_loop`, which reports to a tracker and takes clients one by one, with sessions by ``serve``."""
+    rpc.server._serving = serve
+    rpc.server._listen_loop(*arguments)
 
 
 # --- registered pipelines -----------------------------------------------------------------------------------------

@@ -219,5 +219,6 @@ def compare(results: list[Array], expected: Path, job: KernelJob) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error says last, which is where TVM puts the reason, without its traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(getattr(error, "problem", error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:500]

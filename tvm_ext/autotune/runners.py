@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,11 @@ from .tracker import Tracker
 from .turns import BatchEntry, DeviceLost, take_turns
 from .worker_process import WorkerDied, WorkerProcess
 
-SERVER_WAIT_S = 20.0
-SESSION_S = 60.0
+SESSION_S = 120.0
+"""A session is renewed before it is as old: where a kernel hangs, a stock server waits until it is."""
+
+SERVER_WAIT_S = SESSION_S + 20.0
+OPEN_LIMIT_S = SERVER_WAIT_S + 60.0
 POLL_S = 1.0
 
 
@@ -146,7 +150,7 @@ class IsolatedRunner:
         worker = WorkerProcess("run", memory_bytes=memory, threads=threads)
         self._replace(worker)
         self.started += 1
-        self.opened(worker.ask(self.opening(), SERVER_WAIT_S + SESSION_S))
+        self.opened(worker.ask(self.opening(), OPEN_LIMIT_S))
         return worker
 
     def _forget(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
@@ -242,6 +246,7 @@ class RpcRunner(IsolatedRunner):
         self.name = f"{key} behind {tracker}"
         self.tracker, self.key, self.wait_s = tracker, key, wait_s
         self.server = ""
+        self._opened_s = math.inf
 
     @property
     def device(self) -> str:
@@ -258,7 +263,12 @@ class RpcRunner(IsolatedRunner):
         return {**super().opening(), **remote}
 
     def opened(self, name: str) -> None:
-        self.server = name
+        self.server, self._opened_s = name, time.monotonic()
+
+    def worker(self) -> WorkerProcess:
+        if time.monotonic() - self._opened_s > SESSION_S / 2:
+            self._replace(None)
+        return super().worker()
 
     def judge(self, error: KernelError | WorkerDied) -> Exception:
         if error.outcome == "crashed":

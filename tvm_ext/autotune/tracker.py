@@ -12,11 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_ext._tvm import RPC_TRACKER_MAGIC, RpcCode
 from tvm_ext.errors import MeasurementError, OptionError
 
-MAGIC = 0x2F271
-REQUEST, SUMMARY = 3, 6
-SUCCESS = 0
 MOST_REPLY_BYTES = 1 << 20
 PATIENCE_S = 5.0
 
@@ -43,7 +41,7 @@ class Tracker:
 
     def servers(self, key: str) -> list[str]:
         """Addresses of the servers of ``key`` that are there now; raises MeasurementError without a tracker."""
-        summary = self._ask([SUMMARY], PATIENCE_S)
+        summary = self._ask([RpcCode.SUMMARY], PATIENCE_S)
         try:
             found = [(item["key"], item["addr"]) for item in summary["server_info"]]
             return sorted(f"{address[0]}:{address[1]}" for name, address in found if name == f"server:{key}")
@@ -55,7 +53,7 @@ class Tracker:
 
         Raises MeasurementError where there is none within ``wait_s``, or no tracker.
         """
-        value = self._ask([REQUEST, key, "", 1], wait_s)
+        value = self._ask([RpcCode.REQUEST, key, "", 1], wait_s)
         if not isinstance(value, list) or len(value) != 3:
             raise self._strange(repr(value)[:100])
         return str(value[0]), int(value[1]), str(value[2])
@@ -63,8 +61,8 @@ class Tracker:
     def _ask(self, question: list[object], wait_s: float) -> Any:
         try:
             with socket.create_connection((self.host, self.port), PATIENCE_S) as connection:
-                connection.sendall(struct.pack("<i", MAGIC))
-                if struct.unpack("<i", _read(connection, 4))[0] != MAGIC:
+                connection.sendall(struct.pack("<i", RPC_TRACKER_MAGIC))
+                if struct.unpack("<i", _read(connection, 4))[0] != RPC_TRACKER_MAGIC:
                     raise self._strange("its greeting is another protocol's")
                 text = json.dumps(question).encode()
                 connection.sendall(struct.pack("<i", len(text)) + text)
@@ -77,9 +75,9 @@ class Tracker:
         except OSError as error:
             raise MeasurementError(
                 f"there is no tracker at {self}: {error.strerror or error}.",
-                f"start one there: python -m tvm.exec.rpc_tracker --host {self.host} --port {self.port}",
+                f"start one: python -m tvm_ext.autotune.rpc_servers tracker --host {self.host} --port {self.port}",
             ) from error
-        if not isinstance(reply, list) or len(reply) != 2 or reply[0] != SUCCESS:
+        if not isinstance(reply, list) or len(reply) != 2 or reply[0] != RpcCode.SUCCESS:
             raise self._strange(repr(reply)[:100])
         return reply[1]
 
