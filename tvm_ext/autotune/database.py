@@ -63,6 +63,16 @@ class MeasurementDatabase:
             with transaction(connection):
                 return _insert(connection, rows)
 
+    def require_writable(self) -> None:
+        """Make the file where there is none; raise DatabaseError where nothing can be added to it."""
+        with translated(self.path):
+            if self.read_only:
+                raise DatabaseError(f"{self.path} was opened for reading.", "choose a file that you may write to")
+            connection = self._connection(make=True)
+            assert connection is not None
+            connection.execute("BEGIN IMMEDIATE")
+            connection.rollback()
+
     def trials(self, workload: MeasuredWorkload) -> tuple[Trial, ...]:
         """Of ``workload``, in the order of their identities."""
         query = f"{_SELECT} WHERE workload = ? ORDER BY identity"

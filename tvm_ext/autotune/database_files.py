@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tvm_ext.errors import DatabaseError, InputError
-from tvm_ext.records.measurement import Measurement
+from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import write_atomically
 
@@ -26,7 +26,11 @@ from .sqlite_errors import translated
 LINES_SCHEMA = 1
 """Of a line; a newer one is refused line by line."""
 
+TRIALS = "trials"
+"""In a line of a base: several trials of one workload, whose text is then there once."""
+
 MOST_LINE_BYTES = 16 << 20
+MOST_TRIALS = 10_000
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -85,8 +89,14 @@ def to_line(measurement: Measurement) -> str:
     return json.dumps({"schema": LINES_SCHEMA, **asdict(measurement)}, separators=(",", ":"))
 
 
-def from_line(text: str) -> Measurement:
-    """Raises ValueError for what `to_line` did not write."""
+def to_base_line(workload: MeasuredWorkload, trials: Iterable[Trial]) -> str:
+    """A workload and its trials as one line, without its end."""
+    value = {"schema": LINES_SCHEMA, "workload": asdict(workload), TRIALS: [asdict(trial) for trial in trials]}
+    return json.dumps(value, separators=(",", ":"))
+
+
+def from_line(text: str) -> tuple[Measurement, ...]:
+    """Raises ValueError for what neither `to_line` nor `to_base_line` wrote."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -96,7 +106,12 @@ def from_line(text: str) -> Measurement:
     schema = value.pop("schema", None)
     if schema != LINES_SCHEMA or isinstance(schema, bool):
         raise ValueError(f"its schema is {str(schema)[:20]!r}, and this tvm-ext reads {LINES_SCHEMA}")
-    return from_json(Measurement, json.dumps(value))
+    trials = value.pop(TRIALS, None)
+    if trials is None:
+        return (from_json(Measurement, json.dumps(value)),)
+    if not isinstance(trials, list) or len(trials) > MOST_TRIALS:
+        raise ValueError(f"its trials are no list of at most {MOST_TRIALS}")
+    return tuple(from_json(Measurement, json.dumps({**value, "trial": trial})) for trial in trials)
 
 
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
@@ -114,20 +129,20 @@ def read_lines(path: Path) -> Iterator[Measurement | RefusedRecord]:
             while line := file.readline(MOST_LINE_BYTES + 1):
                 number += 1
                 if line.strip():
-                    yield _read_line(line, f"{path}, line {number}")
+                    yield from _read_line(line, f"{path}, line {number}")
                 while len(line) > MOST_LINE_BYTES and not line.endswith(b"\n"):
                     line = file.readline(MOST_LINE_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.", "name a file that exists") from error
 
 
-def _read_line(line: bytes, place: str) -> Measurement | RefusedRecord:
+def _read_line(line: bytes, place: str) -> tuple[Measurement | RefusedRecord, ...]:
     if len(line) > MOST_LINE_BYTES:
-        return RefusedRecord(place=place, reason=f"it has more than {MOST_LINE_BYTES} bytes")
+        return (RefusedRecord(place=place, reason=f"it has more than {MOST_LINE_BYTES} bytes"),)
     try:
         return from_line(line.decode())
     except ValueError as error:
-        return RefusedRecord(place=place, reason=str(error)[:200])
+        return (RefusedRecord(place=place, reason=str(error)[:200]),)
 
 
 # --- damaged databases -----------------------------------------------------------------------------------------------

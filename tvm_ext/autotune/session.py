@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,19 @@ class TuningStatus:
             pace = self.point.seconds / self.point.trials
             left.append(max(0, self.budget.trials - self.known) * pace)
         return min(left, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Moment:
+    """After a batch: of each task its fastest and its limit by the constructed kernel's time.
+
+    Shares, since what a kernel takes is known only once it is measured, and a curve is of one scale.
+    """
+
+    trials: int
+    seconds: float
+    best: tuple[float, ...]
+    limit: tuple[float, ...]
 
 
 class TaskSearch:
@@ -200,6 +214,7 @@ class TaskSearch:
             candidates=len(self.task.space),
             known=len(known),
             failed=sum(item is None for item in known.values()),
+            predicted_us=self.task.predicted_us,
             constructed_us=self.standings.constructed_us,
             best_us=best if best is not None else self.standings.constructed_us,
             configuration=choice.configuration,
@@ -233,7 +248,7 @@ class TuningSession:
         self.known_before = self.known
         self.trials = 0
         self.start = self.clock()
-        self.curve = [self._point()]
+        self.moments = [self._moment()]
 
     def run(self) -> TuningRecord:
         """Search until the budget is spent or nothing more is expected, then confirm the fastest."""
@@ -252,7 +267,7 @@ class TuningSession:
             seconds=self.clock() - self.start,
             stopped=stopped,
             tasks=tuple(search.result() for search in self.searches),
-            curve=tuple(self.curve),
+            curve=tuple(map(self._point, self.moments)),
         )
 
     def _search(self) -> str:
@@ -294,7 +309,7 @@ class TuningSession:
         finally:
             self._keep(search, in_batches(found.values(), constructed), self.clock() - start)
         self.trials += self.known - before
-        self.curve.append(self._point())
+        self.moments.append(self._moment())
         self.progress(self._status(search))
 
     def _keep(self, search: TaskSearch, trials: Sequence[Trial], seconds: float) -> None:
@@ -316,14 +331,27 @@ class TuningSession:
     def _best_us(self) -> float:
         return sum(search.task.calls * search.best_us for search in self.searches)
 
-    def _point(self) -> CurvePoint:
-        limit = sum(search.task.calls * search.limit_us for search in self.searches)
-        return CurvePoint(trials=self.trials, seconds=self.clock() - self.start, best_us=self._best_us, limit_us=limit)
+    def _moment(self) -> _Moment:
+        return _Moment(
+            trials=self.trials,
+            seconds=self.clock() - self.start,
+            best=tuple(search.best_us / search.constructed_us for search in self.searches),
+            limit=tuple(search.limit_us / search.constructed_us for search in self.searches),
+        )
+
+    def _point(self, moment: _Moment) -> CurvePoint:
+        constructed = [search.task.calls * search.constructed_us for search in self.searches]
+        return CurvePoint(
+            trials=moment.trials,
+            seconds=moment.seconds,
+            best_us=math.fsum(map(operator.mul, constructed, moment.best)),
+            limit_us=math.fsum(map(operator.mul, constructed, moment.limit)),
+        )
 
     def _status(self, search: TaskSearch) -> TuningStatus:
         return TuningStatus(
             task=search.task.name,
-            point=self.curve[-1],
+            point=self._point(self.moments[-1]),
             constructed_us=sum(item.task.calls * item.constructed_us for item in self.searches),
             known=self.known,
             spent_s=self.spent_s,

@@ -20,8 +20,9 @@ from .database import MeasurementDatabase
 from .database_files import read_any
 from .refused import RefusedRecord
 
+SUFFIXES = (".jsonl", ".db", ".base")
 SHIPPED = Path(__file__).with_name("base")
-"""The folder of bases that the package brings: every file in it, JSON lines or databases. There may be none."""
+"""The folder of bases that the package brings: files of `SUFFIXES`. There may be none."""
 
 
 @dataclass(slots=True)
@@ -31,13 +32,14 @@ class MeasurementStore:
     own: MeasurementDatabase | None
     bases: Sequence[Path] = ()
     notes: dict[str, str] = field(default_factory=dict)  # by file: each is said once
-    _unwritten: dict[str, list[Trial]] = field(default_factory=dict)  # by workload's key, as long as this process lives
+    _unwritten: list[Measurement] = field(default_factory=list)  # until they can be written, or this process ends
     _read: dict[str, list[Trial]] | None = None  # of the bases, by workload's key
+    _known: dict[str, MeasuredWorkload] = field(default_factory=dict)  # the bases' workloads
 
     @classmethod
     def for_build(cls, build_options: options.BuildOptions) -> MeasurementStore:
         """What ``build_options.database`` and the environment ask for; without a database where they err."""
-        bases = tuple(sorted(path for path in SHIPPED.glob("*") if path.suffix in (".jsonl", ".db")))
+        bases = tuple(sorted(path for path in SHIPPED.glob("*") if path.suffix in SUFFIXES))
         try:
             path = options.database_file(build_options.database)
         except OptionError as error:
@@ -51,24 +53,50 @@ class MeasurementStore:
 
     def verdicts(self, workload: MeasuredWorkload) -> Mapping[str, Verdict]:
         """What is known of ``workload``, by configuration."""
-        own = [*self._unwritten.get(workload.key, ())]
+        return verdicts_of(self._base().get(workload.key, ())) | verdicts_of(self._own(workload))
+
+    def trials(self, workload: MeasuredWorkload) -> tuple[Trial, ...]:
+        """All that is known of ``workload``; of a configuration that was measured here, nothing from the bases."""
+        own = self._own(workload)
+        here = {trial.configuration for trial in own}
+        # The constructed kernel is what others were measured beside: without it a base's batch says nothing.
+        beside = (trial for trial in self._base().get(workload.key, ()))
+        kept = [trial for trial in beside if trial.configuration not in here or trial.origin.endswith(".0")]
+        return (*kept, *own)
+
+    def workloads(self, kind: str) -> Mapping[str, MeasuredWorkload]:
+        """Those of ``kind`` that something is known of, by key."""
+        self._base()
+        found = dict(self._known)
+        if self.own is not None:
+            try:
+                found |= self.own.workloads()
+            except DatabaseError as error:
+                self._note(str(self.own.path), str(error))
+        found |= {item.workload.key: item.workload for item in self._unwritten}
+        return {key: workload for key, workload in found.items() if workload.kind == kind}
+
+    def _own(self, workload: MeasuredWorkload) -> list[Trial]:
+        own = [item.trial for item in self._unwritten if item.workload == workload]
         if self.own is not None:
             try:
                 own += self.own.trials(workload)
             except DatabaseError as error:
                 self._note(str(self.own.path), str(error))
-        return verdicts_of(self._base().get(workload.key, ())) | verdicts_of(own)
+        return own
 
     def add(self, measurements: Iterable[Measurement]) -> int:
-        """Keep ``measurements``; how many were new. Where they cannot be written this store remembers them."""
+        """Keep ``measurements``; how many were new. What cannot be written now is, with those that come later."""
         taken = tuple(measurements)
         if self.own is not None:
             try:
-                return self.own.add(taken)
+                new = self.own.add((*self._unwritten, *taken)) - len(self._unwritten)
             except DatabaseError as error:
                 self._note(str(self.own.path), str(error))
-        for item in taken:
-            self._unwritten.setdefault(item.workload.key, []).append(item.trial)
+            else:
+                self._unwritten.clear()
+                return max(0, new)
+        self._unwritten += taken
         return len(taken)
 
     def _base(self) -> Mapping[str, list[Trial]]:
@@ -88,6 +116,7 @@ class MeasurementStore:
                     refused.append(item)
                 elif (item.workload.key, item.trial.configuration) not in before:
                     found.setdefault(item.workload.key, []).append(item.trial)
+                    self._known[item.workload.key] = item.workload
         except (DatabaseError, InputError) as error:
             self._note(str(path), str(error))
         if refused:

@@ -62,6 +62,14 @@ def _wrong(tune: object) -> OptionError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TileUse:
+    """The kernels of a build whose tiles are by measurement: why, one text each; what was wrong with the database."""
+
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CurvePoint:
     """After so many ``trials`` and ``seconds`` (of this run): what all tasks take in one run of the model.
 
@@ -76,7 +84,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedTask:
-    """One kernel of the model after tuning; microseconds of one call, measured.
+    """One kernel of the model after tuning; microseconds of one call, measured but for ``predicted_us``.
 
     ``configuration`` is what later builds take, None where they keep the constructed kernel; ``reason`` says why.
     ``known`` are the candidates that something is known of, of the space's ``candidates``.
@@ -89,6 +97,7 @@ class TunedTask:
     candidates: int
     known: int
     failed: int
+    predicted_us: float
     constructed_us: float | None
     best_us: float | None
     configuration: str | None
@@ -117,8 +126,8 @@ class TuningRecord:
 
     @property
     def constructed_us(self) -> float:
-        """What the constructed kernels of all tasks take in one run of the model."""
-        return sum((task.constructed_us or 0.0) * task.calls for task in self.tasks)
+        """What the constructed kernels of all tasks take in one run of the model; predicted where not measured."""
+        return sum((task.constructed_us or task.predicted_us) * task.calls for task in self.tasks)
 
     @property
     def tuned_us(self) -> float:

@@ -10,6 +10,7 @@ from .record import BuildRecord, OperatorReport
 from .schedules import section
 from .svg import points, roofline
 from .text import by_time, code_summary, cutlass_lines, format_time
+from .tuning import tuning_section
 
 _SHOWN_OPERATORS = 25
 _SHOWN_PASSES = 15
@@ -38,6 +39,7 @@ def render(report: BuildRecord) -> str:
         roofline_note=_roofline_note(report),
         bars=_operator_bars(report),
         bars_note=_bars_note(report),
+        tuning=tuning_section(report.tuning),
         table=_table(report),
         schedules=section(report),
         passes=_pass_bars(report),

@@ -16,6 +16,7 @@ from tvm_ext.records.layout import LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
 from tvm_ext.records.rammer import MeasuredRun, RammerRecord
+from tvm_ext.records.tuned import TileUse, TuningRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,8 @@ class BuildRecord:
     cutlass: CutlassBuild | None = None  # None where templates were not asked for
     rammer: RammerRecord | None = None  # None where no schedules of rTasks were asked for
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
+    tiles: TileUse = field(default_factory=TileUse)  # which were chosen by measurement
+    tuning: TuningRecord | None = None  # None where the build was not asked to tune
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
     def bound_of(self, operator: OperatorReport) -> str:

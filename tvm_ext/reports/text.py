@@ -31,11 +31,21 @@ def show(report: BuildRecord, console: Console) -> None:
 def profile(report: BuildRecord) -> list[str]:
     """Where the time of the build went: lines of phases, code generation and the cache, then decisions and limits."""
     templates = [f"CUTLASS: {line}" for line in cutlass_lines(report)]
-    notes = [*persistent_lines(report), *templates, *rammer_lines(report), *(f"limit: {note}" for note in report.notes)]
+    tuned = tuning_lines(report)
+    limits = [f"limit: {note}" for note in report.notes]
+    notes = [*tuned, *persistent_lines(report), *templates, *rammer_lines(report), *limits]
     if not report.phases:
         return notes
     parts = ", ".join(f"{phase.name} {format_time(phase.seconds)}" for phase in report.phases)
     return [f"build profile: {parts}", code_summary(report), report.cache_summary(), *report.kernel_cache.notes, *notes]
+
+
+def tuning_lines(report: BuildRecord) -> list[str]:
+    """What tuning came to, and which tiles are by measurement, with the reason that was given for each."""
+    tuned = [] if report.tuning is None else [f"tuning: {report.tuning}", *report.tuning.notes]
+    reasons = Counter(report.tiles.reasons)
+    lines = [f"{reason}{f' ({count} kernels)' if count > 1 else ''}" for reason, count in reasons.items()]
+    return [*tuned, *lines, *report.tiles.notes]
 
 
 def rammer_lines(report: BuildRecord) -> list[str]:
