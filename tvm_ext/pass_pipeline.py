@@ -26,6 +26,7 @@ from tvm_ext._tvm import (
     module_pass,
 )
 from tvm_ext.autotune.choose import why_own_kernel
+from tvm_ext.autotune.tuned_tiles import TunedTiles, tiles_for_build
 from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.device_db import chosen_device, device_for_target, is_bare
@@ -65,6 +66,7 @@ from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
+from tvm_ext.tir_passes.plan.chosen_tiles import NO_CHOICES, TileChoices
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
@@ -195,7 +197,7 @@ def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
 
 
 def kernel_passes(
-    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
+    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None, tiles: TileChoices = NO_CHOICES
 ) -> list[tvm.transform.Pass]:
     """From one PrimFunc per operator to one scheduled kernel per operator. Without Roller: nothing on a CPU.
 
@@ -214,7 +216,7 @@ def kernel_passes(
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
-        *_cpu_construction(device, options, cache),
+        *_cpu_construction(device, options, cache, tiles),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),
         # On one core no kernel starts threads, however it was made.
@@ -224,11 +226,13 @@ def kernel_passes(
     ]
 
 
-def _cpu_construction(device: DeviceSpec, options: BuildOptions, cache: KernelCache | None) -> list[tvm.transform.Pass]:
+def _cpu_construction(
+    device: DeviceSpec, options: BuildOptions, cache: KernelCache | None, tiles: TileChoices
+) -> list[tvm.transform.Pass]:
     """The pass that constructs kernels; those of rTasks have bodies, and if all are such, dividing costs no fork."""
     if options.enable_rammer is True:
         device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
-    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None)]
+    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None, tiles)]
 
 
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:
@@ -260,10 +264,14 @@ def is_cpu(target: tvm.target.Target) -> bool:
 
 
 def kernel_pipeline(
-    target: tvm.target.Target, device: DeviceSpec, options: BuildOptions, cache: KernelCache | None = None
+    target: tvm.target.Target,
+    device: DeviceSpec,
+    options: BuildOptions,
+    cache: KernelCache | None = None,
+    tiles: TileChoices = NO_CHOICES,
 ) -> tvm.transform.Sequential:
     """Every pass up to scheduled kernels; the result still is a Relax graph of ``call_tir``."""
-    passes = [operator_pipeline(target, device, options), *kernel_passes(device, options, cache)]
+    passes = [operator_pipeline(target, device, options), *kernel_passes(device, options, cache, tiles)]
     return tvm.transform.Sequential(passes, name="tvm_ext.kernels")
 
 
@@ -310,8 +318,7 @@ def tir_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, with load-compute pipelines put into GPU kernels first.
 
     Kernels may come from anywhere: dlight, MetaSchedule, a user's own schedule. Kernels of `relay.build` have had their
-    pipelines when they were constructed. Returns the triple that `tvm.tirx.build` expects: (pipeline, host
-    finalisation, device finalisation).
+    pipelines when they were constructed. Returns what `tvm.tirx.build` expects: pipeline, host and device finalisation.
     """
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
 
@@ -339,14 +346,21 @@ class BuildPlan:
     device: DeviceSpec
     target: tvm.target.Target
     options: BuildOptions
+    tiles: TunedTiles  # what measurements have chosen
     construct: tvm.transform.Pass  # IRModule of operators -> call_tir graph of kernels
     lower: tvm.transform.Pass  # -> what the VM executes
 
 
 def plan_build(
-    target: str | dict[str, Any] | tvm.target.Target, options: BuildOptions, cache: KernelCache | None = None
+    target: str | dict[str, Any] | tvm.target.Target,
+    options: BuildOptions,
+    cache: KernelCache | None = None,
+    tiles: TunedTiles | None = None,
 ) -> BuildPlan:
-    """Resolve ``target`` and put the passes in order; raises TargetError for a target or device that is unknown."""
+    """Resolve ``target`` and put the passes in order, with ``tiles``, or those of the database that ``options`` name.
+
+    Raises TargetError for a target or device that is unknown.
+    """
     if options.device is not None and is_bare(target) and target != "opencl":
         target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
@@ -361,11 +375,13 @@ def plan_build(
         enable_opencl_math()
     if device.kind == "cpu" and options.num_threads is not None:
         device = with_unit_count(device, options.num_threads)
+    tiles = tiles_for_build(device, options) if tiles is None else tiles
     return BuildPlan(
         device=device,
         target=resolved,
         options=options,
-        construct=kernel_pipeline(resolved, device, options, cache),
+        tiles=tiles,
+        construct=kernel_pipeline(resolved, device, options, cache, tiles.configurations),
         lower=tvm.transform.Sequential([*rammer_passes(device, options), lowering_pipeline(resolved)]),
     )
 

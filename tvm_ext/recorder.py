@@ -23,11 +23,13 @@ from tvm_ext.records.layout import LAYOUT, LayoutRecord
 from tvm_ext.records.partition import CUTLASS, CutlassBuild
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.rammer import RAMMER, RammerRecord
+from tvm_ext.records.tuned import TileUse, TuningRecord
 from tvm_ext.reports.record import OperatorReport, PassTime, ceilings_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.runtime.cuda_runtime import cuda_is_loaded
 from tvm_ext.support.limits import notes_of
 from tvm_ext.support.pass_clock import PassClock
+from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN
 
 _KERNEL_PASSES = {
     "tvm_ext.ConstructCpuKernels": "kernel construction",
@@ -46,6 +48,7 @@ def record(
     watch: Stopwatch,
     code: CodeTimes,
     cache: CacheUse,
+    tuning: TuningRecord | None = None,
 ) -> BuildReport:
     """The report of a build that turned ``mod`` into ``kernels`` (a graph of ``call_tir``) in the time of ``watch``."""
     attributes = dict(mod.attrs) if mod.attrs else {}
@@ -75,8 +78,20 @@ def record(
         persistent=persistent_record(kernels),
         rammer=rammer_record(kernels),
         cutlass=cutlass_record(kernels),
+        tiles=tile_use(kernels, plan),
+        tuning=tuning,
         device_code=device_code(plan),
     )
+
+
+def tile_use(kernels: tvm.IRModule, plan: BuildPlan) -> TileUse:
+    """The reasons of the tiles that kernels have by measurement."""
+    functions = (func for _, func in kernels.functions_items() if isinstance(func, PrimFunc) and func.attrs)
+    texts = [str(func.attrs[CHOICE]) for func in functions if CHOICE in func.attrs]
+    notes = [note for text in texts for note in serialise.from_json(KernelChoice, text).notes]
+    why = {configuration: plan.tiles.reasons[key] for key, configuration in plan.tiles.configurations.items()}
+    chosen = (note.removeprefix(CHOSEN) for note in notes if note.startswith(CHOSEN))
+    return TileUse(reasons=tuple(why[item] for item in chosen if item in why), notes=plan.tiles.notes)
 
 
 def device_code(plan: BuildPlan) -> DeviceCode | None:

@@ -20,14 +20,18 @@ from tvm import relax
 
 from tvm_ext import frontend, recorder
 from tvm_ext._tvm import Expr
+from tvm_ext.autotune.store import MeasurementStore
+from tvm_ext.autotune.tuned_tiles import tuned_tiles
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
-from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, VERIFYING, Stopwatch
+from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, TUNING, VERIFYING, Stopwatch
 from tvm_ext.records.rammer import RAMMER
+from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord
+from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module
 from tvm_ext.runtime import graph_module as graph_executor
@@ -40,6 +44,7 @@ from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.tir_passes.construct_cpu_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
+from tvm_ext.tuning.model import TuningRequest, tune_model
 
 __all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
 
@@ -56,6 +61,7 @@ def build(
     options: BuildOptions | None = None,
     progress: Callable[[str], None] | None = None,
     verify: bool = False,
+    tune: TuneLike | TuningRequest | None = None,
     **settings: Any,
 ) -> Library:
     """Compile a Relax module with kernels that Roller constructs.
@@ -87,6 +93,10 @@ def build(
     verify
         For GPUs: interpret every distinct kernel as it goes to code generation (`verify.build_check`), and refuse the
         build where one is wrong. It takes some seconds of one core for each kernel.
+    tune
+        For this machine's CPU: search for faster tiles first, for so many trials (``200``) or so long (``"120s"``,
+        ``"5min"``, a timedelta), and keep what was measured in the database (option ``database``): what it knows
+        already counts, and later builds consult it without this argument. A `TuningRequest` says more.
     settings
         Single fields of `BuildOptions`, which win over ``options``.
 
@@ -97,7 +107,8 @@ def build(
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
     UnsupportedEnvironmentError
-        with ``enable_cutlass=True`` where the package, the compiler or a linker is missing.
+        with ``enable_cutlass=True`` where the package, the compiler or a linker is missing; with ``tune`` where
+        kernels for the target cannot be timed.
     VerificationError
         with ``verify``, for a kernel that is wrong, naming operator, shapes and finding.
     """
@@ -117,8 +128,13 @@ def build(
             "on a CPU the library itself runs: compare its outputs with ONNX Runtime's or another build's",
         )
     watch, clock = Stopwatch(), PassClock(on_start=progress)
+    request = _tuning_request(tune, clock.on_start)
     mod = prepare(mod, params or {})
     watch.split(BINDING)
+    tuning = None
+    if request is not None:
+        plan, tuning = _tuned(mod, target, plan, cache, request)
+        watch.split(TUNING)
     if not _compiles_by_kernel(mod, plan):
         cache.switch_off()
     try:
@@ -129,7 +145,7 @@ def build(
         kernels, code = _compile(mod, plan, cache, clock, watch, whole=True)
     if code.times.compiled:
         cache.trim()
-    report = recorder.record(mod, kernels, plan, chosen, clock, watch, code.times, cache.use())
+    report = recorder.record(mod, kernels, plan, chosen, clock, watch, code.times, cache.use(), tuning)
     signature = Signature(inputs=input_specs(mod), outputs=output_specs(mod), report=report, cpu=cpu_needs(plan.target))
     return Library(code.executable, signature, code=code)
 
@@ -175,6 +191,34 @@ def _check_param(spec: TensorSpec, value: Expr) -> None:
         )
 
 
+def _tuning_request(tune: TuneLike | TuningRequest | None, tell: Callable[[str], None] | None) -> TuningRequest | None:
+    """``tune`` as a request; raises OptionError where it is none."""
+    if tune is None or isinstance(tune, TuningRequest):
+        return tune
+    progress = None if tell is None else lambda status: tell(f"tuning: {status}")
+    return TuningRequest(budget=TuningBudget.of(tune), progress=progress)
+
+
+def _tuned(
+    mod: tvm.IRModule,
+    target: str | dict[str, Any] | tvm.target.Target,
+    plan: BuildPlan,
+    cache: KernelCache,
+    request: TuningRequest,
+) -> tuple[BuildPlan, TuningRecord]:
+    """Tune the kernels of ``mod``, then plan the build anew with what was found."""
+    store = MeasurementStore.for_build(plan.options)
+    try:
+        with EXCLUSIVE, plan.target:
+            passes = [operator_pipeline(plan.target, plan.device, plan.options), AnnotateConstants()]
+            operators = tvm.transform.Sequential(passes)(mod)
+        calls = recorder.call_counts(operators)
+        record = tune_model(operators, calls, plan.device, plan.target, plan.options, store, request)
+        return plan_build(target, plan.options, cache, tuned_tiles(store, plan.device)), record
+    finally:
+        store.close()
+
+
 def _compiles_by_kernel(mod: tvm.IRModule, plan: BuildPlan) -> bool:
     """Whether kernels can become object files that are linked and loaded here; the cache holds nothing else."""
     here = not cpu_needs(plan.target).unmet_by(read_cpu_info())
@@ -210,7 +254,7 @@ def _compile(
             with own_cuda_compiler():
                 code = generate_whole(lowered, plan.target)
         else:
-            context = kernel_context(plan.device, plan.options)
+            context = kernel_context(plan.device, plan.options, plan.tiles.configurations)
             threads = 1 if watched else usable_core_count()
             code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)

@@ -33,7 +33,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "relay_passes tir_passes rammer_runtime autotune",  # the middle: they meet as data
         "toolchains reports",
         "runtime",
-        "verify",
+        "verify tuning",
         "frontend pass_pipeline recorder relay",  # the way of a model
         "bench",
         "cli",

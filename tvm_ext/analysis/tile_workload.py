@@ -24,12 +24,18 @@ def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
 
     Names do not count: a convolution is the same workload in every model.
     """
+    dtype = ",".join((*(access.dtype for access in expr.inputs), expr.output.dtype))
+    return replace(tile_machine(device), structure=to_json(without_names(expr)), dtype=dtype)
+
+
+def tile_machine(device: DeviceSpec) -> MeasuredWorkload:
+    """What all workloads of ``device`` have in common: a record that differs in it says nothing of the device."""
     target: dict[str, Any] = dict(device.target)
     return MeasuredWorkload(
         kind=KIND,
-        structure=to_json(without_names(expr)),
+        structure="",
         layout="",
-        dtype=",".join((*(access.dtype for access in expr.inputs), expr.output.dtype)),
+        dtype="",
         device=device.description,
         instructions=" ".join((str(target.get("mcpu", "")), *target.get("mattr", ()))) or device.name,
         threads=device.unit_count,

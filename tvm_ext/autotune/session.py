@@ -85,6 +85,11 @@ class TuningStatus:
             shares.append(self.spent_s / self.budget.seconds)
         return min(1.0, max(shares))
 
+    def __str__(self) -> str:
+        best, limit = self.point.best_us, self.point.limit_us
+        left = "" if self.left_s is None else f", {self.left_s:.0f} s left"
+        return f"{self.known} candidates, best {best:.0f} of {self.constructed_us:.0f} us, limit {limit:.0f}{left}"
+
     @property
     def left_s(self) -> float | None:
         """Seconds until the budget is spent, at the pace of this run; None before the first batch."""

@@ -76,6 +76,11 @@ class MeasurementStore:
         found |= {item.workload.key: item.workload for item in self._unwritten}
         return {key: workload for key, workload in found.items() if workload.kind == kind}
 
+    def close(self) -> None:
+        """Close this thread's connection; the next call opens another."""
+        if self.own is not None:
+            self.own.close()
+
     def _own(self, workload: MeasuredWorkload) -> list[Trial]:
         own = [item.trial for item in self._unwritten if item.workload == workload]
         if self.own is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tvm_ext.analysis.tile_workload import KIND
-from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.analysis.tile_workload import KIND, tile_machine
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.options import BuildOptions
 
 from .choose import choose_tuned
 from .standings import standings_of
@@ -22,22 +23,27 @@ class TunedTiles:
     notes: tuple[str, ...] = ()
 
 
-def tuned_tiles(store: MeasurementStore, like: MeasuredWorkload) -> TunedTiles:
-    """What is to be taken on the device, with the instructions, threads and versions of ``like``.
+def tiles_for_build(device: DeviceSpec, options: BuildOptions) -> TunedTiles:
+    """Of the database and the bases that ``options`` name; none for GPUs, and where nothing is constructed."""
+    if device.kind != "cpu" or options.enable_roller is False:
+        return TunedTiles()
+    store = MeasurementStore.for_build(options)
+    try:
+        return tuned_tiles(store, device)
+    finally:
+        store.close()
 
-    Nothing that was measured on another device, with other instructions or another number of threads is looked at.
+
+def tuned_tiles(store: MeasurementStore, device: DeviceSpec) -> TunedTiles:
+    """What ``store`` gives ``device``.
+
+    Nothing is looked at that was measured on another device, with other instructions, threads or versions.
     """
-    configurations, reasons = {}, {}
+    machine, configurations, reasons = tile_machine(device), {}, {}
     for key, workload in store.workloads(KIND).items():
-        if not is_same_machine(workload, like):
+        if replace(workload, structure="", dtype="") != machine:
             continue
         choice = choose_tuned(standings_of(store.trials(workload)))
         if choice.configuration is not None:
             configurations[key], reasons[key] = choice.configuration, choice.reason
     return TunedTiles(configurations=configurations, reasons=reasons, notes=tuple(store.notes.values()))
-
-
-def is_same_machine(workload: MeasuredWorkload, like: MeasuredWorkload) -> bool:
-    """Whether times of one say something of the other: same device, instructions, threads, versions."""
-    names = ("kind", "device", "instructions", "threads", "versions")
-    return all(getattr(workload, name) == getattr(like, name) for name in names)

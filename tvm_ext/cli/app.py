@@ -1,4 +1,4 @@
-"""The command ``tvm-ext``: compile, run, bench, explain, advise, profile, verify, devices, cache, database, doctor.
+"""The command ``tvm-ext``: compile, run, bench, explain, advise, tune, profile, verify, devices, database and others.
 
 Results go to the output stream, progress and errors to the error stream. Exit codes: 0 done, 1 a check failed,
 2 a wrong argument or input (``error: ...`` and what to do about it), 130 Ctrl-C.
@@ -35,6 +35,7 @@ from .common import (
 from .database import database
 from .profile import profile as profile_templates
 from .switches import Cutlass, Persistent, Rammer, Roller
+from .tune import tune
 from .verify import verify
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 app.command()(advise)
 app.command()(cache)
 app.command("profile")(profile_templates)
+app.command()(tune)
 app.command()(verify)
 app.add_typer(database, name="database")
 

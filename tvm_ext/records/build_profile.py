@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 BINDING = "binding parameters"
 CONSTRUCTING = "graph passes and kernels"
 LOWERING = "lowering to the VM"
+TUNING = "tuning"
 VERIFYING = "interpreting the kernels"
 GENERATING = "code generation"
 

@@ -32,6 +32,9 @@ TileChoices: TypeAlias = Mapping[str, str]
 
 NO_CHOICES: TileChoices = {}
 
+CHOSEN, LEFT_OUT = "tile chosen by measurement: ", "a chosen tile is left out: "
+"""How a kernel's notes say it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TunableAnchor:
@@ -56,9 +59,9 @@ def program_for(
     if text is None:
         return constructed, ()
     try:
-        return program_of(from_json(CpuTile, text), expr, device), (f"tile chosen by measurement: {text}",)
+        return program_of(from_json(CpuTile, text), expr, device), (f"{CHOSEN}{text}",)
     except (IllegalRewrite, ValueError) as refusal:
-        return constructed, (f"a chosen tile is left out: {refusal}",)
+        return constructed, (f"{LEFT_OUT}{refusal}",)
 
 
 def _with_spatial_vectors(construction: Construction, expr: TensorExpr) -> tuple[RProgram, ...]:

@@ -1,0 +1,144 @@
+"""One tuning run of a model for a CPU, from its operators to what later builds will take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm_ext import options as environment
+from tvm_ext._tvm import IRModule, Target
+from tvm_ext.autotune.measure import Measurer
+from tvm_ext.autotune.runners import TrackerFleet
+from tvm_ext.autotune.session import TrialHistory, TuningSession, TuningStatus
+from tvm_ext.autotune.tasks import TuningTask
+from tvm_ext.autotune.tracker import Tracker
+from tvm_ext.devices.cpu_info import read_cpu_info
+from tvm_ext.devices.device_db import cpu_needs
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, UnsupportedEnvironmentError
+from tvm_ext.exclusive import EXCLUSIVE
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.kernel_job import KernelJob
+from tvm_ext.records.measurement import MOST_REASON, Trial
+from tvm_ext.records.tuned import TuningBudget, TuningRecord
+
+from .kernels import TunableKernel, TunableModel, job_of, tunable_model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuningRequest:
+    """What a build asks of a tuning run.
+
+    ``tracker`` is "host:port" of a TVM RPC tracker, behind which servers of ``key`` measure; None: this machine does.
+    ``measurer`` makes what measures, for those who have their own.
+    """
+
+    budget: TuningBudget
+    seed: int = 0
+    progress: Callable[[TuningStatus], None] | None = None
+    tracker: str | None = None
+    key: str = "cpu"
+    measurer: Callable[[], Measurer] | None = None
+
+    def make_measurer(self) -> Measurer:
+        """Raises OptionError for a tracker's address that is none."""
+        if self.measurer is not None:
+            return self.measurer()
+        if self.tracker is None:
+            return Measurer()
+        return Measurer(runners=TrackerFleet(Tracker.parse(self.tracker), self.key))
+
+
+def tune_model(
+    operators: IRModule,
+    calls: Mapping[str, int],
+    device: DeviceSpec,
+    target: Target,
+    options: BuildOptions,
+    store: TrialHistory,
+    request: TuningRequest,
+) -> TuningRecord:
+    """Search for faster tiles of the kernels of ``operators``; what comes of it is in ``store``.
+
+    Raises UnsupportedEnvironmentError where kernels for ``device`` cannot be measured here. Ctrl-C ends it as an error
+    does: with all that was measured in the store.
+    """
+    require_measurable(device, target, request)
+    with EXCLUSIVE, target:
+        model = tunable_model(operators, calls, device, options)
+    if not model.tasks:
+        return _session(model, lambda _task, _wanted: (), store, request).run()
+    with request.make_measurer() as measurer:
+        measure = KernelMeasure(model, measurer, device, target, options)
+        session = _session(model, measure, store, request)
+        record = session.run()
+    return replace(record, untuned=model.untuned, notes=tuple(dict.fromkeys((*record.notes, str(measurer.report)))))
+
+
+def _session(
+    model: TunableModel,
+    measure: Callable[[TuningTask, Sequence[str]], Iterator[Trial] | tuple[Trial, ...]],
+    store: TrialHistory,
+    request: TuningRequest,
+) -> TuningSession:
+    return TuningSession(model.tasks, measure, store, request.budget, seed=request.seed, progress=request.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMeasure:
+    """What a `TuningSession` calls: configurations of a task in, trials out, the constructed kernel in every batch."""
+
+    model: TunableModel
+    measurer: Measurer
+    device: DeviceSpec
+    target: Target
+    options: BuildOptions
+
+    def __call__(self, task: TuningTask, configurations: Sequence[str]) -> Iterator[Trial]:
+        kernel = self.model.kernels[task.workload.key]
+        constructed, *others = configurations
+        jobs = []
+        for configuration in others:
+            made = self._job_or_why_not(kernel, configuration)
+            if isinstance(made, Trial):
+                yield made
+            else:
+                jobs.append(made)
+        if not jobs:
+            return
+        self.measurer.batch = len(jobs)
+        for _, trial in self.measurer.measure(jobs, incumbent=self._job(kernel, constructed)):
+            yield trial
+
+    def _job_or_why_not(self, kernel: TunableKernel, configuration: str) -> KernelJob | Trial:
+        try:
+            return self._job(kernel, configuration)
+        except IllegalRewrite as refusal:
+            return Trial(configuration=configuration, outcome="compile_failed", reason=refusal.problem[:MOST_REASON])
+
+    def _job(self, kernel: TunableKernel, configuration: str) -> KernelJob:
+        with EXCLUSIVE, self.target:
+            return job_of(kernel, configuration, self.device, self.target, self.options)
+
+
+def require_measurable(device: DeviceSpec, target: Target, request: TuningRequest) -> None:
+    """Raise UnsupportedEnvironmentError where times of kernels for ``device`` cannot be taken."""
+    if device.kind != "cpu":
+        raise UnsupportedEnvironmentError(
+            f"kernels for {device.name} cannot be tuned: the tiles of CPU kernels are what is searched.",
+            "leave 'tune' out; CUTLASS's templates are measured by profile_cutlass=True",
+        )
+    if request.tracker is not None:
+        return
+    named = environment.recorded_cpu()
+    if named is not None:
+        raise UnsupportedEnvironmentError(
+            f"TVM_EXT_CPU lets {named} stand for this machine, whose times would be kept as that CPU's.",
+            "unset TVM_EXT_CPU to tune for this machine",
+        )
+    unmet = cpu_needs(target).unmet_by(read_cpu_info())
+    if unmet:
+        raise UnsupportedEnvironmentError(
+            f"kernels for {device.name} cannot be timed here: this machine {unmet}.",
+            "tune on such a machine (by --tracker), and merge its database (tvm-ext database merge)",
+        )
