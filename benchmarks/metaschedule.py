@@ -151,21 +151,37 @@ def tune(model: onnx.ModelProto, target: Any, trials: int, folder: str) -> tuple
     except ModuleNotFoundError as error:
         remedy = "pip install 'tvm-ext[bench]'"
         raise UnsupportedEnvironmentError(f"MetaSchedule needs {error.name}.", remedy) from error
-    step = relax.transform
     runner = meta_schedule.runner.LocalRunner(timeout_sec=RUN_TIME_LIMIT_S, initializer=keep_runner_on_main_core)
     builder = meta_schedule.builder.LocalBuilder(timeout_sec=BUILD_TIME_LIMIT_S)
     with target:
-        before = [step.DecomposeOpsForInference(), step.CanonicalizeBindings(), relax.get_pipeline("zero")]
-        mod = tvm.transform.Sequential([*before, step.AttachAttrLayoutFreeBuffers()])(import_onnx(model))
+        mod = tunable_module(model)
         per_round = min(trials, TRIALS_PER_ROUND)
         workers = {"builder": builder, "runner": runner}
         database = meta_schedule.relax_integration.tune_relax(
             mod, {}, target, folder, trials, num_trials_per_iter=per_round, seed=SEED, **workers
         )
-        after = [step.SplitLayoutRewritePreproc(), step.LiftTransformParams(), step.FoldConstant()]
-        tuned = tvm.transform.Sequential([step.MetaScheduleApplyDatabase(folder), *after])(mod)
+        tuned = with_records(mod, folder)
+    return tuned, measured_count(database)
+
+
+def tunable_module(model: onnx.ModelProto) -> tvm.IRModule:
+    """What MetaSchedule tunes; for the current target."""
+    step = relax.transform
+    before = [step.DecomposeOpsForInference(), step.CanonicalizeBindings(), relax.get_pipeline("zero")]
+    return tvm.transform.Sequential([*before, step.AttachAttrLayoutFreeBuffers()])(import_onnx(model))
+
+
+def with_records(mod: tvm.IRModule, folder: str) -> tvm.IRModule:
+    """``mod`` with the best kernels of the records in ``folder``; for the current target."""
+    step = relax.transform
+    after = [step.SplitLayoutRewritePreproc(), step.LiftTransformParams(), step.FoldConstant()]
+    return tvm.transform.Sequential([step.MetaScheduleApplyDatabase(folder), *after])(mod)
+
+
+def measured_count(database: Any) -> int:
+    """Records with a time."""
     times = [min(float(item) for item in record.run_secs) for record in database.get_all_tuning_records()]
-    return tuned, sum(best_s < RUN_TIME_LIMIT_S for best_s in times)
+    return sum(best_s < RUN_TIME_LIMIT_S for best_s in times)
 
 
 def prepare_metaschedule(model: onnx.ModelProto, inputs: Mapping[str, Array], trials: int) -> tuple[Contender, int]:
@@ -174,6 +190,11 @@ def prepare_metaschedule(model: onnx.ModelProto, inputs: Mapping[str, Array], tr
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         mod, measured = tune(model, target, trials, folder)
+    return contender_of(mod, target, inputs, start), measured
+
+
+def contender_of(mod: tvm.IRModule, target: Any, inputs: Mapping[str, Array], start_s: float) -> Contender:
+    """The tuned module, compiled and loaded; ``start_s`` is when its tuning began."""
     machine = VirtualMachine(tvm.compile(mod, target), tvm.cpu())
     built = time.perf_counter()
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(value)) for value in inputs.values()]
@@ -182,14 +203,13 @@ def prepare_metaschedule(model: onnx.ModelProto, inputs: Mapping[str, Array], tr
     def run() -> None:
         results[0] = machine["main"](*arguments)
 
-    contender = Contender(
+    return Contender(
         name=METASCHEDULE,
         import_s=0.0,
-        build_s=built - start,
+        build_s=built - start_s,
         run=run,
         outputs=lambda: [item.numpy() for item in flatten_outputs(results[0])],
     )
-    return contender, measured
 
 
 def fight(name: str, trials: int, rounds: int, tell: Callable[[str], None]) -> Duel:
