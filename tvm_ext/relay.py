@@ -30,7 +30,7 @@ from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.build_profile import BINDING, CONSTRUCTING, GENERATING, LOWERING, TUNING, VERIFYING, Stopwatch
 from tvm_ext.records.rammer import RAMMER
-from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord
+from tvm_ext.records.tuned import TuneLike, TuningBudget, TuningRecord, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.onnx.import_model import require_bound_dimensions
 from tvm_ext.runtime import graph_module
@@ -44,7 +44,6 @@ from tvm_ext.support.pass_clock import PassClock, timed_context
 from tvm_ext.tir_passes.construct_cpu_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
-from tvm_ext.tuning.model import TuningRequest, tune_model
 
 __all__ = ["GraphModule", "Library", "TensorSpec", "build", "frontend", "graph_executor", "graph_module", "load"]
 
@@ -207,6 +206,8 @@ def _tuned(
     request: TuningRequest,
 ) -> tuple[BuildPlan, TuningRecord]:
     """Tune the kernels of ``mod``, then plan the build anew with what was found."""
+    from tvm_ext.tuning.model import tune_model  # brings XGBoost, which takes as long to import as some models to build
+
     store = MeasurementStore.for_build(plan.options)
     try:
         with EXCLUSIVE, plan.target:

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore
-from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningBudget, TuningRecord
+from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningBudget, TuningRecord, TuningStatus
 
 from .choose import CONFIRMATIONS, TunedChoice, choose_tuned
 from .cost_model import TileCostModel
@@ -62,44 +62,6 @@ Measure = Callable[[TuningTask, Sequence[str]], Iterable[Trial]]
 
 It gives the trials batch by batch, in each that of the constructed kernel first; what could not be built, anywhere.
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuningStatus:
-    """Where a run stands, for whoever watches it: ``point`` and ``constructed_us`` are of one run of the model."""
-
-    task: str
-    point: CurvePoint
-    constructed_us: float
-    known: int
-    spent_s: float
-    budget: TuningBudget
-
-    @property
-    def share_done(self) -> float:
-        """Of the budget, 0 to 1."""
-        shares = [0.0]
-        if self.budget.trials is not None:
-            shares.append(self.known / self.budget.trials)
-        if self.budget.seconds is not None:
-            shares.append(self.spent_s / self.budget.seconds)
-        return min(1.0, max(shares))
-
-    def __str__(self) -> str:
-        best, limit = self.point.best_us, self.point.limit_us
-        left = "" if self.left_s is None else f", {self.left_s:.0f} s left"
-        return f"{self.known} candidates, best {best:.0f} of {self.constructed_us:.0f} us, limit {limit:.0f}{left}"
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the budget is spent, at the pace of this run; None before the first batch."""
-        left = []
-        if self.budget.seconds is not None:
-            left.append(max(0.0, self.budget.seconds - self.spent_s))
-        if self.budget.trials is not None and self.point.trials:
-            pace = self.point.seconds / self.point.trials
-            left.append(max(0, self.budget.trials - self.known) * pace)
-        return min(left, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

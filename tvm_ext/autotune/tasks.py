@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tvm_ext.records.measurement import MeasuredWorkload
 
-if TYPE_CHECKING:
-    from .tile_space import TileSpace
+from .spaces import KernelSpace, SpaceCandidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -22,7 +20,7 @@ class TuningTask:
 
     name: str
     workload: MeasuredWorkload
-    space: TileSpace
+    space: KernelSpace[SpaceCandidate]
     constructed: str
     calls: int
     predicted_us: float

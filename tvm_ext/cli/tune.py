@@ -14,7 +14,7 @@ from tvm_ext.errors import OptionError
 from .common import load_model, output_console, parse_shapes, progress_bar
 
 if TYPE_CHECKING:
-    from tvm_ext.autotune.session import TuningStatus
+    from tvm_ext.records.tuned import TuningStatus
 
 DEFAULT_TRIALS = 200
 
@@ -46,8 +46,7 @@ def tune(
     """
     from tvm_ext import relay
     from tvm_ext.records.serialise import to_json
-    from tvm_ext.records.tuned import TuningBudget
-    from tvm_ext.tuning.model import TuningRequest
+    from tvm_ext.records.tuned import TuningBudget, TuningRequest
 
     file = _writable(database)
     if trials is None and seconds is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tvm_ext._tvm import GlobalVar, IRModule, PrimFunc, Target, save_json
+from tvm_ext._tvm import GlobalVar, IRModule, PrimFunc, Sequential, Target, save_json
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.autotune.cpu_space import CpuTileSpace
+from tvm_ext.autotune.program_space import ProgramSpace
+from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
 from tvm_ext.autotune.tasks import TuningTask, distinct
+from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
@@ -56,7 +58,7 @@ def tunable_model(
         count, predicted_us = calls.get(name, 0), _predicted_us(func, name, device, options)
         try:
             anchor = _only_anchor(func, name, device, options)
-            space = CpuTileSpace(anchor, device)
+            space = _space_of(anchor)
         except IllegalRewrite as refusal:
             untuned.append((name, refusal.problem))
             other_us += count * predicted_us
@@ -68,6 +70,15 @@ def tunable_model(
         )  # fmt: skip
         tasks.append(task)
     return TunableModel(tasks=distinct(tasks, other_us), kernels=kernels, untuned=tuple(untuned))
+
+
+def _space_of(anchor: TunableAnchor) -> KernelSpace[SpaceCandidate]:
+    """Raises IllegalRewrite where there is but one candidate."""
+    tiles = [tile_of(program, anchor.expr) for program in anchor.programs]
+    space = ProgramSpace(tiles, [program.prediction.time_s for program in anchor.programs])
+    if len(space) < 2:
+        raise IllegalRewrite("construction has found one tile alone")
+    return space
 
 
 def _only_anchor(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> TunableAnchor:
@@ -130,7 +141,7 @@ def _depth_of(anchor: TunableAnchor) -> int:
 def _module_of(kernel: PrimFunc, device: DeviceSpec) -> str:
     """As the build has it: on one core no kernel starts threads."""
     module = IRModule({GlobalVar(FUNCTION): _named(kernel)})
-    return str(save_json(SerialiseLoops()(module) if device.unit_count == 1 else module))
+    return str(save_json(Sequential([SerialiseLoops()])(module) if device.unit_count == 1 else module))
 
 
 def _text_of(func: PrimFunc) -> str:

@@ -9,7 +9,7 @@ from tvm_ext import options as environment
 from tvm_ext._tvm import IRModule, Target
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import TrackerFleet
-from tvm_ext.autotune.session import TrialHistory, TuningSession, TuningStatus
+from tvm_ext.autotune.session import TrialHistory, TuningSession
 from tvm_ext.autotune.tasks import TuningTask
 from tvm_ext.autotune.tracker import Tracker
 from tvm_ext.devices.cpu_info import read_cpu_info
@@ -20,33 +20,9 @@ from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.measurement import MOST_REASON, Trial
-from tvm_ext.records.tuned import TuningBudget, TuningRecord
+from tvm_ext.records.tuned import TuningRecord, TuningRequest
 
 from .kernels import TunableKernel, TunableModel, job_of, tunable_model
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuningRequest:
-    """What a build asks of a tuning run.
-
-    ``tracker`` is "host:port" of a TVM RPC tracker, behind which servers of ``key`` measure; None: this machine does.
-    ``measurer`` makes what measures, for those who have their own.
-    """
-
-    budget: TuningBudget
-    seed: int = 0
-    progress: Callable[[TuningStatus], None] | None = None
-    tracker: str | None = None
-    key: str = "cpu"
-    measurer: Callable[[], Measurer] | None = None
-
-    def make_measurer(self) -> Measurer:
-        """Raises OptionError for a tracker's address that is none."""
-        if self.measurer is not None:
-            return self.measurer()
-        if self.tracker is None:
-            return Measurer()
-        return Measurer(runners=TrackerFleet(Tracker.parse(self.tracker), self.key))
 
 
 def tune_model(
@@ -57,22 +33,31 @@ def tune_model(
     options: BuildOptions,
     store: TrialHistory,
     request: TuningRequest,
+    *,
+    measurer_of: Callable[[TuningRequest], Measurer] | None = None,
 ) -> TuningRecord:
     """Search for faster tiles of the kernels of ``operators``; what comes of it is in ``store``.
 
     Raises UnsupportedEnvironmentError where kernels for ``device`` cannot be measured here. Ctrl-C ends it as an error
-    does: with all that was measured in the store.
+    does: with all that was measured in the store. ``measurer_of`` makes what measures; left out: `usual_measurer`.
     """
     require_measurable(device, target, request)
     with EXCLUSIVE, target:
         model = tunable_model(operators, calls, device, options)
     if not model.tasks:
         return _session(model, lambda _task, _wanted: (), store, request).run()
-    with request.make_measurer() as measurer:
+    with (measurer_of or usual_measurer)(request) as measurer:
         measure = KernelMeasure(model, measurer, device, target, options)
         session = _session(model, measure, store, request)
         record = session.run()
     return replace(record, untuned=model.untuned, notes=tuple(dict.fromkeys((*record.notes, str(measurer.report)))))
+
+
+def usual_measurer(request: TuningRequest) -> Measurer:
+    """Processes of this machine, or servers behind a tracker; raises OptionError for an address that is none."""
+    if request.tracker is None:
+        return Measurer()
+    return Measurer(runners=TrackerFleet(Tracker.parse(request.tracker), request.key))
 
 
 def _session(

@@ -53,7 +53,8 @@ def test_lines_and_databases_hold_the_same(tmp_path: Path) -> None:
 def test_a_line_gives_the_same_measurement(item: Measurement) -> None:
     line = to_line(item)
     assert "\n" not in line
-    assert from_line(line) == item and from_line(line).identity == item.identity
+    (again,) = from_line(line)
+    assert again == item and again.identity == item.identity
 
 
 def test_merges_come_to_the_same_in_any_order(tmp_path: Path) -> None:
