@@ -357,10 +357,7 @@ def plan_build(
     cache: KernelCache | None = None,
     tiles: TunedTiles | None = None,
 ) -> BuildPlan:
-    """Resolve ``target`` and put the passes in order, with ``tiles``, or those of the database that ``options`` name.
-
-    Raises TargetError for a target or device that is unknown.
-    """
+    """Resolve ``target``, order the passes, with ``tiles`` or the database's; TargetError for what is not known."""
     if options.device is not None and is_bare(target) and target != "opencl":
         target = options.device  # "cuda" leaves the architecture open, and the device says it
     device, resolved = device_for_target(target)
