@@ -8,7 +8,9 @@ Each row, of pairs each product and both together, is a graph of its own, with a
 through partitioning. Per row and device: what was recognised, how many templates are legal, the best one and its
 predicted time, the name of its kernel, and what nvcc made of it; channels that are no multiple of 8 once as they are,
 and once padded; of pairs in one kernel (channels padded), what templates apart and one kernel of our own are
-predicted to take. Nothing here is measured. Writes ``benchmarks/results/<date>-gpu-templates.json``.
+predicted to take. What nvcc says of registers names kernels by their types, in which not all templates have one of
+their own: "-" where a unit of several tells them from no other, and then none of it spills. Nothing here is measured.
+Writes ``benchmarks/results/<date>-gpu-templates.json``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # for tests.support
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
@@ -32,6 +35,8 @@ from lists import bolt, bolt_chains
 from relax_graphs import ACCESS, graph, padded
 from rich.table import Table
 
+from tests.support.random_templates.draw import TemplateCase
+from tests.support.random_templates.units import TemplateResult, compile_unit, unit_cases
 from tvm_ext._tvm import Target, tvm
 from tvm_ext.byoc_cutlass.selection import Candidate, candidates_of
 from tvm_ext.devices.device_db import lookup
@@ -47,16 +52,15 @@ from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.toolchains.cuda_toolchain import CompiledCuda
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_toolchain import MOST_TOGETHER, TemplateCompiler
-from tvm_ext.toolchains.ptxas_report import KernelUse
+from tvm_ext.toolchains.cutlass_toolchain import MOST_TOGETHER, compile_gemm
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "bolt_ops.csv"
 DEVICES = ("nvidia-a100", "nvidia-h100")
 EVERY = 10**6
 WHAT = "templates of CUTLASS, predicted"
-NAMED = ("struct PlainWarpShape", "struct FirstOutput")
-"""Types of our own in a kernel's name, by which the compiler's messages say which of several kernels they are about."""
+SECONDS_EACH = 300.0
 
 
 @dataclass(kw_only=True)
@@ -162,31 +166,35 @@ def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
 
 
 def compile_all(chosen: Sequence[Chosen], told: Callable[[], None]) -> None:
-    """What the compiler makes of the verdicts' templates, those together of which its messages name each.
+    """What the compiler makes of the verdicts' templates, several in one translation unit; ``told`` behind each.
 
-    ``told`` is called behind every few.
+    Verdicts of one template have one result.
     """
-    compiler = TemplateCompiler(cache=KernelCache.for_build(BuildOptions.current()), threads=1)
-    named = [item for item in chosen if any(text in item[1].source() for text in NAMED)]
-    kinds: dict[tuple[str, bool], list[Chosen]] = {}
-    for item in named:
-        kinds.setdefault((item[1].architecture, "PairCall" in item[1].source()), []).append(item)
-    groups = [kind[i : i + MOST_TOGETHER] for kind in kinds.values() for i in range(0, len(kind), MOST_TOGETHER)]
-    for group in [*groups, *([item] for item in chosen if item not in named)]:
-        compiled, failed = compiler.compile_regions({str(i): (best,) for i, (_, best) in enumerate(group)})
-        for i, (verdict, best) in enumerate(group):
-            verdict.compiled = str(i) in compiled
-            if str(i) in failed:
-                verdict.refused = str(failed[str(i)])[-1000:]
-            else:
-                _describe(verdict, best, compiled[str(i)].kernel.uses)
+    cases = {_case(best).key: _case(best) for _, best in chosen}
+    for unit in unit_cases(list(cases.values()), MOST_TOGETHER):
+        found = {result.key: result for result in compile_unit(unit, _compile)}
+        for verdict, best in chosen:
+            result = found.get(_case(best).key)
+            if result is not None:
+                _describe(verdict, result)
         told()
 
 
-def _describe(verdict: Verdict, best: Candidate, uses: Sequence[KernelUse]) -> None:
-    own = [use for use in uses if best.call.symbol in use.name] or uses
-    verdict.registers = max(use.register_count for use in own)
-    verdict.spill_bytes = sum(use.spill_store_bytes + use.spill_load_bytes for use in own)
+def _case(best: Candidate) -> TemplateCase:
+    return TemplateCase(
+        index=0, kind="", architecture=best.architecture, template=best.name, epilogue="", source=best.source()
+    )
+
+
+def _compile(text: str, architecture: str, count: int) -> CompiledCuda:
+    cache = KernelCache.for_build(BuildOptions.current())
+    return compile_gemm(text, architecture, cache=cache, time_limit_s=SECONDS_EACH * (count + 1), output="fatbin")
+
+
+def _describe(verdict: Verdict, result: TemplateResult) -> None:
+    verdict.compiled, verdict.refused = result.compiled, result.problem[-1000:]
+    verdict.registers = result.registers
+    verdict.spill_bytes = result.spill_bytes if result.compiled else None
 
 
 def table(verdicts: list[Verdict]) -> Table:

@@ -123,8 +123,8 @@ def _why_not_im2col(problem: ConvolutionProblem, epilogue: Epilogue) -> str | No
     window, upper = problem.window, problem.upper_padding()
     if window.groups > 1:
         return "collectives have no groups"
-    if any(operand.role == "matrix" for operand in epilogue.operands):
-        return "a collective's epilogue reads whole matrices row by row, and its rows are windows"
+    if sum(operand.role == "matrix" for operand in epilogue.operands) > 1:
+        return "a collective loads one whole matrix for its epilogue, as its rows are windows"
     for lower, behind, extent, step, stride in zip(
         window.padding, upper, window.filter_extents, window.dilation, window.strides, strict=True
     ):

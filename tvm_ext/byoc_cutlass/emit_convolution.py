@@ -23,6 +23,7 @@ from .emit import symbol_of as gemm_symbol_of
 from .epilogue import Epilogue
 from .epilogue_function import epilogue_function
 from .evt import OWN_FUNCTIONS, once, visitor_tree
+from .gemm import ACCESS_BITS
 from .reductions import fill_result
 
 CALL = """struct ConvolutionCall {
@@ -289,10 +290,26 @@ def _pair(extents: tuple[int, int] | None) -> str:
 
 
 # --- 3.x -------------------------------------------------------------------------------------------------------------
+def source_of(epilogue: Epilogue) -> int | None:
+    """The operand that a collective loads as its tensor C, whose rows are windows: the whole matrix; None without one.
+
+    Visitors load matrices row by row alone.
+    """
+    matrices = [i for i, operand in enumerate(epilogue.operands) if operand.role == "matrix"]
+    return matrices[0] if matrices else None
+
+
 def _bulk(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     tile = config.tile
     m, n, k = tile.threadblock
-    tree = visitor_tree(epilogue, multiplier(tile.arithmetic).accumulator, "3.x")
+    source = source_of(epilogue)
+    tree = visitor_tree(epilogue, multiplier(tile.arithmetic).accumulator, "3.x", source=source)
+    element_c, alignment_c, pointer_c = "void", tile.alignment_d, "nullptr"
+    if source is not None:
+        loaded = ELEMENTS[epilogue.operands[source].dtype]
+        element_c, alignment_c = loaded.cpp, ACCESS_BITS // loaded.bits
+        pointer_c = f"static_cast<{element_c} const*>(call.operands[{source}])"
+    stride_c = "{}" if source is None else "stride_d"
     return f"""using TileShape = cute::Shape<cute::Int<{m}>, cute::Int<{n}>, cute::Shape<cute::Int<{k}>>>;
 using ClusterShape = cute::Shape<cute::Int<{tile.cluster[0]}>, cute::Int<{tile.cluster[1]}>, cute::Int<1>>;
 using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
@@ -304,7 +321,7 @@ using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescri
 
 using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, void, Layout, {tile.alignment_d},
+    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, {element_c}, Layout, {alignment_c},
     ElementOut, Layout, {tile.alignment_d}, EpilogueSchedule, {tree.name}>::CollectiveOp;
 
 using MainLoop = typename cutlass::conv::collective::CollectiveBuilder<
@@ -345,6 +362,6 @@ typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
   cute::get<0, 2>(stride_d) = problem.stride_C[0];
   return {{problem,
           {{static_cast<ElementA const*>(call.a), static_cast<ElementB const*>(call.b)}},
-          {{epilogue, nullptr, {{}}, static_cast<ElementOut*>(call.d), stride_d}}}};
+          {{epilogue, {pointer_c}, {stride_c}, static_cast<ElementOut*>(call.d), stride_d}}}};
 }}
 """

@@ -88,6 +88,8 @@ _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div
 _APPROXIMATE_BITS = 16
 _EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
 _EXAMPLE_BATCH = 2
+_SOURCE = "C"
+"""The tracer's name of the tensor that 3.x templates load themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +106,16 @@ class VisitorTree:
 
 
 @functools.lru_cache(maxsize=256)
-def visitor_tree(epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool = False) -> VisitorTree:
+def visitor_tree(
+    epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool = False, source: int | None = None
+) -> VisitorTree:
     """The visitor tree of ``epilogue`` over sums of type ``accumulator``; ``batched``: of several products.
+
+    ``source`` is the operand, a whole matrix, that a 3.x template loads itself, as its tensor C.
 
     Raises UnsupportedEnvironmentError where the package is absent or of another version.
     """
-    frontend = _frontend_type()(epilogue, accumulator, generation, batched=batched)
+    frontend = _frontend_type()(epilogue, accumulator, generation, batched=batched, source=source)
     frontend.trace(None)
     graph = frontend.dag_ir
     emitter = importlib.import_module("cutlass_cppgen.backend.evt.backend.emitter_base")
@@ -131,7 +137,9 @@ class _EpilogueNodes:
     The tracer's front end is its base as well (`_frontend_type`), which is only there once the package is imported.
     """
 
-    def __init__(self, epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool) -> None:
+    def __init__(
+        self, epilogue: Epilogue, accumulator: str, generation: Generation, *, batched: bool, source: int | None
+    ) -> None:
         self.cc = 80 if generation == "2.x" else 90
         super().__init__(self.cc)  # type: ignore[call-arg]
         self.base: Any = self  # the methods of the tracer's front end, which no type checker sees
@@ -140,6 +148,7 @@ class _EpilogueNodes:
         self.tensors = importlib.import_module("cutlass_cppgen.backend.evt.ir.tensor")
         self.epilogue, self.accumulator = epilogue, accumulator
         self.example = (_EXAMPLE_BATCH if batched else 1, *_EXAMPLE)
+        self.operand_names = [_SOURCE if i == source else operand_node(i) for i in range(len(epilogue.operands))]
         self.known: dict[str, str] = {}  # a subexpression's dump to its node
         self.own: dict[str, str] = {}  # node to the C++ template that its function is
         self.constants: dict[str, float] = {}
@@ -148,7 +157,7 @@ class _EpilogueNodes:
         """What the tracer asks for, before it looks at the graph."""
         self.base.add_load_node(ACCUMULATOR, self.tensor(self.example, self.accumulator))
         for number, operand in enumerate(self.epilogue.operands):
-            self.base.add_load_node(operand_node(number), self.tensor(self.shape_of(operand), operand.dtype))
+            self.base.add_load_node(self.operand_names[number], self.tensor(self.shape_of(operand), operand.dtype))
         tree = self.epilogue.tree()
         value = self.node(tree)
         if not _converts(tree):
@@ -203,7 +212,7 @@ class _EpilogueNodes:
         match tree:
             case ast.Name(id=name):
                 names = [operand.name for operand in self.epilogue.operands]
-                return ACCUMULATOR if name == ACCUMULATOR else operand_node(names.index(name))
+                return ACCUMULATOR if name == ACCUMULATOR else self.operand_names[names.index(name)]
             case ast.Constant(value=int() | float() as value):
                 return self.constant(float(value))
             case ast.UnaryOp(operand=ast.Constant(value=int() | float() as value)):

@@ -88,5 +88,6 @@ def pair_call(
         structure="PairCall",
         declaration=emit_back_to_back.CALL,
         fields=f"{', '.join(map(str, numbers))}, {factors}, operands, data[tensors - 1]",
+        numbers=numbers,
         operands=places,
     )

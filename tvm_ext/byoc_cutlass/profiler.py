@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
@@ -18,7 +18,7 @@ from typing import Protocol
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialOutcome, TrialStore, Verdict
-from tvm_ext.records.partition import CutlassProfile, CutlassRegion, MatrixLayout
+from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, CutlassRegion, MatrixLayout
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
@@ -53,19 +53,27 @@ class SampleProgrammer(Protocol):
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 def workload_of(region: CutlassRegion, device: DeviceSpec, versions: Versions) -> MeasuredWorkload:
-    """The key of a region's measurements: its problem and epilogue, with whatever else decides its time."""
-    epilogue, _ = shared_epilogue(region)
-    problem = region.problem
+    """The key of a region's measurements: its problem and epilogue, with whatever else decides its time.
+
+    Of two products in one kernel, both problems and epilogues.
+    """
+    problem, last = region.problem, region.then or region
     first, second = problem.operands
     return MeasuredWorkload(
         kind=KIND,
-        structure=f'{{"problem":{to_json(problem)},"epilogue":{to_json(epilogue)}}}',
+        structure=_structure(region),
         layout="NHWC,OHWI" if problem.window is not None else f"{first.order},{second.order}",
-        dtype=",".join((*problem.dtypes[:2], epilogue.out_dtype)),
+        dtype=",".join((*problem.dtypes[:2], last.out_dtype)),
         device=device.name,
         instructions=architecture_of(device),
         versions=versions,
     )
+
+
+def _structure(region: CutlassRegion) -> str:
+    then = "" if region.then is None else f',"then":{_structure(region.then)}'
+    epilogue, _ = shared_epilogue(region)
+    return f'{{"problem":{to_json(region.problem)},"epilogue":{to_json(epilogue)}{then}}}'
 
 
 def template_workload(candidate: Candidate, versions: Versions) -> MeasuredWorkload:
@@ -95,7 +103,7 @@ def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
         "symbol": call.symbol,
         "structure": call.structure,
         "numbers": list(call.numbers),
-        "factors": list(region.factors),
+        "factors": [place for part in _parts(region) for place in part.factors if place != LINK],
         "operands": list(call.operands),
         "distances": list(call.distances),
         "buffers": [{"bytes": size, "dtype": dtype} for dtype, size in buffers],
@@ -105,27 +113,45 @@ def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
 
 def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     """Type and bytes of the region's parameters in their order, and of its result."""
-    problem, (epilogue, places) = region.problem, shared_epilogue(region)
-    first, second = region.factors
-    needs: list[tuple[int, str, int]] = []
-    if problem.window is not None:
-        channels = problem.window.input_extents[3] // problem.window.groups
-        filters = problem.columns * prod(problem.window.filter_extents) * channels
-        needs += [(first, problem.dtypes[0], prod(problem.window.input_extents)), (second, problem.dtypes[1], filters)]
-    else:
-        a, b = problem.operands
-        needs.append((first, problem.dtypes[0], _span(a, problem.rows, problem.depth, problem.batch)))
-        needs.append((second, problem.dtypes[1], _span(b, problem.depth, problem.columns, problem.batch)))
-    covers = {"matrix": problem.rows * problem.columns, "row": problem.columns, "column": problem.rows, "scalar": 1}
-    for place, operand, original in zip(places, epilogue.operands, region.operands, strict=True):
-        needs.append((place, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride))
+    needs = [need for part in _parts(region) for need in _needs(part)]
     found: dict[int, tuple[str, int]] = {}
     for place, dtype, elements in needs:
         found[place] = (dtype, max(found.get(place, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
     unread = ("float16", VECTOR_BYTES)  # a parameter that no kernel reads
-    stored = stored_elements(epilogue.reduction, problem.rows, problem.columns, problem.batch)
-    result = (region.out_dtype, stored * ELEMENTS[region.out_dtype].bits // 8)
+    last = region.then or region
+    problem, dtype = last.problem, last.out_dtype
+    reduction = shared_epilogue(last)[0].reduction
+    stored = stored_elements(reduction, problem.rows, problem.columns, problem.batch)
+    result = (dtype, stored * ELEMENTS[dtype].bits // 8)
     return [*(found.get(place, unread) for place in range(max(found) + 1)), result]
+
+
+def _parts(region: CutlassRegion) -> tuple[CutlassRegion, ...]:
+    """The region's products."""
+    return (region,) if region.then is None else (region, region.then)
+
+
+def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:
+    """Place, type and elements of each tensor that one product and its epilogue read."""
+    problem, (epilogue, places) = region.problem, shared_epilogue(region)
+    for place, dtype, elements in zip(region.factors, problem.dtypes, _factor_elements(problem), strict=False):
+        if place != LINK:
+            yield place, dtype, elements
+    covers = {"matrix": problem.rows * problem.columns, "row": problem.columns, "column": problem.rows, "scalar": 1}
+    for place, operand, original in zip(places, epilogue.operands, region.operands, strict=True):
+        yield place, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride
+
+
+def _factor_elements(problem: CutlassProblem) -> tuple[int, int]:
+    window = problem.window
+    if window is not None:
+        channels = window.input_extents[3] // window.groups
+        return prod(window.input_extents), problem.columns * prod(window.filter_extents) * channels
+    a, b = problem.operands
+    return (
+        _span(a, problem.rows, problem.depth, problem.batch),
+        _span(b, problem.depth, problem.columns, problem.batch),
+    )
 
 
 def _span(layout: MatrixLayout, rows: int, columns: int, batch: int) -> int:

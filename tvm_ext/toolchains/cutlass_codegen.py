@@ -111,14 +111,10 @@ class CutlassBackend:
     def _by_measurements(
         self, found: Mapping[CutlassRegion, tuple[Candidate, ...]]
     ) -> dict[CutlassRegion, tuple[Candidate, ...]]:
-        """Candidates by region, best first by what is measured, which is done now where it is asked for.
-
-        Two products in one kernel stay in the model's order: there are no sample programs of them.
-        """
-        store, pairs = self.store, {kind: candidates for kind, candidates in found.items() if kind.then is not None}
-        found = {kind: candidates for kind, candidates in found.items() if kind not in pairs}
+        """Candidates by region, best first by what is measured, which is done now where it is asked for."""
+        store = self.store
         if store is None or not found:
-            return {**found, **pairs}
+            return dict(found)
         versions = sample_versions()
         plans = {
             kind: plan_region(kind, candidates, self.device, versions, store) for kind, candidates in found.items()
@@ -126,8 +122,7 @@ class CutlassBackend:
         if self.measure:
             cache = self.compiler.cache or KernelCache(None)
             self.profile = profile_on_gpu([*plans.values()], self.device, cache, store)
-        measured = {kind: by_measurements(found[kind], store.verdicts(plan.workload)) for kind, plan in plans.items()}
-        return {**measured, **pairs}
+        return {kind: by_measurements(found[kind], store.verdicts(plan.workload)) for kind, plan in plans.items()}
 
     def _candidates(self, region: CutlassRegion) -> tuple[Candidate, ...] | str:
         """Or why there are none; a network's layers repeat a few regions, each of which is looked at once."""

@@ -18,9 +18,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-STRUCTURES = {"GemmCall": ("9q4i", 2, True), "ConvolutionCall": ("20i", 2, False)}
+STRUCTURES = {
+    "GemmCall": ("9q4i", 2, True),
+    "ConvolutionCall": ("20i", 2, False),
+    "PairCall": ("7q14i", 3, False),
+}
 """By the structure that a program takes: its numbers as `struct` has them, how many factors, whether distances follow
-the operands (`emit.CALL`, `emit_convolution.CALL`)."""
+the operands (`emit.CALL`, `emit_convolution.CALL`, `emit_back_to_back.CALL`)."""
 
 _HOST_TO_DEVICE = 1
 _BLOCK_BYTES = 1 << 20

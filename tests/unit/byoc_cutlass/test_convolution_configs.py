@@ -107,10 +107,14 @@ def test_groups_are_whole_tiles_or_tiles_whole_groups() -> None:
     assert multiple.iterator == "analytic"
 
 
-def test_hopper_copies_windows_in_bulk_where_the_epilogue_reads_no_whole_matrix() -> None:
+def test_hopper_copies_windows_in_bulk_where_the_epilogue_reads_one_whole_matrix_at_most() -> None:
     problem = convolution_of(batch=32, extents=(56, 56))
     assert first(problem, H100).iterator == "bulk"
-    residual = propose_convolution(problem, device_of(H100), epilogue_of("accum + matrix", "float16"))
+    one = epilogue_of("accum + matrix", "float16")
+    assert propose_convolution(problem, device_of(H100), one)[0].config.iterator == "bulk"  # type: ignore[union-attr]
+    other = dataclasses.replace(one.operands[0], name="other")
+    two = dataclasses.replace(one, expression="accum * other + matrix", operands=(*one.operands, other))
+    residual = propose_convolution(problem, device_of(H100), two)
     assert {item.config.tile.generation for item in residual} == {"2.x"}  # type: ignore[union-attr]
 
 

@@ -63,6 +63,33 @@ def test_every_kind_has_a_template_whose_text_has_both_entry_points(kind: str) -
     assert text.count("{") == text.count("}")
 
 
+RESIDUAL = epilogue_of("relu(accum + row) + matrix", "float16")
+
+
+def test_a_collective_loads_a_residual_itself() -> None:
+    """Its rows are windows, which visitors of whole matrices do not know: the matrix is the template's tensor C."""
+    _, _, config = template("bulk windows")
+    text = emit_convolution(config, RESIDUAL)
+    assert "Sm90AuxLoad" not in text and text.count("Sm90SrcFetch<cutlass::half_t>") == 1
+    assert "static_cast<cutlass::half_t const*>(call.operands[1]), stride_d, " in text
+    assert "ElementSum, float, cutlass::half_t, Layout, 8," in text
+    wide = epilogue_of("(accum + row) * matrix", "float16")
+    wide = dataclasses.replace(
+        wide, operands=tuple(dataclasses.replace(item, dtype="float32") for item in wide.operands)
+    )
+    assert "ElementSum, float, float, Layout, 4," in emit_convolution(config, wide)
+    assert "ElementSum, float, void, Layout, 8," in emit_convolution(config, EPILOGUE)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ["relu(accum + row) + matrix", "gelu(accum + row) * matrix + matrix"])
+def test_a_residual_of_a_collective_compiles(expression: str) -> None:
+    _, _, config = template("bulk windows")
+    done = compile_gemm(emit_convolution(config, epilogue_of(expression, "float16")), "sm_90a", time_limit_s=580)
+    assert not any(use.spill_store_bytes for use in done.uses)
+
+
 def test_a_call_in_python_is_a_call_in_c() -> None:
     """Members of the structure that the tests fill, against the text."""
     words = CALL.replace(",", " ").replace(";", " ").replace("*", " ").split()
@@ -152,6 +179,9 @@ extern "C" void described(ConvolutionCall const* call, int64_t* out) {{
   *out++ = cute::get<0, 0>(arguments.epilogue.dD);
   *out++ = cute::get<0, 1>(arguments.epilogue.dD);
   *out++ = cute::get<0, 2>(arguments.epilogue.dD);
+  *out++ = cute::get<0, 0>(arguments.epilogue.dC);
+  *out++ = cute::get<0, 1>(arguments.epilogue.dC);
+  *out++ = cute::get<0, 2>(arguments.epilogue.dC);
 }}
 """
 
@@ -160,7 +190,7 @@ extern "C" void described(ConvolutionCall const* call, int64_t* out) {{
 @pytest.mark.slow
 def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) -> None:
     _, problem, config = template("bulk windows")
-    text, symbol = emit_convolution(config, EPILOGUE), symbol_of(config, EPILOGUE)
+    text, symbol = emit_convolution(config, RESIDUAL), symbol_of(config, RESIDUAL)
     library = host_library(text + BULK.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
     ask = getattr(library, f"{symbol}_workspace_bytes")
     ask.restype = ctypes.c_int64
@@ -168,7 +198,7 @@ def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) 
     for name, window in WINDOWS.items():
         call = call_of(problem, window)
         call.operands = ctypes.addressof(operands)
-        found = (ctypes.c_int64 * 17)()
+        found = (ctypes.c_int64 * 20)()
         library.described(ctypes.byref(call), found)
         activations, filters = (
             (call.h * call.w * call.c, call.w * call.c, call.c, 1),
@@ -177,7 +207,8 @@ def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) 
         assert tuple(found[:4]) == (call.n, call.p, call.q, call.k), name
         assert (tuple(found[4:8]), tuple(found[8:12])) == (activations, filters), name
         assert min(found[12:14]) >= 0
-        assert tuple(found[14:]) == (call.k, call.q * call.k, call.p * call.q * call.k), name
+        assert tuple(found[14:17]) == (call.k, call.q * call.k, call.p * call.q * call.k), name
+        assert tuple(found[17:]) == tuple(found[14:17]), name
         assert ask(ctypes.byref(call)) >= 0, name
         call.p -= 1  # less room than the template would fill
         assert ask(ctypes.byref(call)) == -1 or call.pad_h or call.stride_h > 1, name

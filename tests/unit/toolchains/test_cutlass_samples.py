@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ import numpy as np
 import pytest
 
 from tests.support.cutlass_on_cpu import put_on_cpu
+from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.fake_gpu import FakePrograms
-from tests.unit.byoc_cutlass.graphs import convolution, decided, product
+from tests.unit.byoc_cutlass.graphs import convolution, decided, op, partition, product
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext import relay
 from tvm_ext.autotune.database import MeasurementDatabase
-from tvm_ext.byoc_cutlass import emit, emit_convolution
+from tvm_ext.byoc_cutlass import emit, emit_back_to_back, emit_convolution
 from tvm_ext.byoc_cutlass.profiler import launch_of, plan_region
 from tvm_ext.byoc_cutlass.screening import SampleLaunch, ScreeningLimits
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
+from tvm_ext.records.partition import PARTITION, CutlassPartition
+from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains import cutlass_samples, cutlass_toolchain, sample_worker
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
@@ -167,9 +173,12 @@ def test_buffers_hold_finite_numbers(dtype: str) -> None:
 
 
 def test_calls_are_packed_as_the_structures_are_declared() -> None:
-    """`emit.CALL`: nine numbers of 64 bits, four of 32; `emit_convolution.CALL`: twenty of 32."""
-    for name, text in (("GemmCall", emit.CALL), ("ConvolutionCall", emit_convolution.CALL)):
-        numbers, _, distances = sample_worker.STRUCTURES[name]
+    """`emit.CALL`: nine numbers of 64 bits, four of 32; of convolutions twenty of 32; of pairs seven and fourteen."""
+    texts = {"GemmCall": emit.CALL, "ConvolutionCall": emit_convolution.CALL, "PairCall": emit_back_to_back.CALL}
+    assert texts.keys() == sample_worker.STRUCTURES.keys()
+    for name, text in texts.items():
+        numbers, factors, distances = sample_worker.STRUCTURES[name]
+        assert len(re.search(r"void const (\*a, .*);", text)[1].split(",")) == factors  # type: ignore[index]
         lines = [line.split("//")[0].strip() for line in text.splitlines()[1:-1]]
         wide = sum(line.count(",") + 1 for line in lines if line.startswith("int64_t ") and "*" not in line)
         narrow = sum(line.count(",") + 1 for line in lines if line.startswith("int32_t"))
@@ -183,6 +192,45 @@ def test_the_launch_of_a_region_has_its_numbers(on_cpu: Path) -> None:
     assert isinstance(arguments["numbers"], list)
     assert arguments["numbers"][:4] == [64, 48, 32, 1]
     assert FakePrograms().prepare({}) == {}
+
+
+PAIRS = {
+    "products": lambda: layers((48, 24), (32, 24), (16, 32)),
+    "a convolution": lambda: convolved_layers(),
+}
+
+
+def layers(x: tuple[int, ...], w: tuple[int, ...], v: tuple[int, ...]) -> Any:
+    """Two linear layers, a bias and an activation behind each."""
+    inputs = inputs_of(x, w, (w[0],), v, (v[0],), dtype="float16")
+    first = op.nn.gelu(op.add(op.matmul(inputs[0], op.permute_dims(inputs[1])), inputs[2]))
+    return module_of(inputs, op.nn.relu(op.add(op.matmul(first, op.permute_dims(inputs[3])), inputs[4])))
+
+
+def convolved_layers() -> Any:
+    inputs = inputs_of((2, 9, 8, 16), (32, 3, 3, 16), (32,), (16, 1, 1, 32), (2, 9, 8, 16), dtype="float16")
+    x, w, b, v, r = inputs
+    layout = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+    first = op.nn.relu(op.add(op.nn.conv2d(x, w, padding=1, **layout), b))
+    return module_of(inputs, op.add(op.nn.conv2d(first, v, **layout), r))
+
+
+@needs_cc
+@pytest.mark.parametrize("kind", PAIRS)
+def test_two_products_in_one_kernel_are_measured_as_one(kind: str, on_cpu: Path, tmp_path: Path) -> None:
+    """Their sample programs compute what the operators do, on buffers that the launch describes."""
+    store, backend = MeasurementDatabase(tmp_path / "m.db"), CutlassBackend(A100, KernelCache(None))
+    mod = PairProducts(A100, backend, lambda _mod: None, True)(partition(PAIRS[kind]())[0])
+    (region,) = from_json(CutlassPartition, str(mod.attrs[PARTITION])).taken
+    assert region.then is not None
+    made = plan_region(region, candidates_of(region, A100), A100, sample_versions(), store)
+    done = cutlass_samples.profile_on_gpu([made], A100, KernelCache(tmp_path / "cache"), store, LIMITS)
+    assert (done.measured_regions, done.failed_programs, done.note) == (1, (), "")
+    assert done.launches >= 2 and all(item.trial.outcome == "ok" for item in store.measurements())
+    kernels, _ = CutlassBackend(A100, KernelCache(None), store=store).kernels({"region": region})
+    assert kernels["region"].measured_us is not None and kernels["region"].products == 2
+    alone = plan_region(replace(region, then=None), (), A100, sample_versions(), store)
+    assert alone.workload != made.workload and not alone.verdicts
 
 
 def test_this_machine_says_whether_it_has_a_gpu() -> None:
