@@ -1,9 +1,7 @@
 """A built model's kernels for a GPU as a graph of rTasks, with the times that the models of `tvm_ext.cost` predict.
 
-A kernel's threadblocks are its rTasks, and what its emitter planned is what one of them needs. Its predicted time, less
-the launch, is shared out in rounds: 500 blocks, of which 320 run at a time, are two rounds. How blocks of one unit slow
-each other is assumed: its throughput takes eight warps to reach, two for each of four schedulers. Of two warps each,
-four blocks run as fast as one alone, and eight half as fast.
+A kernel's threadblocks are its rTasks, and what its emitter planned is what one of them needs; its predicted time, less
+the launch, is shared out among them (`tvm_ext.cost.gpu_rtasks`).
 """
 
 from __future__ import annotations
@@ -15,18 +13,16 @@ import onnx
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.bandwidths import bandwidth
+from tvm_ext.cost.gpu_rtasks import gpu_rkernel
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import GLOBAL, BlockUse, blocks_per_unit
+from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, plan_build
 from tvm_ext.recorder import choice_of
 from tvm_ext.records.choice import GpuPlan, KernelChoice
-from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph
-from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
 
-WARPS_TO_FILL = 8
-"""Warps of a unit that reach its throughput: assumed."""
 FALLBACK_REGISTERS = 32
 """Of a thread of a kernel that stock TVM scheduled: assumed."""
 SHORTEST_S = 1.5e-6
@@ -86,21 +82,8 @@ def _launches(name: str, function: PrimFunc, plan: BuildPlan) -> tuple[RKernel, 
 
 
 def _rkernel(name: str, plan: GpuPlan, time_s: float, device: DeviceSpec) -> RKernel:
-    use = BlockUse(threads=plan.threads, registers=plan.register_count, shared_bytes=plan.shared_bytes)
-    room = max(1, blocks_per_unit(use, device))
-    residents = min(room, ceil_div(plan.blocks, device.unit_count))
-    task_s = time_s / ceil_div(plan.blocks, residents * device.unit_count)
-    to_fill = max(1.0, WARPS_TO_FILL / ceil_div(plan.threads, device.teu_lanes))
-    return RKernel(
-        name=name,
-        task_count=plan.blocks,
-        task_s=task_s,
-        residents=max(residents, int(to_fill)),
-        alone_s=min(task_s, task_s / residents * to_fill),
-        threads=plan.threads,
-        registers=plan.register_count,
-        shared_bytes=plan.shared_bytes,
-    )
+    need = Need(threads=plan.threads, registers=plan.register_count, shared_bytes=plan.shared_bytes)
+    return gpu_rkernel(name, need, plan.blocks, time_s, device)
 
 
 def _time_s(choice: KernelChoice, function: PrimFunc, device: DeviceSpec) -> float:

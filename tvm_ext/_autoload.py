@@ -141,11 +141,11 @@ def _run_codegen(*arguments: Any) -> Any:
 
 
 def _tir_pipeline() -> Any:
-    return importlib.import_module("tvm_ext.pass_pipeline").tir_pipeline()
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").tir_pipeline()
 
 
 def _rkernel_pipeline() -> Any:
-    return importlib.import_module("tvm_ext.pass_pipeline").rkernel_pipeline()
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").rkernel_pipeline()
 
 
 def _missing_tvm_attribute(name: str) -> Any:

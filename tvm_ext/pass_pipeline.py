@@ -39,6 +39,7 @@ from tvm_ext.rammer_runtime import native
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.relay_passes.call_merged import CallMerged
 from tvm_ext.relay_passes.check_values import Bounds, CheckValues
 from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
 from tvm_ext.relay_passes.copy_outputs import CopyConstantOutputs
@@ -62,15 +63,15 @@ from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
-from tvm_ext.tir_passes.name_device import NameDevice
-from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
 from tvm_ext.tir_passes.plan.chosen_tiles import NO_CHOICES, TileChoices
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
+from tvm_ext.tir_passes.split_launches import SplitLaunches
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
-from tvm_ext.toolchains.cuda_check import refuse_bad_machine_code
+from tvm_ext.toolchains.cuda_check import compiled_use, refuse_bad_machine_code
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
 
@@ -243,11 +244,15 @@ def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[Prim
 
 
 def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
-    """Kernels as rTasks, and schedules that run those of many operators (Rammer). For CPUs."""
-    if options.enable_rammer is False or device.kind != "cpu":
+    """Kernels as rTasks, and schedules that run those of many operators (Rammer)."""
+    if options.enable_rammer is False:
         return []
     # Behind construction, which says how long kernels take, and while calls still say what depends on what.
-    return [SplitRTasks(device), ScheduleWavefronts(device, options.enable_rammer)]
+    schedules = ScheduleWavefronts(device, options.enable_rammer)
+    if device.kind == "cpu":
+        return [SplitRTasks(device), schedules]
+    # A GPU has no runtime of ours: a schedule becomes one more kernel, which the graph calls as any other.
+    return [SplitLaunches(device), schedules, MergeRTasks(device, compiled_use), CallMerged()]
 
 
 def lowering_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
@@ -314,31 +319,6 @@ def relax_pipeline(**settings: Any) -> tvm.transform.Pass:
     return module_pass(run, opt_level=0, name="tvm_ext")
 
 
-def tir_pipeline() -> Any:
-    """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, with load-compute pipelines put into GPU kernels first.
-
-    Kernels may come from anywhere: dlight, MetaSchedule, a user's own schedule. Kernels of `relay.build` have had their
-    pipelines when they were constructed. Returns what `tvm.tirx.build` expects: pipeline, host and device finalisation.
-    """
-    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-
-    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        options = BuildOptions.current()
-        if options.enable_pipelining is not False:
-            passes = [AutoPipeline(wishes=wishes_of(options)), InjectPipelines()]
-            mod = tvm.transform.Sequential(passes)(mod)
-        return stock(mod)
-
-    return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
-
-
-def rkernel_pipeline() -> Any:
-    """The registered TIR pipeline ``"tvm_ext.rkernels"``: stock TVM's, for modules with rKernels; a triple as above."""
-    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = tvm.transform.Sequential([stock, NameDevice()], name="tvm_ext.rkernels")
-    return passes, finalize_host, finalize_device
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildPlan:
     """What a target and options come to: the device to construct for, the target for code, the two pipelines."""
@@ -388,11 +368,11 @@ def _with_rammer_settled(device: DeviceSpec, options: BuildOptions) -> BuildOpti
     if options.enable_rammer is False:
         return options
     reason, remedy = "", "pass 'auto', or leave it out"
-    if device.kind != "cpu":
-        reason = f"is for CPUs, and {device.name} is none"
+    if device.kind not in ("cpu", "cuda"):
+        reason = f"is for CPUs and CUDA, and {device.name} has neither"
     elif options.guard_memory:
         reason = "lets one call run many kernels, and guard_memory looks at the memory of each"
-    elif not native.is_available():
+    elif device.kind == "cpu" and not native.is_available():
         reason, remedy = "needs the native runtime, which this installation lacks", "install from a wheel, on Linux"
     if reason and options.enable_rammer is True:
         raise OptionError(f"option 'enable_rammer' {reason}.", remedy)

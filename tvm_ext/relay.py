@@ -83,8 +83,8 @@ def build(
         Whether matrix products become kernels of CUTLASS's templates, on CUDA devices: True, False or ``"auto"``; None
         as above. They are compiled by nvcc: minutes the first time.
     enable_rammer
-        Whether one schedule runs the rTasks of many operators on all cores, on CPUs: True, False or ``"auto"``; None as
-        above.
+        Whether one schedule runs the rTasks of many operators on all cores, on CPUs, or in one kernel, on CUDA
+        devices: True, False or ``"auto"``; None as above.
     options
         All options as one record. Left out: the ``tvm_ext.*`` options of the current PassContext.
     progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import Expr, Node, PrimFunc, Var, structural_walk, tirx
+from tvm_ext._tvm import Expr, Node, PrimFunc, Var, llvm_get_intrinsic_name, structural_walk, tirx
 from tvm_ext.errors import InputError
 
 
@@ -45,3 +45,18 @@ def thread_extents(function: PrimFunc) -> dict[str, int]:
 
     structural_walk(function.body, [(tirx.AttrStmt, visit)], order="pre")
     return found
+
+
+NAMED_CALLS = (
+    "tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin",
+    "tirx.cuda.func_call",
+)  # fmt: skip
+"""Calls whose first argument is the name of what is called."""
+
+
+def called_name(call: Expr) -> str:
+    """The function's name in a call of one by its name, "" in another call; LLVM's are called by number."""
+    if op_name(call) not in NAMED_CALLS or not len(call.args):
+        return ""
+    value = getattr(call.args[0], "value", "")
+    return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm_ext._tvm import (
@@ -15,11 +16,13 @@ from tvm_ext._tvm import (
     PassInfo,
     PassInstrument,
     PrimFunc,
+    Sequential,
     Stmt,
     Target,
     Var,
     finalize_device_passes,
     pass_instrument,
+    s_tir,
     split_host_device_mods,
     structural_walk,
     tir_pipelines,
@@ -29,8 +32,13 @@ from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.device_db import TargetLike, device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
+from tvm_ext.records.merged import MERGED
 
+from .computation_exprs import itemsize_bytes
 from .device_code import constant_int, op_name, pointer_variable, split_dtype, thread_extents
+
+ASYNC_COPY = "tirx.use_async_copy"
+"""The PassContext option by which stock TVM makes cp.async of copies that are marked so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +48,10 @@ class GlobalTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * int(itemsize_bytes(self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,12 +106,15 @@ def lower(
     resolved, device = _target(target)
     module = _module(function)
     options = {**dict(PassContext.current().config), **(config or {})}
+    options.pop("testing.immutable_module", None)  # stock TVM's own passes write to what the one before made
     if device is not None and has(device, ASYNC_COPIES_SINCE):
-        options.setdefault("tirx.use_async_copy", True)
+        options.setdefault(ASYNC_COPY, True)
     capture = AfterSplit()
     with resolved, PassContext(config=options, instruments=[capture.instrument()]):
         bound = tirx.transform.BindTarget(resolved.with_host(Target("llvm")))(module)
         pipeline, _, _ = tir_pipelines()["s_tir"]()
+        if all(is_merged(func) for _, func in bound.functions_items()):
+            pipeline = lower_merged
         _, devices = split_host_device_mods(pipeline(bound))
         kernels = [item for part in devices.values() for item in finalize_device_passes()(part).functions.items()]
     return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
@@ -201,3 +216,27 @@ class _HostReader:
                 break  # extents follow the buffers
             arguments.append(self._names[hash(pointer_variable(argument))])
         self.launches.append((str(call.args[0].value), tuple(arguments)))
+
+
+def is_merged(func: Node) -> bool:
+    """Whether ``func`` is a PrimFunc that was merged of lowered ones, see `MERGED`."""
+    return isinstance(func, PrimFunc) and bool(func.attrs) and MERGED in func.attrs
+
+
+def lower_merged(module: IRModule) -> IRModule:
+    """What is left of stock TVM's pipeline for functions that were merged of lowered ones.
+
+    No two pointers of theirs are said not to meet: what such a one (``__restrict__``) points to, no call changes that
+    does not take it, so that its loads could be moved across a wait for another block.
+    """
+    passes = tirx.transform
+    before = [
+        passes.StmtSimplify(),
+        passes.AnnotateEntryFunc(),
+        s_tir.transform.MergeSharedMemoryAllocations(),
+        passes.SplitHostDevice(),
+    ]
+    after = [passes.MakePackedAPI(), passes.FP8StorageLegalize(), passes.BF16StorageLegalize()]
+    split = Sequential(before, name="tvm_ext.merged")(module)
+    functions = {gv: func.without_attr("tirx.noalias") for gv, func in split.functions_items()}
+    return Sequential(after, name="tvm_ext.merged")(IRModule(functions, attrs=split.attrs))

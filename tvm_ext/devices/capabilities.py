@@ -15,6 +15,9 @@ from .hal import DeviceSpec
 MATRIX_UNITS_SINCE = (7, 0)
 """Tensor cores, and wmma to use them (CUDA C++ Programming Guide)."""
 
+ACQUIRING_LOADS_SINCE = (7, 0)
+"""ld.acquire and red.release at the scope of a GPU (PTX ISA, "Memory Consistency Model")."""
+
 LDMATRIX_SINCE = (7, 5)
 """Fragments loaded by ldmatrix (PTX ISA); wmma's loads compile to it."""
 

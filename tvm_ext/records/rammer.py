@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass
+from typing import Literal
 
+from .merged import MergedLaunch
 from .rtask_plan import OperatorData
 from .rtasks import RTaskSchedule
 
@@ -23,25 +25,32 @@ MeasuredRun = tuple[tuple[int, int, int, int], ...]
 """A run of a schedule, entry after entry: vEU, place in its stream through all programs, start and end in ns."""
 
 
+ArgumentRole = Literal["input", "constant", "output"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionArgument:
     """A tensor that a region takes: its bytes, and the multiple of bytes at which it starts."""
 
     size_bytes: int
     alignment: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    role: ArgumentRole = "input"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulePlan:
     """What runs a region: function ``symbol`` of ``arguments``, inputs first, then outputs, which it writes.
 
-    ``schedule`` is an `RTaskSchedule` as its JSON; ``operators`` and ``names`` are as it counts them.
+    ``schedule`` is an `RTaskSchedule` as its JSON; ``operators``, ``names`` and ``predecessors`` are as it counts them.
     """
 
     symbol: str
     schedule: str
     names: tuple[str, ...]
     operators: tuple[OperatorData, ...]
+    predecessors: tuple[tuple[int, ...], ...]
     arguments: tuple[RegionArgument, ...]
     arena_bytes: int
 
@@ -71,6 +80,7 @@ class RegionRecord:
 
     ``sequential_us`` is the model's time of the same operators one after another, each divided among all vEUs.
     ``schedule`` and ``graph`` are an `RTaskSchedule` and its `RTaskGraph` as JSON.
+    ``launches`` are the kernels of a GPU that run it.
     """
 
     symbol: str
@@ -85,6 +95,7 @@ class RegionRecord:
     schedule: str
     graph: str
     measured: MeasuredRun = ()
+    launches: tuple[MergedLaunch, ...] = ()
 
     @property
     def measured_us(self) -> float | None:
@@ -117,6 +128,7 @@ class RegionRecord:
             f"{self.symbol}: {len(self.operators)} operators, {tasks} rTasks in {self.entries} entries on "
             f"{self.veu_count} vEU{'s' * (self.veu_count > 1)} ({self.policy}): {times}; vEUs busy "
             f"{self.utilisation:.0%}; arena {self.arena_bytes / 1e6:.3g} MB"
+            f"{''.join(f'; {launch}' for launch in self.launches)}"
         )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .rtasks import Need
+
 RTASKS = "tvm_ext.rtasks"
 """PrimFunc attribute: the function's `RTaskSplit` as JSON."""
 
@@ -23,7 +25,7 @@ class RTaskStep:
     ``kernel`` is the function to call with the data pointers of ``buffers``, and the first iteration and that behind
     the last of ``iterations`` independent ones. Buffers are counted through the function's parameters, then its
     workspaces. The function relies on the data starting at multiples of ``alignments`` bytes. ``operations`` estimates
-    the instructions of all iterations together.
+    the instructions of all iterations together. On a GPU iterations are threadblocks, each of which needs ``need``.
     """
 
     kernel: str
@@ -33,6 +35,7 @@ class RTaskStep:
     writes: tuple[int, ...]
     alignments: tuple[int, ...]
     operations: float
+    need: Need | None = None
 
     def __post_init__(self) -> None:
         assert self.iterations >= 1

@@ -8,6 +8,7 @@ from math import ceil, prod
 
 from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, Var, VarBinding, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.cost.gpu_rtasks import gpu_rkernel
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
@@ -23,7 +24,7 @@ from tvm_ext.records.rtasks import (
     VDevice,
 )
 
-from .rtask_memory import place_values, spans_of
+from .rtask_memory import in_order_of_data, place_values, spans_of
 
 SHORTEST_TASK_S = 1e-6
 """What is shorter is not divided further: handing it to another vEU takes about as long."""
@@ -95,7 +96,7 @@ class RTaskRegion:
             operators=tuple(
                 ROperator(
                     name=operator.name,
-                    kernels=tuple(_kernel(operator, code) for code in codes_of(operator, self.device)),
+                    kernels=tuple(_kernel(operator, code, self.device) for code in codes_of(operator, self.device)),
                     predecessors=operator.predecessors,
                     constants=operator.constants,
                 )
@@ -104,8 +105,13 @@ class RTaskRegion:
         )
 
     def data(self, schedule: RTaskSchedule) -> tuple[tuple[OperatorData, ...], int]:
-        """Each operator's code and data, and the bytes of the arena in which tensors lie that are no arguments."""
+        """Each operator's code and data, and the bytes of the arena in which tensors lie that are no arguments.
+
+        On a GPU, tensors share bytes only where data alone orders their uses: blocks may take entries in other orders.
+        """
         inner = [number for number, tensor in enumerate(self.tensors) if tensor.argument is None]
+        if self.device.kind != "cpu":
+            schedule = in_order_of_data([operator.predecessors for operator in self.operators])
         spans = spans_of(schedule, len(self.operators))
         offsets, arena_bytes = place_values(
             [self.tensors[number].size_bytes for number in inner],
@@ -135,7 +141,7 @@ class RTaskRegion:
         all_tensors = [*tensors, *outputs, *spaces]
         assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
         for number, step in enumerate(split.steps):
-            core_s = core_seconds(split, step, self.device)
+            core_s = step_seconds(split, step, self.device)
             name = f"{call.args[0].name_hint}{STEP}{number}" if len(split.steps) > 1 else call.args[0].name_hint
             self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
 
@@ -217,6 +223,8 @@ def codes_of(operator: RegionOperator, device: DeviceSpec) -> tuple[KernelCode, 
     Twice as many rTasks as vEUs would balance better beside others, but neighbours share lines of the cache.
     """
     step = operator.step
+    if step.need is not None:  # a GPU's threadblocks: what one is does not change
+        return (KernelCode(function=step.kernel, iterations=step.iterations, per_task=1, alignments=step.alignments),)
     most = min(step.iterations, device.unit_count, max(1, int(operator.core_s / SHORTEST_TASK_S)))
     counts = [most, 1] if most > 1 else [1]
     return tuple(
@@ -230,7 +238,9 @@ def codes_of(operator: RegionOperator, device: DeviceSpec) -> tuple[KernelCode, 
     )
 
 
-def _kernel(operator: RegionOperator, code: KernelCode) -> RKernel:
+def _kernel(operator: RegionOperator, code: KernelCode, device: DeviceSpec) -> RKernel:
+    if operator.step.need is not None:
+        return gpu_rkernel(code.function, operator.step.need, code.task_count, operator.core_s, device)
     share = code.per_task / code.iterations
     return RKernel(
         name=f"{code.function}/{code.per_task}",
@@ -238,6 +248,14 @@ def _kernel(operator: RegionOperator, code: KernelCode) -> RKernel:
         task_s=operator.core_s * share,
         constant_bytes=int(operator.constant_bytes * share),
     )
+
+
+def step_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
+    """The time of ``step``: on one core, or on a GPU that it has for itself; launches of a kernel take equally long."""
+    if step.need is None:
+        return core_seconds(split, step, device)
+    assert split.time_s is not None
+    return split.time_s / len(split.steps)
 
 
 def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_ext.records.rtask_order import ProgramOrder
-from tvm_ext.records.rtasks import RTaskSchedule
+from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry, VDevice
 from tvm_ext.support.arrays import Array
 
 ALIGNMENT = 64
@@ -50,6 +50,16 @@ def spans_of(schedule: RTaskSchedule, operator_count: int) -> OperatorSpans:
             ends[entry.operator, unit] = max(ends[entry.operator, unit], base[unit] + place + 1)
         base += lengths
     return OperatorSpans(starts=starts, ends=ends)
+
+
+def in_order_of_data(predecessors: Sequence[Sequence[int]]) -> RTaskSchedule:
+    """A schedule that orders operators as their data does and no more: each has a vEU of its own."""
+    device = VDevice(name="one vEU an operator", unit_count=len(predecessors))
+    streams = tuple(
+        (ScheduleEntry(operator=operator, kernel=0, begin=0, end=1, waits=tuple((item, 1) for item in before)),)
+        for operator, before in enumerate(predecessors)
+    )
+    return RTaskSchedule(policy="data", programs=(RTaskProgram(device=device, streams=streams),))
 
 
 def place_values(sizes: Sequence[int], touched: Sequence[Sequence[int]], spans: OperatorSpans) -> tuple[list[int], int]:

@@ -17,6 +17,7 @@ from typing import Literal
 from tvm_ext._tvm import (
     CALL_TIR,
     Call,
+    Constant,
     DataflowBlock,
     Expr,
     GlobalVar,
@@ -168,6 +169,11 @@ class _ScheduledFunction:
             if is_output(item.var) or any(user.var not in own for user in rules.users.get(item.var, []))
         ]
         region = RTaskRegion(layer.inside, self.build.splits, self.build.device)
+        if self.build.device.kind != "cpu" and len(region.operators) == 1:
+            self.build.outside.append(
+                OutsideOperator(name=region.operators[0].name, reason="a launch by itself already")
+            )
+            return layer.inside
         made = self._made(region, results)
         return layer.inside if made is None else made
 
@@ -194,7 +200,7 @@ class _ScheduledFunction:
         graph = region.graph()
         schedule = schedule_by_policy(graph, partial(virtual_device, self.build.device))
         times = simulate(schedule, graph)
-        sequential_s = sequential_seconds(graph, schedule.programs[0].device)
+        sequential_s = self._sequential_s(graph, schedule)
         operators, arena_bytes = region.data(schedule)
         pays = self.build.mode is True or sequential_s > GAIN * times.makespan_s
         symbol = f"rammer_{self.name}_{self.count}" if pays else ""
@@ -207,10 +213,20 @@ class _ScheduledFunction:
             schedule=schedule.to_json(),
             names=tuple(operator.name for operator in graph.operators),
             operators=operators,
-            arguments=tuple(_argument(item) for item in arguments),
+            predecessors=tuple(operator.predecessors for operator in graph.operators),
+            arguments=tuple(
+                _argument(item, is_output=place >= len(region.arguments)) for place, item in enumerate(arguments)
+            ),
             arena_bytes=arena_bytes,
         )
         return plan, record
+
+    def _sequential_s(self, graph: RTaskGraph, schedule: RTaskSchedule) -> float:
+        """Of the operators one after another: on a GPU, each a launch."""
+        if self.build.device.kind == "cpu":
+            return sequential_seconds(graph, schedule.programs[0].device)
+        launches = schedule_by_policy(graph, partial(virtual_device, self.build.device), "launches")
+        return simulate(launches, graph).makespan_s
 
     def _call(self, symbol: str, arguments: Sequence[Expr], results: Sequence[Var]) -> list[VarBinding]:
         call = relax.call_dps_packed(symbol, relax.Tuple(arguments), [variable.ty for variable in results])
@@ -294,8 +310,15 @@ def _name_of(call: Call) -> str:
 _CALLS = (CALL_TIR, ir.Op.get("relax.call_dps_packed"), ir.Op.get("relax.call_pure_packed"))
 
 
-def _argument(expr: Expr) -> RegionArgument:
-    return RegionArgument(size_bytes=bytes_of(expr.ty), alignment=max(1, int(itemsize_bytes(str(expr.ty.dtype)))))
+def _argument(expr: Expr, *, is_output: bool) -> RegionArgument:
+    dtype = str(expr.ty.dtype)
+    return RegionArgument(
+        size_bytes=bytes_of(expr.ty),
+        alignment=max(1, int(itemsize_bytes(dtype))),
+        shape=tuple(int(extent) for extent in expr.ty.shape.values),
+        dtype=dtype,
+        role="output" if is_output else "constant" if isinstance(expr, Constant) else "input",
+    )
 
 
 def _record(

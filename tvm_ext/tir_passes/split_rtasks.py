@@ -14,7 +14,7 @@ What may not be run by another thread or in pieces, or raises errors, stays as i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -37,8 +37,6 @@ from tvm_ext._tvm import (
     has_effects,
     ir,
     module_pass,
-    structural_equal,
-    structural_hash,
     structural_map,
     structural_walk,
     tirx,
@@ -55,6 +53,7 @@ from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.kernel_cache import SEALED
 
 from .pipelining.loops import accesses_of, children_of, has_blocks, integer, op_name, to_loops
+from .plan.rkernels import RKernels, check_parameters
 
 COUNTER = "int32"
 """The type of the numbers of iterations that rKernels take."""
@@ -80,25 +79,6 @@ class SplitRTasks:
         for name, kernel in kernels.functions.items():
             result[ir.GlobalVar(name)] = kernel
         return result
-
-
-@dataclass(slots=True)
-class RKernels:
-    """The distinct rKernels of a module, by name."""
-
-    functions: dict[str, PrimFunc] = field(default_factory=dict)
-    _by_hash: dict[int, list[str]] = field(default_factory=dict)
-
-    def name_of(self, func: PrimFunc, wish: str) -> str:
-        """The name under which ``func`` or its equal is kept; ``wish`` if it is new."""
-        alike = self._by_hash.setdefault(structural_hash(func), [])
-        for name in alike:
-            if structural_equal(self.functions[name].without_attr("global_symbol"), func):
-                return name
-        assert wish not in self.functions, f"two kernels are called {wish}"
-        alike.append(wish)
-        self.functions[wish] = func.with_attr("global_symbol", wish)
-        return wish
 
 
 def split_rtasks(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernels) -> RTaskSplit:
@@ -135,16 +115,7 @@ def _check(func: PrimFunc) -> None:
     """Raise IllegalRewrite with the reason where ``func`` may not be run in pieces by several threads."""
     if func.attrs and func.attrs.get(SEALED):
         raise IllegalRewrite("its code comes from the kernel cache, without loops")
-    for param in func.params:
-        shape = getattr(getattr(param, "ty", None), "shape", None)
-        if shape is None:
-            raise IllegalRewrite(f"parameter {param.name} is no tensor")
-        if any(integer(extent) is None for extent in shape):
-            raise IllegalRewrite(f"the shape of {param.name} is only known at run time")
-        if any(integer(extent) == 0 for extent in shape):
-            raise IllegalRewrite(f"{param.name} has no elements")
-        if itemsize_bytes(dtype_of(param)) < 1:
-            raise IllegalRewrite(f"elements of {param.name} share bytes")
+    check_parameters(func)
     for reason in _effects(func.body):
         raise IllegalRewrite(reason)
 

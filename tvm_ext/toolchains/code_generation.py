@@ -35,6 +35,7 @@ from tvm_ext._tvm import (
     vm_generate,
     vm_link,
 )
+from tvm_ext.analysis.launches import is_merged
 from tvm_ext.errors import ExportError
 from tvm_ext.rammer_runtime.region_table import with_schedules
 from tvm_ext.records.build_profile import CodeTimes
@@ -142,7 +143,9 @@ def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
         builder, kernels = vm_generate(lowered)
         library = tvm.tirx.build(kernels, target=target, pipeline=RKERNEL_PIPELINE)
         return GeneratedCode(executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)))
-    return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline="default"))
+    merged = any(is_merged(func) for _, func in lowered.functions_items())
+    pipeline = RKERNEL_PIPELINE if merged else "default"
+    return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline=pipeline))
 
 
 def _plans(lowered: IRModule) -> list[SchedulePlan]:

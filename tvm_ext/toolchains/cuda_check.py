@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tvm_ext._autoload import RKERNEL_PIPELINE
 from tvm_ext._tvm import PrimFunc, Target, tvm
-from tvm_ext.errors import CompileError, IllegalRewrite
+from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, UnsupportedEnvironmentError
+from tvm_ext.options import BuildOptions, cuda_settings
+from tvm_ext.records.merged import CompiledUse
+from tvm_ext.support.kernel_cache import KernelCache
 
 from .cuda_toolchain import CompiledCuda, compile_cuda
+
+MERGED_FACTOR = 10.0
+"""A merged kernel holds the bodies of many: so many times the limit of one kernel may compiling it take."""
 
 
 def refuse_bad_machine_code(
@@ -18,9 +25,7 @@ def refuse_bad_machine_code(
     ``func`` is thread-bound, ``target`` a CUDA target, whose ``arch`` is compiled for. Without a compiler it raises
     UnsupportedEnvironmentError.
     """
-    with Target(target):
-        library = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target=target)
-    source = "\n".join(str(module.inspect_source()) for module in library.mod.imports)
+    source = _source(func, target)
     try:
         compiled = compile_source(source, [str(target.attrs["arch"])])
     except CompileError as error:
@@ -29,3 +34,32 @@ def refuse_bad_machine_code(
         spilled = use.spill_store_bytes + use.spill_load_bytes
         if spilled:
             raise IllegalRewrite(f"kernel {use.name} spills {spilled} bytes of its {use.register_count} registers")
+
+
+def _source(func: PrimFunc, target: Target) -> str:
+    """The CUDA C++ of ``func``'s kernels."""
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with Target(target):
+        library = tvm.tirx.build(module, target=target, pipeline=RKERNEL_PIPELINE)
+    return "\n".join(str(item.inspect_source()) for item in library.imports)
+
+
+def compiled_use(func: PrimFunc) -> CompiledUse | str:
+    """What the CUDA compiler says of ``func``, a function of one launch, for the current target; else why it does not.
+
+    Results are kept in the cache of builds.
+    """
+    target = Target.current()
+    source = _source(func, target)
+    try:
+        cache = KernelCache.for_build(BuildOptions.current())
+        limit_s = MERGED_FACTOR * cuda_settings().time_limit_s
+        compiled = compile_cuda(source, [str(target.attrs["arch"])], cache=cache, time_limit_s=limit_s)
+    except (UnsupportedEnvironmentError, OptionError, CompileError) as error:
+        return f"unknown registers: {error.problem.rstrip('.')}"
+    use = max(compiled.uses, key=lambda item: item.register_count)
+    return CompiledUse(
+        registers=use.register_count,
+        spill_bytes=use.spill_store_bytes + use.spill_load_bytes,
+        shared_bytes=use.shared_bytes,
+    )

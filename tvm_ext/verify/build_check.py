@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, structural_equal, structural_hash
-from tvm_ext.analysis.launches import DeviceKernel
+from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -30,8 +30,6 @@ WHOLE_FLOPS = 4e7
 
 CHAIN_FLOPS = 2.5e8
 """The same of all launches of a function with several: later ones need what all blocks of the earlier ones wrote."""
-
-ASYNC_COPY = "tirx.use_async_copy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

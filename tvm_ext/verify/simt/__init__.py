@@ -7,10 +7,11 @@
 """
 
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor, lower, own_name
+from tvm_ext.ir.launch_writes import written_tensors
 
 from .counters import AccessCount, Counters
 from .findings import Finding
-from .interpreter import SimtRun, run, written_tensors
+from .interpreter import SimtRun, run
 from .turns import Concurrency
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import Analyzer, Expr, TensorLoad, llvm_get_intrinsic_name, structural_walk, tirx
+from tvm_ext._tvm import Analyzer, Expr, TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.analysis.device_code import constant_int, op_name, split_dtype
+from tvm_ext.analysis.device_code import NAMED_CALLS, called_name, constant_int, op_name, split_dtype
 from tvm_ext.errors import InputError
 from tvm_ext.ir.device_sync import CALL as CALL_WITH_TEXT
 from tvm_ext.support.arrays import DType
@@ -291,12 +291,6 @@ def _provably_aligned(index: Expr, binding: BufferBinding) -> bool:
     return bool(modulus.coeff % lanes == 0 and modulus.base % lanes == 0)
 
 
-NAMED_CALLS = (
-    "tirx.call_pure_extern", "tirx.call_extern", "tirx.call_llvm_pure_intrin", "tirx.call_llvm_intrin", CALL_WITH_TEXT,
-)  # fmt: skip
-"""Calls whose first argument is the name of what is called."""
-
-
 # --- calls --------------------------------------------------------------------------------------------------------
 def _call(scope: Scope, expr: Expr) -> Closure:
     name = op_name(expr)
@@ -321,14 +315,6 @@ def _call(scope: Scope, expr: Expr) -> Closure:
     if function is None:
         raise InputError(f"{scope.kernel}: the interpreter does not know the call {name}: {expr}")
     return _math(scope, expr, function, arguments)
-
-
-def called_name(call: Expr) -> str:
-    """The function's name in a call of one by its name, "" in another call; LLVM's are called by number."""
-    if op_name(call) not in NAMED_CALLS or not len(call.args):
-        return ""
-    value = getattr(call.args[0], "value", "")
-    return str(llvm_get_intrinsic_name(int(value))) if isinstance(value, int) else str(value)
 
 
 def _math(scope: Scope, expr: Expr, function: Callable[..., Value], arguments: list[Expr]) -> Closure:

@@ -9,17 +9,17 @@ from math import prod
 
 import numpy as np
 
-from tvm_ext._tvm import BufferStore, Call, Node, TensorLoad, Var, structural_walk, tirx
-from tvm_ext.analysis.device_code import op_name, split_dtype
+from tvm_ext._tvm import Call, structural_walk
+from tvm_ext.analysis.device_code import called_name, split_dtype
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError
 from tvm_ext.ir import device_sync
+from tvm_ext.ir.launch_writes import written_parameters
 from tvm_ext.support.arrays import Array
 
 from . import bulk_copy, matrix_calls, sync_calls, warp_calls
-from .compile_expr import called_name
 from .compile_statement import compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
@@ -169,7 +169,7 @@ def _run_kernel(
     concurrency: Concurrency,
 ) -> set[str]:
     kernel, scope, body, slots = program
-    stored, synchronised = _written_parameters(kernel), _is_synchronised(kernel)
+    stored, synchronised = written_parameters(kernel), _is_synchronised(kernel)
     for name in slots:
         memories[name].watch(written=name in stored, synchronised=synchronised)
     _check_limits(kernel, scope, record)
@@ -204,52 +204,6 @@ def _is_synchronised(kernel: DeviceKernel) -> bool:
     names: list[str] = []
     structural_walk(kernel.function.body, [(Call, lambda node: names.append(called_name(node)))], order="pre")
     return any(name in device_sync.ALL for name in names)
-
-
-def _written_parameters(kernel: DeviceKernel) -> set[str]:
-    """Tensors that a kernel may write: stored to, or handed to a call that stores."""
-    sources: dict[int, str] = {hash(p): name for p, name in zip(kernel.function.params, kernel.arguments, strict=False)}
-    found: set[str] = set()
-
-    def declared(node: Node) -> None:
-        variables: list[Var] = []
-        structural_walk(node.data, [(Var, variables.append)], order="pre")
-        for variable in variables:
-            if hash(variable) in sources:
-                sources[hash(node.buffer)] = sources[hash(variable)]
-
-    def called(node: Node) -> None:
-        position = 1 if called_name(node) in device_sync.WRITING else _STORING_CALLS.get(op_name(node))
-        if position is not None:
-            variables: list[Var] = []
-            structural_walk(
-                node.args[position],
-                [(Var, variables.append), (TensorLoad, lambda n: variables.append(n.source))],
-                order="pre",
-            )
-            found.update(sources[hash(v)] for v in variables if hash(v) in sources)
-
-    structural_walk(kernel.function.body, [(tirx.DeclBuffer, declared)], order="pre")
-    structural_walk(
-        kernel.function.body,
-        [
-            (BufferStore, lambda n: found.update({sources[hash(n.buffer)]} if hash(n.buffer) in sources else ())),
-            (Call, called),
-        ],
-        order="pre",
-    )
-    return found
-
-
-_STORING_CALLS = {
-    "tirx.mma_store_legacy": 2, "tirx.mma_store": 2, "tirx.tvm_store_matrix_sync": 5, "tirx.s_tir.cp_async_raw": 0,
-}  # fmt: skip
-"""Calls that write through a pointer: which argument it is."""
-
-
-def written_tensors(kernels: Sequence[DeviceKernel]) -> set[str]:
-    """Names of the tensors that any of the kernels may write."""
-    return set().union(*map(_written_parameters, kernels))
 
 
 def _check_limits(kernel: DeviceKernel, scope: Scope, record: Record) -> None:

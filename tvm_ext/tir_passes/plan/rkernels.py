@@ -1,0 +1,43 @@
+"""What kernels of CPUs and of GPUs that fall into rTasks have in common: distinct rKernels, and what none may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm_ext._tvm import PrimFunc, structural_equal, structural_hash
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.errors import IllegalRewrite
+
+
+@dataclass(slots=True)
+class RKernels:
+    """The distinct rKernels of a module, by name."""
+
+    functions: dict[str, PrimFunc] = field(default_factory=dict)
+    _by_hash: dict[int, list[str]] = field(default_factory=dict)
+
+    def name_of(self, func: PrimFunc, wish: str) -> str:
+        """The name under which ``func`` or its equal is kept; ``wish`` if it is new."""
+        alike = self._by_hash.setdefault(structural_hash(func), [])
+        for name in alike:
+            if structural_equal(self.functions[name].without_attr("global_symbol"), func):
+                return name
+        assert wish not in self.functions, f"two kernels are called {wish}"
+        alike.append(wish)
+        self.functions[wish] = func.with_attr("global_symbol", wish)
+        return wish
+
+
+def check_parameters(func: PrimFunc) -> None:
+    """Raise IllegalRewrite where a parameter of ``func`` is no tensor of known shape that has elements."""
+    for param in func.params:
+        shape = getattr(getattr(param, "ty", None), "shape", None)
+        if shape is None:
+            raise IllegalRewrite(f"parameter {param.name} is no tensor")
+        if any(not hasattr(extent, "value") for extent in shape):
+            raise IllegalRewrite(f"the shape of {param.name} is only known at run time")
+        if any(int(extent) == 0 for extent in shape):
+            raise IllegalRewrite(f"{param.name} has no elements")
+        if itemsize_bytes(dtype_of(param)) < 1:
+            raise IllegalRewrite(f"elements of {param.name} share bytes")

@@ -1,0 +1,132 @@
+"""Splits scheduled GPU kernels into rTasks (Rammer, §3.1): each launch an rOperator, its threadblocks the rTasks.
+
+A kernel is lowered here as code generation would lower it, up to device functions: behind stock TVM's ThreadSync, since
+bodies of several kernels are put under conditions later, where it can place no barriers any more. Such a function, of
+raw pointers, is the rKernel; launches of equal structure share it. What its threads, registers and shared memory are is
+known before anything is scheduled. What passes between launches of one kernel is a buffer of the schedule.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Target, copy_module, ir, module_pass
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
+from tvm_ext.cost.bandwidths import bandwidth
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import GLOBAL
+from tvm_ext.errors import IllegalRewrite, InputError
+from tvm_ext.ir.launch_writes import written_parameters
+from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.merged import UNIT_BYTES
+from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit, RTaskStep
+from tvm_ext.records.rtasks import Need
+from tvm_ext.records.serialise import from_json, to_json
+
+from .emit.gpu_merged.relocate import check_movable, need_of
+from .plan.rkernels import RKernels, check_parameters
+
+FALLBACK_REGISTERS = 32
+"""Of a thread of a kernel that stock TVM scheduled: assumed, until the compiler says."""
+
+SHORTEST_S = 1.5e-6
+"""Of a kernel without a prediction: assumed, reads of memory and their use."""
+
+
+@module_pass(opt_level=0, name="tvm_ext.SplitLaunches")
+class SplitLaunches:
+    """Add the rKernels of every scheduled PrimFunc to the module, and tell the function by `RTASKS` of its split.
+
+    The functions themselves stay as they are, for where they are called outside a schedule. Within a target's scope.
+    """
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        result, kernels = copy_module(mod), RKernels()
+        for gv, func in mod.functions_items():
+            if isinstance(func, PrimFunc):
+                split = split_launches(func, gv.name_hint, self.device, kernels)
+                result[gv] = func.with_attr(RTASKS, to_json(split))
+        for name, kernel in kernels.functions.items():
+            result[ir.GlobalVar(name)] = kernel
+        return result
+
+
+def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernels) -> RTaskSplit:
+    """The launches of ``func``, whose rKernels are added to ``kernels``; or why they are none of rTasks."""
+    count = len(func.params)
+    try:
+        if _choice(func) is None:
+            raise IllegalRewrite("a kernel that stock TVM brings scheduled")
+        check_parameters(func)
+        launches = _lowered(func)
+        steps = tuple(_step(launch, f"{name}_launch{index}", func, kernels) for index, launch in enumerate(launches))
+    except (IllegalRewrite, InputError) as refusal:
+        return RTaskSplit(param_count=count, refusal=str(refusal))
+    if not steps:
+        return RTaskSplit(param_count=count, refusal="it computes nothing")
+    sizes = {item.name: item.size_bytes for item in launches[0].tensors}
+    return RTaskSplit(
+        param_count=count,
+        steps=steps,
+        workspaces=tuple(sizes[space] for space in launches[0].workspaces),
+        time_s=_seconds(func, device),
+    )
+
+
+def _lowered(func: PrimFunc) -> tuple[DeviceKernel, ...]:
+    """The launches of ``func``, as a build under the current PassContext lowers them."""
+    asynchronous = bool(PassContext.current().config.get(ASYNC_COPY, False))
+    return lower(func.with_attr("global_symbol", "main"), Target.current(), config={ASYNC_COPY: asynchronous})
+
+
+def _step(launch: DeviceKernel, name: str, func: PrimFunc, kernels: RKernels) -> RTaskStep:
+    """A launch as a step, its parameters in the order of the function's."""
+    numbers = {tensor.name: number for number, tensor in enumerate(launch.tensors)}
+    order = sorted(range(len(launch.arguments)), key=lambda place: numbers[launch.arguments[place]])
+    if len({launch.arguments[place] for place in order}) < len(order):
+        raise IllegalRewrite("it takes a tensor twice")
+    device_func = launch.function
+    if len(device_func.params) > len(order):
+        raise IllegalRewrite("it takes numbers that are only known at run time")
+    kernel = PrimFunc([device_func.params[place] for place in order], device_func.body).with_attr(RKERNEL, True)
+    check_movable(kernel)
+    need = need_of(kernel)
+    written = written_parameters(launch)
+    buffers = [numbers[launch.arguments[place]] for place in order]
+    return RTaskStep(
+        kernel=kernels.name_of(kernel, name),
+        iterations=prod(need.grid),
+        buffers=tuple(buffers),
+        reads=tuple(buffers),  # of what is written, too: no order that would not be there else
+        writes=tuple(item for item in buffers if launch.tensors[item].name in written),
+        alignments=(UNIT_BYTES,) * len(buffers),
+        operations=1.0,
+        need=Need(threads=need.threads, registers=_registers(func), shared_bytes=need.shared_bytes),
+    )
+
+
+def _registers(func: PrimFunc) -> int:
+    choice = _choice(func)
+    planned = [plan.register_count for plan in choice.gpu] if choice is not None else []
+    return max(planned, default=FALLBACK_REGISTERS)
+
+
+def _choice(func: PrimFunc) -> KernelChoice | None:
+    text = func.attrs.get(CHOICE) if func.attrs else None
+    return None if text is None else from_json(KernelChoice, str(text))
+
+
+def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
+    """The predicted time without the launch; of stock TVM's kernels, that of moving their tensors once."""
+    choice, launch_s = _choice(func), (device.launch_overhead_us or 0.0) * 1e-6
+    if choice is not None and choice.expected_s is not None:
+        return max(choice.expected_s - launch_s, SHORTEST_S)
+    if choice is not None and choice.program is not None:
+        return max(choice.program.prediction.time_s - launch_s, SHORTEST_S)
+    moved = sum(itemsize_bytes(dtype_of(item)) * prod(map(int, item.ty.shape)) for item in func.params)
+    return max(moved / bandwidth(device, GLOBAL), SHORTEST_S)

@@ -1,0 +1,54 @@
+"""The TensorIR pipelines of this package, by which stock TVM lowers PrimFuncs to code: registered by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+
+from tvm_ext._tvm import IRModule, module_pass
+from tvm_ext.analysis.launches import is_merged, lower_merged
+from tvm_ext.options import BuildOptions
+from tvm_ext.tir_passes.name_device import NameDevice
+from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
+from tvm_ext.tir_passes.pipelining.route import wishes_of
+
+
+def tir_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext"``: stock TVM's, with load-compute pipelines put into GPU kernels first.
+
+    Kernels may come from anywhere: dlight, MetaSchedule, a user's own schedule. Kernels of `relay.build` have had their
+    pipelines when they were constructed. Returns the triple that `tvm.tirx.build` expects: (pipeline, host
+    finalisation, device finalisation).
+    """
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        options = BuildOptions.current()
+        if options.enable_pipelining is not False:
+            passes = [AutoPipeline(wishes=wishes_of(options)), InjectPipelines()]
+            mod = tvm.transform.Sequential(passes)(mod)
+        return stock(mod)
+
+    return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
+
+
+def rkernel_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext.rkernels"``: stock TVM's, for modules with rKernels; a triple as above.
+
+    Merged kernels have passed through most of it before they were merged.
+    """
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+    passes = tvm.transform.Sequential([stock, NameDevice()], name="tvm_ext.rkernels")
+
+    def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:
+        merged = {gv: func for gv, func in mod.functions_items() if is_merged(func)}
+        if not merged:
+            return passes(mod)
+        result = lower_merged(IRModule(merged))
+        others = {gv: func for gv, func in mod.functions_items() if gv not in merged}
+        if others:
+            result.update(passes(IRModule(others)))
+        return result
+
+    return module_pass(run, opt_level=0, name="tvm_ext.rkernels"), finalize_host, finalize_device
