@@ -26,6 +26,7 @@ from tvm_ext._tvm import (
     module_pass,
 )
 from tvm_ext.autotune.choose import why_own_kernel
+from tvm_ext.autotune.rtask_times import known_rtask_times
 from tvm_ext.autotune.tuned_tiles import TunedTiles, tiles_for_build
 from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
@@ -35,7 +36,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import OptionError
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
-from tvm_ext.rammer_runtime import native
+from tvm_ext.rammer_runtime.settle import with_schedules_settled
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
@@ -248,10 +249,11 @@ def rammer_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     if options.enable_rammer is False:
         return []
     # Behind construction, which says how long kernels take, and while calls still say what depends on what.
-    schedules = ScheduleWavefronts(device, options.enable_rammer)
     if device.kind == "cpu":
-        return [SplitRTasks(device), schedules]
+        known = partial(known_rtask_times, options)
+        return [SplitRTasks(device), ScheduleWavefronts(device, options.enable_rammer, known)]
     # A GPU has no runtime of ours: a schedule becomes one more kernel, which the graph calls as any other.
+    schedules = ScheduleWavefronts(device, options.enable_rammer)
     return [SplitLaunches(device), schedules, MergeRTasks(device, compiled_use), CallMerged()]
 
 
@@ -347,7 +349,7 @@ def plan_build(
         raise OptionError(
             f"option 'guard_memory' is for CPUs, and {device.name} is none.", "build for 'llvm', or leave it out"
         )
-    options = _with_rammer_settled(device, options)
+    options = with_schedules_settled(device, options)
     if device.kind == "opencl":
         enable_opencl_math()
     if device.kind == "cpu" and options.num_threads is not None:
@@ -361,19 +363,3 @@ def plan_build(
         construct=kernel_pipeline(resolved, device, options, cache, tiles.configurations),
         lower=tvm.transform.Sequential([*rammer_passes(device, options), lowering_pipeline(resolved)]),
     )
-
-
-def _with_rammer_settled(device: DeviceSpec, options: BuildOptions) -> BuildOptions:
-    """``options`` without schedules that cannot be; raises OptionError where they were asked for."""
-    if options.enable_rammer is False:
-        return options
-    reason, remedy = "", "pass 'auto', or leave it out"
-    if device.kind not in ("cpu", "cuda"):
-        reason = f"is for CPUs and CUDA, and {device.name} has neither"
-    elif options.guard_memory:
-        reason = "lets one call run many kernels, and guard_memory looks at the memory of each"
-    elif device.kind == "cpu" and not native.is_available():
-        reason, remedy = "needs the native runtime, which this installation lacks", "install from a wheel, on Linux"
-    if reason and options.enable_rammer is True:
-        raise OptionError(f"option 'enable_rammer' {reason}.", remedy)
-    return replace(options, enable_rammer=False) if reason else options

@@ -30,17 +30,22 @@ def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
 
 def tile_machine(device: DeviceSpec) -> MeasuredWorkload:
     """What all workloads of ``device`` have in common: a record that differs in it says nothing of the device."""
-    target: dict[str, Any] = dict(device.target)
     return MeasuredWorkload(
         kind=KIND,
         structure="",
         layout="",
         dtype="",
         device=device.description,
-        instructions=" ".join((str(target.get("mcpu", "")), *target.get("mattr", ()))) or device.name,
+        instructions=instructions_of(device),
         threads=device.unit_count,
         versions=(("apache-tvm", installed_version("apache-tvm") or SUPPORTED_VERSIONS["apache-tvm"]), (KIND, KERNELS)),
     )
+
+
+def instructions_of(device: DeviceSpec) -> str:
+    """What of a CPU's instruction set its code may use, as `MeasuredWorkload` names it."""
+    target: dict[str, Any] = dict(device.target)
+    return " ".join((str(target.get("mcpu", "")), *target.get("mattr", ()))) or device.name
 
 
 def without_names(expr: TensorExpr) -> TensorExpr:

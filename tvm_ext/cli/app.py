@@ -6,6 +6,7 @@ Results go to the output stream, progress and errors to the error stream. Exit c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -93,6 +94,9 @@ def compile(
     report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Also write runs of --rammer's schedules for Perfetto.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
+    keep_times: Annotated[
+        bool, typer.Option("--keep-times", help="Profile; later builds schedule by these times of rTasks.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,9 +110,10 @@ def compile(
             "enable_rammer": rammer,
         }
         library = _build(steps, load_model(model, batch, sequence), shape, target, verify=verify, **switches)
-        if profile:
+        if profile or keep_times:
             steps.begin("measuring each operator")
-            library.profile()
+            with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:
+                library.profile(store=store)
         steps.begin(f"writing {output}")
         library.export_library(output)
         for path in report or []:
@@ -307,6 +312,13 @@ def _build(steps: Steps, model: Any, shape: list[str] | None, target: str, **set
     mod, params = relay.frontend.from_onnx(model, shape=parse_shapes(shape or []) or None)
     steps.begin("building")
     return relay.build(mod, target, params=params, progress=steps.detail, **settings)
+
+
+def _store() -> Any:
+    from tvm_ext.autotune.store import MeasurementStore
+    from tvm_ext.options import BuildOptions
+
+    return MeasurementStore.for_build(BuildOptions.current())
 
 
 def _print_json(text: str) -> None:

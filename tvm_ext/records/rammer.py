@@ -6,9 +6,10 @@ import collections
 from dataclasses import dataclass
 from typing import Literal
 
+from .measurement import MeasuredWorkload
 from .merged import MergedLaunch
 from .rtask_plan import OperatorData
-from .rtasks import RTaskSchedule
+from .rtasks import RTaskSchedule, ScheduleEntry
 
 RAMMER = "tvm_ext.rammer"
 """Module attribute: the `RammerRecord` as JSON."""
@@ -109,10 +110,10 @@ class RegionRecord:
 
         Over all calls these are the schedule's time, but for that in which vEUs waited.
         """
-        streams = joined_streams(RTaskSchedule.from_json(self.schedule))
+        streams = joined_entries(RTaskSchedule.from_json(self.schedule))
         seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         for unit, place, start_ns, end_ns in self.measured:
-            name = self.operators[streams[unit][place]].kernel
+            name = self.operators[streams[unit][place].operator].kernel
             seconds[name] += (end_ns - start_ns) / 1e9 / self.veu_count
         calls = collections.Counter(item.kernel for item in self.operators if item.is_first_step)
         return {name: value / calls[name] for name, value in seconds.items()}
@@ -142,21 +143,27 @@ class OutsideOperator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RammerRecord:
-    """Regions in their order, and what lies outside of them."""
+    """Regions in their order, and what lies outside of them.
+
+    ``workloads`` are the keys under which a store keeps the times of the schedules' rKernels, by name; of them
+    ``known`` had measured times, which the policy went by.
+    """
 
     regions: tuple[RegionRecord, ...]
     outside: tuple[OutsideOperator, ...]
+    workloads: tuple[tuple[str, MeasuredWorkload], ...] = ()
+    known: int = 0
 
     @property
     def scheduled(self) -> tuple[RegionRecord, ...]:
         return tuple(region for region in self.regions if region.symbol)
 
 
-def joined_streams(schedule: RTaskSchedule) -> list[list[int]]:
-    """By vEU, the operators of its entries through all programs, as the runtime walks them."""
+def joined_entries(schedule: RTaskSchedule) -> list[list[ScheduleEntry]]:
+    """By vEU, its entries through all programs, as the runtime walks them."""
     count = max(len(program.streams) for program in schedule.programs)
-    streams: list[list[int]] = [[] for _ in range(count)]
+    streams: list[list[ScheduleEntry]] = [[] for _ in range(count)]
     for program in schedule.programs:
         for unit, stream in enumerate(program.streams):
-            streams[unit] += [entry.operator for entry in stream]
+            streams[unit] += stream
     return streams

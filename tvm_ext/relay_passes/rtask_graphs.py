@@ -14,7 +14,9 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
 from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode, OperatorData
 from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
+from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import (
+    LEAST_TASK_S,
     RKernel,
     ROperator,
     RTaskGraph,
@@ -65,10 +67,17 @@ class RTaskRegion:
     """Calls of kernels in their order, with views of their results, as operators over tensors.
 
     ``splits`` are those of the kernels that are called. What is read but not bound by ``bindings`` is an argument.
+    ``times`` were measured, and count more than the model's.
     """
 
-    def __init__(self, bindings: Sequence[VarBinding], splits: Mapping[str, RTaskSplit], device: DeviceSpec) -> None:
-        self.device = device
+    def __init__(
+        self,
+        bindings: Sequence[VarBinding],
+        splits: Mapping[str, RTaskSplit],
+        device: DeviceSpec,
+        times: RTaskTimes | None = None,
+    ) -> None:
+        self.device, self.times = device, times
         self.arguments: list[Expr] = []
         self.tensors: list[RegionTensor] = []
         self.operators: list[RegionOperator] = []
@@ -96,7 +105,9 @@ class RTaskRegion:
             operators=tuple(
                 ROperator(
                     name=operator.name,
-                    kernels=tuple(_kernel(operator, code, self.device) for code in codes_of(operator, self.device)),
+                    kernels=tuple(
+                        _kernel(operator, code, self.device, self.times) for code in codes_of(operator, self.device)
+                    ),
                     predecessors=operator.predecessors,
                     constants=operator.constants,
                 )
@@ -238,14 +249,15 @@ def codes_of(operator: RegionOperator, device: DeviceSpec) -> tuple[KernelCode, 
     )
 
 
-def _kernel(operator: RegionOperator, code: KernelCode, device: DeviceSpec) -> RKernel:
+def _kernel(operator: RegionOperator, code: KernelCode, device: DeviceSpec, times: RTaskTimes | None) -> RKernel:
     if operator.step.need is not None:
         return gpu_rkernel(code.function, operator.step.need, code.task_count, operator.core_s, device)
     share = code.per_task / code.iterations
+    measured_s = times.of(code) if times is not None else None
     return RKernel(
         name=f"{code.function}/{code.per_task}",
         task_count=code.task_count,
-        task_s=operator.core_s * share,
+        task_s=operator.core_s * share if measured_s is None else max(measured_s, LEAST_TASK_S),
         constant_bytes=int(operator.constant_bytes * share),
     )
 
@@ -266,4 +278,5 @@ def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> floa
     operations = max(step.operations, step.iterations)
     if split.time_s is not None and split.operations > 0:
         return split.time_s * operations / max(split.operations, operations)
-    return operations / ((device.clock_ghz or 1.0) * 1e9)
+    assert device.clock_ghz is not None, "schedules for a CPU without a clock are refused"
+    return operations / (device.clock_ghz * 1e9)

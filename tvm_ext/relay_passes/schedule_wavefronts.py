@@ -9,7 +9,7 @@ Worked example: four branches of two convolutions each, joined by one kernel, ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -36,10 +36,12 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.rtask_workload import rtask_workload
 from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records import serialise
+from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rammer import (
     RAMMER,
     RTASK_PLANS,
@@ -51,6 +53,7 @@ from tvm_ext.records.rammer import (
     SchedulePlan,
 )
 from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
+from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 
 from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
@@ -58,6 +61,7 @@ from .rtask_regions import Layer, is_output, layers_of, users_of
 from .wavefronts.policies import schedule as schedule_by_policy
 
 Mode = bool | Literal["auto"]
+KnownTimes = Callable[[Mapping[str, MeasuredWorkload]], RTaskTimes]
 
 GAIN = 1.02
 """How many times as long a region must take in sequence for ``"auto"`` to schedule it: models err by more than 2 %."""
@@ -74,23 +78,33 @@ class ScheduleWavefronts:
     mode
         True: every call that a schedule can run; ``"auto"``: where the simulator predicts a gain over running one
         operator after the other.
+    known
+        Gives measured times of rTasks, by which the policy goes where there are some; None: by the model's alone.
     """
 
-    def __init__(self, device: DeviceSpec, mode: Mode) -> None:
-        self.device, self.mode = device, mode
+    def __init__(self, device: DeviceSpec, mode: Mode, known: KnownTimes | None = None) -> None:
+        self.device, self.mode, self.known = device, mode, known
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        build = _Build(self.device, self.mode, splits_of(mod))
+        workloads = _workloads_of(mod, self.device) if self.known is not None else {}
+        times = self.known(workloads) if self.known is not None else None
+        build = _Build(self.device, self.mode, splits_of(mod), times)
         result = copy_module(mod)
         for gv, func in mod.functions_items():
             if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
                 result[gv] = _ScheduledFunction(build, func, gv.name_hint).rewritten()
-        record = RammerRecord(regions=tuple(build.regions), outside=tuple(build.outside))
+        codes = [code.function for plan in build.plans for operator in plan.operators for code in operator.codes]
+        used = {name: workloads[name] for name in codes if name in workloads}
+        record = RammerRecord(
+            regions=tuple(build.regions),
+            outside=tuple(build.outside),
+            workloads=tuple(used.items()),
+            known=sum(bool(times is not None and times.seconds.get(name)) for name in used),
+        )
         result = result.with_attrs(
             {RAMMER: serialise.to_json(record), RTASK_PLANS: [serialise.to_json(plan) for plan in build.plans]}
         )
-        codes = (code for plan in build.plans for operator in plan.operators for code in operator.codes)
-        return _without_unused(result, {code.function for code in codes})
+        return _without_unused(result, set(codes))
 
 
 def splits_of(mod: IRModule) -> dict[str, RTaskSplit]:
@@ -101,6 +115,12 @@ def splits_of(mod: IRModule) -> dict[str, RTaskSplit]:
         for name, func in kernels
         if func.attrs and RTASKS in func.attrs
     }
+
+
+def _workloads_of(mod: IRModule, device: DeviceSpec) -> dict[str, MeasuredWorkload]:
+    """The key of each rKernel, by name."""
+    kernels = ((gv.name_hint, func) for gv, func in mod.functions_items() if isinstance(func, PrimFunc))
+    return {name: rtask_workload(func, device) for name, func in kernels if func.attrs and RKERNEL in func.attrs}
 
 
 def _without_unused(mod: IRModule, wanted: set[str]) -> IRModule:
@@ -130,6 +150,7 @@ class _Build:
     device: DeviceSpec
     mode: Mode
     splits: Mapping[str, RTaskSplit]
+    times: RTaskTimes | None
     regions: list[RegionRecord] = field(default_factory=list)
     outside: list[OutsideOperator] = field(default_factory=list)
     plans: list[SchedulePlan] = field(default_factory=list)
@@ -168,7 +189,7 @@ class _ScheduledFunction:
             for item in layer.inside
             if is_output(item.var) or any(user.var not in own for user in rules.users.get(item.var, []))
         ]
-        region = RTaskRegion(layer.inside, self.build.splits, self.build.device)
+        region = RTaskRegion(layer.inside, self.build.splits, self.build.device, self.build.times)
         if self.build.device.kind != "cpu" and len(region.operators) == 1:
             self.build.outside.append(
                 OutsideOperator(name=region.operators[0].name, reason="a launch by itself already")

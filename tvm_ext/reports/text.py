@@ -53,8 +53,10 @@ def rammer_lines(report: BuildRecord) -> list[str]:
     if report.rammer is None:
         return []
     outside = Counter(f"outside the schedules: {item.name}: {item.reason}" for item in report.rammer.outside)
+    known, kernels = report.rammer.known, len(report.rammer.workloads)
     return [
         *map(str, report.rammer.regions),
+        *([f"schedules by measured times of {known} of {kernels} rKernels"] if known else []),
         *(f"{text} ({count} times)" if count > 1 else text for text, count in outside.items()),
     ]
 

@@ -20,7 +20,9 @@ from tvm_ext.errors import ExportError, InputError, TargetError, TvmExtError
 from tvm_ext.rammer_runtime import native
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import DeviceCode
+from tvm_ext.records.measurement import TrialStore
 from tvm_ext.records.rammer import MeasuredRun
+from tvm_ext.records.rtask_times import measurements_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
 from tvm_ext.support.files import produce_atomically
@@ -221,11 +223,13 @@ class Library:
         inputs: Mapping[str, Any] | None = None,
         device: tvm.runtime.Device | None = None,
         repeat: int = 5,
+        store: TrialStore | None = None,
     ) -> BuildReport:
         """Measure each operator (median over ``repeat`` runs of its mean over calls), schedules and the whole model.
 
         ``inputs``, by name, are random (seeded) where left out. Returns the report with the times in, which
-        replaces `report`.
+        replaces `report`. A ``store`` (`autotune.store.MeasurementStore.for_build`) keeps the times of rTasks, by
+        which later builds schedule them.
         """
         module = GraphModule(self, device)
         module.run(**(random_inputs(self.inputs) if inputs is None else inputs))  # a warm-up: pages, thread pool
@@ -234,6 +238,8 @@ class Library:
         whole = module.benchmark(number=1, repeat=repeat)
         schedules = self._measured_schedules(module.run, repeat)
         self.report = self.report.with_measurements(seconds, float(whole.median), schedules)
+        if store is not None and self.report.rammer is not None:
+            store.add(measurements_of(self.report.rammer))
         return self.report
 
     def _measured_schedules(self, run: Callable[[], object], repeat: int) -> dict[str, MeasuredRun]:

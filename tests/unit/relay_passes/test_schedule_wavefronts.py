@@ -359,6 +359,14 @@ def test_schedules_that_cannot_be_are_refused(target: str, settings: dict[str, A
     assert plan_build(target, BuildOptions.create(enable_rammer="auto", **settings)).options.enable_rammer is False
 
 
+def test_a_cpu_without_a_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, target = pass_pipeline.device_for_target("llvm")
+    unknown = replace(device, clock_ghz=None)
+    monkeypatch.setattr(pass_pipeline, "device_for_target", lambda _target: (unknown, target))
+    with pytest.raises(OptionError, match="no clock of"):
+        plan_build("llvm", BuildOptions.create(enable_rammer=True))
+
+
 def test_the_registered_pipeline_refuses_schedules() -> None:
     with pytest.raises(OptionError, match=r"relay\.build"):
         tvm.compile(single(), "llvm", relax_pipeline=relax.get_pipeline("tvm_ext", enable_rammer=True))

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from tvm_ext.cost.schedule_simulator import simulate
-from tvm_ext.records.rammer import joined_streams
+from tvm_ext.records.rammer import joined_entries
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.reports.gantt import gantt, gantt_file
@@ -126,14 +126,14 @@ def test_a_measured_run_counts_from_its_start() -> None:
 
 def test_places_of_a_measured_run_go_through_all_programs() -> None:
     made, graph = _made(tasks=4, units=3, policy="launches")
-    joined = joined_streams(made)
+    joined = joined_entries(made)
     rows = [(unit, place, 0.0, 1.0) for unit, stream in enumerate(joined) for place in range(len(stream))]
     found = measured_entries(made, rows)
     assert {(item.program, item.unit, item.place) for item in found} == {
         (number, unit, place) for number, program in enumerate(made.programs) for unit, place, _ in program.entries()
     }
     for (unit, place, _, _), item in zip(rows, found, strict=True):
-        assert made.programs[item.program].streams[unit][item.place].operator == joined[unit][place]
+        assert made.programs[item.program].streams[unit][item.place] == joined[unit][place]
     assert RTaskGraph.from_json(graph.to_json()) == graph
     assert report_trace(None) == '{"displayTimeUnit":"ns","traceEvents":[]}'
 
