@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "persistent.py",
         "rows.py",
         "metaschedule.py",
+        "tuning.py",
+        "tuning_metaschedule.py",
         "attention.py",
         "rammer.py",
         "rammer_runtime.py",

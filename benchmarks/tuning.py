@@ -10,6 +10,7 @@ alone, which must need no trial. The constructed and the tuned library then take
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -28,7 +29,6 @@ from tvm_ext.bench.compare import BenchResult, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender, prepare_ours
 from tvm_ext.bench.placement import Placement
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuned import TuningRecord
 from tvm_ext.support.arrays import Array
 
@@ -67,37 +67,38 @@ class TunedModel:
         }
 
 
-def tuned_model(name: str, seconds: float, rounds: int, seed: int, tell: Callable[[str], None]) -> TunedModel:
+def tuned_model(
+    name: str, file: Path, seconds: float, rounds: int, seed: int, tell: Callable[[str], None]
+) -> TunedModel:
     """Tune, build again, and time."""
     model = models.build_model(name, 1)
 
     def note(step: str) -> None:
         tell(f"{name}: {step}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        database = str(Path(folder) / "tuning.db")
-        mod, params = relay.frontend.from_onnx(model)
-        library = relay.build(
-            mod, "llvm", params=params, tune=f"{seconds:g}s", database=database, progress=note
-        )  # fmt: skip
-        tuning = library.report.tuning
-        assert tuning is not None
-        constructed = BuildOptions(database="off")
+    database = str(file)
+    mod, params = relay.frontend.from_onnx(model)
+    library = relay.build(
+        mod, "llvm", params=params, tune=f"{seconds:g}s", database=database, progress=note
+    )  # fmt: skip
+    tuning = library.report.tuning
+    assert tuning is not None
+    constructed = BuildOptions(database="off")
 
-        def other(inputs: Mapping[str, Array], _threads: int, _placement: Placement | None) -> Contender:
-            return replace(prepare_ours(model, inputs, None, "llvm", constructed), name=CONSTRUCTED)
+    def other(inputs: Mapping[str, Array], _threads: int, _placement: Placement | None) -> Contender:
+        return replace(prepare_ours(model, inputs, None, "llvm", constructed), name=CONSTRUCTED)
 
-        result = bench(
-            model,
-            options=BuildOptions(database=database),
-            peers=[ONNX_RUNTIME],
-            others=[other],
-            rounds=rounds,
-            seed=seed,
-            progress=note,
-        )
-        built = relay.build(mod, "llvm", params=params, database=database)
-        assert built.report.tuning is None
+    result = bench(
+        model,
+        options=BuildOptions(database=database),
+        peers=[ONNX_RUNTIME],
+        others=[other],
+        rounds=rounds,
+        seed=seed,
+        progress=note,
+    )
+    built = relay.build(mod, "llvm", params=params, database=database)
+    assert built.report.tuning is None
     count = len(built.report.tiles.reasons)
     return TunedModel(id=name, tuning=tuning, result=result, kernels_by_measurement=count)
 
@@ -131,7 +132,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each library gets.")] = 30,
     seed: Annotated[int, typer.Option(help="Of the search and the inputs.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Write each model's tuning record into this folder.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the databases in this folder, and go on there.")] = None,
 ) -> None:
     """Tune, time and write the results."""
     environment = current_environment()
@@ -139,12 +140,10 @@ def main(
     records = {record["id"]: record for record in earlier_results(path, environment)}
     with progress() as tell:
         for name in names or DEFAULT:
-            found = tuned_model(name, seconds, rounds, seed, tell)
+            with contextlib.nullcontext(keep) if keep is not None else tempfile.TemporaryDirectory() as folder:
+                found = tuned_model(name, Path(folder) / f"{name}.db", seconds, rounds, seed, tell)
             records[name] = found.record()
             write_results(path, "tuning", environment, list(records.values()))
-            if keep is not None:
-                keep.mkdir(parents=True, exist_ok=True)
-                (keep / f"{name}.json").write_text(to_json(found.tuning))
     show(table(list(records.values())))
     print(f"written: {path}")
 

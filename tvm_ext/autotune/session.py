@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tvm_ext.errors import MeasurementError
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore
 from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningBudget, TuningRecord, TuningStatus
 
@@ -218,9 +219,17 @@ class TuningSession:
         self.moments = [self._moment()]
 
     def run(self) -> TuningRecord:
-        """Search until the budget is spent or nothing more is expected, then confirm the fastest."""
-        stopped = self._search()
-        self._confirm()
+        """Search until the budget is spent or nothing more is expected, then confirm the fastest.
+
+        Where the devices go away in mid-run, that ends it; raises MeasurementError where there were none to begin with.
+        """
+        try:
+            stopped = self._search()
+            self._confirm()
+        except MeasurementError as error:
+            if len(self.moments) == 1:
+                raise
+            stopped = error.problem
         return self.record(stopped)
 
     def record(self, stopped: str) -> TuningRecord:

@@ -102,6 +102,23 @@ def export(
     typer.echo(f"{output}: {count} measurements")
 
 
+@database.command()
+def base(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The base to write; its name ends in .base.")],
+    file: File = None,
+) -> None:
+    """Make a base: what of the database gives its tuned kernels to those who have not tuned."""
+    from tvm_ext.autotune.base import make_base
+    from tvm_ext.autotune.database import MeasurementDatabase
+    from tvm_ext.autotune.database_files import require_file
+
+    path = _path(file)
+    require_file(path)
+    with MeasurementDatabase(path, read_only=True) as opened:
+        made = make_base(opened, output)
+    typer.echo(f"{output}: {made.kept} kernels in {made.size_bytes} bytes; {made.left_out} were not worth it")
+
+
 def _merge(target: Path, sources: list[Path], as_json: bool) -> None:
     from tvm_ext.autotune.database import MeasurementDatabase
 

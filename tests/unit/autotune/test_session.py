@@ -17,6 +17,7 @@ from tvm_ext.autotune.standings import standings_of
 from tvm_ext.autotune.tasks import TuningTask, distinct
 from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.devices.device_db import lookup
+from tvm_ext.errors import MeasurementError
 from tvm_ext.records.measurement import Trial
 from tvm_ext.records.tuned import TuningBudget, TuningRecord, TuningStatus
 from tvm_ext.records.tuning import TunedProduct, product_of_matmul
@@ -222,6 +223,21 @@ def test_a_machine_that_measures_nothing_ends_the_run(store: MeasurementDatabase
     assert all(task.configuration is None for task in record.tasks)
     assert "nothing was measured beside it" in record.tasks[0].reason
     assert TaskSearch(TASKS[0], store.trials(TASKS[0].workload), 0).tried == 0  # another run tries them again
+
+
+def test_devices_that_go_away_end_the_run_with_what_was_measured(store: MeasurementDatabase) -> None:
+    machine = Machine()
+
+    def measure(task: TuningTask, configurations: Sequence[str]) -> Iterator[Trial]:
+        if len(machine.batches) == 2:
+            raise MeasurementError("no device has been there for 30 s.", "start servers")
+        return machine(task, configurations)
+
+    record = TuningSession(TASKS, measure, store, TuningBudget(trials=100)).run()
+    assert record.stopped == "no device has been there for 30 s."
+    assert record.trials == 2 * BATCH
+    with pytest.raises(MeasurementError):  # there were none to begin with
+        TuningSession(TASKS, measure, store, TuningBudget(trials=100)).run()
 
 
 def test_nothing_to_tune_is_said(store: MeasurementDatabase) -> None:
