@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm_ext import options as environment
 from tvm_ext._tvm import IRModule, Target
+from tvm_ext.autotune.builders import LocalBuilder
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import TrackerFleet
 from tvm_ext.autotune.session import TrialHistory, TuningSession
@@ -17,11 +18,12 @@ from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, UnsupportedEnvironmentError
 from tvm_ext.exclusive import EXCLUSIVE
-from tvm_ext.options import BuildOptions
+from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.measurement import MOST_REASON, Trial
 from tvm_ext.records.tuned import TuningRecord, TuningRequest
 
+from .built_ahead import BuiltAhead
 from .kernels import TunableKernel, TunableModel, job_of, tunable_model
 
 
@@ -54,9 +56,12 @@ def tune_model(
 
 
 def usual_measurer(request: TuningRequest) -> Measurer:
-    """Processes of this machine, or servers behind a tracker; raises OptionError for an address that is none."""
+    """Processes of this machine, or servers behind a tracker; raises OptionError for an address that is none.
+
+    Here nothing is compiled while something is timed; for servers it is, since they have cores of their own.
+    """
     if request.tracker is None:
-        return Measurer()
+        return Measurer(BuiltAhead(LocalBuilder(usable_core_count())))
     return Measurer(runners=TrackerFleet(Tracker.parse(request.tracker), request.key))
 
 
@@ -92,7 +97,10 @@ class KernelMeasure:
         if not jobs:
             return
         self.measurer.batch = len(jobs)
-        for _, trial in self.measurer.measure(jobs, incumbent=self._job(kernel, constructed)):
+        incumbent, builder = self._job(kernel, constructed), self.measurer.builder
+        if isinstance(builder, BuiltAhead):
+            builder.prepare([incumbent, *jobs])
+        for _, trial in self.measurer.measure(jobs, incumbent=incumbent):
             yield trial
 
     def _job_or_why_not(self, kernel: TunableKernel, configuration: str) -> KernelJob | Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from tvm_ext.autotune.builders import ExecutorBuilder
 from tvm_ext.autotune.choose import CONFIRMATIONS
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.measure import Measurer
-from tvm_ext.autotune.runners import InProcessRunner
+from tvm_ext.autotune.runners import BatchEntry, InProcessRunner
 from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.errors import IllegalRewrite, OptionError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
@@ -28,8 +29,9 @@ from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
 from tvm_ext.records.tuned import TuningBudget, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
+from tvm_ext.tuning.built_ahead import BuiltAhead
 from tvm_ext.tuning.kernels import TunableModel, job_of, tunable_model
-from tvm_ext.tuning.model import require_measurable, tune_model
+from tvm_ext.tuning.model import KernelMeasure, require_measurable, tune_model
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {name: RNG.normal(size=shape).astype("float32") for name, shape in (("w", (24, 40)), ("v", (40, 24)))}
@@ -70,10 +72,12 @@ def model(plan: BuildPlan, operators: IRModule) -> TunableModel:
         return tunable_model(operators, calls, plan.device, OPTIONS)
 
 
+SHORT = TimingPlan(samples=1, sample_s=1e-4, least_rounds=1, most_rounds=2)
+
+
 def in_process(_request: TuningRequest | None = None) -> Measurer:
     """Everything in this process: seconds less than processes take to start."""
-    short = TimingPlan(samples=1, sample_s=1e-4, least_rounds=1, most_rounds=2)
-    return Measurer(ExecutorBuilder(ThreadPoolExecutor(1), 1), [InProcessRunner()], plan=short)
+    return Measurer(BuiltAhead(ExecutorBuilder(ThreadPoolExecutor(1), 1)), [InProcessRunner()], plan=SHORT)
 
 
 def test_products_can_be_tuned_and_rows_say_why_not(model: TunableModel) -> None:
@@ -97,6 +101,32 @@ def test_jobs_compute_what_the_operator_does(plan: BuildPlan, model: TunableMode
     with in_process() as measurer:
         trials = [trial for _, trial in measurer.measure(jobs)]
     assert [trial.outcome for trial in trials] == ["ok"] * 3
+
+
+class Watched(InProcessRunner):
+    """A runner that looks whether something is being compiled."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self.executor, self.batches, self.waiting = executor, 0, 0
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        self.batches += 1
+        self.waiting += self.executor._work_queue.qsize()
+        super().run(entries, plan)
+
+
+def test_a_batch_is_built_before_any_of_it_is_timed(plan: BuildPlan, model: TunableModel) -> None:
+    executor = ThreadPoolExecutor(1)
+    runner = Watched(executor)
+    task = model.tasks[0]
+    asked = [task.space[place].configuration for place in task.space.predictions.ranking[:3]]
+    with Measurer(BuiltAhead(ExecutorBuilder(executor, 1)), [runner], plan=SHORT) as measurer:
+        measure = KernelMeasure(model, measurer, plan.device, plan.target, OPTIONS)
+        trials = list(measure(task, [task.constructed, *(item for item in asked if item != task.constructed)]))
+    assert (runner.batches, runner.waiting) == (1, 0)
+    assert trials[0].configuration == task.constructed
+    assert len(trials) == len({trial.configuration for trial in trials}) >= 3
 
 
 def test_a_job_of_an_illegal_tile_is_refused(plan: BuildPlan, model: TunableModel) -> None:
