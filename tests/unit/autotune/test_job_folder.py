@@ -1,0 +1,95 @@
+"""Batches out to a folder, results in: by a server, by none, damaged on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.unit.autotune import jobs
+from tests.unit.autotune.test_measure import Builder, job
+from tests.unit.autotune.test_runners import outcomes
+from tvm_ext.autotune import job_folder
+from tvm_ext.autotune.builders import ExecutorBuilder
+from tvm_ext.autotune.job_folder import BATCH, RESULTS, FolderRunner, main, serve_folder
+from tvm_ext.autotune.measure import Measurer
+from tvm_ext.autotune.turns import Artifact, BatchEntry, DeviceLost
+from tvm_ext.records.kernel_job import Failure, TimingPlan
+
+PLAN = TimingPlan(limit_s=60.0, least_rounds=2, most_rounds=3)
+
+
+class FakeRunner:
+    """Stands in for the process that runs a batch on the other machine."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = f"{kind} over there"
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        for entry in entries:
+            assert entry.artifact.library.read_bytes()
+            if entry.artifact.job.configuration == "crash":
+                entry.failure = Failure(outcome="crashed", reason="SIGSEGV")
+            else:
+                entry.times_us, entry.rounds = [2.0] * 6, 2
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+
+def test_batches_go_out_and_results_come_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_folder, "IsolatedRunner", FakeRunner)
+    stop = threading.Event()
+    server = threading.Thread(target=serve_folder, args=(tmp_path, "cuda"), kwargs={"idle_s": 100.0, "stop": stop})
+    server.start()
+    with Measurer(Builder(), [FolderRunner(tmp_path)], plan=PLAN, batch=2) as measurer:
+        found = list(measurer.measure([job(name, reference="r") for name in ("a", "crash", "b")]))
+    assert outcomes(found) == {"a": "ok", "crash": "crashed", "b": "ok"}
+    assert measurer.report.devices == {"cuda over there"}
+    assert list(tmp_path.iterdir()) == []
+    stop.set()
+    server.join()
+
+
+def test_a_folder_that_nobody_serves_loses_its_trials(tmp_path: Path) -> None:
+    with Measurer(Builder(), [FolderRunner(tmp_path, wait_s=0.05)], plan=PLAN) as measurer:
+        assert outcomes(list(measurer.measure([job("a")]))) == {"a": "lost"}
+
+
+@pytest.mark.parametrize("harm", ["library", "outside", "text"])
+def test_a_damaged_batch_is_not_run(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_folder, "IsolatedRunner", FakeRunner)
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"code")
+    with pytest.raises(DeviceLost, match="no results"):
+        FolderRunner(tmp_path, wait_s=0.0).run([BatchEntry(Artifact(job("a"), library))], PLAN)
+    batch = tmp_path / "batch-1"
+    if harm == "library":
+        next(batch.glob("*.so")).write_bytes(b"damaged")
+    else:
+        text = (batch / BATCH).read_text()
+        (batch / BATCH).write_text(text.replace('"library":"', '"library":"../') if harm == "outside" else text[:-9])
+    assert main([str(tmp_path)]) == 2
+    assert "cannot be run" in capsys.readouterr().err
+    assert not (batch / RESULTS).exists()
+
+
+@pytest.mark.slow
+def test_a_served_folder_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    stop = threading.Event()
+    server = threading.Thread(target=serve_folder, args=(tmp_path, "cpu"), kwargs={"idle_s": 500.0, "stop": stop})
+    server.start()
+    batch = [jobs.job("a"), jobs.job("wrong", jobs.scaled(3.0)), jobs.job("crash", jobs.calling("abort"))]
+    with (
+        ThreadPoolExecutor(1) as executor,
+        Measurer(ExecutorBuilder(executor, 1), [FolderRunner(tmp_path)], plan=PLAN) as measurer,
+    ):
+        found = list(measurer.measure(batch))
+    stop.set()
+    server.join()
+    assert outcomes(found) == {"a": "ok", "wrong": "wrong", "crash": "crashed"}
