@@ -38,5 +38,13 @@ def load(name: str) -> bool:
     return True
 
 
+def can_load(name: str) -> bool:
+    """`load`; False also where the library does not load, of which `import tvm` has warned."""
+    try:
+        return load(name)
+    except (OSError, RuntimeError):
+        return False
+
+
 def is_loaded(name: str) -> bool:
     return name in _loaded

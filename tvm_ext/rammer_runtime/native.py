@@ -40,7 +40,7 @@ class TraceRow:
 
 def is_available() -> bool:
     """Whether this installation has the runtime: Linux, and built with its native part."""
-    return _native.load(LIBRARY)
+    return _native.can_load(LIBRARY)
 
 
 def make_module(table: ExecutionTable, kernels: Sequence[Module]) -> Module:

@@ -31,7 +31,7 @@ LIBRARY = "tvm_ext_rammer"
 def adopt(path: Path) -> bool:
     """Have the loops of the library ``path``, which must be loaded, run on own threads, unless TVM's are asked for.
 
-    False: they go on to run on TVM's, as they do where the native part is missing; or there are none.
+    False: they go on to run on TVM's, as they do where the native part is missing or broken; or there are none.
     """
     return (
         uses_own_threads() and _is_ready() and bool(tvm_ffi.get_global_func("tvm_ext.rammer.adopt_library")(str(path)))
@@ -40,7 +40,7 @@ def adopt(path: Path) -> bool:
 
 @functools.cache
 def _is_ready() -> bool:
-    if not _native.load(LIBRARY):
+    if not _native.can_load(LIBRARY):
         return False
     tvm_ffi.get_global_func("tvm_ext.rammer.follow_tvm")(ctypes.c_void_p(forks.address_of_max_concurrency()))
     return True

@@ -14,8 +14,9 @@ from tvm.script import tirx as T  # noqa: N812 - TVMScript's own name
 
 from tests.attack import libraries
 from tests.unit.rammer_runtime.tables import needs_runtime
-from tvm_ext import relay
+from tvm_ext import _native, relay
 from tvm_ext.errors import OptionError
+from tvm_ext.rammer_runtime import native
 from tvm_ext.support import thread_pool
 from tvm_ext.support.shared_library import load_library
 
@@ -90,6 +91,18 @@ def test_own_threads_unless_those_of_tvm_are_asked_for(path, monkeypatch):
     monkeypatch.setenv("TVM_EXT_THREAD_POOL", "omp")
     with pytest.raises(OptionError, match="TVM_EXT_THREAD_POOL is 'omp'"):
         thread_pool.adopt(path)
+
+
+def test_without_a_native_part_that_loads_kernels_run_on_the_threads_of_tvm(path, tmp_path, monkeypatch, request):
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    monkeypatch.setattr(_native, "_loaded", {})
+    monkeypatch.setattr(_native, "library_path", lambda _name: broken)
+    thread_pool._is_ready.cache_clear()
+    request.addfinalizer(thread_pool._is_ready.cache_clear)
+    check(load_library(path))
+    assert not is_adopted(path)
+    assert not native.is_available()
 
 
 def test_a_model_runs_on_own_threads_where_this_package_loads_it_and_on_those_of_tvm_elsewhere(tmp_path, monkeypatch):
