@@ -40,6 +40,10 @@ MOST_COMPILERS = 8
 MOST_TOGETHER = 8
 """Sources of one translation unit: so many are compiled again where it fails, and the compiler's memory holds them."""
 
+APART = "#include <cutlass/conv/kernel/conv_universal.hpp>"
+"""What no matrix product is compiled beside: this header says what a `GemmUniversal` of a convolution is, and so, of
+any problem shape, does the matrix products' own (CUTLASS 4.2: "more than one partial specialization matches")."""
+
 _LINK_TIME_LIMIT_S = 60.0
 _RUNTIME = "libcudart_static.a"
 
@@ -155,15 +159,13 @@ def units_of(sources: Sequence[Source], workers: int, most: int = MOST_TOGETHER)
 
     A unit that has two kinds of headers takes less time than two units of one kind each, for most headers are common
     to all: of ResNet-50 on an A100, three convolutions and a product take 44 s of processor time together, 41 and 28 s
-    apart.
+    apart. Convolutions of collectives have units of their own, though (`APART`).
     """
-    architectures: dict[str, list[Source]] = {}
+    kinds: dict[tuple[str, bool], list[Source]] = {}
     for source in sorted(sources, key=_headers):
-        architectures.setdefault(source[1], []).append(source)
+        kinds.setdefault((source[1], APART in source[0]), []).append(source)
     size = min(most, ceil_div(len(sources), workers)) if sources else 1
-    return [
-        tuple(alike[start : start + size]) for alike in architectures.values() for start in range(0, len(alike), size)
-    ]
+    return [tuple(alike[start : start + size]) for alike in kinds.values() for start in range(0, len(alike), size)]
 
 
 def _headers(source: Source) -> list[str]:

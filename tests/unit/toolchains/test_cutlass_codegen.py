@@ -32,7 +32,7 @@ from tvm_ext.relay_passes.composites import composite_of, is_composite, region_o
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains import cutlass_toolchain
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_toolchain import MOST_TOGETHER, link_objects, units_of
+from tvm_ext.toolchains.cutlass_toolchain import APART, MOST_TOGETHER, link_objects, units_of
 
 pytestmark = needs_cc
 
@@ -309,6 +309,10 @@ def test_units_are_few_and_hold_sources_of_one_architecture() -> None:
     two = [*sources, *((text, "sm_90a") for text, _ in sources)]
     assert all(len({architecture for _, architecture in unit}) == 1 for unit in units_of(two, 3))
     assert units_of([], 2) == []
+    mixed = [(f"{APART if i % 5 == 0 else '#include <gemm.h>'}\n// {i}\n", "sm_90a") for i in range(20)]
+    units = units_of(mixed, 1)
+    assert sorted(item for unit in units for item in unit) == sorted(mixed)
+    assert all(len({APART in text for text, _ in unit}) == 1 for unit in units)
 
 
 def test_what_is_refused_together_is_compiled_alone(on_cpu: Path) -> None:
