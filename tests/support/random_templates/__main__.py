@@ -4,7 +4,8 @@
     python -m tests.support.random_templates --case 17       # its source, and what the compiler says of it alone
 
 No GPU is needed. Kernels alone are compiled, to machine code: the few lines of host code behind them are in every unit
-that a build compiles. With ``--log`` what was compiled is not compiled again, and a run that was stopped goes on.
+that a build compiles. With ``--log`` what was compiled is not compiled again, and a run that was stopped goes on;
+``--no-compile`` counts what there is by then.
 Exits with 1 where a configuration was refused.
 """
 
@@ -40,6 +41,7 @@ def main(
     match: Annotated[str, typer.Option(help="Only of architectures that begin so, e.g. sm_90a.")] = "",
     log: Annotated[Path | None, typer.Option(help="What came of each, a line as soon as it is known.")] = None,
     case: OneCase = None,
+    compile: Annotated[bool, typer.Option(help="Or count what the log has.")] = True,
     output: Output = None,
 ) -> None:
     """Draw legal configurations of every kind of template, each with an epilogue, and compile them."""
@@ -47,8 +49,8 @@ def main(
         raise typer.Exit(_run_one(draw_case(seed, case)))
     cases = [draw_case(seed, index) for index in range(first, first + count)]
     cases = [item for item in cases if item.architecture.startswith(match)]
-    found = _logged(log)
-    units = unit_cases([item for item in cases if item.key not in found], together)
+    found = _logged(log, again=compile)
+    units = unit_cases([item for item in cases if item.key not in found], together) if compile else []
     for result in watched(_results(units), sum(map(len, units)), "templates"):
         found[result.key] = result
         _keep(log, result)
@@ -56,7 +58,7 @@ def main(
             console.print(f"refused: {_named(cases, result.key)}\n  {result.problem[-2000:]}", markup=False)
     console.print(summary.table(cases, found))
     write(output, lambda: summary.document(cases, found, seed))
-    raise typer.Exit(0 if all(found[item.key].compiled for item in cases) else 1)
+    raise typer.Exit(0 if all(item.key not in found or found[item.key].compiled for item in cases) else 1)
 
 
 def _compile(text: str, architecture: str, count: int) -> CompiledCuda:
@@ -72,12 +74,12 @@ def _named(cases: Sequence[TemplateCase], key: str) -> str:
     return ", ".join(f"case {item.index}, {item.architecture} {item.template}" for item in cases if item.key == key)
 
 
-def _logged(log: Path | None) -> dict[str, TemplateResult]:
-    """What a run before this one compiled; what was refused is tried again."""
+def _logged(log: Path | None, *, again: bool = True) -> dict[str, TemplateResult]:
+    """What a run before this one found; ``again``: but for what was refused, which is tried again."""
     if log is None or not log.is_file():
         return {}
     results = [TemplateResult(**json.loads(line)) for line in log.read_text().splitlines()]
-    return {item.key: item for item in results if item.compiled}
+    return {item.key: item for item in results if item.compiled or not again}
 
 
 def _keep(log: Path | None, result: TemplateResult) -> None:

@@ -22,40 +22,42 @@ Found = Mapping[str, TemplateResult]
 
 
 def table(cases: Sequence[TemplateCase], found: Found) -> Table:
-    """A row for each kind on each architecture."""
-    titles = ("architecture", "kind", "configurations", "refused", "spilling", "seconds")
+    """A row for each kind on each architecture; those without a result are drawn, and nothing else."""
+    titles = ("architecture", "kind", "drawn", "compiled", "refused", "spilling", "seconds")
     made = Table(*titles, title="legal configurations, compiled")
-    groups: dict[tuple[str, str], list[TemplateResult]] = {}
+    groups: dict[tuple[str, str], list[TemplateResult | None]] = {}
     for case in cases:
-        groups.setdefault((case.architecture, case.kind), []).append(found[case.key])
+        groups.setdefault((case.architecture, case.kind), []).append(found.get(case.key))
     for (architecture, kind), results in sorted(groups.items()):
         made.add_row(architecture, kind, *_cells(results))
     made.add_section()
-    made.add_row("all", "", *_cells([found[case.key] for case in cases]))
+    made.add_row("all", "", *_cells([found.get(case.key) for case in cases]))
     return made
 
 
-def _cells(results: Sequence[TemplateResult]) -> tuple[str, ...]:
+def _cells(drawn: Sequence[TemplateResult | None]) -> tuple[str, ...]:
+    results = [item for item in drawn if item is not None]
     refused = sum(not item.compiled for item in results)
     spilling = sum(item.spill_bytes > 0 for item in results)
-    seconds = sum(item.seconds for item in results)
-    return str(len(results)), str(refused or "-"), str(spilling or "-"), f"{seconds:.0f}"
+    counts = (len(drawn), len(results) - refused, refused, spilling)
+    return *(str(count or "-") for count in counts), f"{sum(item.seconds for item in results):.0f}"
 
 
 def document(cases: Sequence[TemplateCase], found: Found, seed: int) -> str:
     """JSON with the environment, the counts, and a line for each configuration."""
-    results = [found[case.key] for case in cases]
+    results = [found[case.key] for case in cases if case.key in found]
     record: dict[str, Any] = {
         "what": "random legal configurations of CUTLASS's templates, compiled",
         "environment": asdict(current_environment()),
         "nvcc": find_nvcc().version,
         "cutlass": VERSION,
         "seed": seed,
-        "configurations": len(cases),
+        "drawn": len(cases),
+        "compiled": sum(item.compiled for item in results),
         "refused": sum(not item.compiled for item in results),
         "spilling": sum(item.spill_bytes > 0 for item in results),
         "kinds": dict(Counter(f"{case.architecture} {case.kind}" for case in cases)),
-        "results": [_row(case, found[case.key]) for case in cases],
+        "results": [_row(case, found[case.key]) for case in cases if case.key in found],
     }
     return json.dumps(record, indent=1) + "\n"
 

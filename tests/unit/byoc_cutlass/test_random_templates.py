@@ -119,4 +119,5 @@ def test_what_is_refused_is_tried_again_and_what_compiled_is_not(tmp_path: Path)
     _keep(log, TemplateResult(key="a", compiled=True, registers=7))
     _keep(log, TemplateResult(key="b", compiled=False, problem="static assertion"))
     assert _logged(log) == {"a": TemplateResult(key="a", compiled=True, registers=7)}
+    assert _logged(log, again=False).keys() == {"a", "b"}
     assert _logged(None) == {}
