@@ -13,7 +13,8 @@ not 25,440.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ from tvm_ext.cost.constant_cache import ConstantCache
 from tvm_ext.cost.schedule_simulator import key_of, last_ends, passed_s, run_s
 from tvm_ext.records.rtask_order import EntryClock
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskProgram, ScheduleEntry, VDevice, Waits
+
+from .known_entries import KnownEntries
 
 Seconds = NDArray[np.float64]
 
@@ -56,9 +59,9 @@ class _Appended:
 class Mark:
     """A plan as it was, see `ProgramPlan.rollback`."""
 
-    lengths: tuple[int, ...]
+    lengths: Mapping[int, int]
     clock: Seconds
-    known: EntryClock
+    known: KnownEntries
     superstep: EntryClock
     caches: tuple[ConstantCache, ...]
     need: Need
@@ -73,13 +76,14 @@ class ProgramPlan:
         self.graph, self.device, self.need = graph, device, Need()
         self.clock: Seconds = np.zeros(count)
         self._exact = count <= MOST_EXACT
-        self._known: EntryClock = np.zeros((count, count), dtype=np.int64)  # row: a vEU; column: of whom it knows
+        self._known = KnownEntries(count)
         # What all have waited for, where all wait for all.
         self._superstep: EntryClock = np.zeros(count, dtype=np.int64)
-        self._streams: list[list[ScheduleEntry]] = [[] for _ in range(count)]
-        self._ends: list[list[float]] = [[] for _ in range(count)]
+        # By vEU, those that have any.
+        self._streams: defaultdict[int, list[ScheduleEntry]] = defaultdict(list)
+        self._ends: defaultdict[int, list[float]] = defaultdict(list)
         # Of entries, their own counted; of exact plans only.
-        self._clocks: list[list[EntryClock]] = [[] for _ in range(count)]
+        self._clocks: defaultdict[int, list[EntryClock]] = defaultdict(list)
         self._caches = [ConstantCache(device.cache_bytes) for _ in range(count if device.cache_bytes else 1)]
         self._operators: dict[int, _Appended] = {}
         self._asked: tuple[int, EntryClock | None] | None = None  # the last answer of `_needed`
@@ -108,7 +112,7 @@ class ProgramPlan:
             return self.clock + self.device.task_overhead_s
         units = np.flatnonzero(needed)
         ends = [self._ends[unit][order - 1] for unit, order in zip(units.tolist(), needed[units].tolist(), strict=True)]
-        missing = needed[units] > self._known[:, units]
+        missing = needed[units] > self._known.about(units)
         if self._exact:
             passed = np.where(missing, np.array(ends), 0.0).max(axis=1)
         else:  # one list for all: what the last of the others waits for
@@ -136,8 +140,8 @@ class ProgramPlan:
         found, units = self.graph.operators[operator], [share.unit for share in shares]
         self.need = self.need.beside(found.kernel(kernel).need)
         waits = self._wait(operator, units)
-        least = self._known[units].min(axis=0)
-        last = np.zeros(len(self._streams), dtype=np.int64)
+        least = self._known.of(units).min(axis=0)
+        last = np.zeros(self.device.veu_count, dtype=np.int64)
         passed: dict[int, tuple[float, int, float]] = {}
         for share, waited in zip(shares, waits, strict=True):
             unit = share.unit
@@ -150,12 +154,14 @@ class ProgramPlan:
             self._streams[unit].append(
                 ScheduleEntry(operator=operator, kernel=kernel, begin=share.begin, end=share.end, waits=waited)
             )
-            last[unit] = self._known[unit, unit] = len(self._streams[unit])
-            if self._exact:
-                self._clocks[unit].append(self._known[unit].copy())
+            last[unit] = len(self._streams[unit])
+        self._known.count_own(units, last[units])
+        if self._exact:
+            for unit, clock in zip(units, self._known.of(units), strict=True):
+                self._clocks[unit].append(clock)
         self._asked = None
         self._operators[operator] = _Appended(
-            kernel=kernel, last=last, known=self._known[units].max(axis=0), least=least
+            kernel=kernel, last=last, known=self._known.of(units).max(axis=0), least=least
         )
 
     def _cache(self, unit: int) -> ConstantCache:
@@ -167,7 +173,7 @@ class ProgramPlan:
         needed = self._needed(operator)
         if needed is None:
             return [()] * len(units)
-        missing = needed > self._known[units]
+        missing = needed > self._known.of(units)
         if self._exact:
             waits = [self._fewest(needed, row) for row in missing]
         else:
@@ -178,7 +184,7 @@ class ProgramPlan:
             told = np.max([self._operators[item].known for item in self._here(operator)], axis=0)
         else:
             told = self._superstep = needed
-        self._known[units] = np.maximum(self._known[units], told)
+        self._known.learn(units, told)
         return waits
 
     def _fewest(self, needed: EntryClock, missing: NDArray[np.bool_]) -> Waits:
@@ -212,7 +218,7 @@ class ProgramPlan:
     def _superstep_for(self, lasts: Sequence[EntryClock]) -> EntryClock | None:
         """What all wait for where all wait for all: all entries so far, if the last barrier is not behind ``lasts``."""
         if any((last > self._superstep).any() for last in lasts):
-            return np.array([len(stream) for stream in self._streams])
+            return np.array(self._lengths())
         return self._superstep if self._superstep.any() else None
 
     def _here(self, operator: int) -> list[int]:
@@ -224,7 +230,7 @@ class ProgramPlan:
     def mark(self) -> Mark:
         """The plan as it is, to come back to."""
         return Mark(
-            lengths=tuple(len(stream) for stream in self._streams),
+            lengths={unit: len(stream) for unit, stream in self._streams.items()},
             clock=self.clock.copy(),
             known=self._known.copy(),
             superstep=self._superstep,
@@ -235,7 +241,8 @@ class ProgramPlan:
 
     def rollback(self, mark: Mark) -> None:
         """Forget what was appended since ``mark`` was made."""
-        for unit, length in enumerate(mark.lengths):
+        for unit in self._streams:
+            length = mark.lengths.get(unit, 0)
             del self._streams[unit][length:], self._ends[unit][length:], self._clocks[unit][length:]
         self.need, self._asked = mark.need, None
         self.clock, self._known, self._superstep = mark.clock.copy(), mark.known.copy(), mark.superstep
@@ -245,4 +252,9 @@ class ProgramPlan:
 
     def program(self) -> RTaskProgram:
         """The streams as they are."""
-        return RTaskProgram(device=self.device, streams=tuple(map(tuple, self._streams)), threads=self.need.threads)
+        streams = tuple(tuple(self._streams.get(unit, ())) for unit in range(self.device.veu_count))
+        return RTaskProgram(device=self.device, streams=streams, threads=self.need.threads)
+
+    def _lengths(self) -> list[int]:
+        """By vEU, how many entries it has."""
+        return [len(self._streams.get(unit, ())) for unit in range(self.device.veu_count)]
