@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tvm_ext._tvm import Expr, IRModule, PassContext, PrimFunc, Target, structural_equal, structural_hash
-from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel
+from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, is_merged
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.records.choice import CHOICE, KernelChoice
+from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
@@ -69,6 +72,8 @@ def check_kernel(
     ``operator`` is the same function before it was scheduled, whose values on this machine's CPU are the right ones;
     None: values are not compared. Raises InputError for what the interpreter does not know.
     """
+    if is_merged(function):
+        return _check_merged(name, function, device, target, seed)
     config = {ASYNC_COPY: bool(PassContext.current().config.get(ASYNC_COPY, False))}
     kernels = simt.lower(function.with_attr("global_symbol", "main"), target, config=config)
     counts = [_blocks(kernel) for kernel in kernels]
@@ -88,7 +93,7 @@ def check_kernel(
     return KernelCheck(
         name=name,
         device=device.name,
-        parameters=tuple(f"{p.name}: {p.ty.dtype}[{', '.join(map(_size, p.ty.shape))}]" for p in function.params),
+        parameters=_parameters_of(function),
         launches=len(kernels),
         block_count=sum(counts),
         blocks_run=sum(
@@ -100,6 +105,39 @@ def check_kernel(
         tolerance=None if worst is None else worst.tolerance,
         not_compared=why,
     )
+
+
+def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Target, seed: int) -> KernelCheck:
+    """A schedule's kernel, on its own table and state, and an arena of poison; of a large one, nothing is run."""
+    record = from_json(MergedKernel, str(function.attrs[MERGED]))
+    kernels = simt.lower(function, target)
+    count = sum(map(_blocks, kernels))
+    fits = sum(_blocks(kernel) * _threads(kernel) for kernel in kernels) <= WHOLE_THREADS
+    findings: tuple[str, ...] = ()
+    if fits:
+        arrays = random_inputs_of(kernels, seed)
+        arrays |= {"table": np.array(record.table, np.int32), "state": np.array(record.state, np.int32)}
+        for tensor in kernels[0].tensors:
+            if tensor.name == "arena":
+                empty = np.zeros(tensor.shape, tensor.dtype)
+                arrays[tensor.name] = np.ma.masked_array(empty, np.ones(tensor.shape, bool))
+        findings = tuple(str(item) for item in simt.run(kernels, arrays, device=device).findings)
+    return KernelCheck(
+        name=name,
+        device=device.name,
+        parameters=_parameters_of(function),
+        launches=len(kernels),
+        block_count=count,
+        blocks_run=count if fits else 0,
+        findings=findings,
+        not_compared="a schedule of many operators"
+        if fits
+        else f"its {count} blocks, which wait for each other, are many",
+    )
+
+
+def _parameters_of(function: PrimFunc) -> tuple[str, ...]:
+    return tuple(f"{p.name}: {p.ty.dtype}[{', '.join(map(_size, p.ty.shape))}]" for p in function.params)
 
 
 def check_module(

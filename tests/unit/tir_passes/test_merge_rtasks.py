@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from tests.unit.compilers import needs_nvcc
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule, PrimFunc
 from tvm_ext.analysis.launches import lower
-from tvm_ext.records.merged import CompiledUse
+from tvm_ext.records.merged import ENTRY_WORDS, FIRST_WAIT, LAST_WAIT, MERGED, CompiledUse, MergedKernel
+from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.merge_rtasks import AskCompiler
+from tvm_ext.verify.build_check import check_kernel
 from tvm_ext.verify.simt import Concurrency
 
 op = relax.op
@@ -187,6 +190,25 @@ def test_pointers_may_meet() -> None:
     (func,) = graph.functions.values()
     (kernel,) = lower(func, graph.target)
     assert "tirx.noalias" not in kernel.function.attrs
+
+
+def without_waits(func: PrimFunc) -> PrimFunc:
+    """``func`` with a table in which no entry of its only launch waits."""
+    kernel = from_json(MergedKernel, str(func.attrs[MERGED]))
+    table, (launch,) = list(kernel.table), kernel.launches
+    for entry in range(launch.entries):
+        place = launch.blocks + 1 + ENTRY_WORDS * entry
+        table[place + LAST_WAIT] = table[place + FIRST_WAIT]
+    return func.with_attr(MERGED, to_json(replace(kernel, table=tuple(table))))
+
+
+def test_verifying_runs_a_schedule_on_its_own_table() -> None:
+    graph = merged("chain")
+    (func,) = graph.functions.values()
+    check = check_kernel("chain", func, None, graph.device, graph.target)
+    assert check.problem == ""
+    assert check.blocks_run == check.block_count > 1
+    assert check_kernel("chain", without_waits(func), None, graph.device, graph.target).problem
 
 
 @needs_nvcc
