@@ -42,7 +42,7 @@ class KnownEntries:
         rows = self._row[units]
         self._rows[rows] = np.maximum(self._rows[rows], told)
 
-    def count_own(self, units: Sequence[int], entries: Sequence[int]) -> None:
+    def count_own(self, units: Sequence[int], entries: EntryClock) -> None:
         """Let each of ``units`` know that it has ended so many of its own."""
         self._keep(units)
         self._rows[self._row[units], units] = entries

@@ -194,7 +194,7 @@ class ProgramPlan:
         """
         units = np.flatnonzero(missing)
         if len(units) > 1:
-            clocks = np.array([self._clocks[unit][needed[unit] - 1] for unit in units])[:, units]
+            clocks = np.array([self._clocks[unit][needed[unit] - 1] for unit in units.tolist()])[:, units]
             np.fill_diagonal(clocks, 0)
             units = units[clocks.max(axis=0) < needed[units]]
         return tuple((int(unit), int(needed[unit])) for unit in units)
