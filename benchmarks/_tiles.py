@@ -185,28 +185,28 @@ class Bench:
         )
         plain = [tvm.runtime.tensor(array) for array in self.inputs]
         packed: dict[tuple[int, ConstantPack], Any] = {}
-        self._runs: list[Callable[[], object]] = []
+        self.runs: list[Callable[[], object]] = []
         for i, (_, packs) in enumerate(made):
             arguments = list(plain)
             for position, how in packs.items():
                 if (position, how) not in packed:
                     packed[position, how] = tvm.runtime.tensor(pack(self.inputs[position], how))
                 arguments[position] = packed[position, how]
-            self._runs.append(_bound(self._library.mod[f"k{i}"], (*arguments, self._output)))
+            self.runs.append(_bound(self._library.mod[f"k{i}"], (*arguments, self._output)))
 
     def output(self, index: int) -> Array:
         """The result of program ``index``, into a buffer poisoned with NaN."""
         self._output.copyfrom(np.full(self._output.shape, np.nan, str(self._output.dtype)))
-        self._runs[index]()
+        self.runs[index]()
         return np.asarray(self._output.numpy())
 
     def time(self, rounds: int, clock: Clock = time.thread_time) -> list[Timed]:
         """Each program's fastest run by ``clock``; after two rounds only those within `CLOSE` of the best go on."""
-        best = [math.inf] * len(self._runs)
-        repeats = [1] * len(self._runs)
+        best = [math.inf] * len(self.runs)
+        repeats = [1] * len(self.runs)
         for number in range(rounds):
             limit = CLOSE * min(best)
-            for i, run in enumerate(self._runs):
+            for i, run in enumerate(self.runs):
                 if best[i] > limit and number > 1:
                     continue
                 if number == 0:

@@ -7,7 +7,9 @@ of the reduction, the store. docs/roller.md says how each constant was measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log2, pow, prod
+from math import log2, prod
+
+import numpy as np
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
@@ -233,8 +235,13 @@ def _slots_per_load(expr: TensorExpr, access: Access, device: DeviceSpec) -> int
 
 
 def overlapped(times: Sequence[float], norm: int) -> float:
-    """Time of activities that run at once, a little above the longest: the ``norm``-th root of the sum of powers."""
-    longest = max(times)
-    if longest <= 0:
+    """Time of activities that run at once, a little above the longest: the ``norm``-th root of the sum of powers.
+
+    Of numbers, or of arrays of positive ones.
+    """
+    columns = isinstance(times[0], np.ndarray)
+    longest = np.max(times, axis=0) if columns else max(times)
+    if not columns and longest <= 0:
         return 0.0
-    return longest * pow(sum((time / longest) ** norm for time in times), 1 / norm)
+    together: float = longest * sum((time / longest) ** norm for time in times) ** (1 / norm)
+    return together

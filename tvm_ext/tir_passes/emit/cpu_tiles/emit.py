@@ -100,7 +100,7 @@ def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: ForKind) ->
     def task(number: Expr) -> Stmt:
         blocks = split_index(number, extents)
         starts = tuple(b * index(layout.blocks[p][0]) for b, p in zip(blocks, layout.order, strict=True))
-        return _blocked(layout, starts, lambda tiles: _choose_tile(layout, epilogue, update, tiles))
+        return _blocked(layout, starts, lambda tiles: choose_tile(layout, epilogue, update, tiles))
 
     return loop(tasks, kind, "task", task)
 
@@ -129,7 +129,7 @@ def _steps(count: int, start: Expr, size: int, step: int) -> int | Expr:
     return left if step == 1 else tirx.floordiv(left + index(step - 1), index(step))
 
 
-def _choose_tile(layout: TileLayout, epilogue: Sequence[Computation], update: Expr, tiles: tuple[Expr, ...]) -> Stmt:
+def choose_tile(layout: TileLayout, epilogue: Sequence[Computation], update: Expr, tiles: tuple[Expr, ...]) -> Stmt:
     """One L0 tile; where an axis has a smaller last tile, both sizes are emitted and chosen between."""
     at = dict(zip(layout.order, tiles, strict=True))
 
