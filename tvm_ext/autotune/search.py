@@ -44,14 +44,14 @@ FOREST: dict[str, float | int | str] = {
 }
 
 AnySpace = KernelSpace[SpaceCandidate]
-KnownTimes = Mapping[int, "float | None"]
+TimesByPlace = Mapping[int, "float | None"]
 """Microseconds by candidate, None for one that failed."""
 
 
 class Proposer(Protocol):
     """A method of search: which candidates to try next."""
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         """Up to ``count`` candidates that are not in ``known``, the most promising first."""
 
 
@@ -61,14 +61,14 @@ class InOrder:
     def __init__(self, order: Integers) -> None:
         self.order = order
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         return _first_new(self.order, known, count)
 
 
 class AtRandom:
     """Candidates drawn without repetition."""
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         return _first_new(rng.permutation(len(space)), known, count)
 
 
@@ -81,7 +81,7 @@ class Annealed:
     def __init__(self, model: TileCostModel, *, chains: int = CHAINS, steps: int = STEPS) -> None:
         self.model, self.chains, self.steps = model, chains, steps
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         if known:
             self.model.update(known)
         scores = self.model.scores
@@ -93,7 +93,7 @@ class Annealed:
         taken = {**known, **dict.fromkeys(best)}
         return [*best, *AtRandom().propose(space, taken, count - len(best), rng)]
 
-    def _met(self, space: AnySpace, scores: Floats, known: KnownTimes, rng: np.random.Generator) -> Integers:
+    def _met(self, space: AnySpace, scores: Floats, known: TimesByPlace, rng: np.random.Generator) -> Integers:
         """Candidates where the chains have been."""
         places = rng.integers(len(space), size=self.chains)
         fastest = sorted(known, key=lambda place: (np.inf if (time := known[place]) is None else time, place))
@@ -117,7 +117,7 @@ class Drafted:
     def __init__(self, model: TileCostModel, *, drafts: int = 256) -> None:
         self.model, self.drafts = model, drafts
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         if known:
             self.model.update(known)
         drafted = _first_new(space.predictions.ranking, known, self.drafts)
@@ -134,7 +134,7 @@ class LikelihoodFree:
     def __init__(self, model: TileCostModel, *, share: float = 0.25, warm_up: int = 8, seed: int = 0) -> None:
         self.features, self.share, self.warm_up, self.seed = model.features, share, warm_up, seed
 
-    def propose(self, space: AnySpace, known: KnownTimes, count: int, rng: np.random.Generator) -> Sequence[int]:
+    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
         ranking = space.predictions.ranking
         if len(known) < self.warm_up or sum(time is not None for time in known.values()) < 2:
             return _first_new(ranking, known, count)
@@ -143,7 +143,7 @@ class LikelihoodFree:
         rank[ranking] = np.arange(len(ranking))
         return _first_new(np.lexsort((rank, -chance)), known, count)
 
-    def _chances(self, known: KnownTimes) -> Floats:
+    def _chances(self, known: TimesByPlace) -> Floats:
         places = np.array(sorted(known))
         times = np.array([np.inf if (time := known[int(place)]) is None else time for place in places])
         limit = np.quantile(times[np.isfinite(times)], self.share)
@@ -218,7 +218,7 @@ def tune(
     return tried
 
 
-def _first_new(order: Integers, known: KnownTimes, count: int) -> list[int]:
+def _first_new(order: Integers, known: TimesByPlace, count: int) -> list[int]:
     found: list[int] = []
     for place in order:
         if len(found) == count:
