@@ -51,6 +51,10 @@ for _ in range(5):
             check()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # as programs do: it waits for none of its parent's threads
+assert os.waitpid(child, 0)[1] == 0
 stop.append(True)
 for other in others:
     other.join()

@@ -33,6 +33,15 @@ struct Seen {
 };
 thread_local Seen seen;
 
+// The child of a fork has one thread: its end must not wait for those that its parent had.
+void ForgetOtherThreads() {
+  running.store(0);
+  held.store(0);
+  threads_seen.store(seen.yes ? 1 : 0);
+}
+
+const int forget_after_forks = pthread_atfork(nullptr, nullptr, ForgetOtherThreads);
+
 bool PythonHasEnded() {
   using Function = int (*)();
   static const Function function = [] {

@@ -9,7 +9,8 @@
 namespace tvm_ext {
 namespace rammer {
 
-// For the time of one run of a table or a loop, from before it starts until it has ended. Holds the thread where Python ends.
+// For the time of one run of a table or a loop, from before it starts until it has ended. Holds the thread where Python
+// ends.
 class RunScope {
  public:
   RunScope();
@@ -18,8 +19,8 @@ class RunScope {
   RunScope& operator=(const RunScope&) = delete;
 };
 
-// To be called when Python is about to end, without its lock: returns when other threads that run tables or loops are held, or
-// after 1 s. They are let go where Python has not begun to end 2 s later.
+// To be called when Python is about to end, without its lock: returns when other threads that run tables or loops are
+// held, or after 1 s. They are let go where Python has not begun to end 2 s later.
 void HoldOtherThreads();
 
 }  // namespace rammer
