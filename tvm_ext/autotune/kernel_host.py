@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_ext._tvm import Device, Module, tensor, tvm
 from tvm_ext._tvm import Tensor as DeviceTensor
+from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.measurement import TrialOutcome
 from tvm_ext.support.arrays import Array, DType, pack
@@ -97,7 +98,9 @@ class KernelHost:
         self.device = device
         self._kernels: dict[int, _Loaded] = {}
         self._workload = ""
-        self._tensors: dict[object, DeviceTensor] = {}
+        self._drawn: list[Array] = []
+        self._plain: dict[int, DeviceTensor] = {}  # by the parameter's index
+        self._packed: dict[tuple[int, ConstantPack], DeviceTensor] = {}
 
     def load(self, number: int, library: Path, job: KernelJob, expected: Path | None) -> None:
         """Make a kernel ready, and compare what it computes with the arrays of ``expected``; raises KernelError."""
@@ -130,8 +133,10 @@ class KernelHost:
             raise self._failed(error) from error
 
     def unload(self, number: int) -> None:
-        """Forget a kernel."""
+        """Forget a kernel, and the constants that were packed for it alone: each configuration may want its own."""
         self._kernels.pop(number, None)
+        used = {id(item) for kernel in self._kernels.values() for item in kernel.arguments}
+        self._packed = {key: item for key, item in self._packed.items() if id(item) in used}
 
     def _failed(self, error: Exception) -> KernelError:
         return KernelError("launch_failed" if self.device.is_there() else "crashed", first_line(error))
@@ -156,29 +161,31 @@ class KernelHost:
         raise KernelError("timed_out", "the device's clock was set while it measured")
 
     def _arguments(self, job: KernelJob) -> list[DeviceTensor]:
-        forms = str([(item.shape, item.dtype) for item in job.arguments])
-        if self._workload != f"{job.seed} {forms}":
-            self._tensors.clear()
-            self._workload = f"{job.seed} {forms}"
-        missing = [index for index, item in enumerate(job.inputs) if (index, item.pack) not in self._tensors]
-        if missing:
-            drawn = draw_inputs(job)
-            for index in missing:
-                packed = job.inputs[index].pack
-                array = drawn[index] if packed is None else pack(drawn[index], packed)
-                self._tensors[index, packed] = tensor(array, self.device.device)
-        found = [self._tensors[index, item.pack] for index, item in enumerate(job.inputs)]
-        return found + [self._poisoned(index, item) for index, item in enumerate(job.results)]
+        workload = str((job.seed, [(item.shape, item.dtype) for item in job.arguments]))
+        if self._workload != workload:
+            self._plain, self._packed, self._drawn = {}, {}, draw_inputs(job)
+            self._workload = workload
+        found = [self._input(index, item) for index, item in enumerate(job.inputs)]
+        return found + [self._poisoned(len(found) + index, item) for index, item in enumerate(job.results)]
+
+    def _input(self, index: int, argument: JobArgument) -> DeviceTensor:
+        how = argument.pack
+        if how is None:
+            if index not in self._plain:
+                self._plain[index] = tensor(self._drawn[index], self.device.device)
+            return self._plain[index]
+        if (index, how) not in self._packed:
+            self._packed[index, how] = tensor(pack(self._drawn[index], how), self.device.device)
+        return self._packed[index, how]
 
     def _poisoned(self, index: int, result: JobArgument) -> DeviceTensor:
         """The tensor for a result, full of what no kernel leaves there by chance."""
         array = np.full(result.shape, np.nan if result.dtype in UNIT_ROUNDOFF else 99, dtype=_numpy_type(result.dtype))
-        key = ("result", index)
-        if key not in self._tensors:
-            self._tensors[key] = tensor(array, self.device.device)
+        if index not in self._plain:
+            self._plain[index] = tensor(array, self.device.device)
         else:
-            self._tensors[key].copyfrom(array)
-        return self._tensors[key]
+            self._plain[index].copyfrom(array)
+        return self._plain[index]
 
 
 def draw_inputs(job: KernelJob) -> list[Array]:

@@ -14,10 +14,11 @@ import pytest
 from tests.unit.autotune import tuning_writer
 from tvm_ext.autotune.database import MeasurementDatabase
 
-WRITERS, KILLS, TRIALS = 4, 50, 240
+WRITERS, KILLS, TRIALS = 4, 50, 220
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_kills_of_four_writers_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "measurements.db"
     logs = [tmp_path / f"answered{number}" for number in range(WRITERS)]

@@ -208,6 +208,7 @@ def test_an_incumbent_runs_in_every_batch_and_falls_only_beyond_doubt() -> None:
         assert winner.configuration == "b-8"
         assert {item.configuration for item, _ in found} == {"old-10", "a-9", "b-8"}
         list(measurer.measure([job(f"c-{number}") for number in range(1, 10)], incumbent=old))
+        assert measurer.builder.asked.count("old-10") == 1  # type: ignore[attr-defined]
     assert all("old-10" in batch for batch in runner.batches)
 
 

@@ -83,6 +83,9 @@ def test_a_kernel_in_this_process_is_checked_packed_and_timed(tmp_path: Path) ->
     with pytest.raises(KernelError, match="errs by") as wrong:  # its kernel reads an input that is laid out backwards
         host.load(1, library, jobs.job("flipped", argument=flipped), right)
     assert wrong.value.outcome == "wrong"
+    assert len(host._packed) == 1
+    host.unload(1)
+    assert host._packed == {}
 
 
 def test_any_executor_builds(tmp_path: Path) -> None:
