@@ -193,8 +193,8 @@ class TaskSearch:
 class TuningSession:
     """A tuning run of ``tasks``: measured by ``measure``, kept in ``store``, told to ``progress`` after each batch.
 
-    ``clock`` gives seconds of any origin. What ``measure`` raises ends the run with what it gave until then in the
-    store, Ctrl-C included.
+    ``clock`` gives seconds of any origin; at ``start`` the run began, if that was earlier. What ``measure`` raises ends
+    the run with what it gave until then in the store, Ctrl-C included.
     """
 
     def __init__(
@@ -207,6 +207,7 @@ class TuningSession:
         seed: int = 0,
         progress: Callable[[TuningStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        start: float | None = None,
     ) -> None:
         self.measure, self.store, self.budget, self.seed = measure, store, budget, seed
         self.progress, self.clock = progress or (lambda _status: None), clock
@@ -215,7 +216,7 @@ class TuningSession:
         self.before_s = sum(1e-6 * (trial.time_us or 0.0) for trial in store.trials(self.session))
         self.known_before = self.known
         self.trials = 0
-        self.start = self.clock()
+        self.start = self.clock() if start is None else start
         self.moments = [self._moment()]
 
     def run(self) -> TuningRecord:
@@ -272,7 +273,9 @@ class TuningSession:
         """Candidates of the next batch, as far as the budget goes."""
         count = BATCH if self.budget.trials is None else min(BATCH, self.budget.trials - self.known)
         limit = math.inf if self.budget.seconds is None else (1 - CONFIRMING_SHARE) * self.budget.seconds
-        return count if self.spent_s < limit else 0
+        batches = len(self.moments) - 1
+        pace = (self.clock() - self.start) / batches if batches else 0.0
+        return count if self.spent_s + pace / 2 < limit else 0
 
     def _batch(self, search: TaskSearch, configurations: Sequence[str]) -> None:
         """Measure beside the constructed kernel, keep, learn."""

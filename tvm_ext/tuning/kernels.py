@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import GlobalVar, IRModule, PrimFunc, Sequential, Target, save_json
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.autotune.program_space import ProgramSpace
-from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
+from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.tasks import TuningTask, distinct
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.devices.hal import DeviceSpec
@@ -58,7 +57,7 @@ def tunable_model(
         count, predicted_us = calls.get(name, 0), _predicted_us(func, name, device, options)
         try:
             anchor = _only_anchor(func, name, device, options)
-            space = _space_of(anchor)
+            space = _space_of(anchor, device)
         except IllegalRewrite as refusal:
             untuned.append((name, refusal.problem))
             other_us += count * predicted_us
@@ -72,12 +71,11 @@ def tunable_model(
     return TunableModel(tasks=distinct(tasks, other_us), kernels=kernels, untuned=tuple(untuned))
 
 
-def _space_of(anchor: TunableAnchor) -> KernelSpace[SpaceCandidate]:
-    """Raises IllegalRewrite where there is but one candidate."""
-    tiles = [tile_of(program, anchor.expr) for program in anchor.programs]
-    space = ProgramSpace(tiles, [program.prediction.time_s for program in anchor.programs])
+def _space_of(anchor: TunableAnchor, device: DeviceSpec) -> CpuTileSpace:
+    """With construction's own tiles; raises IllegalRewrite where there is but one candidate."""
+    space = CpuTileSpace(anchor.expr, device, [tile_of(program, anchor.expr) for program in anchor.programs])
     if len(space) < 2:
-        raise IllegalRewrite("construction has found one tile alone")
+        raise IllegalRewrite("one tile alone is legal")
     return space
 
 

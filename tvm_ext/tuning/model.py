@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tvm_ext import options as environment
 from tvm_ext._tvm import IRModule, Target
@@ -44,13 +45,14 @@ def tune_model(
     does: with all that was measured in the store. ``measurer_of`` makes what measures; left out: `usual_measurer`.
     """
     require_measurable(device, target, request)
+    start = time.monotonic()
     with EXCLUSIVE, target:
         model = tunable_model(operators, calls, device, options)
     if not model.tasks:
-        return _session(model, lambda _task, _wanted: (), store, request).run()
+        return _session(model, lambda _task, _wanted: (), store, request, start).run()
     with (measurer_of or usual_measurer)(request) as measurer:
         measure = KernelMeasure(model, measurer, device, target, options)
-        session = _session(model, measure, store, request)
+        session = _session(model, measure, store, request, start)
         record = session.run()
     return replace(record, untuned=model.untuned, notes=tuple(dict.fromkeys((*record.notes, str(measurer.report)))))
 
@@ -70,8 +72,11 @@ def _session(
     measure: Callable[[TuningTask, Sequence[str]], Iterator[Trial] | tuple[Trial, ...]],
     store: TrialHistory,
     request: TuningRequest,
+    start: float,
 ) -> TuningSession:
-    return TuningSession(model.tasks, measure, store, request.budget, seed=request.seed, progress=request.progress)
+    return TuningSession(
+        model.tasks, measure, store, request.budget, seed=request.seed, progress=request.progress, start=start
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,11 @@ class KernelMeasure:
     device: DeviceSpec
     target: Target
     options: BuildOptions
+    constructed: dict[str, KernelJob] = field(default_factory=dict)  # by workload: in every batch of it
 
     def __call__(self, task: TuningTask, configurations: Sequence[str]) -> Iterator[Trial]:
         kernel = self.model.kernels[task.workload.key]
-        constructed, *others = configurations
+        first, *others = configurations
         jobs = []
         for configuration in others:
             made = self._job_or_why_not(kernel, configuration)
@@ -97,7 +103,9 @@ class KernelMeasure:
         if not jobs:
             return
         self.measurer.batch = len(jobs)
-        incumbent, builder = self._job(kernel, constructed), self.measurer.builder
+        if task.workload.key not in self.constructed:
+            self.constructed[task.workload.key] = self._job(kernel, first)
+        incumbent, builder = self.constructed[task.workload.key], self.measurer.builder
         if isinstance(builder, BuiltAhead):
             builder.prepare([incumbent, *jobs])
         for _, trial in self.measurer.measure(jobs, incumbent=incumbent):
