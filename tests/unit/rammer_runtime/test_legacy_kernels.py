@@ -80,6 +80,14 @@ def test_threads_vote_only_where_some_may_leave() -> None:
         assert votes in convert_kernel(barrier, "k", grid=(1, 1, 1), block=(block, 1, 1)).text
 
 
+@needs_gcc
+def test_returns_of_lambdas_are_their_own(tmp_path: Path) -> None:
+    source = "__global__ void k(int* x) { auto f = [](int i) { return 2 * i; }; x[threadIdx.x] = f(x[threadIdx.x]); }"
+    x = np.arange(32, dtype=np.int32)
+    assert run_on_cpu(convert_kernel(source, "k", grid=(1, 1, 1), block=(32, 1, 1)), [x], 32, tmp_path)
+    np.testing.assert_array_equal(x, 2 * np.arange(32))
+
+
 def test_the_call_brings_the_text_to_a_kernel() -> None:
     kernel = converted("reversed")
     x, y = argument("x", 96), argument("y", 96)

@@ -91,8 +91,9 @@ def convert_kernel(
     aware = _aware_functions(tokens, helpers, kernel)
     votes = check_threads(tokens, kernel, helpers, threads=threads, whole_warps=whole_warps_return)
     pool = Pool(name, f"{dynamic_shared_bytes}u", dynamic_shared_bytes, constants_of(source))
-    digest = hashlib.sha256(f"{source}{name}{grid}{block}{dynamic_shared_bytes}".encode()).hexdigest()[:12]
-    writer = _LegacyWriter(tokens, functions, kernel, aware, pool)
+    said = f"{source}{name}{grid}{block}{dynamic_shared_bytes} {shared_bytes}"
+    digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+    writer = _LegacyWriter(tokens, functions, kernel, aware, pool, votes)
     body = writer.file()
     size = pool.size_bytes if shared_bytes is None else shared_bytes
     if size is None:
@@ -173,9 +174,10 @@ class _LegacyWriter:
         kernel: CudaFunction,
         aware: set[str],
         pool: Pool,
+        votes: bool,
     ) -> None:
         self._tokens, self._functions, self._kernel = tokens, functions, kernel
-        self._aware, self._pool = aware, pool
+        self._aware, self._pool, self._votes = aware, pool, votes
 
     def includes(self) -> list[str]:
         return [
@@ -239,10 +241,11 @@ class _LegacyWriter:
         declared = "".join(f"{kind} {name}, " for kind, name in self.parameters())
         first, last = self._kernel.body
         body = rewrite_declarations(self._tokens[first + 1 : last], self._pool)
-        rewritten = text_of(self._leaving(self._rewritten(body)))
+        rewritten = self._rewritten(body)
+        text = text_of(self._leaving(rewritten) if self._votes else rewritten)
         return (
             f"static __device__ __forceinline__ void {self._kernel.name}({declared}const tvm_ext_task& {_TASK}, "
-            f"void* tvm_ext_pool) {{{rewritten}}}\n"
+            f"void* tvm_ext_pool) {{{text}}}\n"
         )
 
     def _rewritten(self, tokens: Sequence[Token]) -> list[Token]:
