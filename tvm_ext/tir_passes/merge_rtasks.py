@@ -6,7 +6,8 @@ body. Three levels:
 
 - *static*, the schedule's own streams, where the compiler's report says that all blocks are resident at once;
 - *ticket*, where it does not, or there is no compiler to ask: right with any number of resident blocks;
-- *waves*, a launch for what waits for nothing in it: where nothing waits at all, and on GPUs without acquiring loads.
+- *waves*, a launch for what waits for nothing in it: where nothing waits at all, on GPUs without acquiring loads, and
+  where so many bodies in one kernel need more registers than a thread has.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class _Merger:
             self._keep(launch, reason, None)
 
     def _add_waiting(self, program: RTaskProgram, waits: OperatorWaits) -> None:
-        """Static streams where they are resident for certain, else tickets."""
+        """Static streams where they are resident for certain, else tickets; waves where bodies spill for each other."""
         streams = [list(stream) for stream in program.streams if stream]
         static = self._launch("static", streams, waits, len(streams), program.device.veus_per_unit)
         use = self._measured(static)
@@ -160,7 +161,11 @@ class _Merger:
             return
         order = in_one_order(program, waits)
         ticket = self._launch("ticket", [order], waits, min(len(order), len(streams)))
-        self._keep(ticket, reason, self._measured(ticket))
+        taken = self._measured(ticket)
+        if isinstance(taken, CompiledUse) and taken.spill_bytes:
+            self._add_waves(program, waits, f"{reason}, with tickets {taken.spill_bytes}")
+            return
+        self._keep(ticket, reason, taken)
 
     def _obstacle(self, launch: LaunchForm, use: CompiledUse) -> str:
         """Why its blocks are not all resident, or should not be; "" where they are."""

@@ -148,7 +148,6 @@ def test_operators_that_differ_in_weights_share_a_body() -> None:
 @pytest.mark.parametrize(
     ("use", "reason"),
     [
-        (CompiledUse(registers=64, spill_bytes=8, shared_bytes=0), "its streams would spill 8 bytes a thread"),
         (CompiledUse(registers=2000, spill_bytes=0, shared_bytes=0), "2000 registers leave room for 0 of"),
         ("no CUDA compiler (nvcc) was found", "no CUDA compiler (nvcc) was found"),
     ],
@@ -158,6 +157,23 @@ def test_streams_that_are_not_resident_for_certain_become_tickets(use: CompiledU
     (launch,) = graph.record.regions[0].launches
     assert launch.level == "ticket"
     assert launch.reason.startswith(reason)
+
+
+SPILLS = CompiledUse(registers=255, spill_bytes=8, shared_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("uses", "level", "reason"),
+    [
+        ([SPILLS, FITS], "ticket", "its streams would spill 8 bytes a thread"),
+        ([SPILLS, SPILLS], "waves", "its streams would spill 8 bytes a thread, with tickets 8"),
+    ],
+)
+def test_what_spills_takes_the_next_level(uses: list[CompiledUse], level: str, reason: str) -> None:
+    answers = iter(uses)
+    graph = merged_graph(chain(), measure=lambda _func: next(answers))
+    launches = graph.record.regions[0].launches
+    assert {(launch.level, launch.reason) for launch in launches} == {(level, reason)}
 
 
 def test_resident_streams_say_what_the_compiler_said() -> None:
