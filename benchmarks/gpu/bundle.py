@@ -350,6 +350,21 @@ def write_bundle(
     return manifest
 
 
+def choose(
+    cases: Sequence[Case], models: Mapping[str, Model], only: Sequence[str]
+) -> tuple[list[Case], dict[str, Model]]:
+    """What ``only`` names, by ids and groups; everything if it names nothing.
+
+    Raises OptionError for a name of nothing: it would be missed on the other machine.
+    """
+    known = {*models, *([GROUP] if models else []), *(name for case in cases for name in (case.id, case.group))}
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise OptionError(f"no case is called {', '.join(unknown)}.", "see benchmarks/gpu/cases.py and models.py")
+    chosen = [case for case in cases if not only or case.id in only or case.group in only]
+    return chosen, {name: item for name, item in models.items() if not only or name in only or GROUP in only}
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="made anew")],
     device: Annotated[str, typer.Option(help="row of the device tables to construct for")] = "nvidia-h200",
@@ -374,12 +389,7 @@ def main(
     listed = ablation_variants.all_cases() if ablation else standard_cases(WORKLOAD)
     if pipelining:
         listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
-    chosen = [case for case in listed if not only or case.id in only or case.group in only]
-    models = {k: item for k, item in MODELS.items() if not only or k in only or GROUP in only}
-    if ablation or pipelining:
-        models = {}
-    if not chosen and not models:
-        raise OptionError(f"no case is called {', '.join(only or [])}.", "see benchmarks/gpu/cases.py and models.py")
+    chosen, models = choose(listed, {} if ablation or pipelining else MODELS, only or [])
     settings = Settings(
         device=row,
         target=target,

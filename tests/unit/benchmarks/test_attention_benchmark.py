@@ -51,3 +51,17 @@ def test_a_result_says_what_was_gained(script: ModuleType) -> None:
     console.print(script.table([result]))
     text = console.export_text()
     assert "1.50x" in text and "3.0 MiB" in text
+    assert result.record()["same_code"] == {}
+
+
+def test_a_network_is_built_twice_and_equal_code_is_compared(script: ModuleType) -> None:
+    """Where the first build of one form happens to be slow, the mean of both is what counts."""
+    again = {script.ONE + script.AGAIN: 0.096, script.APART + script.AGAIN: 0.108}
+    seconds = {script.ONE: 0.104, script.APART: 0.102, **again}
+    result = script.AttentionResult(
+        name="network", fused=12, considered=12, seconds=seconds, samples={}, relative_error=1e-6
+    )
+    record = result.record()
+    assert record["speedup"] == {script.APART: pytest.approx(1.05)}
+    assert record["same_code"][script.ONE] == pytest.approx(0.923, abs=1e-3)
+    assert record["same_code"][script.APART] == pytest.approx(1.059, abs=1e-3)
