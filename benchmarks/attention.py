@@ -47,8 +47,8 @@ LENGTHS = (128, 512, 2048)
 ONE, APART = "one kernel", "apart"
 BUILDS: dict[str, bool | Literal["auto"]] = {ONE: "auto", APART: False}
 AGAIN = ", built again"
-"""Networks are built twice each way: where weights lie in memory makes equal code differ by a few hundredths, as much as
-attention is of a network."""
+"""Networks are built twice each way: where weights lie in memory makes equal code differ by a few hundredths, which is
+as much as attention is of a network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,9 @@ class AttentionResult:
     @property
     def same_code(self) -> dict[str, float]:
         """How many times as long the second build of each takes: how far from 1 nothing is said by a ratio."""
-        return {name: self.seconds[name + AGAIN] / self.seconds[name] for name in BUILDS if name + AGAIN in self.seconds}
+        return {
+            name: self.seconds[name + AGAIN] / self.seconds[name] for name in BUILDS if name + AGAIN in self.seconds
+        }
 
     def record(self) -> dict[str, Any]:
         others = [name for name in self.seconds if name != ONE and not name.endswith(AGAIN)]

@@ -36,7 +36,7 @@ from bundle_templates import with_templates
 from cases import Case
 from lists import BOLT_GROUPS, alcop, standard_cases
 from manifest import NAME, SIZE_LIMIT_BYTES, STEPS, BundleError, Entry, Manifest, Program, digest, to_json
-from model_graphs import GROUP, ModelCase, compile_model, flops_of, model_case
+from model_graphs import ModelCase, choose, compile_model, flops_of, model_case
 from models import MODELS, Model
 from programs import function_name, program
 
@@ -348,21 +348,6 @@ def write_bundle(
         )
     tell(f"{len(entries)} cases, {size / 1e6:.1f} MB in {settings.folder}")
     return manifest
-
-
-def choose(
-    cases: Sequence[Case], models: Mapping[str, Model], only: Sequence[str]
-) -> tuple[list[Case], dict[str, Model]]:
-    """What ``only`` names, by ids and groups; everything if it names nothing.
-
-    Raises OptionError for a name of nothing: it would be missed on the other machine.
-    """
-    known = {*models, *([GROUP] if models else []), *(name for case in cases for name in (case.id, case.group))}
-    unknown = [name for name in only if name not in known]
-    if unknown:
-        raise OptionError(f"no case is called {', '.join(unknown)}.", "see benchmarks/gpu/cases.py and models.py")
-    chosen = [case for case in cases if not only or case.id in only or case.group in only]
-    return chosen, {name: item for name, item in models.items() if not only or name in only or GROUP in only}
 
 
 def main(

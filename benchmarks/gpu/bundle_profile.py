@@ -67,6 +67,7 @@ def add_profile(
     libraries = {symbol: path.name for symbol, path in programs.libraries.items()}
     content = {
         "lines_schema": LINES_SCHEMA,
+        "capability": list(device.compute_capability or ()),
         "limits": asdict(limits),
         "libraries": libraries,
         "failed": failed,

@@ -7,9 +7,9 @@ run time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from cases import Case, Tensor
@@ -17,7 +17,7 @@ from graph_references import OPERATOR
 
 from tvm_ext import recorder, relay
 from tvm_ext._tvm import Call, Constant, relax, structural_map, tvm
-from tvm_ext.errors import IllegalRewrite
+from tvm_ext.errors import IllegalRewrite, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
 from tvm_ext.reports.record import OperatorReport
@@ -30,6 +30,7 @@ TOLERANCE = 2e-2
 """Of a model's half-precision outputs, relative by norm: ten times what BERT base errs by against ONNX Runtime."""
 
 GROUP = "models"
+AnyModel = TypeVar("AnyModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,21 @@ class ModelCase:
     case: Case
     module: Any
     parameters: tuple[Any, ...]
+
+
+def choose(
+    cases: Sequence[Case], models: Mapping[str, AnyModel], only: Sequence[str]
+) -> tuple[list[Case], dict[str, AnyModel]]:
+    """What ``only`` names, by ids and groups; everything if it names nothing.
+
+    Raises OptionError for a name of nothing: it would be missed on the other machine.
+    """
+    known = {*models, *([GROUP] if models else []), *(name for case in cases for name in (case.id, case.group))}
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise OptionError(f"no case is called {', '.join(unknown)}.", "see benchmarks/gpu/cases.py and models.py")
+    chosen = [case for case in cases if not only or case.id in only or case.group in only]
+    return chosen, {name: item for name, item in models.items() if not only or name in only or GROUP in only}
 
 
 def model_case(name: str, model: Any, device: str, below: Mapping[str, int]) -> ModelCase:

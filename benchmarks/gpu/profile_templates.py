@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +39,25 @@ def known_times(output: Path) -> dict[str, dict[str, float]]:
             time_us = times[len(times) // 2] if times else _FAILED
             found.setdefault(_key(record["workload"]), {})[trial["configuration"]] = time_us
     return found
+
+
+def why_not_here(folder: Path) -> str:
+    """Why this machine cannot measure the bundle's programs; empty where it can.
+
+    Asked before anything runs: what fails for want of a device would be kept as a failure of the templates.
+    """
+    plan = json.loads((folder / FOLDER / PLAN).read_text(encoding="utf-8"))
+    worker = folder / FOLDER / "tvm_ext" / "toolchains" / "sample_worker.py"
+    done = subprocess.run([sys.executable, "-I", str(worker), "--device"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"{worker.name} cannot be run ({(done.stderr.strip() or 'no word').splitlines()[-1]})"
+    device = json.loads(done.stdout)
+    if "why" in device:
+        return f"there is no CUDA device to measure on: {device['why']}"
+    if device["capability"] != plan["capability"]:
+        have, made = (".".join(map(str, item)) for item in (device["capability"], plan["capability"]))
+        return f"{device['name']} is of compute capability {have}, the programs are for {made}: make the bundle for it"
+    return ""
 
 
 def _key(workload: Any) -> str:
@@ -96,6 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parser.parse_args(arguments)
     if not (settings.bundle / FOLDER / PLAN).is_file():
         print(f"error: {settings.bundle} has no programs to profile: make it with --profile", file=sys.stderr)
+        return 2
+    why_not = why_not_here(settings.bundle)
+    if why_not:
+        print(f"error: {why_not}", file=sys.stderr)
         return 2
     print(f"{profile(settings.bundle, settings.output, settings.minutes)} launches, in {settings.output}")
     return 0

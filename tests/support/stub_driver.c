@@ -123,6 +123,12 @@ EXPORT int cuDeviceGetName(char* name, int size, int device) {
   snprintf(name, (size_t)size, "stub of sm_%ld", architecture());
   return OK;
 }
+EXPORT int cuDeviceGetCount(int* count) { *count = 1; return OK; }
+EXPORT int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return OK; }
+EXPORT int cudaDeviceGetAttribute(int* value, int attribute, int device);
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return cudaDeviceGetAttribute(value, attribute, device);
+}
 EXPORT int cuTensorMapEncodeTiled(void* map) { (void)map; return INVALID_VALUE; }
 static const char* name_of(int status) {
   switch (status) {

@@ -173,7 +173,7 @@ def count_loops(product: TunedProduct, tiles: TileColumns, device: DeviceSpec) -
         resident=nothing,
     )
     loops = replace(loops, resident=_resident(loops, tiles, device))
-    return _with_workset(loops, product, tiles, (np.asarray(high), np.asarray(wide)), device)
+    return with_workset(loops, product, tiles, device)
 
 
 def _resident(loops: LoopColumns, tiles: TileColumns, device: DeviceSpec) -> Integers:
@@ -186,13 +186,18 @@ def _resident(loops: LoopColumns, tiles: TileColumns, device: DeviceSpec) -> Int
     return np.asarray(found, dtype=np.int64)[place.reshape(-1)]
 
 
-def _with_workset(
-    loops: LoopColumns, product: TunedProduct, tiles: TileColumns, grid: tuple[Integers, Integers], device: DeviceSpec
+def with_workset(
+    loops: LoopColumns, product: TunedProduct, tiles: TileColumns, device: DeviceSpec, *, shares: int = 1
 ) -> LoopColumns:
-    """The distinct bytes of one iteration of concurrent blocks; where the cache holds all inputs, each is read once."""
+    """The distinct bytes of one iteration of the blocks that units hold at a time, as ``loops`` have them.
+
+    Where the cache holds all inputs, each is read once. ``shares`` blocks divide the reduction of each tile (split-K).
+    """
+    high, wide = whole_quotient(product.rows, tiles.rows), whole_quotient(product.columns, tiles.columns)
+    grid = np.asarray(high), np.asarray(wide)
     concurrent = np.minimum(np.maximum(loops.resident, 1) * device.unit_count, loops.blocks)
     per_batch, tile = grid[0] * grid[1], (tiles.rows, tiles.columns)
-    at_once = np.minimum(concurrent, per_batch)
+    at_once = np.maximum(1, np.minimum(concurrent // shares, per_batch))
     sizes = np.stack([np.asarray(panel_elements(g, *grid, at_once, tile)) for g in range(1, MAX_GROUP + 1)])
     sizes = np.where(np.arange(1, MAX_GROUP + 1)[:, None] <= grid[0], sizes, np.inf)
     lines = np.asarray(panel_lines(sizes.argmin(axis=0) + 1, *grid, at_once, tile))

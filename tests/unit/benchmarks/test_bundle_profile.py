@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.cutlass_on_cpu import put_on_cpu
+from tests.support.stub_driver import build_stub_driver
 from tests.unit.benchmarks.gpu_scripts import FOLDER, imported_scripts
 from tests.unit.byoc_cutlass.graphs import decided, product
 from tests.unit.compilers import needs_cc
@@ -39,10 +41,21 @@ def scripts() -> Iterator[SimpleNamespace]:
         yield modules
 
 
-def run_there(folder: Path, *arguments: str) -> str:
-    """The script as the other machine runs it: without this package, and without its packages."""
+def start_there(folder: Path, *arguments: str, architecture: int | None = 80) -> subprocess.CompletedProcess[str]:
+    """The script as the other machine runs it: without this package, and without its packages.
+
+    Its driver is a stub for ``architecture``; None: it has none.
+    """
     command = [sys.executable, "-I", "-S", str(folder / SCRIPT.name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    there = dict(os.environ)
+    if architecture is not None:
+        stub = build_stub_driver(folder.parent / "stub")
+        there |= stub.environment(folder.parent / "log", architecture=architecture)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=there, check=False)
+
+
+def run_there(folder: Path, *arguments: str) -> str:
+    done = start_there(folder, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,6 +69,13 @@ def test_a_bundle_is_profiled_and_its_measurements_choose(
     device, folder = lookup("nvidia-a100"), tmp_path / "bundle"
     said = scripts.profile.add_profile(cases, device, folder, KernelCache(None), LIMITS)
     assert "programs to profile 1 products" in said  # rows of 31 halves have no template
+    for architecture, reason in (
+        (None, "no CUDA device to measure on"),
+        (90, "capability 9.0, the programs are for 8.0"),
+    ):
+        refused = start_there(folder, "--output", "m.jsonl", architecture=architecture)
+        assert refused.returncode == 2 and reason in refused.stderr
+        assert not (folder / "m.jsonl").exists()  # nothing that an import would take for a template's failure
     assert ", in m.jsonl" in run_there(folder, "--output", "m.jsonl")
     first = (folder / "m.jsonl").read_text().splitlines()
     assert len(first) >= 2 and all(json.loads(line)["trial"]["outcome"] == "ok" for line in first)

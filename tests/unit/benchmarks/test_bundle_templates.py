@@ -19,7 +19,7 @@ from tests.support.cutlass_on_cpu import HostLibrary, put_on_cpu
 from tests.unit.benchmarks.gpu_scripts import FOLDER, WORKLOAD, fake_gpu, imported_scripts, run_there, settings_for
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.errors import OptionError, UnsupportedEnvironmentError
 from tvm_ext.toolchains.cutlass_toolchain import TemplateCompiler
 
 
@@ -137,6 +137,17 @@ def test_a_bundle_has_every_table_of_bolts(scripts: SimpleNamespace) -> None:
     assert (groups.count("chains"), groups.count("bolt_T3"), groups.count("bolt_F9")) == (10, 6, 8)
     for table in (scripts.references._PEERS, scripts.numpy_references._REFERENCES, scripts.programs.PROGRAMS):
         assert {case.operator for case in cases} <= set(table)
+
+
+def test_a_name_of_nothing_is_refused_beside_known_ones(scripts: SimpleNamespace) -> None:
+    """A bundle without a case that was asked for would be noticed on the other machine."""
+    listed, models = scripts.lists.standard_cases(WORKLOAD), scripts.models.MODELS
+    chosen, none = scripts.bundle.choose(listed, models, ["chains", "gemm_float16_1024"])
+    assert [case.id for case in chosen if case.group != "chains"] == ["gemm_float16_1024"]
+    assert len(chosen) > 10 and none == {}
+    assert scripts.bundle.choose(listed, models, [])[0] == listed
+    with pytest.raises(OptionError, match=r"no case is called chain_1_0\."):
+        scripts.bundle.choose(listed, models, ["gemm_float16_1024", "chain_1_0"])
 
 
 def test_what_goes_there_needs_no_tvm_ext(scripts: SimpleNamespace) -> None:
