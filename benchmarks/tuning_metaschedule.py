@@ -50,17 +50,18 @@ FILES = ("database_workload.json", "database_tuning_record.json")
 
 
 def search_by_metaschedule(name: str, seconds: float, folder: Path) -> None:
-    """Leave the records of so many seconds of its search in ``folder``."""
-    worker = subprocess.Popen(
-        [sys.executable, __file__, "--worker", name, "--folder", str(folder)], start_new_session=True
-    )
+    """Leave the records of so many seconds of its search in ``folder``; raises CalledProcessError where it fails."""
+    command = [sys.executable, __file__, "--worker", name, "--folder", str(folder)]
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # of its runners
+    worker = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": paths})
     try:
-        worker.wait(timeout=seconds)
+        if worker.wait(timeout=seconds):
+            raise subprocess.CalledProcessError(worker.returncode, command)
     except subprocess.TimeoutExpired:
-        pass
+        os.killpg(worker.pid, signal.SIGKILL)  # with its builders and runners
     finally:
         if worker.poll() is None:
-            os.killpg(worker.pid, signal.SIGKILL)  # with its builders and runners
+            os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     for file in FILES:
         drop_torn_line(folder / file)
