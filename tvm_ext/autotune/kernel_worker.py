@@ -6,6 +6,7 @@ itself as soon as nobody holds the other end of its input: no kill of the parent
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -66,6 +67,7 @@ class _Worker:
             "load": self._load,
             "time": self._time,
             "unload": self._unload,
+            "release": self._release,
         }
 
     def do(self, request: Mapping[str, Any]) -> object:
@@ -98,6 +100,11 @@ class _Worker:
     def _time(self, request: Mapping[str, Any]) -> list[float]:
         assert self._host is not None
         return self._host.time(request["number"], request["samples"], request["sample_s"])
+
+    def _release(self, _request: Mapping[str, Any]) -> None:
+        """Let go of the device: a session ends with the last that refers to it."""
+        self._host = None
+        gc.collect()
 
     def _unload(self, request: Mapping[str, Any]) -> None:
         assert self._host is not None

@@ -30,6 +30,7 @@ SESSION_S = 120.0
 """A session is renewed before it is as old: where a kernel hangs, a stock server waits until it is."""
 
 SERVER_WAIT_S = SESSION_S + 20.0
+RELEASE_LIMIT_S = 10.0
 OPEN_LIMIT_S = SERVER_WAIT_S + 60.0
 POLL_S = 1.0
 
@@ -119,7 +120,7 @@ class IsolatedRunner:
         self._is_cpu = kind == "cpu"
         self._worker: WorkerProcess | None = None
         self._settings = (0, 0)
-        self._ended = False
+        self._ended = self._open = False
         self._changing = threading.Lock()
 
     def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
@@ -143,6 +144,8 @@ class IsolatedRunner:
         """A process with the device open; raises KernelError, WorkerDied or MeasurementError."""
         worker = self._worker
         if worker is not None and worker.is_alive:
+            if not self._open:
+                self._open_device(worker)
             return worker
         if self._ended:
             raise MeasurementError("the runner has been ended.")
@@ -150,8 +153,12 @@ class IsolatedRunner:
         worker = WorkerProcess("run", memory_bytes=memory, threads=threads)
         self._replace(worker)
         self.started += 1
-        self.opened(worker.ask(self.opening(), OPEN_LIMIT_S))
+        self._open_device(worker)
         return worker
+
+    def _open_device(self, worker: WorkerProcess) -> None:
+        self.opened(worker.ask(self.opening(), OPEN_LIMIT_S))
+        self._open = True
 
     def _forget(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
         """Leave nothing of a batch in a worker that lives on."""
@@ -186,6 +193,7 @@ class IsolatedRunner:
     def _replace(self, worker: WorkerProcess | None) -> None:
         with self._changing:
             old, self._worker = self._worker, worker
+            self._open = False
         if old is not None:
             old.end()
         if self._ended and worker is not None:  # while it was started somebody ended us
@@ -256,7 +264,16 @@ class RpcRunner(IsolatedRunner):
         try:
             super().run(entries, replace(plan, memory_bytes=0))
         finally:
-            self._replace(None)  # the server is free for others
+            self._release()
+
+    def _release(self) -> None:
+        """Free the server for others. The process stays: importing TVM takes longer than most batches."""
+        worker, self._open, self._opened_s = self._worker, False, math.inf
+        try:
+            if worker is not None and worker.is_alive:
+                worker.ask({"do": "release"}, RELEASE_LIMIT_S)
+        except (KernelError, WorkerDied):
+            self._replace(None)
 
     def opening(self) -> Mapping[str, object]:
         remote = {"tracker": str(self.tracker), "key": self.key, "wait_s": self.wait_s, "session_s": SESSION_S}
