@@ -241,3 +241,20 @@ def test_merging_leaves_its_module_alone() -> None:
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
         graph = merged_graph(chain())
     assert all(isinstance(func, PrimFunc) for func in graph.functions.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["nvidia-a100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nvidia-v100", "nvidia-t4"))]
+)
+def test_bodies_on_tensor_cores_are_right(name: str) -> None:
+    x, first, second = inputs_of((64, 64), (64, 64), (64, 32), dtype="float16")
+    hidden = op.nn.relu(op.matmul(x, first))
+    graph = merged_graph(module_of([x, first, second], op.matmul(hidden, second), op.nn.softmax(hidden)), name=name)
+    assert graph.record.outside == ()
+    values = [value.astype("float16") for value in values_of(graph.mod)]
+    wide = [value.astype("float64") for value in values]
+    inner = np.maximum(wide[0] @ wide[1], 0)
+    runs = Runs(graph)
+    for actual, wanted in zip(runs(values, RANDOM[0]), (inner @ wide[2], softmax(inner)), strict=True):
+        assert np.linalg.norm(actual - wanted) <= 2e-3 * np.linalg.norm(wanted)
+    assert runs.findings == []
