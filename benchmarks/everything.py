@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "rows.py",
         "metaschedule.py",
         "tuning.py",
+        "tuning_measured.py",
         "tuning_metaschedule.py",
         "attention.py",
         "rammer.py",

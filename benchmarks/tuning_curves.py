@@ -1,35 +1,44 @@
-"""How fast searches find good tiles on a simulated GPU: ALCOP's Figures 12 and 13 as a simulation, not a measurement.
+"""How soon searches find good tiles: ALCOP's Figures 12 and 13, from measurements on a CPU or on a simulated GPU.
 
-    python benchmarks/tuning_curves.py                 # six of ALCOP's operators, five seeds
+    python benchmarks/tuning_curves.py --measured benchmarks/results/<date>-tuning-measured.json --plot docs/tuning.png
+    python benchmarks/tuning_curves.py                 # simulated: eight of ALCOP's operators, five seeds
     python benchmarks/tuning_curves.py --seeds 1 --output /tmp/curves.json
 
-The times are those of `tests/support/simulated_gpu.py`: the analytical model's with hidden factors and noise. Their
-size is an assumption, under which the searches compare as the result says. For each operator, method and seed: the best
-true simulated time among the first k trials, as a share of the best of the whole space. Writes
-``benchmarks/results/<date>-tuning-curves-simulated.json``.
+Measured times are those of `tuning_measured.py`, of every candidate. Simulated ones are those of
+`tests/support/simulated_gpu.py`: the analytical model's with hidden factors and noise, whose size is an assumption. For
+each operator, method and seed: the best time among the first k trials, as a share of the best of the whole space.
+Writes ``benchmarks/results/<date>-tuning-curves-<measured or simulated>.json``.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
 from tests.support.simulated_gpu import NOISE, SPREAD, SimulatedGpu
+from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.autotune.cost_model import TileCostModel
+from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.search import Annealed, AtRandom, Drafted, InOrder, LikelihoodFree, Proposer, SpaceSearch
+from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
 from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.records.tuning import TunedProduct, product_of_convolution, product_of_matmul
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.measurement import Trial
+from tvm_ext.records.serialise import from_json
+from tvm_ext.records.tuning import CpuTile, TunedProduct, product_of_convolution, product_of_matmul
 
 TRIALS = (1, 5, 10, 20, 50)
 BATCH = 5
@@ -47,7 +56,9 @@ OPERATORS: dict[str, TunedProduct] = {
 }
 """Rows of ``alcop_ops.csv``."""
 
-METHODS: dict[str, Callable[[TileSpace, int], Proposer]] = {
+AnySpace = KernelSpace[Any]
+
+METHODS: dict[str, Callable[[AnySpace, int], Proposer]] = {
     "random": lambda space, seed: AtRandom(),
     "bottleneck ranking": lambda space, seed: InOrder(space.predictions.bottleneck_ranking),
     "analytical ranking": lambda space, seed: InOrder(space.predictions.ranking),
@@ -58,9 +69,62 @@ METHODS: dict[str, Callable[[TileSpace, int], Proposer]] = {
 }
 
 
+class Machine(Protocol):
+    """What gives the candidates of a space their times."""
+
+    @property
+    def space(self) -> AnySpace: ...
+
+    def measure(self, candidates: Sequence[Any]) -> list[Trial]: ...
+
+    def share_of_best(self, candidate: Any) -> float: ...
+
+
+class MeasuredCpu:
+    """The measured times of all candidates of one operator; one that was not measured counts as failed."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        from tuning_measured import time_of
+
+        samples = record["samples_us"]
+        first = [from_json(CpuTile, text) for text in list(samples)[:20]]  # construction's, wherever they lie
+        self.space = CpuTileSpace(from_json(TensorExpr, record["expr"]), from_json(DeviceSpec, record["device"]), first)
+        self.device = str(record.get("machine", self.space.device.description))
+        self.time_us = np.full(len(self.space), np.inf)
+        for text, own in samples.items():
+            place = self.space.index(text)
+            if place is not None:
+                self.time_us[place] = time_of(own)
+        place = self.space.index(record["constructed"])
+        self.constructed = 0.0 if place is None else float(self.time_us.min() / self.time_us[place])
+
+    def measure(self, candidates: Sequence[SpaceCandidate]) -> list[Trial]:
+        """Trials of one sample each: the second fastest of what was measured."""
+        return [self._trial(item.configuration) for item in candidates]
+
+    def share_of_best(self, candidate: SpaceCandidate) -> float:
+        """The fastest of the space over the candidate's time."""
+        return float(self.time_us.min()) / self._time_of(candidate.configuration)
+
+    def _time_of(self, configuration: str) -> float:
+        place = self.space.index(configuration)
+        assert place is not None, configuration
+        return float(self.time_us[place])
+
+    def _trial(self, configuration: str) -> Trial:
+        time_us = self._time_of(configuration)
+        if not np.isfinite(time_us):
+            return Trial(configuration=configuration, outcome="crashed", reason="not measured")
+        return Trial(configuration=configuration, outcome="ok", times_us=(time_us,))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuningCurve:
-    """One method on one operator: the share of the exhaustive best after k simulated trials, the mean over seeds."""
+    """One method on one operator: the share of the exhaustive best after k trials, the mean over seeds.
+
+    ``spread`` and ``noise`` are the simulation's; ``constructed`` is the share that the constructed kernel has, where
+    times are measured.
+    """
 
     simulated: bool
     device: str
@@ -68,19 +132,20 @@ class TuningCurve:
     method: str
     candidates: int
     seeds: int
-    spread: float
-    noise: float
     best_in_k: dict[int, float]
+    spread: float | None = None
+    noise: float | None = None
+    constructed: float | None = None
 
 
-def best_in_trials(gpu: SimulatedGpu, proposer: Proposer, seed: int) -> dict[int, float]:
+def best_in_trials(machine: Machine, proposer: Proposer, seed: int) -> dict[int, float]:
     """The share of the best true time that the candidate has which is fastest in the first k trials (0: none ran)."""
-    search, asked = SpaceSearch(gpu.space, proposer, seed=seed), []
+    search, asked = SpaceSearch(machine.space, proposer, seed=seed), []
     while len(asked) < max(TRIALS):
         batch = search.ask(BATCH)
         asked += batch
-        search.tell(gpu.measure(batch))
-    shares = [gpu.share_of_best(candidate) for candidate in asked]
+        search.tell(machine.measure(batch))
+    shares = [machine.share_of_best(candidate) for candidate in asked]
     return {k: max(shares[:k]) for k in TRIALS}
 
 
@@ -96,36 +161,101 @@ def curve(name: str, space: TileSpace, method: str, seeds: int) -> TuningCurve:
         seeds=seeds,
         spread=SPREAD,
         noise=NOISE,
-        best_in_k={k: round(statistics.mean(run[k] for run in runs), 4) for k in TRIALS},
+        best_in_k=_mean_of(runs),
     )
 
 
+def measured_curve(record: dict[str, Any], method: str, seeds: int) -> TuningCurve:
+    """The mean over ``seeds``, which draw the search's choices; the times are what they are."""
+    machine = MeasuredCpu(record)
+    runs = [best_in_trials(machine, METHODS[method](machine.space, seed), seed) for seed in range(seeds)]
+    return TuningCurve(
+        simulated=False,
+        device=machine.device,
+        operator=record["operator"],
+        method=method,
+        candidates=len(machine.space),
+        seeds=seeds,
+        best_in_k=_mean_of(runs),
+        constructed=round(machine.constructed, 4),
+    )
+
+
+def _mean_of(runs: Sequence[dict[int, float]]) -> dict[int, float]:
+    return {k: round(statistics.mean(run[k] for run in runs), 4) for k in TRIALS}
+
+
 def main(
-    seeds: Annotated[int, typer.Option(min=1, help="Simulations of each operator.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Searches (and simulations) of each operator.")] = 5,
+    measured: Annotated[
+        Path | None, typer.Option(help="Times of `tuning_measured.py` in place of simulated ones.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="A picture of the curves.")] = None,
     output: Annotated[Path | None, typer.Option(help="Instead of a dated file in results/.")] = None,
 ) -> None:
     """Run every method on every operator and write the curves."""
     environment = current_environment()
-    path = result_path("tuning-curves-simulated", environment, output)
+    what = "simulated" if measured is None else "measured"
+    path = result_path(f"tuning-curves-{what}", environment, output)
     curves: list[TuningCurve] = []
     with progress() as say:
-        for name, product in OPERATORS.items():
-            space = TileSpace(product, lookup(DEVICE))
+        for name, curve_by in _curves(measured, seeds):
             for method in METHODS:
                 say(f"{name}: {method}")
-                curves.append(curve(name, space, method, seeds))
-            write_results(path, "searches on a simulated GPU", environment, curves)
-    show(summary(curves))
+                curves.append(curve_by(method))
+            write_results(path, f"searches, {what} times", environment, curves)
+    show(summary(curves, what))
+    if plot is not None:
+        draw(curves, plot, what)
 
 
-def summary(curves: list[TuningCurve]) -> Table:
+def _curves(measured: Path | None, seeds: int) -> list[tuple[str, Callable[[str], TuningCurve]]]:
+    """By operator, what makes the curve of a method."""
+    if measured is not None:
+        records = json.loads(measured.read_text(encoding="utf-8"))["results"]
+        return [(item["operator"], lambda method, item=item: measured_curve(item, method, seeds)) for item in records]
+    spaces = {name: TileSpace(product, lookup(DEVICE)) for name, product in OPERATORS.items()}
+    return [
+        (name, lambda method, name=name, space=space: curve(name, space, method, seeds))
+        for name, space in spaces.items()
+    ]
+
+
+def draw(curves: Sequence[TuningCurve], path: Path, what: str) -> None:
+    """Figure 13: the share of the exhaustive best over the number of trials, means over operators."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for method in METHODS:
+        mine = [item for item in curves if item.method == method]
+        axes.plot(
+            TRIALS, [100 * statistics.mean(item.best_in_k[k] for item in mine) for k in TRIALS], "o-", label=method
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(TRIALS, [str(k) for k in TRIALS])
+    axes.set_xlabel("trials")
+    axes.set_ylabel("% of the exhaustive best")
+    axes.set_title(f"{len({item.operator for item in curves})} operators, {what} times")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def summary(curves: Sequence[TuningCurve], what: str) -> Table:
     """Means over operators."""
-    table = Table(title="share of the exhaustive best after k trials; simulated, not measured", title_justify="left")
+    table = Table(title=f"share of the exhaustive best after k trials; {what} times", title_justify="left")
     for heading in ("method", *(f"k = {k}" for k in TRIALS)):
         table.add_column(heading)
     for method in METHODS:
         mine = [item for item in curves if item.method == method]
         table.add_row(method, *(f"{statistics.mean(item.best_in_k[k] for item in mine):.1%}" for k in TRIALS))
+    known = {item.operator: item.constructed for item in curves if item.constructed is not None}
+    if known:
+        table.add_row("constructed", f"{statistics.mean(known.values()):.1%}")
     return table
 
 

@@ -1,7 +1,7 @@
 """Every candidate of six operators, measured on one core: what ALCOP's Figures 12 and 13 are drawn from.
 
-    python benchmarks/tuning_measured.py compile                 # minutes of a core; goes on after a kill
-    python benchmarks/tuning_measured.py measure --seconds 300   # adds to the result file, as often as you like
+    python benchmarks/tuning_measured.py --compile-only       # minutes of a core; goes on after a kill
+    python benchmarks/tuning_measured.py --seconds 300        # adds to the result file, as often as you like
     python benchmarks/tuning_curves.py --measured benchmarks/results/<date>-tuning-measured.json
 
 A candidate is timed by the thread's processor time, candidates in turns and in a new order each round; what is slow
@@ -35,6 +35,7 @@ from tvm_ext.cost.cpu_tiles import program_of
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.pack_constants import pack
+from tvm_ext.support.files import write_atomically
 
 LIBRARIES = Path(tempfile.gettempdir()) / "tvm_ext-tuning-measured"
 CHUNK = 12
@@ -46,24 +47,16 @@ CLOSE = ((2, 4.0), (4, 2.0), (8, 1.3), (16, 1.12))
 """After so many rounds a candidate goes on if it is within this factor of the fastest."""
 COMPARED = 10
 
-app = typer.Typer(add_completion=False, help=__doc__)
 
-
-@app.command("compile")
-def compile_(
-    operator: Annotated[list[str] | None, typer.Option(help="only these")] = None,
-    libraries: Annotated[Path, typer.Option(help="where compiled kernels are kept")] = LIBRARIES,
-) -> None:
+def compile_all(names: Sequence[str], libraries: Path, say: Callable[[str], None]) -> None:
     """Compile the kernels that are not there yet."""
-    with progress() as say:
-        for name in operator or OPERATORS:
-            case = case_of(name)
-            space = space_of(case)
-            keys = sorted({key_of(space[place]) for place in range(len(space))})
-            for first in range(0, len(keys), CHUNK):
-                say(f"{name}: {first} of {len(keys)}")
-                _compile_chunk(case, libraries / name, keys[first : first + CHUNK], first)
-            print(f"{name}: {len(space)} candidates, {len(keys)} kernels", flush=True)
+    for name in names:
+        case = case_of(name)
+        space = space_of(case)
+        keys = sorted({key_of(space[place]) for place in range(len(space))})
+        for first in range(0, len(keys), CHUNK):
+            say(f"{name}: {first} of {len(keys)}")
+            _compile_chunk(case, libraries / name, keys[first : first + CHUNK], first)
 
 
 def _compile_chunk(case: Case, folder: Path, keys: Sequence[Any], first: int) -> None:
@@ -75,7 +68,7 @@ def _compile_chunk(case: Case, folder: Path, keys: Sequence[Any], first: int) ->
     folder.mkdir(parents=True, exist_ok=True)
     compiled(case, families).export_library(str(library))
     packs = [{str(at): to_json(how) for at, how in item.packs.items()} for item in families.values()]
-    listing.write_text(json.dumps({"keys": keys, "packs": packs}))
+    write_atomically(listing, json.dumps({"keys": keys, "packs": packs}).encode())
 
 
 class Candidates:
@@ -173,21 +166,22 @@ def own_loops(candidates: Candidates, samples: Sequence[Sequence[float]], second
     return [round(own / family, 4) for own, family in zip(times[::2], times[1::2], strict=True)]
 
 
-@app.command()
-def measure(
+def main(
     seconds: Annotated[float, typer.Option(help="of measuring, all operators together")] = 300,
     operator: Annotated[list[str] | None, typer.Option(help="only these")] = None,
     libraries: Annotated[Path, typer.Option(help="where compiled kernels are kept")] = LIBRARIES,
     compare: Annotated[bool, typer.Option(help="also kernels with loops of their own (compiles some)")] = True,
+    compile_only: Annotated[bool, typer.Option(help="and measure nothing")] = False,
     output: Annotated[Path | None, typer.Option(help="Instead of a dated file in results/.")] = None,
 ) -> None:
-    """Measure what is compiled; what the result file knows already counts."""
+    """Compile what is not compiled yet, and measure; what the result file knows already counts."""
     environment = current_environment()
-    path = result_path("tuning-measured", environment, output)
+    path = (libraries / "unused") if compile_only else result_path("tuning-measured", environment, output)
     known = {item["operator"]: item for item in json.loads(path.read_text())["results"]} if path.is_file() else {}
-    names = [name for name in operator or OPERATORS if (libraries / name).is_dir()]
+    names = [*(operator or OPERATORS)]
     with progress() as say:
-        for number, name in enumerate(names):
+        compile_all(names, libraries, say)
+        for number, name in enumerate([] if compile_only else names):
             say(name)
             case = case_of(name)
             space = space_of(case)
@@ -202,7 +196,7 @@ def measure(
             write_results(path, "every candidate of some operators on one core", environment, list(known.values()))
             best = min(time_of(own) for own in samples)
             print(f"{name}: {len(space)} candidates, {rounds} rounds, fastest {best:.1f} us", flush=True)
-    print(f"written to {path}")
+    print("compiled" if compile_only else f"written to {path}")
 
 
 def _samples(space: CpuTileSpace, known: dict[str, Any] | None) -> list[list[float]]:
@@ -234,4 +228,4 @@ def _record(name: str, case: Case, space: CpuTileSpace, samples: Sequence[Sequen
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

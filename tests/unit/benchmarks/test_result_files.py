@@ -32,6 +32,7 @@ WRITERS = {
 # What writes something else beside its results.
 BESIDE = {
     "attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew",
+    "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
 }
 
@@ -99,7 +100,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
-    "tuning_curves.py": {},
+    "tuning_curves.py": {}, "tuning_measured.py": {},
 }  # fmt: skip
 
 
