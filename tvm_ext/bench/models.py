@@ -24,6 +24,7 @@ _OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
     ),
     "mlp": lambda batch, sequence, seed: small.build_mlp(batch=batch, seed=seed),
     "mobilenet_block": lambda batch, sequence, seed: small.build_mobilenet_block(batch=batch, seed=seed),
+    "mobilenet_v2": lambda batch, sequence, seed: small.build_mobilenet_v2(batch=batch, seed=seed),
     "resnext29": lambda batch, sequence, seed: convolutional.build_resnext29(batch=batch, seed=seed),
     "nasnet": lambda batch, sequence, seed: nasnet.build_nasnet(batch=batch, seed=seed),
     "alexnet": lambda batch, sequence, seed: convolutional.build_alexnet(batch=batch, seed=seed),
