@@ -5,6 +5,7 @@ Whole models and the lists of operators are for `benchmarks/gpu/interpret.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tvm_ext.pass_pipeline import operator_pipeline, plan_build
 from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
 from tvm_ext.verify import build_check
 from tvm_ext.verify.build_check import KernelCheck, check_module, refuse_wrong
+from tvm_ext.verify.verification import OutputError
 
 A100, H200, V100 = "nvidia-a100", "nvidia-h200", "nvidia-v100"
 
@@ -192,3 +194,33 @@ def test_default_builds_of_models(device: str, name: str, chosen: set[str]) -> N
     checks = _checks(plan_build(device, BuildOptions()), relay.bind_params(module, params), chosen)
     refuse_wrong(checks)
     assert all(check.error is not None for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "right", "looks"),
+    [
+        (2e-4, 7e-6, True, 2),
+        (2e-4, 2e-4, False, 2),
+        (0.3, 7e-6, False, 1),
+        (5e-5, 1.0, True, 1),
+        (math.nan, 0.0, False, 1),
+    ],
+)
+def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
+    first: float, second: float, right: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off by little: again on inputs an eighth as large, bounds as they were. Off by more: wrong at once."""
+    given, errors = [], [first, second]
+    arrays = {"x": np.ones((2, 3), "f4"), "bound": np.float32(0.5).reshape(()), "index": np.ones(4, "i4")}
+
+    def found(_expected: Any, _result: Any) -> list[OutputError]:
+        return [OutputError(name="y", error=errors.pop(0), tolerance=1e-4)]
+
+    monkeypatch.setattr(build_check, "errors_of", found)
+    monkeypatch.setattr(build_check, "cpu_reference", lambda _operator: given.append)
+    monkeypatch.setattr(build_check.simt, "run", lambda *_given, **_more: None)
+    anything: Any = None
+    done = build_check._errors(anything, anything, anything, arrays, anything, anything)
+    assert (all(item.ok for item in done), len(given)) == (right, looks)
+    assert [item["x"].max() for item in given] == [1.0, 0.125][:looks]
+    assert all(item["bound"] == 0.5 and item["index"].max() == 1 for item in given)
