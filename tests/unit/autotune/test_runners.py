@@ -150,7 +150,7 @@ def test_no_end_of_a_run_leaves_a_process_behind(sign: signal.Signals) -> None:
         [sys.executable, "-c", _INTERRUPTED], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
         assert run.stdout is not None
-        assert run.stdout.readline() == "0\n"
+        assert run.stdout.readline().strip().isdigit()  # whichever is built first
         children = processes_of(run.pid)
         assert len(children) >= 2
         run.send_signal(sign)
