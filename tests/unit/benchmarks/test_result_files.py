@@ -32,6 +32,7 @@ WRITERS = {
 # What writes something else beside its results.
 BESIDE = {
     "attention.py": "/proc/self/clear_refs, so that the process's high-water mark begins anew",
+    "tuning_metaschedule.py": "what its two sides tell each other, in a folder of their own",
     "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
 }

@@ -1,0 +1,85 @@
+"""Our cost model in stock TVM's MetaSchedule: it runs there, and it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from tvm_ext.autotune.metaschedule_model import TraceLearner, cost_model_for_metaschedule
+from tvm_ext.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def candidates(count: int) -> tuple[list[Any], list[float]]:
+    """Features of candidates with one to three stores, and times that two of the features decide."""
+    stores = [RNG.uniform(0, 8, size=(int(RNG.integers(1, 4)), 20)) for _ in range(count)]
+    return stores, [float(1e-3 * np.exp(0.3 * own[:, 3].max() - 0.2 * own[:, 7].mean())) for own in stores]
+
+
+def test_it_learns_from_few_trials_and_ranks_others() -> None:
+    learner = TraceLearner()
+    seen, times = candidates(64)
+    others, expected = candidates(100)
+    assert np.ptp(learner.scores(others)) == 0
+    learner.learn("one", seen, times)
+    scores = learner.scores(others)
+    assert np.corrcoef(scores, -np.log(expected))[0, 1] > 0.7
+    assert ((scores > 0) & (scores <= 1)).all()
+
+
+def test_failures_teach_and_what_has_no_stores_is_left_out() -> None:
+    learner = TraceLearner()
+    seen, times = candidates(40)
+    bad = [own[:, 5].max() > 6 for own in seen]
+    learner.learn(
+        "one", [*seen, np.empty((0, 20))], [*(None if b else t for b, t in zip(bad, times, strict=True)), 1.0]
+    )
+    assert len(learner) == 40
+    others, _ = candidates(100)
+    fails = np.array([own[:, 5].max() > 6 for own in others])
+    scores = learner.scores([*others, np.empty((0, 20))])
+    assert scores[-1] == 0
+    assert scores[:-1][fails].mean() < scores[:-1][~fails].mean()
+
+
+def test_what_was_learnt_is_kept(tmp_path: Path) -> None:
+    learner, again = TraceLearner(), TraceLearner()
+    seen, times = candidates(20)
+    learner.learn("one", seen[:10], times[:10])
+    learner.learn("two", seen[10:], [None, *times[11:]])
+    learner.save(tmp_path / "kept")
+    again.load(tmp_path / "kept")
+    others, _ = candidates(10)
+    assert np.array_equal(again.scores(others), learner.scores(others))
+    (tmp_path / "other").write_text("no such file")
+    with pytest.raises(InputError, match="holds no trials"):
+        again.load(tmp_path / "other")
+
+
+@pytest.mark.slow  # stock TVM parses its CUDA intrinsics first, some 30 s
+def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
+    """A run whose "times" are made up: nothing is compiled, all else is stock TVM's."""
+    from tvm.s_tir import meta_schedule
+    from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner
+
+    a, b = te.placeholder((16, 16), name="a"), te.placeholder((16, 16), name="b")
+    k = te.reduce_axis((0, 16), name="k")
+    c = te.compute((16, 16), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    learner = TraceLearner()
+    database = meta_schedule.tir_integration.tune_tir(
+        te.create_prim_func([a, b, c]), tvm.target.Target({"kind": "llvm", "num-cores": 2}), str(tmp_path), 4,
+        num_trials_per_iter=2, builder=DummyBuilder(), runner=DummyRunner(), database="memory",
+        cost_model=cost_model_for_metaschedule(learner), num_tuning_cores=1, seed=0,
+        strategy=meta_schedule.search_strategy.EvolutionarySearch(
+            population_size=4, init_measured_ratio=0.2, init_min_unmeasured=2, genetic_num_iters=1
+        ),
+    )  # fmt: skip
+    assert len(database) >= 4
+    assert len(learner) >= 4
+    assert learner._booster is not None
