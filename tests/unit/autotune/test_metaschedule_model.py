@@ -66,6 +66,7 @@ def test_what_was_learnt_is_kept(tmp_path: Path) -> None:
 def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     """A run whose "times" are made up: nothing is compiled, all else is stock TVM's."""
     from tvm.s_tir import meta_schedule
+    from tvm.s_tir.meta_schedule import measure_callback as callbacks
     from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner
 
     a, b = te.placeholder((16, 16), name="a"), te.placeholder((16, 16), name="b")
@@ -76,6 +77,7 @@ def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
         te.create_prim_func([a, b, c]), tvm.target.Target({"kind": "llvm", "num-cores": 2}), str(tmp_path), 4,
         num_trials_per_iter=2, builder=DummyBuilder(), runner=DummyRunner(), database="memory",
         cost_model=cost_model_for_metaschedule(learner), num_tuning_cores=1, seed=0,
+        measure_callbacks=[callbacks.AddToDatabase(), callbacks.UpdateCostModel()],
         strategy=meta_schedule.search_strategy.EvolutionarySearch(
             population_size=4, init_measured_ratio=0.2, init_min_unmeasured=2, genetic_num_iters=1
         ),
