@@ -2,8 +2,8 @@
 
     python -m tvm_ext.autotune.job_folder FOLDER --device cuda         # on the machine that has the device
 
-`FolderRunner` writes a batch as ``batch-N/`` (libraries, what they should compute, ``batch.json`` with digests of all),
-and waits for ``batch-N/results.json``. `serve_folder` runs what it finds without results, in a process of its own, and
+`FolderRunner` writes a batch as a folder (libraries, what they should compute, ``batch.json`` with digests of all),
+and waits for its ``results.json``. `serve_folder` runs what it finds without results, in a process of its own, and
 ends when it has found nothing new for a while. Both are written under other names and moved into place, so that neither
 side sees half of one. A server that is started again goes on with what lacks results.
 """

@@ -41,8 +41,8 @@ MOST_TOGETHER = 8
 """Sources of one translation unit: so many are compiled again where it fails, and the compiler's memory holds them."""
 
 APART = "#include <cutlass/conv/kernel/conv_universal.hpp>"
-"""What no matrix product is compiled beside: this header says what a `GemmUniversal` of a convolution is, and so, of
-any problem shape, does the matrix products' own (CUTLASS 4.2: "more than one partial specialization matches")."""
+"""What no matrix product is compiled beside: this header says what a convolution's universal GEMM is, and so, of any
+problem shape, does the matrix products' own (CUTLASS 4.2: "more than one partial specialization matches")."""
 
 _LINK_TIME_LIMIT_S = 60.0
 _RUNTIME = "libcudart_static.a"
