@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onnx import helper
 
 from tests.support.small_models import onnx_model
 from tvm_ext.autotune.database import MeasurementDatabase
+from tvm_ext.cli import app
 from tvm_ext.cli.app import main
 from tvm_ext.records.measurement import Trial
 from tvm_ext.tuning import model as tuning_model
@@ -71,6 +73,7 @@ def test_ctrl_c_keeps_what_was_measured(command: Command, monkeypatch: pytest.Mo
         yield from simulated(task, configurations[:3])
 
     monkeypatch.setattr(tuning_model, "KernelMeasure", lambda *_: interrupted)
+    monkeypatch.setattr(app, "leave_at_once", sys.exit)  # beside other threads it ends the process, here all tests'
     code, _, error = command("tune", "model.onnx", "--trials", 9, "--database", "own.db")
     assert code == 130
     assert "stopped after 2 candidates, which are kept in" in error
