@@ -44,11 +44,20 @@ class RTaskStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedPiece:
+    """Parameter ``piece`` of a kernel holds what parameter ``whole`` has from ``offset_bytes`` on."""
+
+    whole: int
+    piece: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RTaskSplit:
     """A kernel of ``param_count`` parameters as steps in their order; ``refusal`` says why there are none.
 
     ``workspaces`` are buffers that pass between steps, in bytes. ``time_s`` is the model's time of the whole kernel
-    on one core; None where it has none.
+    on one core; None where it has none. ``pieces`` has all that a kernel copies which does nothing else.
     """
 
     param_count: int
@@ -56,6 +65,7 @@ class RTaskSplit:
     workspaces: tuple[int, ...] = ()
     time_s: float | None = None
     refusal: str = ""
+    pieces: tuple[CopiedPiece, ...] = ()
 
     def __post_init__(self) -> None:
         assert bool(self.steps) != bool(self.refusal)

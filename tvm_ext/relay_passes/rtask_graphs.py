@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
@@ -13,7 +13,7 @@ from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
 from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode, OperatorData
-from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
+from tvm_ext.records.rtask_split import CopiedPiece, RTaskSplit, RTaskStep
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import (
     LEAST_TASK_S,
@@ -26,7 +26,7 @@ from tvm_ext.records.rtasks import (
     VDevice,
 )
 
-from .rtask_memory import in_order_of_data, place_values, spans_of
+from .rtask_memory import ALIGNMENT, in_order_of_data, place_values, spans_of
 
 SHORTEST_TASK_S = 1e-6
 """What is shorter is not divided further: handing it to another vEU takes about as long."""
@@ -39,12 +39,15 @@ TensorPlace = int | tuple[int, ...]
 class RegionTensor:
     """A tensor that operators touch: an argument of the region, or in its arena where ``argument`` is None.
 
-    ``writers`` are the operators that wrote it last, ``readers`` those that read it since.
+    ``writers`` are the operators that wrote it last, ``readers`` those that read it since. What lies ``within`` another
+    tensor, so many bytes behind its start, has no memory of its own.
     """
 
     size_bytes: int
     argument: int | None = None
     is_constant: bool = False
+    is_result: bool = False
+    within: tuple[int, int] | None = None
     touched: list[int] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
@@ -66,17 +69,22 @@ class RegionOperator:
 class RTaskRegion:
     """Calls of kernels in their order, with views of their results, as operators over tensors.
 
-    ``splits`` are those of the kernels that are called. What is read but not bound by ``bindings`` is an argument.
-    ``times`` were measured, and count more than the model's.
+    ``splits`` are those of the kernels that are called. What is read but not bound by ``bindings`` is an argument, and
+    ``results`` are read behind the region. ``times`` were measured, and count more than the model's.
+
+    A kernel that only copies pieces of one tensor, or pieces to one, becomes no operator on a CPU: the pieces lie
+    within it. Worked example: the input's products of all steps of an LSTM are one tensor, and a step reads its rows.
     """
 
     def __init__(
         self,
         bindings: Sequence[VarBinding],
+        results: Collection[Var],
         splits: Mapping[str, RTaskSplit],
         device: DeviceSpec,
         times: RTaskTimes | None = None,
     ) -> None:
+        self.results = _sources(bindings, results)
         self.device, self.times = device, times
         self.arguments: list[Expr] = []
         self.tensors: list[RegionTensor] = []
@@ -120,41 +128,81 @@ class RTaskRegion:
 
         On a GPU, tensors share bytes only where data alone orders their uses: blocks may take entries in other orders.
         """
-        inner = [number for number, tensor in enumerate(self.tensors) if tensor.argument is None]
+        inner = [
+            number for number, tensor in enumerate(self.tensors) if tensor.argument is None and tensor.within is None
+        ]
         if self.device.kind != "cpu":
             schedule = in_order_of_data([operator.predecessors for operator in self.operators])
         spans = spans_of(schedule, len(self.operators))
+        touched: dict[int, list[int]] = {}
+        for number, tensor in enumerate(self.tensors):
+            touched.setdefault(self._whole(number)[0], []).extend(tensor.touched)
         offsets, arena_bytes = place_values(
             [self.tensors[number].size_bytes for number in inner],
-            [self.tensors[number].touched for number in inner],
+            [touched[number] for number in inner],
             spans,
         )
         offset_of = dict(zip(inner, offsets, strict=True))
-        places = [
-            DataPlace(argument=ARENA, size_bytes=tensor.size_bytes, offset=offset_of[number])
-            if tensor.argument is None
-            else DataPlace(argument=tensor.argument, size_bytes=tensor.size_bytes)
-            for number, tensor in enumerate(self.tensors)
-        ]
+        places = [self._data_place(number, offset_of) for number in range(len(self.tensors))]
         data = tuple(
             OperatorData(codes=codes_of(item, self.device), places=tuple(places[number] for number in item.tensors))
             for item in self.operators
         )
         return data, arena_bytes
 
+    def _data_place(self, number: int, offset_of: Mapping[int, int]) -> DataPlace:
+        whole, offset = self._whole(number)
+        argument, size_bytes = self.tensors[whole].argument, self.tensors[number].size_bytes
+        if argument is None:
+            return DataPlace(argument=ARENA, size_bytes=size_bytes, offset=offset_of[whole] + offset)
+        return DataPlace(argument=argument, size_bytes=size_bytes, offset=offset)
+
+    def _whole(self, number: int) -> tuple[int, int]:
+        """The tensor whose memory ``number`` lies in, and how many bytes behind its start."""
+        offset = 0
+        while (within := self.tensors[number].within) is not None:
+            number, offset = within[0], offset + within[1]
+        return number, offset
+
     def _call(self, variable: Var, call: Call, split: RTaskSplit) -> None:
         kind = call.ty_args[0]
         results = list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
         tensors = [self._argument(item) for item in call.args[1].fields]
-        outputs = tuple(self._new(RegionTensor(bytes_of(item))) for item in results)
+        is_result = variable in self.results
+        outputs = tuple(self._new(RegionTensor(bytes_of(item), is_result=is_result)) for item in results)
         self.places[variable] = outputs if isinstance(kind, relax.TupleType) else outputs[0]
         spaces = [self._new(RegionTensor(size)) for size in split.workspaces]
         all_tensors = [*tensors, *outputs, *spaces]
         assert len(tensors) + len(outputs) == split.param_count, call.args[0].name_hint
+        if self._lay_within(split.pieces, all_tensors, set(outputs)):
+            return
         for number, step in enumerate(split.steps):
             core_s = step_seconds(split, step, self.device)
             name = f"{call.args[0].name_hint}{STEP}{number}" if len(split.steps) > 1 else call.args[0].name_hint
             self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
+
+    def _lay_within(self, pieces: Sequence[CopiedPiece], tensors: Sequence[int], written: Collection[int]) -> bool:
+        """Whether copies of ``pieces`` between ``tensors`` need not be made: each lies in the whole from now on.
+
+        Results need memory of their own, as do arguments, and what lies in another tensor already. A piece that begins
+        within a line of the cache is copied: two vEUs would write the same line.
+        """
+        wholes, parts = {tensors[piece.whole] for piece in pieces}, [tensors[piece.piece] for piece in pieces]
+        fresh = all(self._has_own_memory(part) for part in parts) and len({*parts, *wholes}) == len(parts) + 1
+        if self.device.kind != "cpu" or not fresh or any(piece.offset_bytes % ALIGNMENT for piece in pieces):
+            return False
+        for piece, part in zip(pieces, parts, strict=True):
+            whole, tensor = self.tensors[tensors[piece.whole]], self.tensors[part]
+            tensor.within = tensors[piece.whole], piece.offset_bytes
+            if part in written:
+                tensor.writers = list(whole.writers)
+            else:
+                whole.writers = sorted({*whole.writers, *tensor.writers})
+        return True
+
+    def _has_own_memory(self, number: int) -> bool:
+        tensor = self.tensors[number]
+        return tensor.argument is None and tensor.within is None and not tensor.is_result
 
     def _step(self, name: str, step: RTaskStep, core_s: float, used: Sequence[int]) -> None:
         this = len(self.operators)
@@ -195,6 +243,18 @@ class RTaskRegion:
     def _new(self, tensor: RegionTensor) -> int:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
+
+
+def _sources(bindings: Sequence[VarBinding], results: Collection[Var]) -> set[Var]:
+    """``results``, and the variables of which they are views or fields."""
+    found = set(results)
+    for binding in reversed(bindings):
+        value = binding.value
+        if binding.var in found and isinstance(value, relax.TupleGetItem):
+            found.add(value.tuple_value)
+        elif binding.var in found and value.op != CALL_TIR:
+            found.add(value.args[0])
+    return found
 
 
 def sequential_seconds(graph: RTaskGraph, device: VDevice) -> float:

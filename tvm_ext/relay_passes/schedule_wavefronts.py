@@ -189,7 +189,9 @@ class _ScheduledFunction:
             for item in layer.inside
             if is_output(item.var) or any(user.var not in own for user in rules.users.get(item.var, []))
         ]
-        region = RTaskRegion(layer.inside, self.build.splits, self.build.device, self.build.times)
+        region = RTaskRegion(layer.inside, results, self.build.splits, self.build.device, self.build.times)
+        if not region.operators:
+            return layer.inside
         if self.build.device.kind != "cpu" and len(region.operators) == 1:
             self.build.outside.append(
                 OutsideOperator(name=region.operators[0].name, reason="a launch by itself already")

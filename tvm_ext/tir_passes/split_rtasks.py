@@ -52,6 +52,7 @@ from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit, RTaskStep
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.kernel_cache import SEALED
 
+from .copied_pieces import copied_pieces
 from .pipelining.loops import accesses_of, children_of, has_blocks, integer, op_name, to_loops
 from .plan.rkernels import RKernels, check_parameters
 
@@ -97,6 +98,7 @@ def split_rtasks(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernel
         steps=steps,
         workspaces=tuple(_size(space.buffer) for space in body.spaces),
         time_s=_core_seconds(func, device),
+        pieces=copied_pieces(func),
     )
 
 

@@ -139,7 +139,42 @@ def single() -> IRModule:
     return module_of([x], op.nn.relu(x))
 
 
+def pieces() -> IRModule:
+    """What falls into rows, is computed row by row and joined again, in two steps: nothing needs to be copied."""
+    x, y, z = inputs_of((8, 48), (48, 64), (64, 32))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, z]):
+        with builder.dataflow():
+            rows = builder.emit(op.split(op.matmul(x, y), 4, axis=0))
+            soft = [builder.emit(op.nn.softmax(rows[number])) for number in range(4)]
+            again = op.nn.softmax(op.add(soft[1], soft[3]))
+            joined = builder.emit(op.concat([op.concat([again, soft[2]]), op.concat([soft[0], soft[3]])]))
+            results = [op.matmul(joined, z), op.nn.softmax(op.matmul(z, op.permute_dims(z)))]
+            results = [builder.emit_output(item) for item in results]
+        builder.emit_func_output(relax.Tuple(results))
+    return builder.get()
+
+
+def kept_pieces() -> IRModule:
+    """The same where copies are needed: of results, of what is joined twice, of rows that share a line of the cache."""
+    x, y, z = inputs_of((8, 48), (48, 64), (8, 5))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y, z]):
+        with builder.dataflow():
+            rows = builder.emit(op.split(op.matmul(x, y), 4, axis=0))
+            soft = [builder.emit(op.nn.softmax(rows[number])) for number in range(3)]
+            short = builder.emit(op.split(op.nn.softmax(z), 4, axis=0))
+            narrow = op.concat([op.nn.softmax(short[0]), op.nn.softmax(short[1])])
+            joined = [narrow, op.concat([soft[0], soft[1], soft[0]]), op.concat([soft[1], soft[2]])]
+            results = [rows[3], soft[2], *(op.nn.softmax(item) for item in joined)]
+            results = [builder.emit_output(item) for item in results]
+        builder.emit_func_output(relax.Tuple(results))
+    return builder.get()
+
+
 GRAPHS: dict[str, Callable[[], IRModule]] = {
+    "pieces": pieces,
+    "kept pieces": kept_pieces,
     "branches": branches,
     "chain": chain,
     "independent": independent,
@@ -159,6 +194,15 @@ def expected(name: str) -> tuple[IRModule, list[Array], list[Array]]:
 SOME = pytest.mark.parametrize(
     "threads", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4]
 )
+
+
+def test_pieces_lie_where_the_whole_is() -> None:
+    """Nothing is split or joined by a copy, but what is a result or begins within a line of the cache."""
+    (plan,) = plans_of(scheduled(pieces(), 2)[0]).values()
+    assert plan.names and not [name for name in plan.names if "split" in name or "concat" in name]
+    (plan,) = plans_of(scheduled(kept_pieces(), 2)[0]).values()
+    assert sum("split" in name for name in plan.names) == 2
+    assert sum("concat" in name for name in plan.names) == 3
 
 
 @SOME
