@@ -257,9 +257,6 @@ def why_illegal_pair(config: PairConfig, problem: PairProblem, device: DeviceSpe
         return "both products have the same warps"
     if config.first.threadblock[1] % config.second.threadblock[2]:
         return "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
-    assert config.second.warp is not None
-    if config.iterator and config.residence == "shared memory" and config.second.warp[0] <= _ONE_INSTRUCTION:
-        return "a convolution's second warps read two instructions' rows at least from shared memory"
     threads = config.first.warps * device.teu_lanes
     if config.registers > registers_left(threads, device):
         return f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
@@ -267,10 +264,6 @@ def why_illegal_pair(config: PairConfig, problem: PairProblem, device: DeviceSpe
     if needed > most:
         return f"{needed} bytes of shared memory are more than a block's {most}"
     return None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
-
-
-_ONE_INSTRUCTION = 16
-"""Rows of one: b2b_implicit_gemm_multistage_smem_accumulator.h finds "no instance of constructor" of an iterator."""
 
 
 def pair_architecture(device: DeviceSpec) -> int:

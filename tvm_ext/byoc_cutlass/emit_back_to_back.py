@@ -273,9 +273,10 @@ def _convolution(stride: str, iterator: str) -> str:
     return f"""
 using Layout = cutlass::layout::TensorNHWC;
 using Kernel = typename cutlass::conv::kernel::DefaultB2bConv2dFprop<
-    Element, Layout, Element, Layout, ElementOut, Layout, ElementSum, cutlass::arch::OpClassTensorOp, ArchTag,
-    ThreadblockShape0, ThreadblockShape1, WarpShape0, WarpShape1, InstructionShape, FirstOutput, SecondOutput, Swizzle,
-    Stages, Operator, cutlass::conv::IteratorAlgorithm::k{iterator.capitalize()}, InSharedMemory>::Kernel;
+    Element, Layout, Element, Layout, Element /* of what lies between */, Layout, ElementSum,
+    cutlass::arch::OpClassTensorOp, ArchTag, ThreadblockShape0, ThreadblockShape1, WarpShape0, WarpShape1,
+    InstructionShape, FirstOutput, SecondOutput, Swizzle, Stages, Operator,
+    cutlass::conv::IteratorAlgorithm::k{iterator.capitalize()}, InSharedMemory>::Kernel;
 using Pair = cutlass::conv::device::B2bImplicitGemmConvolution<Kernel>;
 
 typename Pair::Arguments make_arguments(PairCall const& call) {{
