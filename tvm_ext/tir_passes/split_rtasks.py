@@ -52,8 +52,8 @@ from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit, RTaskStep
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.kernel_cache import SEALED
 
-from .copied_pieces import copied_pieces
 from .pipelining.loops import accesses_of, children_of, has_blocks, integer, op_name, to_loops
+from .plan.copied_pieces import copied_pieces
 from .plan.rkernels import RKernels, check_parameters
 
 COUNTER = "int32"

@@ -12,7 +12,7 @@ from tvm_ext._tvm import PrimFunc
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.records.rtask_split import CopiedPiece
-from tvm_ext.tir_passes.copied_pieces import copied_pieces
+from tvm_ext.tir_passes.plan.copied_pieces import copied_pieces
 
 op = relax.op
 

@@ -19,13 +19,12 @@ from tvm_ext._tvm import (
     Expr,
     PrimFunc,
     TensorLoad,
+    structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.records.rtask_split import CopiedPiece
-
-from .pipelining.loops import accesses_of, integer
 
 
 def copied_pieces(func: PrimFunc) -> tuple[CopiedPiece, ...]:
@@ -54,13 +53,20 @@ def _copies(func: PrimFunc) -> dict[tuple[int, int], int]:
     Empty where ``func`` does anything else.
     """
     copies: dict[tuple[int, int], int] = {}
-    accesses, loads = accesses_of(func.body), 0
-    for store in [access.node for access in accesses if access.writes]:
-        leaves = _leaves(store.value) if isinstance(store, BufferStore) else []
-        loads += len(leaves)
-        if not leaves or not all(_note(func, leaf, store, copies) for leaf in leaves):
-            return {}
-    return copies if loads == sum(access.reads for access in accesses) else {}
+    stores: list[BufferStore] = []
+    loads: list[TensorLoad] = []
+    others: list[Call] = []  # which may do anything
+
+    def call(node: Call) -> None:
+        if not node.op.same_as(IF_THEN_ELSE):
+            others.append(node)
+
+    structural_walk(func.body, [(TensorLoad, loads.append), (BufferStore, stores.append), (Call, call)])
+    leaves = [(store, leaf) for store in stores for leaf in _leaves(store.value) or [None]]
+    if others or len(leaves) != len(loads):
+        return {}
+    noted = all(leaf is not None and _note(func, leaf, store, copies) for store, leaf in leaves)
+    return copies if noted else {}
 
 
 def _note(func: PrimFunc, leaf: TensorLoad, store: BufferStore, copies: dict[tuple[int, int], int]) -> bool:
@@ -83,24 +89,28 @@ def _leaves(value: Expr) -> list[TensorLoad]:
 
 def _place(func: PrimFunc, buffer: Buffer) -> int | None:
     """Which parameter ``buffer`` is, if it is one of known size without strides."""
-    known = all(integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
+    known = all(_integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
     return next((place for place, param in enumerate(func.params) if known and param.same_as(buffer)), None)
 
 
 def _shift(load: TensorLoad, store: BufferStore) -> int | None:
     difference = _flat(load.source, load.indices) - _flat(store.buffer, store.indices)
-    return integer(Analyzer().simplify(difference))
+    return _integer(Analyzer().simplify(difference))
 
 
 def _flat(buffer: Buffer, indices: list[Expr]) -> Expr:
     place: Expr = tirx.IntImm("int64", 0)
     for extent, index in zip(buffer.ty.shape, indices, strict=True):
-        place = place * tirx.IntImm("int64", integer(extent) or 0) + tirx.Cast("int64", index)
+        place = place * tirx.IntImm("int64", _integer(extent) or 0) + tirx.Cast("int64", index)
     return place
 
 
+def _integer(expr: Expr) -> int | None:
+    return int(expr.value) if isinstance(expr, tirx.IntImm) else None
+
+
 def _elements(func: PrimFunc, param: int) -> int:
-    return prod(integer(extent) or 0 for extent in func.params[param].ty.shape)
+    return prod(_integer(extent) or 0 for extent in func.params[param].ty.shape)
 
 
 def _piece(func: PrimFunc, whole: int, piece: int, offset: int) -> CopiedPiece:
