@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Target, copy_module, ir, module_pass
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Target, module_pass
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
@@ -21,12 +21,12 @@ from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.launch_writes import written_parameters
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.merged import UNIT_BYTES
-from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit, RTaskStep
+from tvm_ext.records.rtask_split import RKERNEL, RTaskSplit, RTaskStep
 from tvm_ext.records.rtasks import Need
-from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.serialise import from_json
 
 from .emit.gpu_merged.relocate import check_movable, need_of
-from .plan.rkernels import RKernels, check_parameters
+from .plan.rkernels import RKernels, check_parameters, with_splits
 
 FALLBACK_REGISTERS = 32
 """Of a thread of a kernel that stock TVM scheduled: assumed, until the compiler says."""
@@ -46,14 +46,7 @@ class SplitLaunches:
         self.device = device
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        result, kernels = copy_module(mod), RKernels()
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                split = split_launches(func, gv.name_hint, self.device, kernels)
-                result[gv] = func.with_attr(RTASKS, to_json(split))
-        for name, kernel in kernels.functions.items():
-            result[ir.GlobalVar(name)] = kernel
-        return result
+        return with_splits(mod, lambda func, name, kernels: split_launches(func, name, self.device, kernels))
 
 
 def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernels) -> RTaskSplit:

@@ -33,7 +33,6 @@ from tvm_ext._tvm import (
     PrimFunc,
     Stmt,
     Var,
-    copy_module,
     has_effects,
     ir,
     module_pass,
@@ -48,13 +47,13 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import STACK_BYTES, sequence
 from tvm_ext.ir.run_time import operations_of
 from tvm_ext.records.choice import CHOICE, KernelChoice
-from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit, RTaskStep
-from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.rtask_split import RKERNEL, RTaskSplit, RTaskStep
+from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import SEALED
 
 from .pipelining.loops import accesses_of, children_of, has_blocks, integer, op_name, to_loops
 from .plan.copied_pieces import copied_pieces
-from .plan.rkernels import RKernels, check_parameters
+from .plan.rkernels import RKernels, check_parameters, with_splits
 
 COUNTER = "int32"
 """The type of the numbers of iterations that rKernels take."""
@@ -72,14 +71,7 @@ class SplitRTasks:
         self.device = device
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        result, kernels = copy_module(mod), RKernels()
-        for gv, func in mod.functions_items():
-            if isinstance(func, PrimFunc):
-                split = split_rtasks(func, gv.name_hint, self.device, kernels)
-                result[gv] = func.with_attr(RTASKS, to_json(split))
-        for name, kernel in kernels.functions.items():
-            result[ir.GlobalVar(name)] = kernel
-        return result
+        return with_splits(mod, lambda func, name, kernels: split_rtasks(func, name, self.device, kernels))
 
 
 def split_rtasks(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKernels) -> RTaskSplit:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tvm_ext._tvm import PrimFunc, structural_equal, structural_hash
+from tvm_ext._tvm import IRModule, PrimFunc, copy_module, ir, structural_equal, structural_hash
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.rtask_split import RTASKS, RTaskSplit
+from tvm_ext.records.serialise import to_json
 
 
 @dataclass(slots=True)
@@ -27,6 +30,17 @@ class RKernels:
         alike.append(wish)
         self.functions[wish] = func.with_attr("global_symbol", wish)
         return wish
+
+
+def with_splits(mod: IRModule, split: Callable[[PrimFunc, str, RKernels], RTaskSplit]) -> IRModule:
+    """``mod`` with what ``split`` says of each PrimFunc in the function's `RTASKS`, and with the rKernels."""
+    result, kernels = copy_module(mod), RKernels()
+    for gv, func in mod.functions_items():
+        if isinstance(func, PrimFunc):
+            result[gv] = func.with_attr(RTASKS, to_json(split(func, gv.name_hint, kernels)))
+    for name, kernel in kernels.functions.items():
+        result[ir.GlobalVar(name)] = kernel
+    return result
 
 
 def check_parameters(func: PrimFunc) -> None:
