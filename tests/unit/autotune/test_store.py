@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.autotune.made import WORKLOAD, measured
+from tvm_ext.analysis.tile_workload import KIND
+from tvm_ext.autotune.base import WORTH
+from tvm_ext.autotune.choose import choose_tuned
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.database_files import write_lines
-from tvm_ext.autotune.store import MeasurementStore
+from tvm_ext.autotune.standings import standings_of
+from tvm_ext.autotune.store import SHIPPED, MeasurementStore
 from tvm_ext.options import BuildOptions
 
 
@@ -85,3 +89,13 @@ def test_a_name_that_no_file_can_have_is_a_note(name: str, tmp_path: Path, monke
     with pytest.warns(RuntimeWarning, match="no database of measurements"):
         store = MeasurementStore.for_build(BuildOptions(database=name))
     assert store.own is None and times(store) == {}
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.base")), ids=lambda path: path.stem)
+def test_every_kernel_of_a_shipped_base_is_one_that_a_build_takes(path: Path) -> None:
+    store = MeasurementStore(None, [path])
+    workloads = store.workloads(KIND)
+    chosen = [choose_tuned(standings_of(store.trials(workload))) for workload in workloads.values()]
+    assert chosen
+    assert all(choice.ratio is not None and choice.ratio <= 1 - WORTH for choice in chosen)
+    assert not store.notes  # nothing was refused
