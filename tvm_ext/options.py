@@ -43,8 +43,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
-
 from tvm_ext.core_count import usable_core_count as usable_core_count
 from tvm_ext.errors import OptionError
 
@@ -266,6 +264,8 @@ def cache_directory() -> Path:
     """
     chosen = os.environ.get(_CACHE_VARIABLE, "").strip()
     if not chosen:
+        import platformdirs  # not where kernels run with TVM's runtime alone
+
         return platformdirs.user_cache_path("tvm_ext").absolute()
     return _folder(chosen, f"{_CACHE_VARIABLE} names", "name a folder, or unset it")
 

@@ -8,7 +8,8 @@
     python benchmarks/gpu/bundle.py build/gpu-bundle --templates 16 --only gemm_float16   # CUTLASS's, the best 16 each
 
 There: ``python3 gpu-bundle/run.py --output results.jsonl``. The folder holds TVM's runtime (not its compiler), a
-library per kernel with machine code in it, the scripts, and ``manifest.json``.
+library per kernel with machine code in it, the scripts, ``manifest.json``, and what of this package runs batches of
+jobs (``run.py --jobs FOLDER``).
 """
 
 from __future__ import annotations
@@ -16,14 +17,10 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -32,6 +29,7 @@ from typing import Annotated, Any
 import ablation_variants
 import typer
 from bundle_profile import add_profile
+from bundle_runtime import copy_job_server, copy_runtime
 from bundle_templates import with_templates
 from cases import Case
 from lists import BOLT_GROUPS, alcop, standard_cases
@@ -40,7 +38,7 @@ from model_graphs import ModelCase, choose, compile_model, flops_of, model_case
 from models import MODELS, Model
 from programs import function_name, program
 
-from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm, tvm_ffi
+from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm
 from tvm_ext.bench.environment import current_environment, is_clean
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -69,8 +67,6 @@ CHAIN = "chain"
 THREADS = 2
 _ONE_PROGRAM = Lock()
 """TVM's operators are written by one thread at a time: the tag of each is a global."""
-_TVM_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_cuda.so")
-_TVM_LEFT_OUT = ("3rdparty", "include", "src", "lib", "web", "cmake", "exec", "licenses", "topi", "__pycache__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,47 +238,6 @@ def _compile_model(
     return Program(contender=contender, file=file, function="main", kind="model", plan=plan), operators
 
 
-# --- what the other machine needs ---------------------------------------------------------------------------------
-def copy_runtime(folder: Path, python: str) -> None:
-    """TVM's Python code and runtime libraries, without its compiler, and tvm-ffi for Python ``python`` ("3.12")."""
-    package, ffi = Path(tvm.__file__).resolve().parent, Path(tvm_ffi.__file__).resolve().parent
-    target = folder / "runtime"
-    shutil.copytree(package, target / "tvm", ignore=_only_runtime(package))
-    (target / "tvm" / "lib").mkdir()
-    for name in _TVM_LIBRARIES:
-        shutil.copy2(package / "lib" / name, target / "tvm" / "lib" / name)
-    ignore = shutil.ignore_patterns("include", "src", "3rdparty", "share", "stub", "__pycache__")
-    shutil.copytree(ffi, target / "tvm_ffi", ignore=ignore)
-    if python != f"{sys.version_info.major}.{sys.version_info.minor}":
-        _add_ffi_core(target / "tvm_ffi", python)
-
-
-def _only_runtime(package: Path) -> Any:
-    def ignore(folder: str, names: list[str]) -> set[str]:
-        top = _TVM_LEFT_OUT if Path(folder) == package else ("__pycache__",)
-        return {name for name in names if name in top or name.endswith((".cc", ".h"))}
-
-    return ignore
-
-
-def _add_ffi_core(folder: Path, python: str) -> None:
-    """tvm-ffi's one file that depends on Python's version, from its wheel for that version."""
-    version = metadata.version("apache-tvm-ffi")
-    with tempfile.TemporaryDirectory() as name:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", name]
-        command += [f"--python-version={python}", f"apache-tvm-ffi=={version}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        wheels = list(Path(name).glob("*.whl"))
-        if done.returncode or not wheels:
-            raise OptionError(
-                f"apache-tvm-ffi {version} has no wheel for Python {python}: {done.stderr.strip()[-300:]}"
-            )
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            for member in wheel.namelist():
-                if member.startswith("tvm_ffi/core.") and member.endswith(".so"):
-                    (folder / Path(member).name).write_bytes(wheel.read(member))
-
-
 def files_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every file in the bundle but its manifest, by name."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME)
@@ -325,6 +280,7 @@ def write_bundle(
     for name in SCRIPTS:
         shutil.copy2(HERE / name, settings.folder / name)
     copy_runtime(settings.folder, python)
+    copy_job_server(settings.folder / "runtime")
     environment = current_environment()
     if not is_clean(environment.commit):
         tell(

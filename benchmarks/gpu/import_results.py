@@ -1,9 +1,11 @@
 """Take the results of a run on a GPU into ``benchmarks/results/``, and print what they come to.
 
     python benchmarks/gpu/import_results.py results.jsonl
+    python benchmarks/gpu/import_results.py jobs --database measurements.db     # a folder of `run.py --jobs`
 
 Writes ``benchmarks/results/<date>-gpu-<device>.json``, if the bundle was made from a clean commit. Speed-ups are
-geometric means over a group's cases that both contenders did right; the counts say how many.
+geometric means over a group's cases that both contenders did right; the counts say how many. What came of a folder of
+jobs goes into the store of measurements, as ``tvm-ext database import`` does it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from _common import RESULTS, require_clean_commit
 from rich.console import Console
 from rich.table import Table
 
+from tvm_ext.autotune.batch_files import is_job_folder
+from tvm_ext.autotune.database import MeasurementDatabase
+from tvm_ext.autotune.database_files import Merged, merge
 from tvm_ext.errors import InputError
+from tvm_ext.options import database_file
 from tvm_ext.support.files import write_atomically
 
 OURS, TEMPLATES, MODELS = "ours", "cutlass", "models"
@@ -149,8 +155,30 @@ def result_file(records: Sequence[Record], folder: Path = RESULTS) -> Path:
     return folder / f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}-gpu-{device}.json"
 
 
-def main(results: Annotated[Path, typer.Argument(help="what run.py wrote")], folder: Path = RESULTS) -> None:
-    """Take RESULTS into FOLDER."""
+def import_jobs(folder: Path, file: Path | None) -> Merged:
+    """Add the trials of a folder of jobs to the store in ``file``, or to the one that builds use by default.
+
+    Raises InputError without a single batch, or where builds use none.
+    """
+    path = file or database_file()
+    if path is None:
+        raise InputError("no store of measurements is in use (it is off).", "name a file with --database")
+    if not is_job_folder(folder):
+        raise InputError(f"{folder} has no batches of jobs.", "name the folder that run.py --jobs was given")
+    with MeasurementDatabase(path) as store:
+        return merge(store, folder)
+
+
+def main(
+    results: Annotated[Path, typer.Argument(help="what run.py wrote")],
+    folder: Path = RESULTS,
+    database: Annotated[Path | None, typer.Option(help="of a folder of jobs: the store to add to")] = None,
+) -> None:
+    """Take RESULTS into FOLDER, or into the store of measurements."""
+    if results.is_dir():
+        merged = import_jobs(results, database)
+        print(merged, *merged.refused, sep="\n")
+        return
     records = read_results(results)
     summary = summarise(records)
     about = {key: records[0][key] for key in ("device", "constructed_for", "bundle", "commit")}

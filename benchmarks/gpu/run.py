@@ -1,6 +1,7 @@
 """Run a bundle on the machine with the GPU: check every output, then time it beside PyTorch and stock TVM.
 
     python3 gpu-bundle/run.py --output results.jsonl --minutes 8
+    python3 gpu-bundle/run.py --jobs FOLDER            # batches of a search, into FOLDER: NumPy and a driver alone
 
 Needs NumPy, PyTorch (or --backend runtime: TVM's runtime alone, which the bundle has) and a driver. Every case is a
 line of JSON in the output; a run that is started again goes on where the last one ended. What computes a wrong result
@@ -32,6 +33,9 @@ COMPILED_GROUPS = (
     "elementwise",
     "models",
 )  # torch.compile takes seconds, and helps where ops fuse
+
+JOBS_IDLE_S = 1.0
+"""After the last batch, before `serve_jobs` ends."""
 
 _CPU, _CUDA = 1, 2  # DLPack's numbers of devices
 
@@ -238,6 +242,28 @@ def line(record: Record) -> str:
     return f"{record['id']:<28} " + "  ".join(parts) + rate
 
 
+# --- jobs ---------------------------------------------------------------------------------------------------------
+def serve_jobs(bundle: Path, folder: Path) -> int:
+    """Run the batches in ``folder`` that have no results yet, by the package's own server; how many ran.
+
+    A process of its own has the device, so that a kernel that crashes or hangs costs itself alone. Times are the
+    device's events. Raises BundleError for a damaged batch, and where nothing can be run here.
+    """
+    runtime = bundle / "runtime"
+    sys.path.insert(0, str(runtime))
+    os.environ["TVM_USE_RUNTIME_LIB"] = "1"
+    from tvm_ext.autotune.job_folder import serve_folder
+    from tvm_ext.errors import TvmExtError
+
+    if not folder.is_dir():
+        raise BundleError(f"there is no folder {folder}: name one that has the folders batch-1, batch-2, ...")
+    libraries = [str(runtime / "tvm" / "lib" / name) for name in ("libtvm_runtime.so", "libtvm_runtime_cuda.so")]
+    try:
+        return int(serve_folder(folder, "cuda", idle_s=JOBS_IDLE_S, libraries=libraries))
+    except TvmExtError as error:
+        raise BundleError(str(error)) from error
+
+
 def _is_wrong(record: Record) -> bool:
     ours = (item for name, item in record["contenders"].items() if name.startswith("ours"))
     return any(item["state"] == "wrong" for item in ours)
@@ -251,10 +277,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--backend", choices=("torch", "runtime"), default="torch")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes seconds a case")
+    parser.add_argument("--jobs", type=Path, help="run the batches in this folder instead of the bundle's cases")
     settings = parser.parse_args(arguments)
     try:
         manifest = read_bundle(settings.bundle)
         driver = driver_version()
+        if settings.jobs is not None:
+            print(f"{serve_jobs(settings.bundle, settings.jobs)} batches run", flush=True)
+            return 0
         gpu = open_gpu(settings.bundle, settings.backend)
         check_device(manifest, gpu.capability, driver)
     except BundleError as error:

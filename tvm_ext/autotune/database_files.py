@@ -1,4 +1,4 @@
-"""Measurements as JSON lines, and merging files of many machines: lines, databases, MetaSchedule's.
+"""Measurements as JSON lines, and merging files of many machines: lines, databases, MetaSchedule's, folders of jobs.
 
 A line is one measurement, so that files can be joined by `cat` and read by `jq`. What is no measurement is refused with
 its place and reason, and the rest is taken: a file that was cut off by a kill has lost its last line alone. Merging is
@@ -18,6 +18,7 @@ from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import write_atomically
 
+from .batch_files import is_job_folder, measurements_in
 from .database import MeasurementDatabase, connect, whole_trial, whole_workload
 from .metaschedule_files import is_metaschedule, read_metaschedule
 from .refused import RefusedRecord
@@ -49,7 +50,8 @@ class Merged:
 
 
 def merge(target: MeasurementDatabase, source: Path) -> Merged:
-    """Add what ``source`` has - a database, JSON lines, a MetaSchedule work folder - to ``target``, all at once.
+    """Add what ``source`` has - a database, JSON lines, a MetaSchedule work folder, jobs that ran - to ``target``, all
+    at once.
 
     Raises DatabaseError, InputError where the file cannot be read at all, and ``target`` is then as it was.
     """
@@ -68,6 +70,9 @@ def read_any(source: Path) -> Iterator[Measurement | RefusedRecord]:
     """The measurements of a file of any of the kinds; raises as `merge`."""
     if is_metaschedule(source):
         yield from read_metaschedule(source)
+        return
+    if is_job_folder(source):
+        yield from measurements_in(source)
         return
     try:
         with source.open("rb") as file:

@@ -3,6 +3,8 @@
 On a CPU times are taken by Python's monotonic clock around many calls; on other devices by TVM's evaluator, which uses
 the device's own events, and on devices behind RPC by the evaluator over there. That one's clock for CPUs may be set
 back or forth while it measures: what does not fit into the time that has passed here is measured again.
+
+GPUs' kernels run with TVM's runtime and NumPy alone (`job_folder.py`).
 """
 
 from __future__ import annotations
@@ -11,18 +13,21 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import tvm
+import tvm_ffi
 
-from tvm_ext._tvm import Device, Module, tensor, tvm
-from tvm_ext._tvm import Tensor as DeviceTensor
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.measurement import TrialOutcome
 from tvm_ext.support.arrays import Array, DType, pack
 from tvm_ext.support.roundoff import UNIT_ROUNDOFF, allowed_error, relative_error
-from tvm_ext.support.shared_library import load_library
+
+if TYPE_CHECKING:
+    from tvm_ext._tvm import Device, Module
+    from tvm_ext._tvm import Tensor as DeviceTensor
 
 KERNEL_ERRORS = (
     RuntimeError,
@@ -57,6 +62,7 @@ class KernelDevice(Protocol):
 
     device: Device
     own_clock: bool
+    name: str
 
     def open(self, library: Path) -> Module:
         """The library as a module that can be called there."""
@@ -67,16 +73,27 @@ class KernelDevice(Protocol):
 
 @dataclass(slots=True)
 class LocalDevice:
-    """A device of this machine: ``kind`` is TVM's, "cpu" or "cuda"."""
+    """A device of this machine: ``kind`` is TVM's, "cpu" or "cuda". ``name`` is a GPU's own.
+
+    Raises LookupError where there is none.
+    """
 
     kind: str = "cpu"
     device: Device = field(init=False)
     own_clock: bool = field(init=False)
+    name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.device, self.own_clock = tvm.runtime.device(self.kind, 0), self.kind == "cpu"
+        if not self.device.exist:
+            raise LookupError("TVM's runtime finds no such device")
+        self.name = "" if self.kind == "cpu" else str(self.device.device_name)
 
     def open(self, library: Path) -> Module:
+        if self.kind != "cpu":
+            return tvm_ffi.load_module(library, keep_module_alive=False)
+        from tvm_ext.support.shared_library import load_library  # on our own threads, which GPUs' kernels do not need
+
         return load_library(library)
 
     def is_there(self) -> bool:
@@ -172,17 +189,17 @@ class KernelHost:
         how = argument.pack
         if how is None:
             if index not in self._plain:
-                self._plain[index] = tensor(self._drawn[index], self.device.device)
+                self._plain[index] = tvm.runtime.tensor(self._drawn[index], self.device.device)
             return self._plain[index]
         if (index, how) not in self._packed:
-            self._packed[index, how] = tensor(pack(self._drawn[index], how), self.device.device)
+            self._packed[index, how] = tvm.runtime.tensor(pack(self._drawn[index], how), self.device.device)
         return self._packed[index, how]
 
     def _poisoned(self, index: int, result: JobArgument) -> DeviceTensor:
         """The tensor for a result, full of what no kernel leaves there by chance."""
         array = np.full(result.shape, np.nan if result.dtype in UNIT_ROUNDOFF else 99, dtype=_numpy_type(result.dtype))
         if index not in self._plain:
-            self._plain[index] = tensor(array, self.device.device)
+            self._plain[index] = tvm.runtime.tensor(array, self.device.device)
         else:
             self._plain[index].copyfrom(array)
         return self._plain[index]

@@ -6,6 +6,7 @@ itself as soon as nobody holds the other end of its input: no kill of the parent
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -18,14 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from tvm_ext._tvm import tvm_ffi
+import tvm_ffi
+
 from tvm_ext.options import configure_threads
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.serialise import from_json
 
-from .build_kernels import reference_results
 from .kernel_host import KernelDevice, KernelError, KernelHost, LocalDevice
-from .rpc_device import connect
 
 READY = "ready"
 _BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
@@ -75,13 +75,14 @@ class _Worker:
 
     def _device(self, request: Mapping[str, Any]) -> str:
         """Kernels are to run on a device of this machine, or on one that a tracker gives us."""
-        device: KernelDevice = LocalDevice(request["kind"])
-        if request.get("tracker"):
-            device = connect(
-                request["tracker"], request["key"], request["kind"], request["wait_s"], request["session_s"]
-            )
+        device = self._connected(request) if request.get("tracker") else _local(request)
         self._host = KernelHost(device)
-        return str(getattr(device, "name", ""))
+        return device.name
+
+    def _connected(self, request: Mapping[str, Any]) -> KernelDevice:
+        from .rpc_device import connect  # by TVM's compiler, which is not there where only kernels run
+
+        return connect(request["tracker"], request["key"], request["kind"], request["wait_s"], request["session_s"])
 
     def _build(self, request: Mapping[str, Any]) -> None:
         module, _, name = request["compile"].rpartition(":")
@@ -89,6 +90,8 @@ class _Worker:
         Path(request["output"]).write_bytes(compile_job(from_json(KernelJob, request["job"])))
 
     def _reference(self, request: Mapping[str, Any]) -> None:
+        from .build_kernels import reference_results  # as above
+
         Path(request["output"]).write_bytes(reference_results(from_json(KernelJob, request["job"])))
 
     def _load(self, request: Mapping[str, Any]) -> None:
@@ -109,6 +112,16 @@ class _Worker:
     def _unload(self, request: Mapping[str, Any]) -> None:
         assert self._host is not None
         self._host.unload(request["number"])
+
+
+def _local(request: Mapping[str, Any]) -> KernelDevice:
+    """This machine's device; raises KernelError where there is none, which is no kernel's fault."""
+    try:
+        for library in request["libraries"]:
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        return LocalDevice(request["kind"])
+    except (OSError, LookupError) as error:
+        raise KernelError("lost", f"there is no {request['kind']} here: {error}") from error
 
 
 def _own_output() -> TextIO:

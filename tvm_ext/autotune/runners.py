@@ -15,16 +15,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tvm_ext.errors import MeasurementError
 from tvm_ext.records.kernel_job import TimingPlan
 from tvm_ext.records.serialise import to_json
 
 from .kernel_host import KernelError, KernelHost, LocalDevice
-from .tracker import Tracker
 from .turns import BatchEntry, DeviceLost, take_turns
 from .worker_process import WorkerDied, WorkerProcess
+
+if TYPE_CHECKING:
+    from .tracker import Tracker
 
 SESSION_S = 120.0
 """A session is renewed before it is as old: where a kernel hangs, a stock server waits until it is."""
@@ -111,12 +113,14 @@ class IsolatedRunner:
     """Kernels in a process of their own on this machine's device ``kind``, which is replaced where they break it.
 
     The process is kept from batch to batch: importing TVM takes a second. It has as many threads as the workload says.
+    ``libraries`` are loaded there first: TVM's part for the device, where TVM does not load it by itself.
     """
 
-    def __init__(self, kind: str = "cpu") -> None:
+    def __init__(self, kind: str = "cpu", *, libraries: Sequence[str] = ()) -> None:
         self.name = f"isolated, {kind}"
         self.started = 0
-        self._device: Mapping[str, object] = {"do": "device", "kind": kind}
+        self._device: Mapping[str, object] = {"do": "device", "kind": kind, "libraries": list(libraries)}
+        self._device_name = ""
         self._is_cpu = kind == "cpu"
         self._worker: WorkerProcess | None = None
         self._settings = (0, 0)
@@ -137,8 +141,8 @@ class IsolatedRunner:
 
     @property
     def device(self) -> str:
-        """Where the last batch ran."""
-        return self.name
+        """Where the last batch ran: a GPU's own name."""
+        return self._device_name or self.name
 
     def worker(self) -> WorkerProcess:
         """A process with the device open; raises KernelError, WorkerDied or MeasurementError."""
@@ -181,9 +185,12 @@ class IsolatedRunner:
 
     def opened(self, name: str) -> None:
         """What the worker answered."""
+        self._device_name = name
 
     def judge(self, error: KernelError | WorkerDied) -> Exception:
         """What an error at a kernel means: KernelError blames the kernel, DeviceLost the device."""
+        if error.outcome == "lost":
+            return DeviceLost(str(error))
         return error if isinstance(error, KernelError) else KernelError(error.outcome, str(error))
 
     def end(self) -> None:
@@ -294,7 +301,6 @@ class RpcRunner(IsolatedRunner):
                 return DeviceLost(f"{self.server} went away: {error}")
         if error.outcome == "lost":
             self._replace(None)
-            return DeviceLost(str(error))
         return super().judge(error)
 
     def _is_there(self) -> bool:

@@ -23,7 +23,8 @@ File = Annotated[
 ]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
 Sources = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="Databases, JSON lines, or MetaSchedule's work folders.")
+    list[Path],
+    typer.Argument(metavar="FILE...", help="Databases, JSON lines, MetaSchedule's or jobs' folders."),
 ]
 
 

@@ -13,8 +13,11 @@ from tests.unit.autotune import jobs
 from tests.unit.autotune.test_measure import Builder, job
 from tests.unit.autotune.test_runners import outcomes
 from tvm_ext.autotune import job_folder
+from tvm_ext.autotune.batch_files import BATCH, RESULTS, measurements_in, write_batch
 from tvm_ext.autotune.builders import ExecutorBuilder
-from tvm_ext.autotune.job_folder import BATCH, RESULTS, FolderRunner, main, serve_folder
+from tvm_ext.autotune.database import MeasurementDatabase
+from tvm_ext.autotune.database_files import merge
+from tvm_ext.autotune.job_folder import FolderRunner, main, serve_folder
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.turns import Artifact, BatchEntry, DeviceLost
 from tvm_ext.records.kernel_job import Failure, TimingPlan
@@ -25,7 +28,7 @@ PLAN = TimingPlan(limit_s=60.0, least_rounds=2, most_rounds=3)
 class FakeRunner:
     """Stands in for the process that runs a batch on the other machine."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, libraries: Sequence[str] = ()) -> None:
         self.device = f"{kind} over there"
 
     def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
@@ -33,6 +36,8 @@ class FakeRunner:
             assert entry.artifact.library.read_bytes()
             if entry.artifact.job.configuration == "crash":
                 entry.failure = Failure(outcome="crashed", reason="SIGSEGV")
+            elif entry.artifact.job.configuration == "last":
+                raise DeviceLost("the driver is gone")
             else:
                 entry.times_us, entry.rounds = [2.0] * 6, 2
 
@@ -57,6 +62,29 @@ def test_batches_go_out_and_results_come_in(tmp_path: Path, monkeypatch: pytest.
 def test_a_folder_that_nobody_serves_loses_its_trials(tmp_path: Path) -> None:
     with Measurer(Builder(), [FolderRunner(tmp_path, wait_s=0.05)], plan=PLAN) as measurer:
         assert outcomes(list(measurer.measure([job("a")]))) == {"a": "lost"}
+
+
+def test_what_ran_elsewhere_goes_into_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written now, run somewhere, imported later, and imported again: failures and a device that went away included."""
+    monkeypatch.setattr(job_folder, "IsolatedRunner", FakeRunner)
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"code")
+    folder = tmp_path / "jobs"
+    for names in (("a", "crash", "b"), ("c", "last"), ("never",)):
+        write_batch(folder, [BatchEntry(Artifact(job(name), library)) for name in names], PLAN)
+    (folder / "batch-3" / RESULTS).write_text("{")
+    assert serve_folder(folder, "cuda", idle_s=0.01) == 2
+    with MeasurementDatabase(tmp_path / "store.db") as store:
+        merged = merge(store, folder)
+        assert (merged.added, merged.known) == (5, 0) and len(merged.refused) == 1
+        assert "batch-3" in merged.refused[0].place
+        assert (merge(store, folder).added, len(store)) == (0, 5)
+        found = store.verdicts(job("a").workload)
+    assert {name: item.outcome for name, item in found.items()} == {
+        "a": "ok", "b": "ok", "c": "ok", "crash": "crashed", "last": "lost",
+    }  # fmt: skip
+    assert found["a"].time_us == 2.0 and found["last"].reason == "the driver is gone"
+    assert list(measurements_in(tmp_path)) == []
 
 
 @pytest.mark.parametrize("harm", ["library", "outside", "text"])
