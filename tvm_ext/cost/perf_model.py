@@ -49,6 +49,23 @@ L1 keeps its rate to the last line.
 FIRST_PHYSICAL_LEVEL = 2
 
 
+def cache_share_bytes(device: DeviceSpec, level: int) -> float:
+    """What a tile may occupy of a cache or memory: one unit's part of a shared one, and of a CPU's `CACHE_SHARE`."""
+    layer = device.layers[level]
+    if layer.capacity_bytes is None:
+        return float("inf")
+    own = layer.capacity_bytes / (device.unit_count if layer.scope == "device" else 1)
+    return own * CACHE_SHARE if device.kind == "cpu" and level >= FIRST_PHYSICAL_LEVEL else own
+
+
+def cpu_clock_hz(device: DeviceSpec) -> float:
+    """Cycles per second under full vector load: from the measured peak where there is one, else nominal."""
+    peak = device.peak_gflops_of("float32")
+    if peak and device.fma_pipes:
+        return peak * REPORTED_UNITS_PER_G / (device.unit_count * device.teu_lanes * 2 * device.fma_pipes)
+    return (device.clock_ghz or 0.0) * REPORTED_UNITS_PER_G
+
+
 class PerfModel:
     """The model of one operator on one device with one vector axis (None: scalar code, or a GPU's default)."""
 
@@ -88,14 +105,10 @@ class PerfModel:
 
     def capacity_bytes(self, level: int) -> float:
         """What a tile in ``level`` may occupy; a shared layer is split evenly among the units (paper §3.3)."""
-        layer = self.device.layers[level]
         if level == 0:
             registers = self.device.register_limit
             return float(registers * self.device.register_bytes * (self.device.teu_lanes if self.tensor_core else 1))
-        if layer.capacity_bytes is None:
-            return float("inf")
-        own = layer.capacity_bytes / (self.device.unit_count if layer.scope == "device" else 1)
-        return own * CACHE_SHARE if self.is_cpu and level >= FIRST_PHYSICAL_LEVEL else own
+        return cache_share_bytes(self.device, level)
 
     def footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int] = ()) -> float:
         """MemFootprint: bytes that the tile occupies in ``level``.
@@ -242,12 +255,7 @@ class PerfModel:
 
     @property
     def clock_hz(self) -> float:
-        """Cycles per second under full vector load: from the measured peak where there is one, else nominal."""
-        device = self.device
-        peak = device.peak_gflops_of("float32")
-        if peak and device.fma_pipes:
-            return peak * REPORTED_UNITS_PER_G / (device.unit_count * device.teu_lanes * 2 * device.fma_pipes)
-        return (device.clock_ghz or 0.0) * REPORTED_UNITS_PER_G
+        return cpu_clock_hz(self.device)
 
     def roofline_s(self) -> float:
         """Time that no program can beat: all arithmetic at peak, or every tensor moved once from the lowest layer."""
