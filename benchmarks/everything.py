@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "gpu/sweep.py",
         "tuning_curves.py --seeds 3",
         "gpu/models.py",
+        "gpu/schedules.py",
         "gpu/pipelining.py --device nvidia-a100",
         "gpu/pipelining.py --device nvidia-h200",
         "gpu/pipelining_model.py",

@@ -8,6 +8,9 @@ from typing import Literal
 MERGED = "tvm_ext.merged"
 """PrimFunc attribute: the `MergedKernel` as JSON. Such a function is behind stock TVM's ThreadSync already."""
 
+BODY_SCOPE = "tvm_ext.rtask_body"
+"""Statement attribute around what runs one rTask: `OutlineRTasks` makes a function of it."""
+
 MergeLevel = Literal["static", "ticket", "waves"]
 """``static``: each block has its stream; ``ticket``: blocks take entries in an order in which nothing waits for what
 comes later; ``waves``: a launch for what waits for nothing in it."""

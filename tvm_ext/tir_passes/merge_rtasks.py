@@ -160,7 +160,8 @@ class _Merger:
             self._keep(static, f"{self._room(static, use)} blocks are resident", use)
             return
         order = in_one_order(program, waits)
-        ticket = self._launch("ticket", [order], waits, min(len(order), len(streams)))
+        # One resident block is enough; saying so keeps ptxas from spilling for the sake of more.
+        ticket = self._launch("ticket", [order], waits, min(len(order), len(streams)), 1)
         taken = self._measured(ticket)
         if isinstance(taken, CompiledUse) and taken.spill_bytes:
             self._add_waves(program, waits, f"{reason}, with tickets {taken.spill_bytes}")

@@ -18,6 +18,7 @@ _ENTRY = re.compile(r"Compiling entry function '(?P<name>[^']+)' for '(?P<archit
 _STACK = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
 )
+_CUMULATIVE = re.compile(r"(?P<bytes>\d+) bytes cumulative stack size")
 _REGISTERS = re.compile(r"Used (?P<count>\d+) registers")
 _SHARED = re.compile(r"(?P<bytes>\d+) bytes smem")
 _BARRIERS = re.compile(r"used (?P<count>\d+) barriers")
@@ -81,17 +82,17 @@ def parse_report(text: str) -> tuple[KernelUse, ...]:
 
 
 def _parse_kernel(entry: re.Match[str], text: str) -> KernelUse:
-    # Functions that were not inlined report a frame of their own before the kernel's: the kernel's line is the one
-    # after its own "Function properties for", the first in all reports of one kernel.
-    stack = _STACK.search(text)
+    # The kernel's own properties come first. Those of functions that were not inlined follow; the kernel runs them.
+    functions = list(_STACK.finditer(text))
+    cumulative = _number(_CUMULATIVE, text)
     return KernelUse(
         name=entry["name"],
         architecture=entry["architecture"],
         register_count=_number(_REGISTERS, text),
         shared_bytes=_number(_SHARED, text),
-        stack_bytes=int(stack["stack"]) if stack else 0,
-        spill_store_bytes=int(stack["stores"]) if stack else 0,
-        spill_load_bytes=int(stack["loads"]) if stack else 0,
+        stack_bytes=cumulative or max((int(found["stack"]) for found in functions[:1]), default=0),
+        spill_store_bytes=sum(int(found["stores"]) for found in functions),
+        spill_load_bytes=sum(int(found["loads"]) for found in functions),
         barrier_count=_number(_BARRIERS, text),
         constant_bytes=_number(_CONSTANT, text),
     )

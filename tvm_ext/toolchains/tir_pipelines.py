@@ -10,6 +10,7 @@ from tvm_ext._tvm import IRModule, module_pass
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.name_device import NameDevice
+from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 
@@ -51,4 +52,8 @@ def rkernel_pipeline() -> Any:
             result.update(passes(IRModule(others)))
         return result
 
-    return module_pass(run, opt_level=0, name="tvm_ext.rkernels"), finalize_host, finalize_device
+    def finalize() -> Any:
+        # Behind all of stock TVM's: a function's own thread numbers have no bounds that it could simplify by.
+        return tvm.transform.Sequential([finalize_device(), OutlineRTasks()], name="tvm_ext.rkernels_device")
+
+    return module_pass(run, opt_level=0, name="tvm_ext.rkernels"), finalize_host, finalize

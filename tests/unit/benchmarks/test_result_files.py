@@ -102,6 +102,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
+    "gpu/schedules.py": {},
     "tuning.py": {}, "tuning_curves.py": {}, "tuning_measured.py": {}, "tuning_metaschedule.py": {},
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from tvm_ext.records.merged import ENTRY_WORDS, FIRST_WAIT, LAST_WAIT, MERGED, C
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.merge_rtasks import AskCompiler
+from tvm_ext.toolchains import cuda_nvrtc, cuda_toolchain
+from tvm_ext.toolchains.cuda_check import compiled_use
 from tvm_ext.verify.build_check import check_kernel
 from tvm_ext.verify.simt import Concurrency
 
@@ -159,6 +162,16 @@ def test_streams_that_are_not_resident_for_certain_become_tickets(use: CompiledU
     assert launch.reason.startswith(reason)
 
 
+def test_a_device_that_the_toolchain_has_dropped_takes_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA 13 does not compile for a V100: nobody knows whether all blocks would be resident."""
+    known = cuda_toolchain.Nvcc(path=Path("nvcc"), origin="", version="13.0.88", architectures=("sm_75", "sm_80"))
+    monkeypatch.setattr(cuda_toolchain, "find_nvcc", lambda: known)
+    monkeypatch.setattr(cuda_nvrtc, "find_nvrtc", lambda: None)
+    (launch,) = merged_graph(chain(), name="nvidia-v100", measure=compiled_use).record.regions[0].launches
+    assert (launch.level, launch.registers) == ("ticket", None)
+    assert launch.reason.startswith("unknown registers: nvcc 13.0.88 (nvcc) does not compile for sm_70")
+
+
 SPILLS = CompiledUse(registers=255, spill_bytes=8, shared_bytes=0)
 
 
@@ -233,6 +246,7 @@ def test_a_build_compiles_without_spills() -> None:
     (launch,) = library.report.rammer.regions[0].launches
     assert launch.level == "static"
     assert launch.registers is not None
+    assert "__noinline__ void rammer_main_0_kernel_body" in library.source()
     assert "__restrict__" not in library.source().partition("rammer_main_0_kernel(")[2].partition(")")[0]
     assert "rammer_main_0: 5 operators" in " ".join(str(library.report).split())
 

@@ -43,6 +43,25 @@ def test_every_kernel_on_every_architecture_is_read() -> None:
     assert (hopper.architecture, hopper.stack_bytes, hopper.shared_bytes) == ("sm_90a", 16, 49152)
 
 
+WITH_FUNCTIONS = """\
+ptxas info    : Compiling entry function 'k' for 'sm_80'
+ptxas info    : Function properties for k
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 80 registers, used 1 barriers, 192 bytes cumulative stack size, 22912 bytes smem, 400 bytes cmem[0]
+ptxas info    : Compile time = 353.176 ms
+ptxas info    : Function properties for k_body0
+    184 bytes stack frame, 72 bytes spill stores, 56 bytes spill loads
+ptxas info    : Function properties for k_body1
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+"""
+
+
+def test_a_kernels_functions_spill_for_it() -> None:
+    (use,) = parse_report(WITH_FUNCTIONS)
+    assert (use.register_count, use.stack_bytes) == (80, 192)
+    assert (use.spill_store_bytes, use.spill_load_bytes) == (76, 68)
+
+
 def test_text_without_kernels_has_none() -> None:
     assert parse_report("warning: unused variable\nptxas info    : 0 bytes gmem\n") == ()
 

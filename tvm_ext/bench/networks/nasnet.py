@@ -68,6 +68,19 @@ def build_nasnet(
     return graph.model({"weights": f"random, seed {seed}"})
 
 
+def build_nasnet_cell(*, batch: int, seed: int, filters: int = FILTERS, extent: int = CIFAR_EXTENT) -> onnx.ModelProto:
+    """A normal cell of the first stage: what two cells before it made, ``last`` and ``before``, to ``y``."""
+    graph, channels = GraphWriter("nasnet_cell"), (len(_NORMAL) + 1) * filters
+    shape = (batch, channels, extent, extent)
+    last, before = (
+        _Value(name=graph.input(name, shape), channels=channels, extent=extent) for name in ("last", "before")
+    )
+    made = _Cell(graph, seed, "cell", filters, 1).write(_NORMAL, last, before)
+    graph.op("Relu", made.name, name="y")
+    graph.output("y", (batch, made.channels, extent, extent))
+    return graph.model({"weights": f"random, seed {seed}"})
+
+
 class _Cell:
     """Writes one cell of ``width`` filters; ``stride`` 2 for a reduction."""
 

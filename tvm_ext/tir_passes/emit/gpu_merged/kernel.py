@@ -27,6 +27,7 @@ from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
 from tvm_ext.records.merged import (
     BEGIN,
     BODY,
+    BODY_SCOPE,
     COUNTER,
     END,
     ENTRY_WORDS,
@@ -178,7 +179,8 @@ class _LaunchWriter:
         binds = [tirx.Bind(place, self._word(operands + number)) for number, place in enumerate(places)]
         memory = [Memory(base=base, units=place) for base, place in zip(body.bases, places, strict=True)]
         thread = self.thread.var
-        return sequence(*binds, moved_body(body.function, memory, self.pool, thread, task, self.launch.threads))
+        moved = moved_body(body.function, memory, self.pool, thread, task, self.launch.threads)
+        return _attribute(BODY_SCOPE, 1, sequence(*binds, moved))
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
