@@ -6,32 +6,31 @@ the launch, is shared out among them (`tvm_ext.cost.gpu_rtasks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import onnx
 
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.bandwidths import bandwidth
-from tvm_ext.cost.gpu_rtasks import gpu_rkernel
+from tvm_ext.cost.gpu_rtasks import SHORTEST_S, gpu_rkernel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, plan_build
 from tvm_ext.recorder import choice_of
-from tvm_ext.records.choice import GpuPlan, KernelChoice
+from tvm_ext.records.choice import ALTERNATIVES, GpuPlan, KernelChoice
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
 
 FALLBACK_REGISTERS = 32
 """Of a thread of a kernel that stock TVM scheduled: assumed."""
-SHORTEST_S = 1.5e-6
-"""Of a kernel without a prediction: assumed, reads of memory and their use."""
 
 
 def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
-    """The rTasks of ``model``, built for ``device`` as far as its kernels."""
-    options = BuildOptions.create(device=device)
+    """The rTasks of ``model``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first."""
+    options = BuildOptions.create(device=device, enable_rammer=True)
     mod, _ = relay.frontend.from_onnx(model)
     plan = plan_build("cuda", options)
     with EXCLUSIVE, plan.target:
@@ -41,7 +40,7 @@ def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
 
 def read_graph(kernels: IRModule, plan: BuildPlan) -> RTaskGraph:
     """The calls of ``kernels``' main function in their order; a kernel of several launches is as many operators."""
-    known: dict[str, tuple[RKernel, ...]] = {}
+    known: dict[str, tuple[tuple[RKernel, ...], ...]] = {}
     producers: dict[object, tuple[int, ...]] = {}
     operators: list[ROperator] = []
     for block in kernels["main"].body.blocks:
@@ -51,10 +50,10 @@ def read_graph(kernels: IRModule, plan: BuildPlan) -> RTaskGraph:
             if isinstance(value, tvm.ir.Call) and value.op.same_as(CALL_TIR):
                 name = str(value.args[0].name_hint)
                 if name not in known:
-                    known[name] = _launches(name, kernels[value.args[0]], plan)
-                for kernel in known[name]:
+                    known[name] = _choices(name, kernels[value.args[0]], plan)
+                for choice in known[name]:
                     number = len(operators)
-                    operators.append(ROperator(name=f"{name} {number}", kernels=(kernel,), predecessors=before))
+                    operators.append(ROperator(name=f"{name} {number}", kernels=choice, predecessors=before))
                     before = (number,)
             producers[binding.var] = before
     return RTaskGraph(operators=tuple(operators))
@@ -71,30 +70,59 @@ def _variables(value: object) -> Iterator[object]:
     return iter(found)
 
 
+def _choices(name: str, function: PrimFunc, plan: BuildPlan) -> tuple[tuple[RKernel, ...], ...]:
+    """The kernels of each launch; another kernel of as many launches may differ in one of them."""
+    own = _launches(name, function, plan)
+    found = [[kernel] for kernel in own]
+    for number, other in enumerate(function.attrs.get(ALTERNATIVES, ())):
+        launches = _launches(f"{name} other {number}", other, plan)
+        main = max(range(len(launches)), key=lambda place: launches[place].work_s)
+        if len(launches) == len(own):
+            found[main].append(launches[main])
+    return tuple(map(tuple, found))
+
+
+def constructed_alone(graph: RTaskGraph) -> RTaskGraph:
+    """``graph`` with the first kernel of each operator alone."""
+    return chosen_alone(graph, dict.fromkeys(range(len(graph.operators)), 0))
+
+
+def chosen_alone(graph: RTaskGraph, chosen: Mapping[int, int]) -> RTaskGraph:
+    """``graph`` with one kernel for each operator."""
+    operators = (
+        replace(operator, kernels=(operator.kernels[chosen[place]],)) for place, operator in enumerate(graph.operators)
+    )
+    return RTaskGraph(operators=tuple(operators))
+
+
 def _launches(name: str, function: PrimFunc, plan: BuildPlan) -> tuple[RKernel, ...]:
     choice = choice_of(name, function, plan, plan.options)
     plans = choice.gpu or (_stock_plan(function),)
-    total_s = _time_s(choice, function, plan.device) / len(plans)
+    total_s, busy_s = (item / len(plans) for item in _times_s(choice, function, plan.device))
     return tuple(
-        _rkernel(name if len(plans) == 1 else f"{name}.{index}", item, total_s, plan.device)
+        _rkernel(name if len(plans) == 1 else f"{name}.{index}", item, (total_s, busy_s), plan.device)
         for index, item in enumerate(plans)
     )
 
 
-def _rkernel(name: str, plan: GpuPlan, time_s: float, device: DeviceSpec) -> RKernel:
+def _rkernel(name: str, plan: GpuPlan, times_s: tuple[float, float], device: DeviceSpec) -> RKernel:
     need = Need(threads=plan.threads, registers=plan.register_count, shared_bytes=plan.shared_bytes)
-    return gpu_rkernel(name, need, plan.blocks, time_s, device)
+    return gpu_rkernel(name, need, plan.blocks, times_s[0], device, times_s[1])
 
 
-def _time_s(choice: KernelChoice, function: PrimFunc, device: DeviceSpec) -> float:
-    """The predicted time without the launch; of stock TVM's kernels, that of moving their tensors once."""
+def _times_s(choice: KernelChoice, function: PrimFunc, device: DeviceSpec) -> tuple[float, float]:
+    """The predicted time without the launch, and that of the busiest resource.
+
+    Of stock TVM's kernels both are that of moving their tensors once.
+    """
     launch_s = (device.launch_overhead_us or 0.0) * 1e-6
+    moving_s = sum(_bytes(buffer) for buffer in function.params) / bandwidth(device, GLOBAL)
+    busy_s = moving_s if choice.program is None else choice.program.work_s() / device.unit_count
     if choice.expected_s is not None:
-        return max(choice.expected_s - launch_s, SHORTEST_S)
+        return max(choice.expected_s - launch_s, SHORTEST_S), busy_s
     if choice.program is not None:
-        return max(choice.program.prediction.time_s - launch_s, SHORTEST_S)
-    moved = sum(_bytes(buffer) for buffer in function.buffer_map.values())
-    return max(moved / bandwidth(device, GLOBAL), SHORTEST_S)
+        return max(choice.program.prediction.time_s - launch_s, SHORTEST_S), busy_s
+    return max(moving_s, SHORTEST_S), busy_s
 
 
 def _bytes(buffer: object) -> int:

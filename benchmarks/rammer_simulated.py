@@ -3,11 +3,12 @@
     python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
     python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
     python benchmarks/rammer_simulated.py --cells 100
+    python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4
 
 Kernels are those that a build constructs, their times and needs what the models and emitters say (`_rtask_graphs.py`);
 schedules are run by `cost/schedule_simulator.py`. No GPU is needed, and nothing is measured. Prints, beside the paper's
-Figures 11, 14 and 16, times, utilisation and overheads; of random cells, what fine barriers gain over global ones
-(paper: 1.11 times on irregular ones). --picture draws the schedules.
+Figures 11, 14 and 16, times, utilisation and overheads; what it gains to select kernels (Figure 17); of random cells,
+what fine barriers gain over global ones (paper: 1.11 times on irregular ones). --picture draws the schedules.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _rtask_graphs import graph_of
+from _rtask_graphs import chosen_alone, constructed_alone, graph_of
 from rich.table import Table
 
 from tvm_ext.bench import models
@@ -35,11 +36,15 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rtask_order import check_schedule
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
+from tvm_ext.relay_passes.wavefronts.selection import chosen_kernels
 from tvm_ext.reports.gantt import gantt_file
 
 PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
 SHOWN = ("launches", "wavefront", "list")
+BASELINES = ("round-robin", "zig-zag", "shared-queue")
+CONSTRUCTED, SEVERAL, SELECTED = "constructed", "several", "selected"
+"""Kernels of an operator: the one that is constructed first; another one too; of these the one that "list" selects."""
 GLOBAL = "list, global barriers"
 
 
@@ -47,6 +52,7 @@ GLOBAL = "list, global barriers"
 class Simulated:
     """A schedule of ``model`` by ``policy``: its time, and what of it is overhead.
 
+    ``others`` counts operators that do not have the kernel that was constructed first.
     ``utilisation`` is the share of the time in which a unit runs something (the paper's SM efficiency).
     ``overhead_share`` is the share of the time in launches and in taking entries, the latter shared out among vEUs.
     """
@@ -62,6 +68,12 @@ class Simulated:
     utilisation: float
     overhead_share: float
     scheduling_s: float
+    batch: int = 1
+    kernels: str = CONSTRUCTED
+    others: int = 0
+
+
+Run = tuple[Simulated, RTaskSchedule, RTaskGraph]
 
 
 def simulated(name: str, graph: RTaskGraph, device: DeviceSpec, policy: str) -> tuple[Simulated, RTaskSchedule]:
@@ -77,6 +89,7 @@ def simulated(name: str, graph: RTaskGraph, device: DeviceSpec, policy: str) -> 
     check_schedule(made, graph)
     times = simulate(made, graph)
     rtasks = sum(entry.task_count for program in made.programs for _, _, entry in program.entries())
+    chosen = chosen_kernels(made)
     found = Simulated(
         model=name,
         device=device.name,
@@ -89,8 +102,36 @@ def simulated(name: str, graph: RTaskGraph, device: DeviceSpec, policy: str) -> 
         utilisation=unit_activity(made, times),
         overhead_share=_overhead_s(made, times) / times.makespan_s,
         scheduling_s=seconds,
+        others=sum(kernel > 0 for kernel in chosen.values()),
     )
     return found, made
+
+
+def by_kernels(name: str, graph: RTaskGraph, device: DeviceSpec, policies: Sequence[str]) -> Iterator[Run]:
+    """``policies`` with the kernels that are constructed first; those of Figure 17 with several, where there are."""
+    one, done = constructed_alone(graph), []
+    for policy in policies:
+        found, made = simulated(name, one, device, policy)
+        done.append((found, made, one))
+    yield from done
+    if graph == one:
+        yield from _same_again(done)
+        return
+    several = {policy: simulated(name, graph, device, policy) for policy in SHOWN[1:]}
+    for policy in several:
+        found, made = several[policy]
+        yield dataclasses.replace(found, kernels=SEVERAL), made, graph
+    selected = chosen_alone(graph, chosen_kernels(several["list"][1]))
+    found, made = simulated(name, selected, device, "launches")
+    yield dataclasses.replace(found, kernels=SELECTED), made, selected
+
+
+def _same_again(done: Sequence[Run]) -> Iterator[Run]:
+    """What a graph without choices comes to by several kernels."""
+    kernels = {"launches": SELECTED, "wavefront": SEVERAL, "list": SEVERAL}
+    for found, made, graph in done:
+        if found.policy in kernels:
+            yield dataclasses.replace(found, kernels=kernels[found.policy]), made, graph
 
 
 def _overhead_s(made: RTaskSchedule, times: ScheduleTimes) -> float:
@@ -125,8 +166,34 @@ def model_table(device: str, results: Sequence[Simulated]) -> Table:
     return table
 
 
-def _of(results: Sequence[Simulated], device: str, model: str, policy: str) -> Simulated:
-    return next(item for item in results if (item.device, item.model, item.policy) == (device, model, policy))
+def kernel_table(results: Sequence[Simulated]) -> Table:
+    """What it gains to choose from several kernels (Figure 17), times in ms by device and model."""
+    table = Table(title="kernels selected (paper, Figure 17), simulated")
+    for heading in ("device", "model", "batch", "launches", "launches, selected", "wavefront", "wavefront, several"):
+        table.add_column(heading)
+    for heading in ("list", "list, several", "gain", "operators by others"):
+        table.add_column(heading)
+    for device, name in dict.fromkeys((item.device, item.model) for item in results):
+        base, base_selected, waves, waves_several, ours, several = (
+            _of(results, device, name, policy, kernels)
+            for policy, kernels in (
+                *(("launches", CONSTRUCTED), ("launches", SELECTED)),
+                *((policy, kernels) for policy in SHOWN[1:] for kernels in (CONSTRUCTED, SEVERAL)),
+            )
+        )
+        shown = (base, base_selected, waves, waves_several, ours, several)
+        table.add_row(
+            *(device, name, str(base.batch)),
+            *(f"{item.makespan_ms:.3f}" for item in shown),
+            f"{ours.makespan_ms / several.makespan_ms:.2f}",
+            f"{several.others} of {several.operators}",
+        )
+    return table
+
+
+def _of(results: Sequence[Simulated], device: str, model: str, policy: str, kernels: str = CONSTRUCTED) -> Simulated:
+    key = (device, model, policy, kernels)
+    return next(item for item in results if (item.device, item.model, item.policy, item.kernels) == key)
 
 
 def cell_table(results: Sequence[Simulated]) -> Table:
@@ -152,6 +219,7 @@ def main(
     device: Annotated[list[str], typer.Option(help="Rows of the device tables.")] = list(DEVICES),  # noqa: B006
     cells: Annotated[int, typer.Option(help="Random cells instead of models.")] = 0,
     output: Annotated[Path | None, typer.Option(help="The JSON file.")] = None,
+    batch: Annotated[int, typer.Option(help="Of the models.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="A folder for pictures of the schedules.")] = None,
 ) -> None:
     """Simulate, print, and write JSON."""
@@ -164,21 +232,20 @@ def main(
         for name in chosen:
             for row in map(device_db.lookup, device):
                 step(f"{name} on {row.name}")
-                graph = graph_of(models.build_model(name), row.name)
-                for policy in (*SHOWN, GLOBAL) if cells else SHOWN:
-                    found, made = simulated(name, graph, row, policy)
-                    results.append(found)
+                graph = graph_of(models.build_model(name, batch=batch), row.name)
+                for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if cells else BASELINES))):
+                    results.append(dataclasses.replace(found, batch=batch))
                     if picture is not None:
-                        text = gantt_file(made, graph, simulate(made, graph).entries)
-                        (picture / f"{name}-{row.name}-{policy.partition(',')[0]}.svg").write_text(
-                            text, encoding="utf-8"
-                        )
+                        text = gantt_file(made, own, simulate(made, own).entries)
+                        label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"
+                        (picture / f"{label}.svg").write_text(text, encoding="utf-8")
                 write_results(path, what, environment, results)
     if cells:
         show(cell_table(results))
     else:
         for row_name in dict.fromkeys(item.device for item in results):
             show(model_table(row_name, [item for item in results if item.device == row_name]))
+    show(kernel_table(results))
 
 
 if __name__ == "__main__":

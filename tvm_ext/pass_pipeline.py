@@ -212,7 +212,8 @@ def kernel_passes(
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
         # pipelines, then in other tiles. The pipelines are those that `AutoPipeline` and `InjectPipelines` would give
         # (see `tir_pipeline`): both call `pipelining/route.py`.
-        return [ConstructGpuKernels(device, options, _compiler_check(device, options), wishes_of(options))]
+        several = options.enable_rammer is not False
+        return [ConstructGpuKernels(device, options, _compiler_check(device, options), wishes_of(options), several)]
     if options.enable_roller is False:
         return [GuardWorkspaces()] if options.guard_memory else []
     return [
@@ -234,7 +235,8 @@ def _cpu_construction(
     """The pass that constructs kernels; those of rTasks have bodies, and if all are such, dividing costs no fork."""
     if options.enable_rammer is True:
         device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
-    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None, tiles)]
+    several = options.enable_rammer is not False and device.unit_count > 1
+    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None, tiles, several)]
 
 
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:

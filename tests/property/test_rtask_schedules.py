@@ -103,6 +103,19 @@ def test_the_list_policy_is_never_worse_than_the_paper_s(graph: RTaskGraph, make
     assert ours <= paper * (1 + 1e-9)
 
 
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(most_kernels=3), make=devices(FEW | MANY))
+def test_the_list_policy_is_never_worse_by_more_kernels(graph: RTaskGraph, make: MakeDevice) -> None:
+    choices = KernelChoices(graph, make)
+    operators = (
+        dataclasses.replace(operator, kernels=(operator.kernels[choices.fastest(place)],))
+        for place, operator in enumerate(graph.operators)
+    )
+    one = RTaskGraph(operators=tuple(operators))
+    fastest, several = (simulate(schedule(item, make), item).makespan_s for item in (one, graph))
+    assert several <= fastest * (1 + 1e-9)
+
+
 @settings(max_examples=25, deadline=None)
 @given(graph=graphs(most_operators=6, most_tasks=3), make=devices(st.integers(2, 4)))
 def test_no_wait_is_redundant_and_each_that_is_missing_is_found(graph: RTaskGraph, make: MakeDevice) -> None:

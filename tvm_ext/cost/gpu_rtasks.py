@@ -2,7 +2,8 @@
 
 The time is shared out in rounds: 500 blocks, of which 320 run at a time, are two rounds. How blocks of one unit slow
 each other is assumed: its throughput takes eight warps to reach, two for each of four schedulers. Of two warps each,
-four blocks run as fast as one alone, and eight half as fast.
+four blocks run as fast as one alone, and eight half as fast; but never faster together than the unit's busiest
+resource allows. A kernel of which one block keeps that busy all the time, by its own model, shares it from the second.
 """
 
 from __future__ import annotations
@@ -15,19 +16,28 @@ from tvm_ext.support.arithmetic import ceil_div
 WARPS_TO_FILL = 8
 """Warps of a unit that reach its throughput: assumed."""
 
+SHORTEST_S = 1.5e-6
+"""Of a kernel on a GPU without its launch, reads of memory and their use: assumed, where no more is predicted."""
 
-def gpu_rkernel(name: str, need: Need, blocks: int, time_s: float, device: DeviceSpec) -> RKernel:
-    """A kernel of ``blocks`` threadblocks that takes ``time_s``, its launch not counted, where it has ``device``."""
+
+def gpu_rkernel(
+    name: str, need: Need, blocks: int, time_s: float, device: DeviceSpec, busy_s: float | None = None
+) -> RKernel:
+    """A kernel of ``blocks`` threadblocks that takes ``time_s``, its launch not counted, where it has ``device``.
+
+    ``busy_s`` is how long that takes of the device's busiest resource, if all units have as much of it; None: unknown.
+    """
     use = BlockUse(threads=need.threads, registers=need.registers, shared_bytes=need.shared_bytes)
     room = max(1, blocks_per_unit(use, device))
     residents = min(room, ceil_div(blocks, device.unit_count))
     task_s = time_s / ceil_div(blocks, residents * device.unit_count)
     to_fill = max(1.0, WARPS_TO_FILL / ceil_div(need.threads, device.teu_lanes))
+    allowed = to_fill if not busy_s else min(to_fill, task_s * blocks / (busy_s * device.unit_count))
     return RKernel(
         name=name,
         task_count=blocks,
         task_s=task_s,
-        residents=max(residents, int(to_fill)),
+        residents=max(residents, int(allowed)),
         alone_s=min(task_s, task_s / residents * to_fill),
         threads=need.threads,
         registers=need.registers,

@@ -12,6 +12,10 @@ CHOICE = "tvm_ext.choice"
 """PrimFunc attribute: the function's `KernelChoice` as JSON."""
 
 
+ALTERNATIVES = "tvm_ext.alternatives"
+"""PrimFunc attribute of a kernel: other kernels of the same operator, for a schedule to choose from (Rammer, §3.3)."""
+
+
 CONSTANT_PARAMS = "tvm_ext.constant_params"
 """PrimFunc attribute: indices of the parameters that are compile-time constants at every call of the function."""
 

@@ -58,12 +58,16 @@ class SchedulePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorSchedule:
-    """An operator of a region: how many rTasks, on how many vEUs, and the model's microseconds of all of them."""
+    """An operator of a region: how many rTasks, on how many vEUs, and the model's microseconds of all of them.
+
+    ``selection`` says which of several kernels it has, and why; "" where it had one.
+    """
 
     name: str
     task_count: int
     veu_count: int
     work_us: float
+    selection: str = ""
 
     @property
     def kernel(self) -> str:
@@ -80,7 +84,8 @@ class RegionRecord:
     """A region of the graph, and what the simulator says of it; ``symbol`` "" where it was left to run in sequence.
 
     ``sequential_us`` is the model's time of the same operators one after another, each divided among all vEUs.
-    ``schedule`` and ``graph`` are an `RTaskSchedule` and its `RTaskGraph` as JSON.
+    ``constructed_us`` is the simulated time where operators had the kernel alone that was constructed first; None where
+    they had no other. ``schedule`` and ``graph`` are an `RTaskSchedule` and its `RTaskGraph` as JSON.
     ``launches`` are the kernels of a GPU that run it.
     """
 
@@ -97,6 +102,7 @@ class RegionRecord:
     graph: str
     measured: MeasuredRun = ()
     launches: tuple[MergedLaunch, ...] = ()
+    constructed_us: float | None = None
 
     @property
     def measured_us(self) -> float | None:
@@ -104,6 +110,19 @@ class RegionRecord:
         if not self.measured:
             return None
         return (max(row[3] for row in self.measured) - min(row[2] for row in self.measured)) / 1e3
+
+    def selection_lines(self) -> list[str]:
+        """What was chosen for operators that have several kernels: a line for each kernel, its first choice and how
+        many there were.
+        """
+        found: dict[str, list[str]] = {}
+        for operator in self.operators:
+            if operator.selection:
+                found.setdefault(operator.name, []).append(operator.selection)
+        return [
+            f"{name}: {texts[0]}" + (f" (and {len(texts) - 1} more calls)" if len(texts) > 1 else "")
+            for name, texts in found.items()
+        ]
 
     def measured_seconds(self) -> dict[str, float]:
         """By kernel, the measured time of one call: that of its rTasks on all vEUs, divided by the vEUs.
@@ -120,6 +139,8 @@ class RegionRecord:
 
     def __str__(self) -> str:
         times = f"{self.predicted_us:.1f} us by the simulator, {self.sequential_us:.1f} us one after another"
+        if self.constructed_us is not None:
+            times += f", {self.constructed_us:.1f} us with one kernel for each operator"
         if self.measured_us is not None:
             times += f", {self.measured_us:.1f} us measured"
         if not self.symbol:

@@ -83,3 +83,11 @@ class RProgram:
 
     def tile(self, layer: str) -> RTile:
         return dict(self.tiles)[layer]
+
+    def work_s(self, least_s: float = 0.0) -> float:
+        """The time of all partitions one after another on one unit, a round of them taking ``least_s`` or longer.
+
+        Worked example: 80 partitions on 80 units take 2 us, 160 us of work; 20 larger ones take 4 us, half of that.
+        """
+        rounds = -(-self.partition_count // self.unit_count)
+        return max(self.prediction.busy_s / rounds, least_s) * self.partition_count

@@ -57,15 +57,19 @@ class RTaskSplit:
     """A kernel of ``param_count`` parameters as steps in their order; ``refusal`` says why there are none.
 
     ``workspaces`` are buffers that pass between steps, in bytes. ``time_s`` is the model's time of the whole kernel
-    on one core; None where it has none. ``pieces`` has all that a kernel copies which does nothing else.
+    on one core, or on a GPU, of whose busiest resource it takes ``busy_s``; None where it has none. ``pieces`` has
+    all that a kernel copies which does nothing else.
+    ``variants`` are other kernels of the operator, with equal workspaces and steps but for the code of one of these.
     """
 
     param_count: int
     steps: tuple[RTaskStep, ...] = ()
     workspaces: tuple[int, ...] = ()
     time_s: float | None = None
+    busy_s: float | None = None
     refusal: str = ""
     pieces: tuple[CopiedPiece, ...] = ()
+    variants: tuple[RTaskSplit, ...] = ()
 
     def __post_init__(self) -> None:
         assert bool(self.steps) != bool(self.refusal)

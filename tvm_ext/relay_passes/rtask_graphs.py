@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, prod
+from math import prod
 
 from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, Var, VarBinding, relax
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.cost.gpu_rtasks import gpu_rkernel
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
-from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode, OperatorData
-from tvm_ext.records.rtask_split import CopiedPiece, RTaskSplit, RTaskStep
+from tvm_ext.records.rtask_plan import ARENA, DataPlace, OperatorData
+from tvm_ext.records.rtask_split import CopiedPiece, RTaskSplit
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import (
-    LEAST_TASK_S,
-    RKernel,
     ROperator,
     RTaskGraph,
     RTaskProgram,
@@ -26,10 +23,8 @@ from tvm_ext.records.rtasks import (
     VDevice,
 )
 
+from .rtask_kernels import TimedStep, offers_of, rkernels_of, timed_steps
 from .rtask_memory import ALIGNMENT, in_order_of_data, place_values, spans_of
-
-SHORTEST_TASK_S = 1e-6
-"""What is shorter is not divided further: handing it to another vEU takes about as long."""
 
 TensorPlace = int | tuple[int, ...]
 """What a variable stands for: a tensor of the region, or a tuple of them."""
@@ -55,11 +50,10 @@ class RegionTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionOperator:
-    """A step of the call that ``variable`` is bound to, with the tensors that its rKernels take."""
+    """A step of the call that ``variable`` is bound to, as constructed and by other kernels, with what they take."""
 
     name: str
-    step: RTaskStep
-    core_s: float
+    kernels: tuple[TimedStep, ...]
     tensors: tuple[int, ...]
     predecessors: tuple[int, ...]
     constants: str
@@ -107,14 +101,20 @@ class RTaskRegion:
         assert isinstance(place, int)
         return place
 
-    def graph(self) -> RTaskGraph:
-        """The operators for a policy, each with its rKernels from the finest to the coarsest."""
+    def graph(self, *, with_variants: bool = True) -> RTaskGraph:
+        """The operators for a policy, each with its rKernels from the finest to the coarsest.
+
+        Those of variants come last; without them each kernel has the same number.
+        """
         return RTaskGraph(
             operators=tuple(
                 ROperator(
                     name=operator.name,
-                    kernels=tuple(
-                        _kernel(operator, code, self.device, self.times) for code in codes_of(operator, self.device)
+                    kernels=rkernels_of(
+                        [item for item in offers_of(operator.kernels, self.device) if with_variants or not item.number],
+                        operator.constant_bytes,
+                        self.device,
+                        self.times,
                     ),
                     predecessors=operator.predecessors,
                     constants=operator.constants,
@@ -122,6 +122,11 @@ class RTaskRegion:
                 for operator in self.operators
             )
         )
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether there is other code than the constructed kernels' for anything."""
+        return any(len(operator.kernels) > 1 for operator in self.operators)
 
     def data(self, schedule: RTaskSchedule) -> tuple[tuple[OperatorData, ...], int]:
         """Each operator's code and data, and the bytes of the arena in which tensors lie that are no arguments.
@@ -145,7 +150,10 @@ class RTaskRegion:
         offset_of = dict(zip(inner, offsets, strict=True))
         places = [self._data_place(number, offset_of) for number in range(len(self.tensors))]
         data = tuple(
-            OperatorData(codes=codes_of(item, self.device), places=tuple(places[number] for number in item.tensors))
+            OperatorData(
+                codes=tuple(offer.code for offer in offers_of(item.kernels, self.device)),
+                places=tuple(places[number] for number in item.tensors),
+            )
             for item in self.operators
         )
         return data, arena_bytes
@@ -177,9 +185,9 @@ class RTaskRegion:
         if self._lay_within(split.pieces, all_tensors, set(outputs)):
             return
         for number, step in enumerate(split.steps):
-            core_s = step_seconds(split, step, self.device)
+            kernels = timed_steps(split, number, self.device)
             name = f"{call.args[0].name_hint}{STEP}{number}" if len(split.steps) > 1 else call.args[0].name_hint
-            self._step(name, step, core_s, [all_tensors[item] for item in step.buffers])
+            self._step(name, kernels, [all_tensors[item] for item in step.buffers])
 
     def _lay_within(self, pieces: Sequence[CopiedPiece], tensors: Sequence[int], written: Collection[int]) -> bool:
         """Whether copies of ``pieces`` between ``tensors`` need not be made: each lies in the whole from now on.
@@ -204,8 +212,8 @@ class RTaskRegion:
         tensor = self.tensors[number]
         return tensor.argument is None and tensor.within is None and not tensor.is_result
 
-    def _step(self, name: str, step: RTaskStep, core_s: float, used: Sequence[int]) -> None:
-        this = len(self.operators)
+    def _step(self, name: str, kernels: tuple[TimedStep, ...], used: Sequence[int]) -> None:
+        this, step = len(self.operators), kernels[0].step
         tensors = dict(zip(step.buffers, used, strict=True))
         needed: set[int] = set()
         for item in step.reads:
@@ -222,8 +230,7 @@ class RTaskRegion:
         self.operators.append(
             RegionOperator(
                 name=name,
-                step=step,
-                core_s=core_s,
+                kernels=kernels,
                 tensors=tuple(used),
                 predecessors=tuple(sorted(needed - {this})),
                 constants=" ".join(map(str, constants)),
@@ -286,57 +293,3 @@ def is_static(kind: Expr) -> bool:
 def bytes_of(kind: Expr) -> int:
     """The bytes of a tensor of static type ``kind``."""
     return int(itemsize_bytes(str(kind.dtype)) * prod(int(extent) for extent in kind.shape.values))
-
-
-def codes_of(operator: RegionOperator, device: DeviceSpec) -> tuple[KernelCode, ...]:
-    """The rKernels of ``operator``: divided among all vEUs, and whole. What is short is whole only.
-
-    Twice as many rTasks as vEUs would balance better beside others, but neighbours share lines of the cache.
-    """
-    step = operator.step
-    if step.need is not None:  # a GPU's threadblocks: what one is does not change
-        return (KernelCode(function=step.kernel, iterations=step.iterations, per_task=1, alignments=step.alignments),)
-    most = min(step.iterations, device.unit_count, max(1, int(operator.core_s / SHORTEST_TASK_S)))
-    counts = [most, 1] if most > 1 else [1]
-    return tuple(
-        KernelCode(
-            function=step.kernel,
-            iterations=step.iterations,
-            per_task=ceil(step.iterations / count),
-            alignments=step.alignments,
-        )
-        for count in counts
-    )
-
-
-def _kernel(operator: RegionOperator, code: KernelCode, device: DeviceSpec, times: RTaskTimes | None) -> RKernel:
-    if operator.step.need is not None:
-        return gpu_rkernel(code.function, operator.step.need, code.task_count, operator.core_s, device)
-    share = code.per_task / code.iterations
-    measured_s = times.of(code) if times is not None else None
-    return RKernel(
-        name=f"{code.function}/{code.per_task}",
-        task_count=code.task_count,
-        task_s=operator.core_s * share if measured_s is None else max(measured_s, LEAST_TASK_S),
-        constant_bytes=int(operator.constant_bytes * share),
-    )
-
-
-def step_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
-    """The time of ``step``: on one core, or on a GPU that it has for itself; launches of a kernel take equally long."""
-    if step.need is None:
-        return core_seconds(split, step, device)
-    assert split.time_s is not None
-    return split.time_s / len(split.steps)
-
-
-def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> float:
-    """The time of all iterations of ``step`` on one core: its share of the model's time, else by its instructions.
-
-    An iteration that only stores what is known counts as one instruction.
-    """
-    operations = max(step.operations, step.iterations)
-    if split.time_s is not None and split.operations > 0:
-        return split.time_s * operations / max(split.operations, operations)
-    assert device.clock_ghz is not None, "schedules for a CPU without a clock are refused"
-    return operations / (device.clock_ghz * 1e9)

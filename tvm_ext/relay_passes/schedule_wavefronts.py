@@ -37,7 +37,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.rtask_workload import rtask_workload
-from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
+from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records import serialise
@@ -45,7 +45,6 @@ from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rammer import (
     RAMMER,
     RTASK_PLANS,
-    OperatorSchedule,
     OutsideOperator,
     RammerRecord,
     RegionArgument,
@@ -56,9 +55,11 @@ from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 
+from .region_records import region_record
 from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
 from .rtask_regions import Layer, is_output, layers_of, users_of
 from .wavefronts.policies import schedule as schedule_by_policy
+from .wavefronts.selection import chosen_kernels
 
 Mode = bool | Literal["auto"]
 KnownTimes = Callable[[Mapping[str, MeasuredWorkload]], RTaskTimes]
@@ -93,7 +94,7 @@ class ScheduleWavefronts:
         for gv, func in mod.functions_items():
             if isinstance(func, RelaxFunction) and isinstance(func.body, relax.SeqExpr):
                 result[gv] = _ScheduledFunction(build, func, gv.name_hint).rewritten()
-        codes = [code.function for plan in build.plans for operator in plan.operators for code in operator.codes]
+        codes = [function for plan in build.plans for function in _functions_of(plan)]
         used = {name: workloads[name] for name in codes if name in workloads}
         record = RammerRecord(
             regions=tuple(build.regions),
@@ -115,6 +116,12 @@ def splits_of(mod: IRModule) -> dict[str, RTaskSplit]:
         for name, func in kernels
         if func.attrs and RTASKS in func.attrs
     }
+
+
+def _functions_of(plan: SchedulePlan) -> list[str]:
+    """The rKernels that ``plan`` runs, operator after operator; what it might have run instead is not linked."""
+    chosen = chosen_kernels(RTaskSchedule.from_json(plan.schedule))
+    return [plan.operators[place].codes[kernel].function for place, kernel in sorted(chosen.items())]
 
 
 def _workloads_of(mod: IRModule, device: DeviceSpec) -> dict[str, MeasuredWorkload]:
@@ -220,15 +227,14 @@ class _ScheduledFunction:
         return [*self._call(plan.symbol, region.arguments, list(written.values())), *map(self._view, copies)]
 
     def _plan(self, region: RTaskRegion, arguments: Sequence[Expr]) -> tuple[SchedulePlan | None, RegionRecord]:
-        graph = region.graph()
-        schedule = schedule_by_policy(graph, partial(virtual_device, self.build.device))
+        graph, schedule, constructed_s = self._scheduled_by_choice(region)
         times = simulate(schedule, graph)
         sequential_s = self._sequential_s(graph, schedule)
         operators, arena_bytes = region.data(schedule)
         pays = self.build.mode is True or sequential_s > GAIN * times.makespan_s
         symbol = f"rammer_{self.name}_{self.count}" if pays else ""
         self.count += pays
-        record = _record(symbol, graph, schedule, times, sequential_s, arena_bytes)
+        record = region_record(symbol, region, graph, schedule, times, sequential_s, arena_bytes, constructed_s)
         if not pays:
             return None, record
         plan = SchedulePlan(
@@ -243,6 +249,19 @@ class _ScheduledFunction:
             arena_bytes=arena_bytes,
         )
         return plan, record
+
+    def _scheduled_by_choice(self, region: RTaskRegion) -> tuple[RTaskGraph, RTaskSchedule, float | None]:
+        """The graph with all kernels, its schedule, and the time by the constructed kernels alone, where others are.
+
+        Never slower than that: their schedule is taken where no other is quicker.
+        """
+        graph, make = region.graph(), partial(virtual_device, self.build.device)
+        schedule = schedule_by_policy(graph, make)
+        if not region.has_variants:
+            return graph, schedule, None
+        constructed = schedule_by_policy(region.graph(with_variants=False), make)
+        time_s, constructed_s = (simulate(item, graph).makespan_s for item in (schedule, constructed))
+        return graph, schedule if time_s < constructed_s else constructed, constructed_s
 
     def _sequential_s(self, graph: RTaskGraph, schedule: RTaskSchedule) -> float:
         """Of the operators one after another: on a GPU, each a launch."""
@@ -341,42 +360,4 @@ def _argument(expr: Expr, *, is_output: bool) -> RegionArgument:
         shape=tuple(int(extent) for extent in expr.ty.shape.values),
         dtype=dtype,
         role="output" if is_output else "constant" if isinstance(expr, Constant) else "input",
-    )
-
-
-def _record(
-    symbol: str,
-    graph: RTaskGraph,
-    schedule: RTaskSchedule,
-    times: ScheduleTimes,
-    sequential_s: float,
-    arena_bytes: int,
-) -> RegionRecord:
-    entries = [item for program in schedule.programs for item in program.entries()]
-    units: dict[int, set[int]] = {}
-    kernel: dict[int, int] = {}
-    for unit, _, entry in entries:
-        units.setdefault(entry.operator, set()).add(unit)
-        kernel[entry.operator] = entry.kernel
-    chosen = [operator.kernels[kernel[place]] for place, operator in enumerate(graph.operators)]
-    return RegionRecord(
-        symbol=symbol,
-        policy=schedule.policy,
-        veu_count=max(len(program.streams) for program in schedule.programs),
-        entries=len(entries),
-        operators=tuple(
-            OperatorSchedule(
-                name=operator.name,
-                task_count=chosen[place].task_count,
-                veu_count=len(units[place]),
-                work_us=chosen[place].work_s * 1e6,
-            )
-            for place, operator in enumerate(graph.operators)
-        ),
-        predicted_us=times.makespan_s * 1e6,
-        sequential_us=sequential_s * 1e6,
-        utilisation=times.utilisation,
-        arena_bytes=arena_bytes,
-        schedule=schedule.to_json(),
-        graph=graph.to_json(),
     )

@@ -55,7 +55,7 @@ def rammer_lines(report: BuildRecord) -> list[str]:
     outside = Counter(f"outside the schedules: {item.name}: {item.reason}" for item in report.rammer.outside)
     known, kernels = report.rammer.known, len(report.rammer.workloads)
     return [
-        *map(str, report.rammer.regions),
+        *(line for region in report.rammer.regions for line in (str(region), *region.selection_lines())),
         *([f"schedules by measured times of {known} of {kernels} rKernels"] if known else []),
         *(f"{text} ({count} times)" if count > 1 else text for text, count in outside.items()),
     ]

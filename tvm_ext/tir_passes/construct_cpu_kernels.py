@@ -9,7 +9,6 @@ from math import prod
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
     Buffer,
-    Call,
     IRModule,
     PassContext,
     PrimFunc,
@@ -17,7 +16,6 @@ from tvm_ext._tvm import (
     Target,
     copy_module,
     module_pass,
-    structural_walk,
 )
 from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, read_operator
@@ -25,7 +23,6 @@ from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind, sequence
-from tvm_ext.ir.float_ir import uses_bfloat16
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
@@ -41,7 +38,7 @@ from tvm_ext.support.kernel_cache import (
     params_of,
     seal,
 )
-from tvm_ext.support.limits import check_time, limits, timed_construction
+from tvm_ext.support.limits import check_time, timed_construction
 
 from .emit.cpu_attention.kernel import attention_kernel
 from .emit.cpu_cells.kernel import CellKernel, cell_kernel
@@ -51,14 +48,14 @@ from .emit.cpu_rows.emit import emit_rows
 from .emit.cpu_tiles.emit import emit_tile_kernel
 from .emit.cpu_windows.kernel import window_kernel
 from .emit.schedule_fallback import schedule_fallback
-from .expressions.cut_expressions import cut_nested, cut_notes, name_of
-from .expressions.deep_bindings import store_deep_bindings
-from .expressions.exact_floats import keep_floats, keep_floats_outside_reductions, pass_nan_on
+from .expressions.cut_expressions import cut_notes
+from .expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
+from .expressions.on_cpu import call_notes, on_cpu
 from .expressions.turn_divisions import with_turned_divisions
-from .expressions.vector_math import FUNCTIONS, expand_math, has_scale
+from .plan.alternatives import with_alternatives
 from .plan.anchors import construct_anchor, kept_buffers, row_program
 from .plan.canonical import canonical_rows
-from .plan.chosen_tiles import NO_CHOICES, TileChoices, program_for
+from .plan.chosen_tiles import NO_CHOICES, TileChoices, frugal_choices, program_for
 from .plan.equal_functions import EqualFunctions
 from .plan.form import (
     Form,
@@ -95,6 +92,8 @@ class ConstructCpuKernels:
         follow. Left out: every kernel is constructed.
     tiles
         Tiles that replace construction's, by the keys of their workloads.
+    alternatives
+        Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
     """
 
     def __init__(
@@ -103,8 +102,9 @@ class ConstructCpuKernels:
         options: BuildOptions,
         cache: KernelCache | None = None,
         tiles: TileChoices = NO_CHOICES,
+        alternatives: bool = False,
     ) -> None:
-        self.device, self.options, self.tiles = device, options, tiles
+        self.device, self.options, self.tiles, self.alternatives = device, options, tiles, alternatives
         self.cache = cache if cache is not None else KernelCache(None)
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -113,7 +113,17 @@ class ConstructCpuKernels:
         made = EqualFunctions()
         for gv, func in unscheduled(mod):
             result[gv] = self._kernel(func, gv.name_hint, context, made)
-        return result
+        return with_alternatives(mod, result, self.device, self._alternative) if self.alternatives else result
+
+    def _alternative(self, func: PrimFunc, name: str, own: KernelChoice, least_tasks: int) -> PrimFunc | None:
+        """A kernel of less work that reads constants as the ``own`` one does."""
+        if own.path != "rtile" or own.program is None or own.expected_s is not None:
+            return None
+        for tiles in frugal_choices(func, name, own, least_tasks, self.device, self.options):
+            kernel = construct_cpu_kernel(func, name, self.device, self.options, tiles)
+            if from_json(KernelChoice, str(kernel.attrs[CHOICE])).packs == own.packs:
+                return kernel
+        return None
 
     def _kernel(self, func: PrimFunc, name: str, context: str, made: EqualFunctions) -> PrimFunc:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
@@ -368,21 +378,3 @@ def _row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> For
         program=row_program(rows, operator, device),
         notes=(f"{' + '.join(computation.name for computation in rows.computations)} row by row",),
     )
-
-
-def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
-    """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
-    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
-    if uses_bfloat16(exact):
-        return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
-    if call_notes(exact):
-        return exact
-    return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
-
-
-def call_notes(body: Stmt) -> list[str]:
-    """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
-    calls: list[bool] = []
-    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
-    most = limits().expanded_functions
-    return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []

@@ -8,12 +8,13 @@ type and device have them. What no emitter accepts is left to stock TVM's dlight
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tvm_ext._tvm import For, IRModule, PassContext, PrimFunc, copy_module, module_pass
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.gpu_rtasks import SHORTEST_S
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.ir.simt_ir import SimtKernel
@@ -32,6 +33,7 @@ from .expressions.exact_floats import keep_floats, pass_nan_on
 from .expressions.turn_divisions import turn_divisions
 from .pipelining.plan import Wishes
 from .pipelining.route import wishes_of, with_pipelines
+from .plan.alternatives import Pick, best_programs, frugal_picker, with_alternatives
 from .plan.anchors import construct_for_vector_units, gpu_anchor, kept_buffers, row_program
 from .plan.canonical import canonical_rows
 from .plan.equal_functions import EqualFunctions
@@ -75,6 +77,8 @@ class ConstructGpuKernels:
         Looks at each kernel and refuses it by raising IllegalRewrite: the compiler's word, see `cuda_check`.
     wishes
         The pipelines that a kernel gets before it is accepted; None: those that ``options`` ask for.
+    alternatives
+        Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
 
     Raises
     ------
@@ -84,9 +88,15 @@ class ConstructGpuKernels:
     """
 
     def __init__(
-        self, device: DeviceSpec, options: BuildOptions, accept: Accept | None = None, wishes: Wishes | None = None
+        self,
+        device: DeviceSpec,
+        options: BuildOptions,
+        accept: Accept | None = None,
+        wishes: Wishes | None = None,
+        alternatives: bool = False,
     ) -> None:
         self.device, self.options, self.accept, self.wishes = device, options, accept, wishes
+        self.alternatives = alternatives
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
@@ -97,7 +107,13 @@ class ConstructGpuKernels:
                 kernel = construct_gpu_kernel(func, gv.name_hint, self.device, self.options, self.accept, self.wishes)
                 made.remember(func, kernel)
             result[gv] = kernel
-        return result
+        return with_alternatives(mod, result, self.device, self._alternative) if self.alternatives else result
+
+    def _alternative(self, func: PrimFunc, name: str, own: KernelChoice, least_blocks: int) -> PrimFunc | None:
+        if own.path != "rtile" or own.program is None:
+            return None
+        less_work = frugal_picker(own.program, least_blocks, SHORTEST_S)
+        return alternative_gpu_kernel(func, name, less_work, self.device, self.options, self.accept, self.wishes)
 
 
 def construct_gpu_kernel(
@@ -123,19 +139,50 @@ def construct_gpu_kernel(
     return with_choice(body, choice)
 
 
+def alternative_gpu_kernel(
+    func: PrimFunc,
+    name: str,
+    pick: Pick,
+    device: DeviceSpec,
+    options: BuildOptions,
+    accept: Accept | None = None,
+    wishes: Wishes | None = None,
+) -> PrimFunc | None:
+    """A kernel of ``func`` by an rProgram of ``pick``; None where it has none, or that is not all there is to it."""
+    try:
+        with timed_construction():
+            operator = _read(func, name, device)
+            if any(isinstance(group, ChainGroup) for group in _plan(operator, device, options)[0]):
+                return None  # of a chain the model ranks the tiles as a whole
+            attempts = itertools.islice(_assemblies(func, operator, device, options, pick), ATTEMPTS)
+            body, choice = _first_accepted(attempts, device, wishes or wishes_of(options), accept)
+    except IllegalRewrite:
+        return None
+    return with_choice(body, choice)
+
+
 def _accepted(
     func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Accept | None
 ) -> tuple[PrimFunc, KernelChoice]:
-    refusals: list[str] = []
     operator = _read(func, name, device)
     _check_size(operator, options)
-    for _, plain, choice_of_plain in _attempts(func, operator, device, options):
+    return _first_accepted(_attempts(func, operator, device, options), device, wishes, accept)
+
+
+def _first_accepted(
+    attempts: Iterable[tuple[RProgram | None, PrimFunc, KernelChoice]],
+    device: DeviceSpec,
+    wishes: Wishes,
+    accept: Accept | None,
+) -> tuple[PrimFunc, KernelChoice]:
+    refusals: list[str] = []
+    for _, plain, choice_of_plain in attempts:
         for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, wishes):
             problem = _refusal(body, accept)
             if problem is None:
                 return body, replace(choice, notes=(*choice.notes, *_first_and_count(refusals)))
             refusals.append(problem)
-    raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {refusals[0]}")
+    raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {', '.join(refusals[:1])}")
 
 
 def _attempts(
@@ -189,13 +236,14 @@ def candidates(
 
 
 def _assemblies(
-    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
+    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, pick: Pick = best_programs
 ) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
-    """(rProgram of the most laborious group, function, choice) for each form of that group, best first."""
+    """(rProgram of the most laborious group, function, choice) for each form of that group, as ``pick`` has them."""
     groups, apart = _plan(operator, device, options)
     main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _computations(groups[position]))))
-    best = [next(_forms(g, operator, device, options)) if p != main else None for p, g in enumerate(groups)]
-    for form in _forms(groups[main], operator, device, options):
+    best: list[Form | None] = []
+    for form in _forms(groups[main], operator, device, options, pick):
+        best = best or [None if p == main else next(_forms(g, operator, device, options)) for p, g in enumerate(groups)]
         body, choice = _assemble(func, operator, device, [form if item is None else item for item in best], apart)
         yield form.program, body, choice
 
@@ -236,7 +284,9 @@ def _computations(group: GpuGroup) -> tuple[Computation, ...]:
     return (group.anchor, *group.prologue, *group.epilogue) if isinstance(group, TileGroup) else group.computations
 
 
-def _forms(group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions) -> Iterator[Form]:
+def _forms(
+    group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, pick: Pick = best_programs
+) -> Iterator[Form]:
     """The group's kernels, best first. Raises IllegalRewrite, with every emitter's reason, where there are none."""
     if isinstance(group, RowGroup):
         yield _row_form(group, operator, device)
@@ -246,7 +296,7 @@ def _forms(group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options:
         return
     refusals: list[str] = []
     accepted = 0
-    for emit, program, label in _tile_attempts(group, operator, device, options, refusals):
+    for emit, program, label in _tile_attempts(group, operator, device, options, refusals, pick):
         check_time()
         try:
             kernel = emit(program)
@@ -260,7 +310,7 @@ def _forms(group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options:
 
 
 def _tile_attempts(
-    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str]
+    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str], pick: Pick
 ) -> Iterator[tuple[Callable[[RProgram], SimtKernel], RProgram, str]]:
     """(emitter of an rProgram, rProgram, the units that it uses), in the order to try them.
 
@@ -273,7 +323,7 @@ def _tile_attempts(
 
     why_not = supports_mma(expr, device)
     if why_not is None:
-        for program in construct_mma(expr, device, k=options.candidates).programs:
+        for program in pick(construct_mma(expr, device, k=options.candidates)):
             yield emitter(emit_mma_tile), program, "matrix units"
     elif device.peak_gflops_of(f"{expr.inputs[0].dtype}_tensor") is not None:
         refusals.append(f"matrix units: {why_not}")
@@ -281,7 +331,7 @@ def _tile_attempts(
     if not construction.programs:
         raise _nothing_fits(expr, device, options)
     label = "vector units" + "".join(f" ({note})" for note in construction.notes)
-    for program in construction.programs:
+    for program in pick(construction):
         yield emitter(emit_simt_tile), program, label
 
 

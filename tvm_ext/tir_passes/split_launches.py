@@ -15,6 +15,7 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
 from tvm_ext.cost.bandwidths import bandwidth
+from tvm_ext.cost.gpu_rtasks import SHORTEST_S
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -30,9 +31,6 @@ from .plan.rkernels import RKernels, check_parameters, with_splits
 
 FALLBACK_REGISTERS = 32
 """Of a thread of a kernel that stock TVM scheduled: assumed, until the compiler says."""
-
-SHORTEST_S = 1.5e-6
-"""Of a kernel without a prediction: assumed, reads of memory and their use."""
 
 
 @module_pass(opt_level=0, name="tvm_ext.SplitLaunches")
@@ -68,6 +66,7 @@ def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKern
         steps=steps,
         workspaces=tuple(sizes[space] for space in launches[0].workspaces),
         time_s=_seconds(func, device),
+        busy_s=_busy_seconds(func, device),
     )
 
 
@@ -121,5 +120,17 @@ def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
         return max(choice.expected_s - launch_s, SHORTEST_S)
     if choice is not None and choice.program is not None:
         return max(choice.program.prediction.time_s - launch_s, SHORTEST_S)
+    return max(_moving_seconds(func, device), SHORTEST_S)
+
+
+def _busy_seconds(func: PrimFunc, device: DeviceSpec) -> float:
+    """How long the busiest resource of the device works for ``func``, by the model of its main launch."""
+    choice = _choice(func)
+    if choice is None or choice.program is None:
+        return _moving_seconds(func, device)
+    return choice.program.work_s() / device.unit_count
+
+
+def _moving_seconds(func: PrimFunc, device: DeviceSpec) -> float:
     moved = sum(itemsize_bytes(dtype_of(item)) * prod(map(int, item.ty.shape)) for item in func.params)
-    return max(moved / bandwidth(device, GLOBAL), SHORTEST_S)
+    return moved / bandwidth(device, GLOBAL)

@@ -102,7 +102,7 @@ def _core_seconds(func: PrimFunc, device: DeviceSpec) -> float | None:
         return None
     if choice.expected_s is not None:
         return choice.expected_s * device.unit_count
-    return choice.program.prediction.busy_s * device.unit_count
+    return choice.program.work_s()
 
 
 def _check(func: PrimFunc) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tvm_ext.devices import device_db
 from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
-from tvm_ext.relay_passes.rtask_graphs import core_seconds
+from tvm_ext.relay_passes.rtask_kernels import core_seconds
 
 
 def step(operations: float) -> RTaskStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rtasks import Need, RKernel, RTaskGraph, VDevice
@@ -17,11 +18,19 @@ Chosen = tuple[tuple[int, int], ...]
 
 
 class KernelChoices:
-    """The kernels of ``graph``'s operators, and the devices of ``make`` that hold some of them."""
+    """The kernels of ``graph``'s operators, and the devices of ``make`` that hold some of them.
 
-    def __init__(self, graph: RTaskGraph, make: MakeDevice) -> None:
-        self._graph, self._make = graph, make
+    ``fastest_alone``: as if each operator had its fastest kernel alone. ``most_per_unit``: of a unit's vEUs.
+    """
+
+    def __init__(
+        self, graph: RTaskGraph, make: MakeDevice, *, fastest_alone: bool = False, most_per_unit: int | None = None
+    ) -> None:
+        self._most_per_unit = most_per_unit
+        self._graph, self._make, self._fastest_alone = graph, make, fastest_alone
         self._devices: dict[Need, VDevice | IllegalRewrite] = {}
+        self._fastest: dict[int, int] = {}
+        self._efficient: dict[int, int] = {}
 
     def kernel(self, operator: int, index: int) -> RKernel:
         return self._graph.operators[operator].kernels[index]
@@ -45,23 +54,47 @@ class KernelChoices:
 
     def _made(self, need: Need) -> VDevice | IllegalRewrite:
         try:
-            return self._make(need)
+            device = self._make(need)
+            most = self._most_per_unit or device.veus_per_unit
+            return replace(device, veus_per_unit=min(device.veus_per_unit, most))
         except IllegalRewrite as refusal:
             return refusal
 
     def fastest(self, operator: int) -> int:
         """The kernel of the smallest run time (paper §3.3), alone on the device."""
-        return self._least(operator, self.alone_s)
+        if operator not in self._fastest:
+            self._fastest[operator] = self._least(operator, self.alone_s)
+        return self._fastest[operator]
 
     def most_efficient(self, operator: int) -> int:
         """The kernel with the smallest product of time and rTasks: least work."""
-        return self._least(operator, lambda item, index: self.kernel(item, index).work_s)
+        if self._fastest_alone:
+            return self.fastest(operator)
+        if operator not in self._efficient:
+            self._efficient[operator] = self._least(operator, lambda item, index: self.kernel(item, index).work_s)
+        return self._efficient[operator]
+
+    def by_room(self) -> list[KernelChoices]:
+        """These choices, and where a unit has room for more than one vEU, the same with one.
+
+        An rTask is taken to have no more of its unit than its share; where there are few, it should have all.
+        """
+        operators = range(len(self._graph.operators))
+        if all(self.device(self.kernel(item, self.fastest(item)).need).veus_per_unit == 1 for item in operators):
+            return [self]
+        return [self, KernelChoices(self._graph, self._make, fastest_alone=self._fastest_alone, most_per_unit=1)]
+
+    @property
+    def has_several(self) -> bool:
+        """Whether for any operator the fastest kernel is not the most efficient."""
+        return any(self.fastest(item) != self.most_efficient(item) for item in range(len(self._graph.operators)))
 
     def alone_s(self, operator: int, index: int) -> float:
-        """The time of an operator that has the device for itself: rounds of rTasks."""
+        """The time of an operator that has the device for itself: rounds of rTasks, on as many units as there are."""
         kernel = self.kernel(operator, index)
         device = self.device(kernel.need)
-        return -(-kernel.task_count // device.veu_count) * kernel.task_s_beside(device.veus_per_unit)
+        beside = min(device.veus_per_unit, -(-kernel.task_count // device.unit_count))
+        return -(-kernel.task_count // (beside * device.unit_count)) * kernel.task_s_beside(beside)
 
     def _least(self, operator: int, cost: Callable[[int, int], float]) -> int:
         kernels = self._graph.operators[operator].kernels

@@ -29,8 +29,14 @@ def waves(graph: RTaskGraph) -> list[list[int]]:
 
 
 def schedule_waves(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
-    """Function Schedule of Algorithm 1."""
-    return [plan.program() for plan in plan_waves(graph, KernelChoices(graph, make))]
+    """Function Schedule of Algorithm 1, by as many vEUs of a unit as are quickest."""
+    return [plan.program() for plan in quickest_waves(graph, KernelChoices(graph, make))]
+
+
+def quickest_waves(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
+    """The quicker of `plan_waves` by all vEUs that a unit has room for, and by one."""
+    found = [plan_waves(graph, item) for item in choices.by_room()]
+    return min(found, key=lambda plans: sum(plan.time_s for plan in plans))
 
 
 def plan_waves(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:

@@ -8,6 +8,7 @@ registers is a choice: each legal one is constructed and the model ranks them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -66,13 +67,17 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Construction:
-    """What `construct` found: programs best first, the steps to the best, the canonical form, and who lost."""
+    """What `construct` found: programs best first, the steps to the best, the canonical form, and who lost.
+
+    ``narrower`` are programs of fewer partitions than the best, each the fastest of as few; most partitions first.
+    """
 
     programs: tuple[RProgram, ...]
     steps: tuple[EnlargeStep, ...]
     canonical: CanonicalForm
     rejected: tuple[Alternative, ...]
     notes: tuple[str, ...] = ()  # for the report: that the search was cut short
+    narrower: tuple[RProgram, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,20 @@ def construct(
         canonical=canonical,
         rejected=tuple(_alternative(program, programs[0]) for program in programs[1:]),
         notes=(f"best of {limits().search_steps} tiles looked at (limit)",) if budget.steps < 0 else (),
+        narrower=tuple(
+            _program(ranked[place], expr, canonical, digest)
+            for place in narrower_places([item.model.partition_count(item.shapes) for item in ranked])
+        ),
     )
+
+
+def narrower_places(counts: Sequence[int]) -> list[int]:
+    """Of programs with so many partitions, best first: those that have fewer than all before them.
+
+    Worked example: of 80, 96, 40, 80 and 20 partitions the third and the last.
+    """
+    least = itertools.accumulate(counts[:-1], min)
+    return [place for place, (before, own) in enumerate(zip(least, counts[1:], strict=True), 1) if own < before]
 
 
 def _relaxations(

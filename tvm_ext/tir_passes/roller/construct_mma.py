@@ -17,7 +17,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .align import padding_waste
 from .canonical import CanonicalForm
-from .construct import Alternative, Construction
+from .construct import Alternative, Construction, narrower_places
 from .gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step
 from .mma_model import GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 
@@ -80,6 +80,10 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
                 f"bound by {program.prediction.bound}",
             )
             for program in programs[1:]
+        ),
+        narrower=tuple(
+            _program(candidates[place], product, shape, device, digest)
+            for place in narrower_places([_blocks(item, shape) for item in candidates])
         ),
     )
 
@@ -175,7 +179,7 @@ def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device:
     step = reduction_step(product.inputs[0].dtype, device)
     warp = RTile(axes=axes, shape=(*batch, split.warp_rows, split.warp_columns, step))
     block = RTile(axes=axes, shape=(*batch, split.rows, split.columns, split.depth))
-    blocks = shape.batch * ceil_div(shape.rows, split.rows) * ceil_div(shape.columns, split.columns) * item.splits
+    blocks = _blocks(item, shape)
     waste = max(padding_waste(shape.rows, split.rows), padding_waste(shape.columns, split.columns))
     return RProgram(
         device=device.name,
@@ -188,6 +192,11 @@ def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device:
         shrunk=False,
         prediction=item.prediction,
     )
+
+
+def _blocks(item: _MmaCandidate, shape: GemmShape) -> int:
+    tiles = shape.batch * ceil_div(shape.rows, item.split.rows) * ceil_div(shape.columns, item.split.columns)
+    return tiles * item.splits
 
 
 def _canonical(product: TensorExpr, expr: TensorExpr, form: GemmForm | None) -> CanonicalForm:

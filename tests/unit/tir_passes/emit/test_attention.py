@@ -18,8 +18,8 @@ from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import Attention, MatrixOperand, ScoreTerm
 from tvm_ext.runtime.guarded_memory import call_guarded
-from tvm_ext.tir_passes.construct_cpu_kernels import on_cpu
 from tvm_ext.tir_passes.emit.cpu_attention import emit
+from tvm_ext.tir_passes.expressions.on_cpu import on_cpu
 
 ALLOWED = {"float32": 4e-6, "float16": 1e-3}
 

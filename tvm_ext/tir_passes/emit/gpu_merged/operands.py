@@ -122,7 +122,8 @@ def _layout(plan: SchedulePlan, kernels: Mapping[str, PrimFunc]) -> Layout:
     constant = {number for number, _ in weights}
     arena: set[str] = set()
     for operator in plan.operators:
-        parameters = kernels[operator.codes[0].function].params
+        linked = next(code.function for code in operator.codes if code.function in kernels)
+        parameters = kernels[linked].params
         for place, parameter in zip(operator.places, parameters, strict=True):
             if place.argument == ARENA:
                 arena.add(str(parameter.ty.element_type.dtype))

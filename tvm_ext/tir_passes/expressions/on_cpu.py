@@ -1,0 +1,31 @@
+"""The last rewrite of a CPU kernel's expressions, all of this folder's in their order."""
+
+from __future__ import annotations
+
+from tvm_ext._tvm import Call, Stmt, structural_walk
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.float_ir import uses_bfloat16
+from tvm_ext.support.limits import limits
+
+from .cut_expressions import cut_nested, name_of
+from .deep_bindings import store_deep_bindings
+from .exact_floats import keep_floats, pass_nan_on
+from .vector_math import FUNCTIONS, expand_math, has_scale
+
+
+def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
+    """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
+    exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
+    if uses_bfloat16(exact):
+        return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
+    if call_notes(exact):
+        return exact
+    return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
+
+
+def call_notes(body: Stmt) -> list[str]:
+    """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
+    calls: list[bool] = []
+    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
+    most = limits().expanded_functions
+    return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []
