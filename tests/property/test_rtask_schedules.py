@@ -224,6 +224,22 @@ def test_kernels_are_selected_for_the_wave() -> None:
         assert used == {name}
 
 
+def test_few_rtasks_have_a_unit_each() -> None:
+    """Alone on a GPU they do not share units: the kernel of less time is the fastest, however many vEUs there are."""
+    busy = RKernel(name="busy", task_count=4, task_s=2 * US, residents=1, alone_s=2 * US)
+    slow = RKernel(name="slow", task_count=1, task_s=3 * US, residents=8, alone_s=3 * US)
+    graph = RTaskGraph(operators=(ROperator(name="o", kernels=(slow, busy)),))
+
+    def make(need: Need) -> VDevice:
+        return VDevice(name="gpu", unit_count=4, veus_per_unit=8)
+
+    choices = KernelChoices(graph, make)
+    assert choices.alone_s(0, 1) == pytest.approx(2 * US)
+    assert choices.fastest(0) == 1
+    for policy in ("wavefront", "list"):
+        assert simulate(schedule(graph, make, policy), graph).makespan_s == pytest.approx(2 * US)
+
+
 def test_constants_keep_an_operator_where_it_ran() -> None:
     """Layers whose weights fill the cache, two halves each: layer after layer, not step after step."""
     kernel = RKernel(name="cell", task_count=2, task_s=5 * US, constant_bytes=500_000)
