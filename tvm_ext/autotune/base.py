@@ -18,7 +18,7 @@ from tvm_ext.support.files import write_atomically
 from .choose import CONFIRMATIONS, choose_tuned
 from .database import MeasurementDatabase
 from .database_files import to_base_line
-from .standings import Standings, standings_of
+from .standings import Standings, batches_of, standings_of
 
 WORTH = 0.03
 """A kernel is in a base from this gain on: below it, it would make way for the next change of a compiler's mood."""
@@ -63,13 +63,14 @@ def _worth_keeping(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 def _pairs(trials: Sequence[Trial], standings: Standings, configuration: str) -> list[tuple[Trial, Trial]]:
     """The constructed kernel's trial and the other's, of each batch that has both."""
-    batches: dict[str, dict[str, Trial]] = {}
-    for trial in trials:
-        batches.setdefault(trial.origin.partition(".")[0], {})[trial.configuration] = trial
-    constructed = standings.constructed or ""
-    both = [batch for batch in batches.values() if constructed in batch and configuration in batch]
-    ran = [(batch[constructed], batch[configuration]) for batch in both]
-    return [pair for pair in ran if all(trial.times_us for trial in pair)]
+    beside = [batch for batch in batches_of(trials).values() if 0 in batch]
+    both = [
+        (batch[0], trial)
+        for batch in beside
+        for place, trial in batch.items()
+        if place and batch[0].configuration == standings.constructed and trial.configuration == configuration
+    ]
+    return [pair for pair in both if all(trial.times_us for trial in pair)]
 
 
 def _distance(pair: tuple[Trial, Trial], ratio: float) -> tuple[float, str]:

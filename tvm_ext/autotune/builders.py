@@ -172,6 +172,8 @@ def _answered(make: Callable[..., Built], *arguments: object) -> Built:
 
 def outcome_of(future: Future[Built]) -> Built:
     """What came of a job: a worker that died in an executor of the caller's took the job with it."""
+    if future.cancelled():  # an executor that lost its workers may do that
+        return Failure(outcome="lost", reason="the builder's executor has cancelled the job")
     error = future.exception()
     if error is None:
         return future.result()

@@ -9,8 +9,10 @@ GPUs' kernels run with TVM's runtime and NumPy alone (`job_folder.py`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -121,7 +123,7 @@ class KernelHost:
 
     def load(self, number: int, library: Path, job: KernelJob, expected: Path | None) -> None:
         """Make a kernel ready, and compare what it computes with the arrays of ``expected``; raises KernelError."""
-        try:
+        with self._blamed():
             module = self.device.open(library)
             arguments = self._arguments(job)
             loaded = _Loaded(module, job.function, arguments, 0.0)
@@ -130,24 +132,21 @@ class KernelHost:
             self.device.device.sync()
             loaded.run_s = time.perf_counter() - start
             results = [item.numpy() for item in arguments[len(job.inputs) :]]
-        except KERNEL_ERRORS as error:
-            raise self._failed(error) from error
         if expected is not None:
             compare(results, expected, job)
         if loaded.run_s < LONG_RUN_S:  # the first was cold
-            loaded.run_s = min(self._run_s(loaded, 1) for _ in range(3))
+            with self._blamed():
+                loaded.run_s = min(self._run_s(loaded, 1) for _ in range(3))
         self._kernels[number] = loaded
 
     def time(self, number: int, samples: int, sample_s: float) -> list[float]:
         """Microseconds per run, ``samples`` times; raises KernelError."""
         loaded = self._kernels[number]
         repeats = min(MOST_RUNS, max(1, math.ceil(sample_s / max(loaded.run_s, 1e-7))))
-        try:
+        with self._blamed():
             if loaded.run_s < LONG_RUN_S:
                 loaded.run_s = self._run_s(loaded, 1)
             return [1e6 * self._run_s(loaded, repeats) for _ in range(samples)]
-        except KERNEL_ERRORS as error:
-            raise self._failed(error) from error
 
     def unload(self, number: int) -> None:
         """Forget a kernel, and the constants that were packed for it alone: each configuration may want its own."""
@@ -155,8 +154,14 @@ class KernelHost:
         used = {id(item) for kernel in self._kernels.values() for item in kernel.arguments}
         self._packed = {key: item for key, item in self._packed.items() if id(item) in used}
 
-    def _failed(self, error: Exception) -> KernelError:
-        return KernelError("launch_failed" if self.device.is_there() else "crashed", first_line(error))
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """What TVM raises within it is the kernel's failure."""
+        try:
+            yield
+        except KERNEL_ERRORS as error:
+            outcome: TrialOutcome = "launch_failed" if self.device.is_there() else "crashed"
+            raise KernelError(outcome, first_line(error)) from error
 
     def _run_s(self, loaded: _Loaded, repeats: int) -> float:
         """Seconds of one run, the mean of ``repeats``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
-from tvm_ext.errors import InputError
+from tvm_ext.errors import ExportError, InputError
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
 from tvm_ext.support.files import write_atomically
 
@@ -100,7 +100,8 @@ def _origin(line: str) -> str:
 def write_metaschedule(measurements: Iterable[Measurement], folder: Path) -> int:
     """Write those of TIR modules into ``folder``, which becomes a work folder of MetaSchedule's; how many there are.
 
-    Raises ExportError where that fails, InputError where ``folder`` already is one.
+    Raises ExportError where that fails, InputError where ``folder`` already is one, or a record is none of
+    MetaSchedule's.
     """
     if is_metaschedule(folder):
         raise InputError(f"{folder} has MetaSchedule's files already.", "name another folder")
@@ -110,7 +111,10 @@ def write_metaschedule(measurements: Iterable[Measurement], folder: Path) -> int
         if item.workload.kind == KIND:
             place = places.setdefault(item.workload.structure, len(places))
             records.append(_dumped([place, _record(item)]))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"cannot make {folder}: {error.strerror or error}.", "name another folder") from error
     for name, lines in ((WORKLOADS, places), (RECORDS, records)):
         write_atomically(folder / name, "".join(f"{line}\n" for line in lines).encode())
     return len(records)
@@ -118,10 +122,15 @@ def write_metaschedule(measurements: Iterable[Measurement], folder: Path) -> int
 
 def _record(measurement: Measurement) -> list[Json]:
     trial = measurement.trial
-    configuration = json.loads(trial.configuration)
     seconds: list[Json] = [time_us / 1e6 for time_us in trial.times_us] or [_FAILED_S * 10]
-    target: Json = json.loads(measurement.workload.instructions)
-    return [configuration["trace"], seconds, target or None, configuration["arguments"]]
+    try:
+        configuration, target = json.loads(trial.configuration), json.loads(measurement.workload.instructions)
+        return [configuration["trace"], seconds, target or None, configuration["arguments"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        problem = (
+            f"the configuration {trial.configuration[:60]!r} of a TIR module is no trace of MetaSchedule's: {error}."
+        )
+        raise InputError(problem, "export all measurements as JSON lines (without --metaschedule)") from error
 
 
 def _dumped(value: Json) -> str:

@@ -11,6 +11,9 @@ batch on.
 
 from __future__ import annotations
 
+import io
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,7 @@ from tvm_ext.cost.loop_nest_time import loop_nests_s
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
+from tvm_ext.support.files import write_atomically
 
 from .cost_model import (
     ANCHOR_WEIGHT,
@@ -151,7 +155,7 @@ class TraceLearner:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Keep what was taught and tried, to go on with by `load`."""
+        """Keep what was taught and tried, to go on with by `load`; the whole file or none of it. Raises ExportError."""
         arrays: dict[str, Any] = {}
         for number, (workload, lesson) in enumerate(self._lessons.items()):
             kept = {"name": np.array(workload), "rows": lesson.rows, "predicted": lesson.predicted_s}
@@ -160,8 +164,9 @@ class TraceLearner:
             times = np.array([np.nan if time is None else time for time in tried.times_s])
             kept = {"name": np.array(workload), "rows": np.stack(tried.rows), "times": times}
             arrays |= {f"tried{number}.{key}": value for key, value in kept.items()}
-        with Path(path).open("wb") as file:
-            np.savez(file, **arrays)
+        file = io.BytesIO()
+        np.savez(file, **arrays)
+        write_atomically(path, file.getvalue())
 
     def load(self, path: str | Path) -> None:
         """Learn from what `save` kept; raises InputError where the file is none of those."""
@@ -169,7 +174,7 @@ class TraceLearner:
             with np.load(path, allow_pickle=False) as kept:
                 lessons = [(str(name), rows, said) for name, rows, said in _groups(kept, "lesson", "predicted")]
                 tried = [(str(name), rows, times) for name, rows, times in _groups(kept, "tried", "times")]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(
                 f"{path} holds no trials of a cost model: {error}.", "name a file that it saved"
             ) from error

@@ -72,11 +72,7 @@ def standings_of(trials: Iterable[Trial], constructed: str | None = None) -> Sta
     Left out, it is the configuration that most batches were measured beside; batches beside another do not count.
     """
     kept = tuple(trials)
-    batches: dict[str, dict[int, Trial]] = {}
-    for trial in kept:
-        found = _ORIGIN.fullmatch(trial.origin)
-        if found is not None:
-            batches.setdefault(found[1], {})[int(found[2])] = trial
+    batches = batches_of(kept)
     beside = {name: batch[0] for name, batch in batches.items() if 0 in batch and batch[0].time_us is not None}
     constructed = constructed or _most_common(beside.values())
     references = {name: trial for name, trial in beside.items() if trial.configuration == constructed}
@@ -94,6 +90,16 @@ def standings_of(trials: Iterable[Trial], constructed: str | None = None) -> Sta
         constructed=constructed,
         constructed_us=statistics.median(times) if times else None,
     )
+
+
+def batches_of(trials: Iterable[Trial]) -> dict[str, dict[int, Trial]]:
+    """By the batch's name the trials that were measured side by side, by place; those of no batch are left out."""
+    batches: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        found = _ORIGIN.fullmatch(trial.origin)
+        if found is not None:
+            batches.setdefault(found[1], {})[int(found[2])] = trial
+    return batches
 
 
 def _ratios(

@@ -113,7 +113,8 @@ def _attempt(entry: BatchEntry, place: KernelPlace, *, timed: bool) -> None:
 def median_interval(times: Sequence[float]) -> tuple[float, float]:
     """Between which two of ``times`` the median lies in 95 of 100 cases, whatever their distribution.
 
-    Worked example: of 30 times, the 10th and the 21st: 30 / 2 -+ 1.96 * sqrt(30) / 2 is 9.6 and 20.4.
+    Worked example: of 30 times, the 10th and the 22nd: 30 / 2 -+ 1.96 * sqrt(30) / 2 is 9.6 and 20.4, so that 9 times
+    are certainly below and 21 not above. Of five and fewer, the fastest and the slowest, which say less.
     """
     ordered, count = sorted(times), len(times)
     reach = NORMAL_95 * math.sqrt(count) / 2

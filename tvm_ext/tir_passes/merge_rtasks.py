@@ -164,7 +164,7 @@ class _Merger:
         ticket = self._launch("ticket", [order], waits, min(len(order), len(streams)), 1)
         taken = self._measured(ticket)
         if isinstance(taken, CompiledUse) and taken.spill_bytes:
-            self._add_waves(program, waits, f"{reason}, with tickets {taken.spill_bytes}")
+            self._add_waves(program, waits, f"{reason}; with tickets it would spill {taken.spill_bytes} bytes a thread")
             return
         self._keep(ticket, reason, taken)
 

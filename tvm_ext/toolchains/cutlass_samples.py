@@ -24,7 +24,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, UnsupportedEnvironmentError
 from tvm_ext.records.measurement import TrialStore
 from tvm_ext.records.partition import CutlassProfile
-from tvm_ext.support.files import temporary_folder
+from tvm_ext.support.files import produce_atomically, temporary_folder
 from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
 from tvm_ext.support.limited_process import run_limited
 
@@ -98,8 +98,8 @@ class SamplePrograms:
         """The library of ``image``, or why there is none."""
         path = self.folder / f"{_digest(image)[:16]}.so"
         try:
-            if not path.exists():
-                link_samples([image], path)
+            if not path.exists():  # under this name there is never half of one: a linker may be killed
+                produce_atomically(path, lambda temporary: link_samples([image], temporary), durable=False)
         except CompileError as error:
             return error.problem
         return path

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import struct
 import sys
@@ -273,4 +274,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--device"]:
         sys.stdout.write(json.dumps(describe_device()) + "\n")
     else:
-        serve(sys.stdin, sys.stdout)
+        answers = os.dup(1)
+        os.dup2(2, 1)  # what a program prints is no answer
+        with os.fdopen(answers, "w", encoding="utf-8") as pipe:
+            serve(sys.stdin, pipe)

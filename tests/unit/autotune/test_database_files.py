@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,19 @@ def test_metaschedule_opens_what_was_exported(tmp_path: Path) -> None:
     assert [float(item) for item in record.run_secs] == pytest.approx([1e-3, 3e-3])
     assert_structural_equal(record.workload.mod, mod)
     assert str(record.trace) == str(schedule.trace)
+
+
+@pytest.mark.parametrize("configuration", ["no JSON", "[]", '{"trace":[]}'])
+def test_what_only_says_that_it_is_metaschedules_is_not_written(configuration: str, tmp_path: Path) -> None:
+    """JSON lines are anybody's: such a record comes in as what it says it is."""
+    strange = measured(configuration, 5, of=replace(workload("x"), kind="tir", instructions="{}"))
+    with pytest.raises(InputError, match="no trace of MetaSchedule's") as error:
+        write_metaschedule([strange], tmp_path / "out")
+    assert "JSON lines" in error.value.remedy
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ExportError, match="cannot make"):
+        write_metaschedule([], tmp_path / "file" / "out")

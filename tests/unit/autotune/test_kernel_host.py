@@ -49,3 +49,16 @@ def test_a_clock_that_is_never_right_is_no_fault_of_the_kernels() -> None:
     with pytest.raises(KernelError, match="clock was set") as wrong:
         host.time(0, 3, 1e-6)
     assert wrong.value.outcome == "timed_out"  # may be tried again
+
+
+def test_a_kernel_that_fails_once_it_is_warm_has_failed() -> None:
+    """Its first run was right; those that say how long it takes are the kernel's, too."""
+
+    def times_s() -> Iterator[float]:
+        yield 1e-7
+        raise RuntimeError("CUDA: an illegal memory access")
+
+    host = KernelHost(OtherDevice(times_s()))
+    with pytest.raises(KernelError, match="illegal memory access") as failed:
+        host.load(0, Path(), jobs.job("a"), None)
+    assert failed.value.outcome == "launch_failed"

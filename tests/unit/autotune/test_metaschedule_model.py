@@ -11,7 +11,7 @@ import tvm
 from tvm import te
 
 from tvm_ext.autotune.metaschedule_model import TraceLearner, cost_model_for_metaschedule
-from tvm_ext.errors import InputError
+from tvm_ext.errors import ExportError, InputError
 
 RNG = np.random.default_rng(0)
 
@@ -89,6 +89,33 @@ def test_trials_correct_what_was_taught_and_leave_the_rest_in_order() -> None:
 
 
 @pytest.mark.slow  # stock TVM parses its CUDA intrinsics first, some 30 s
+@pytest.mark.parametrize("kept", [0, 4, 0.5, 0.97])
+def test_half_a_file_is_refused_with_a_remedy(kept: float, tmp_path: Path) -> None:
+    learner = TraceLearner()
+    learner.learn("one", *candidates(8))
+    learner.save(tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
+    (tmp_path / "half").write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
+    with pytest.raises(InputError, match="half holds no trials"):
+        learner.load(tmp_path / "half")
+
+
+def test_saving_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = TraceLearner()
+    learner.learn("one", *candidates(8))
+    learner.save(tmp_path / "kept")
+    before = (tmp_path / "kept").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    learner.learn("two", *candidates(8))
+    with pytest.raises(ExportError, match="No space left"):
+        learner.save(tmp_path / "kept")
+    assert (tmp_path / "kept").read_bytes() == before
+
+
 def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     """A run whose "times" are made up: nothing is compiled, all else is stock TVM's."""
     from tvm.s_tir import meta_schedule

@@ -132,6 +132,20 @@ def test_a_base_gives_a_new_user_the_tuned_kernel(tmp_path: Path) -> None:
     assert len(store.trials(KERNEL)) == 2 * CONFIRMATIONS
 
 
+def test_a_base_has_only_what_was_measured_side_by_side(tmp_path: Path) -> None:
+    """Trials of no batch, such as another program's, say nothing of the gain, however near theirs is to it."""
+    apart = [
+        Measurement(workload=KERNEL, trial=Trial(configuration=name, outcome="ok", times_us=(time_us,), origin=""))
+        for name, time_us in (("constructed", 100.0), ("tuned", 80.0))
+    ]
+    with MeasurementDatabase(tmp_path / "own.db") as database:
+        database.add([*batches(KERNEL, 0.8, CONFIRMATIONS), *apart])
+        make_base(database, tmp_path / "cpu.base")
+    store = MeasurementStore(None, [tmp_path / "cpu.base"])
+    assert len(store.trials(KERNEL)) == 2 * CONFIRMATIONS
+    assert tuned_tiles(store, CPU).configurations
+
+
 def test_what_was_measured_here_outranks_a_base(tmp_path: Path) -> None:
     with MeasurementDatabase(tmp_path / "theirs.db") as database:
         database.add(batches(KERNEL, 0.8))

@@ -179,7 +179,11 @@ SPILLS = CompiledUse(registers=255, spill_bytes=8, shared_bytes=0)
     ("uses", "level", "reason"),
     [
         ([SPILLS, FITS], "ticket", "its streams would spill 8 bytes a thread"),
-        ([SPILLS, SPILLS], "waves", "its streams would spill 8 bytes a thread, with tickets 8"),
+        (
+            [SPILLS, SPILLS],
+            "waves",
+            "its streams would spill 8 bytes a thread; with tickets it would spill 8 bytes a thread",
+        ),
     ],
 )
 def test_what_spills_takes_the_next_level(uses: list[CompiledUse], level: str, reason: str) -> None:
