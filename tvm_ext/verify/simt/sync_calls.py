@@ -220,52 +220,49 @@ class _SyncCall:
         ]
 
 
-def _launch(m: Machine) -> SyncLaunch:
-    found: SyncLaunch = m.launch
-    return found
+Compiled = Callable[["Scope", "list[Expr]"], Closure]
+LaneStep = Callable[[SyncLaunch, Machine, _SyncCall, int, int, "list[int]"], int]
+"""What a call does for one lane: at a counter's element, with the numbers of the call; its value there."""
 
 
-def _wait(scope: Scope, arguments: list[Expr]) -> Closure:
-    call = _SyncCall(scope, arguments, 4)
+def _lane_by_lane(count: int, step: LaneStep, *, pauses: bool = True, has_value: bool = False) -> Compiled:
+    """A call of ``count`` arguments that does ``step`` for one lane after another.
 
-    def run(m: Machine) -> Value:
-        for lane, element, (epoch, per_run, count) in call.lanes(m):
-            _launch(m).expect(m, call.view.site, call.slot, element, epoch, per_run)
-            target = (epoch * per_run + count) % WRAP
-            _launch(m).wait(m, call.view.site, call.slot, lane, element, target)
-        return 0
+    With ``pauses``, once the other blocks have had their turn; a wait gives up its own.
+    """
 
-    return run
+    def compiled(scope: Scope, arguments: list[Expr]) -> Closure:
+        call = _SyncCall(scope, arguments, count)
 
+        def run(m: Machine) -> Value:
+            launch: SyncLaunch = m.launch
+            if pauses:
+                launch.pause(m)
+            found = [step(launch, m, call, lane, element, numbers) for lane, element, numbers in call.lanes(m)]
+            return m.as_lanes(np.array(found, _COUNTER)) if has_value else 0
 
-def _arrive(scope: Scope, arguments: list[Expr]) -> Closure:
-    call = _SyncCall(scope, arguments, 2)
+        return run
 
-    def run(m: Machine) -> Value:
-        launch = _launch(m)
-        launch.pause(m)
-        for lane, element, (amount,) in call.lanes(m):
-            releases = launch.how.orders.arrive == "release"
-            launch.add(m, call.view, call.slot, lane, element, amount, releases=releases)
-        return 0
-
-    return run
+    return compiled
 
 
-def _take(scope: Scope, arguments: list[Expr]) -> Closure:
-    call = _SyncCall(scope, arguments, 3)
+def _wait(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+    epoch, per_run, count = numbers
+    launch.expect(m, call.view.site, call.slot, element, epoch, per_run)
+    launch.wait(m, call.view.site, call.slot, lane, element, (epoch * per_run + count) % WRAP)
+    return 0
 
-    def run(m: Machine) -> Value:
-        launch = _launch(m)
-        launch.pause(m)
-        taken = []
-        for lane, element, (epoch, per_run) in call.lanes(m):
-            launch.expect(m, call.view.site, call.slot, element, epoch, per_run)
-            before = launch.add(m, call.view, call.slot, lane, element, 1, releases=False)
-            taken.append(_signed(before - epoch * per_run))
-        return m.as_lanes(np.array(taken, _COUNTER))
 
-    return run
+def _arrive(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+    (amount,) = numbers
+    releases = launch.how.orders.arrive == "release"
+    return launch.add(m, call.view, call.slot, lane, element, amount, releases=releases)
+
+
+def _take(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+    epoch, per_run = numbers
+    launch.expect(m, call.view.site, call.slot, element, epoch, per_run)
+    return _signed(launch.add(m, call.view, call.slot, lane, element, 1, releases=False) - epoch * per_run)
 
 
 def _read_epoch(scope: Scope, arguments: list[Expr]) -> Closure:
@@ -293,6 +290,7 @@ def _next(value: Array) -> Array:
 def install(scope: Scope) -> None:
     """Make these calls known to ``scope``."""
     scope.special_externs.update({
-        device_sync.WAIT: _wait, device_sync.ARRIVE: _arrive, device_sync.TAKE: _take,
+        device_sync.WAIT: _lane_by_lane(4, _wait, pauses=False), device_sync.ARRIVE: _lane_by_lane(2, _arrive),
+        device_sync.TAKE: _lane_by_lane(3, _take, has_value=True),
         device_sync.READ_EPOCH: _read_epoch, device_sync.END_RUN: _end_run,
     })  # fmt: skip
