@@ -14,7 +14,7 @@ import onnx
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.bandwidths import bandwidth
-from tvm_ext.cost.gpu_rtasks import SHORTEST_S, gpu_rkernel
+from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.exclusive import EXCLUSIVE
@@ -23,9 +23,6 @@ from tvm_ext.pass_pipeline import BuildPlan, plan_build
 from tvm_ext.recorder import choice_of
 from tvm_ext.records.choice import ALTERNATIVES, GpuPlan, KernelChoice
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
-
-FALLBACK_REGISTERS = 32
-"""Of a thread of a kernel that stock TVM scheduled: assumed."""
 
 
 def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
@@ -97,7 +94,7 @@ def chosen_alone(graph: RTaskGraph, chosen: Mapping[int, int]) -> RTaskGraph:
 
 def _launches(name: str, function: PrimFunc, plan: BuildPlan) -> tuple[RKernel, ...]:
     choice = choice_of(name, function, plan, plan.options)
-    plans = choice.gpu or (_stock_plan(function),)
+    plans = choice.gpu or (_stock_plan(function, plan.device),)
     total_s, busy_s = (item / len(plans) for item in _times_s(choice, function, plan.device))
     return tuple(
         _rkernel(name if len(plans) == 1 else f"{name}.{index}", item, (total_s, busy_s), plan.device)
@@ -119,10 +116,10 @@ def _times_s(choice: KernelChoice, function: PrimFunc, device: DeviceSpec) -> tu
     moving_s = sum(_bytes(buffer) for buffer in function.params) / bandwidth(device, GLOBAL)
     busy_s = moving_s if choice.program is None else choice.program.work_s() / device.unit_count
     if choice.expected_s is not None:
-        return max(choice.expected_s - launch_s, SHORTEST_S), busy_s
+        return max(choice.expected_s - launch_s, shortest_s(device)), busy_s
     if choice.program is not None:
-        return max(choice.program.prediction.time_s - launch_s, SHORTEST_S), busy_s
-    return max(moving_s, SHORTEST_S), busy_s
+        return max(choice.program.prediction.time_s - launch_s, shortest_s(device)), busy_s
+    return max(moving_s, shortest_s(device)), busy_s
 
 
 def _bytes(buffer: object) -> int:
@@ -132,7 +129,7 @@ def _bytes(buffer: object) -> int:
     return size
 
 
-def _stock_plan(function: PrimFunc) -> GpuPlan:
+def _stock_plan(function: PrimFunc, device: DeviceSpec) -> GpuPlan:
     """The blocks and threads that a kernel of stock TVM's is launched with."""
     extents: dict[str, int] = {}
 
@@ -145,4 +142,5 @@ def _stock_plan(function: PrimFunc) -> GpuPlan:
     for tag, extent in extents.items():
         blocks *= extent if tag.startswith("blockIdx") else 1
         threads *= extent if tag.startswith("threadIdx") else 1
-    return GpuPlan(launches=1, blocks=blocks, threads=threads, shared_bytes=0, register_count=FALLBACK_REGISTERS)
+    registers = unplanned_registers(device)
+    return GpuPlan(launches=1, blocks=blocks, threads=threads, shared_bytes=0, register_count=registers)

@@ -145,7 +145,7 @@ def kernel_seconds(work: Attention, tiles: AttentionTiles, device: DeviceSpec) -
     tasks = work.batch * blocks
     units = min(device.unit_count, tasks)
     imbalance = ceil_div(tasks, units) * units / tasks
-    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / _clock_hz(device)
+    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / (device.cycles_per_ns * 1e9)
 
 
 def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: DeviceSpec) -> float:
@@ -182,11 +182,7 @@ def _step_cycles(rows: int, vectors: int, depth: int, tiles: AttentionTiles, dev
 def _bytes_per_cycle(device: DeviceSpec) -> float:
     """What one core loads from L2."""
     rate = device.layers[2].bandwidth_gb_per_s if len(device.layers) > 2 else None
-    return inf if rate is None else rate * 1e9 / device.unit_count / _clock_hz(device)
-
-
-def _clock_hz(device: DeviceSpec) -> float:
-    return (device.clock_ghz or 1.0) * 1e9
+    return inf if rate is None else rate * 1e9 / device.unit_count / (device.cycles_per_ns * 1e9)
 
 
 # --- and what it replaces -------------------------------------------------------------------------------------------
@@ -207,7 +203,7 @@ def separate_seconds(work: Attention, device: DeviceSpec) -> float:
     cycles += COPY_CYCLES * _moved(work.output, work.queries, work) + TURNED_COPY_CYCLES * _moved(
         work.key, work.keys, work
     )
-    seconds += cycles / device.unit_count / _clock_hz(device)
+    seconds += cycles / device.unit_count / (device.cycles_per_ns * 1e9)
     copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
     return seconds + (2 + copies) * (CALL_SECONDS + (device.launch_overhead_us or 0.0) * 1e-6)
 

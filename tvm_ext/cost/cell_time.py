@@ -82,7 +82,7 @@ def predict_cell(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> Predic
     tasks = cell_tasks(work, tiles)
     share = ceil_div(tasks, device.unit_count)  # tasks of the busiest unit
     source = _holder(_weight_bytes(work, tiles) / tasks * share, device)
-    hz = (device.clock_ghz or 1.0) * 1e9
+    hz = device.cycles_per_ns * 1e9
     compute_s = share * task_cycles(work, tiles, device, None) / hz
     busy_s = share * task_cycles(work, tiles, device, source) / hz
     traffic = _weight_bytes(work, tiles)
@@ -141,4 +141,4 @@ def _bytes_per_cycle(layer: MemoryLayer, device: DeviceSpec) -> float:
     """What one unit loads from ``layer``."""
     if not layer.bandwidth_gb_per_s:
         return inf
-    return layer.bandwidth_gb_per_s / device.unit_count / (device.clock_ghz or 1.0)
+    return layer.bandwidth_gb_per_s / device.unit_count / device.cycles_per_ns

@@ -16,8 +16,15 @@ from tvm_ext.support.arithmetic import ceil_div
 WARPS_TO_FILL = 8
 """Warps of a unit that reach its throughput: assumed."""
 
-SHORTEST_S = 1.5e-6
-"""Of a kernel on a GPU without its launch, reads of memory and their use: assumed, where no more is predicted."""
+
+def shortest_s(device: DeviceSpec) -> float:
+    """Seconds that a kernel takes at least without its launch; 0.0 where the table does not say."""
+    return (device.least_kernel_us or 0.0) * 1e-6
+
+
+def unplanned_registers(device: DeviceSpec) -> int:
+    """What a thread is taken to have of a kernel that no emitter planned, until the compiler says."""
+    return device.unplanned_registers or device.register_limit
 
 
 def gpu_rkernel(

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tvm_ext.errors import TargetError
+
 MemoryScope = Literal["teu", "unit", "device"]
 """Who owns one instance of a memory layer: each TEU, each execution unit (SM, core), or the whole device."""
 
@@ -114,6 +116,8 @@ class DeviceSpec:
     tlb_pages: int | None = None  # CPU: pages that a core's second-level TLB covers
     page_bytes: int | None = None
     launch_overhead_us: float | None = None  # starting one parallel region or kernel
+    least_kernel_us: float | None = None  # GPU: what the shortest kernel takes behind its launch
+    unplanned_registers: int | None = None  # GPU: of a thread of a kernel that no emitter planned
     dispatch_ns: float | None = None  # a unit's way from one rTask of a schedule to the next
     handoff_ns: float | None = None  # from one unit's release of a counter to another's going on that waits for it
     facts: tuple[Fact, ...] = field(default=(), compare=False)
@@ -122,6 +126,16 @@ class DeviceSpec:
         assert min(self.unit_count, self.teus_per_unit, self.teu_lanes) > 0
         assert len(self.layers) >= 2, "a device has at least registers and one memory"
         assert [layer.name for layer in self.layers] == [f"L{i}" for i in range(len(self.layers))]
+
+    @property
+    def cycles_per_ns(self) -> float:
+        """``clock_ghz``; raises TargetError where the table has none, for no model of cycles can do without."""
+        if self.clock_ghz is None:
+            raise TargetError(
+                f"the device table of {self.name} has no clock, by which the time of its kernels is predicted.",
+                "give its row the fact 'clock_ghz' (docs/add-a-device.md)",
+            )
+        return self.clock_ghz
 
     @property
     def lowest_layer(self) -> MemoryLayer:

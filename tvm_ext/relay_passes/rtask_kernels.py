@@ -127,5 +127,4 @@ def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> floa
     operations = max(step.operations, step.iterations)
     if split.time_s is not None and split.operations > 0:
         return split.time_s * operations / max(split.operations, operations)
-    assert device.clock_ghz is not None, "schedules for a CPU without a clock are refused"
-    return operations / (device.clock_ghz * 1e9)
+    return operations / (device.cycles_per_ns * 1e9)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from tvm_ext._tvm import For, IRModule, PassContext, PrimFunc, copy_module, module_pass
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.gpu_rtasks import SHORTEST_S
+from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.ir.simt_ir import SimtKernel
@@ -112,7 +112,7 @@ class ConstructGpuKernels:
     def _alternative(self, func: PrimFunc, name: str, own: KernelChoice, least_blocks: int) -> PrimFunc | None:
         if own.path != "rtile" or own.program is None:
             return None
-        less_work = frugal_picker(own.program, least_blocks, SHORTEST_S)
+        less_work = frugal_picker(own.program, least_blocks, shortest_s(self.device))
         return alternative_gpu_kernel(func, name, less_work, self.device, self.options, self.accept, self.wishes)
 
 

@@ -15,7 +15,7 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
 from tvm_ext.cost.bandwidths import bandwidth
-from tvm_ext.cost.gpu_rtasks import SHORTEST_S
+from tvm_ext.cost.gpu_rtasks import shortest_s, unplanned_registers
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.errors import IllegalRewrite, InputError
@@ -28,9 +28,6 @@ from tvm_ext.records.serialise import from_json
 
 from .emit.gpu_merged.relocate import check_movable, need_of
 from .plan.rkernels import RKernels, check_parameters, with_splits
-
-FALLBACK_REGISTERS = 32
-"""Of a thread of a kernel that stock TVM scheduled: assumed, until the compiler says."""
 
 
 @module_pass(opt_level=0, name="tvm_ext.SplitLaunches")
@@ -55,7 +52,9 @@ def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKern
             raise IllegalRewrite("a kernel that stock TVM brings scheduled")
         check_parameters(func)
         launches = _lowered(func)
-        steps = tuple(_step(launch, f"{name}_launch{index}", func, kernels) for index, launch in enumerate(launches))
+        steps = tuple(
+            _step(launch, f"{name}_launch{index}", func, device, kernels) for index, launch in enumerate(launches)
+        )
     except (IllegalRewrite, InputError) as refusal:
         return RTaskSplit(param_count=count, refusal=str(refusal))
     if not steps:
@@ -76,7 +75,7 @@ def _lowered(func: PrimFunc) -> tuple[DeviceKernel, ...]:
     return lower(func.with_attr("global_symbol", "main"), Target.current(), config={ASYNC_COPY: asynchronous})
 
 
-def _step(launch: DeviceKernel, name: str, func: PrimFunc, kernels: RKernels) -> RTaskStep:
+def _step(launch: DeviceKernel, name: str, func: PrimFunc, device: DeviceSpec, kernels: RKernels) -> RTaskStep:
     """A launch as a step, its parameters in the order of the function's."""
     numbers = {tensor.name: number for number, tensor in enumerate(launch.tensors)}
     order = sorted(range(len(launch.arguments)), key=lambda place: numbers[launch.arguments[place]])
@@ -98,14 +97,14 @@ def _step(launch: DeviceKernel, name: str, func: PrimFunc, kernels: RKernels) ->
         writes=tuple(item for item in buffers if launch.tensors[item].name in written),
         alignments=(UNIT_BYTES,) * len(buffers),
         operations=1.0,
-        need=Need(threads=need.threads, registers=_registers(func), shared_bytes=need.shared_bytes),
+        need=Need(threads=need.threads, registers=_registers(func, device), shared_bytes=need.shared_bytes),
     )
 
 
-def _registers(func: PrimFunc) -> int:
+def _registers(func: PrimFunc, device: DeviceSpec) -> int:
     choice = _choice(func)
     planned = [plan.register_count for plan in choice.gpu] if choice is not None else []
-    return max(planned, default=FALLBACK_REGISTERS)
+    return max(planned, default=unplanned_registers(device))
 
 
 def _choice(func: PrimFunc) -> KernelChoice | None:
@@ -117,10 +116,10 @@ def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
     """The predicted time without the launch; of stock TVM's kernels, that of moving their tensors once."""
     choice, launch_s = _choice(func), (device.launch_overhead_us or 0.0) * 1e-6
     if choice is not None and choice.expected_s is not None:
-        return max(choice.expected_s - launch_s, SHORTEST_S)
+        return max(choice.expected_s - launch_s, shortest_s(device))
     if choice is not None and choice.program is not None:
-        return max(choice.program.prediction.time_s - launch_s, SHORTEST_S)
-    return max(_moving_seconds(func, device), SHORTEST_S)
+        return max(choice.program.prediction.time_s - launch_s, shortest_s(device))
+    return max(_moving_seconds(func, device), shortest_s(device))
 
 
 def _busy_seconds(func: PrimFunc, device: DeviceSpec) -> float:

@@ -42,6 +42,10 @@ DISPATCH = "assumed: a read of the schedule from the L2 cache, which the rTask b
 DISPATCH_NS = 200.0
 HANDOFF = "assumed: a release to the L2 cache and polls of it, some three of its latencies, and a barrier of the block"
 HANDOFF_NS = 700.0
+LEAST_KERNEL = "assumed: reads of memory one behind the other, and their use"
+LEAST_KERNEL_US = 1.5
+UNPLANNED = "assumed of kernels that stock TVM scheduled: what leaves a unit of 2048 threads 65536 registers"
+UNPLANNED_REGISTERS = 32
 
 GPU_LAYERS = (
     LayerText(description="registers of a thread", scope="teu"),
@@ -79,6 +83,8 @@ def _cuda(
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
         fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
+        fact("least_kernel_us", LEAST_KERNEL_US, "us", LEAST_KERNEL),
+        fact("unplanned_registers", UNPLANNED_REGISTERS, "32-bit registers per thread", UNPLANNED),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.transaction_bytes", 32 * bank_bytes, "bytes", f"32 banks x {bank_bytes} bytes; {ARTIFACT}"),
         fact("layers.L1.bank_count", 32, "banks", f"{PAPER}; {CUDA_GUIDE}"),
@@ -286,6 +292,8 @@ MI50 = spec_from_facts(
         fact("launch_overhead_us", LAUNCH_US, "us", LAUNCH),
         fact("dispatch_ns", DISPATCH_NS, "ns", DISPATCH),
         fact("handoff_ns", HANDOFF_NS, "ns", HANDOFF),
+        fact("least_kernel_us", LEAST_KERNEL_US, "us", LEAST_KERNEL),
+        fact("unplanned_registers", UNPLANNED_REGISTERS, "32-bit registers per thread", UNPLANNED),
         fact("layers.L0.transaction_bytes", 4, "bytes", "one register"),
         fact("layers.L1.capacity_bytes", 64 * 1024, "bytes", "AMD Vega ISA; limit of stock TVM's rocm target"),
         fact("layers.L1.capacity_bytes", 34000, "bytes", f"{ARTIFACT}/MI50.py, empirical", used=False),

@@ -68,7 +68,7 @@ def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Pred
     """Cycles of the register tiles and of staging against moving each tensor once, in the slowest layer it needs."""
     waves = ceil_div(layout.task_count, device.unit_count)
     balance = layout.task_count / (waves * device.unit_count)
-    compute_s = layout.cycles / ((device.clock_ghz or 1.0) * GIGA) / device.unit_count / balance
+    compute_s = layout.cycles / (device.cycles_per_ns * GIGA) / device.unit_count / balance
     extra = sum(computation.extra_bytes_per_element for computation in expr.epilogue)
     moved = sum(access.itemsize_bytes * prod(access.shape) for access in expr.accesses)
     moved += extra * prod(expr.output.shape)
