@@ -138,10 +138,10 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         """Every index modulo its extent."""
         dtype = copy_dtype(str(indices.ty.dtype))
 
-        def wrap(values: TeTensor) -> TeTensor:
+        def wrap(values: TeTensor, sizes: Sequence[Expr]) -> TeTensor:
             def element(*place: Expr) -> Expr:
-                extent = tirx.Cast(dtype, extents[-1])
-                for position, other in enumerate(extents[:-1]):
+                extent = tirx.Cast(dtype, sizes[-1])
+                for position, other in enumerate(sizes[:-1]):
                     extent = tirx.Select(
                         tirx.EQ(place[-1], tirx.const(position, place[-1].ty.dtype)), tirx.Cast(dtype, other), extent
                     )
@@ -149,7 +149,9 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
 
             return te.compute(values.shape, element, name="T_wrap")
 
-        return self.builder_.emit(self.builder_.call_te(wrap, indices, primfunc_name_hint="wrap_indices"))
+        # Extents that are known at run time only are the kernel's arguments, which `call_te` has to be told of.
+        call = self.builder_.call_te(wrap, indices, list(extents), primfunc_name_hint="wrap_indices")
+        return self.builder_.emit(call)
 
     def _run(self, kernel: PrimFunc, hint: str, values: Expr, dtype: str) -> Expr:
         variable = self.builder_.add_func(kernel, hint)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from tvm_ext._tvm import For, ForKind, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, Stmt, tirx
+from tvm_ext._tvm import (
+    AllocBuffer,
+    DeclBuffer,
+    Expr,
+    For,
+    ForKind,
+    PrimFunc,
+    SBlock,
+    SBlockRealize,
+    Schedule,
+    ScheduleError,
+    Stmt,
+    TensorLoad,
+    structural_walk,
+    tirx,
+)
 from tvm_ext.errors import IllegalRewrite
 
 THREADS = 128
@@ -19,42 +34,76 @@ def runs_on_device(func: PrimFunc) -> bool:
 
 def _outside_threads(statement: Stmt) -> bool:
     """Whether the host has something to do in ``statement``, beyond launching kernels one after the other."""
+    if _launches_threads(statement):
+        return False
     if isinstance(statement, tirx.SeqStmt):
         return any(_outside_threads(item) for item in statement.seq)
     if isinstance(statement, SBlockRealize):
         return not _launches_threads(statement.block.body)
     if not isinstance(statement, For):
         return True
-    if statement.kind == ForKind.THREAD_BINDING:
+    if statement.kind == ForKind.THREAD_BINDING or _is_empty(statement):
         return False
     once = isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 1
     return not once or _outside_threads(statement.body)
 
 
 def _launches_threads(statement: Stmt) -> bool:
-    """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators."""
+    """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators.
+
+    They may lie in loops and conditions of the host (a sort merges longer and longer runs, a launch for each length),
+    as long as the host reads no memory for them: what it would read is the device's.
+    """
     if isinstance(statement, tirx.SeqStmt):
-        return all(_launches_threads(item) for item in statement.seq)
-    if not isinstance(statement, tirx.AttrStmt):
+        launching = [item for item in statement.seq if not _is_of_the_host(item)]
+        return bool(launching) and all(_launches_threads(item) for item in launching)
+    if isinstance(statement, For):
+        return statement.kind == ForKind.SERIAL and not _reads(statement.extent) and _launches_threads(statement.body)
+    if isinstance(statement, tirx.IfThenElse):
+        other = statement.else_case
+        branches = [statement.then_case] if other is None else [statement.then_case, other]
+        return not _reads(statement.condition) and all(map(_launches_threads, branches))
+    if not isinstance(statement, tirx.AttrStmt) or _reads(statement.value):
         return False
-    return statement.attr_key == "thread_extent" or _launches_threads(statement.body)
+    inner = statement.body
+    if statement.attr_key == "thread_extent" and not (
+        isinstance(inner, tirx.AttrStmt) and inner.attr_key == "thread_extent"
+    ):
+        return True
+    return _launches_threads(inner)
+
+
+def _is_of_the_host(statement: Stmt) -> bool:
+    """Whether ``statement`` says something of launches behind it, and touches no memory: a name, a number, a tensor."""
+    if isinstance(statement, tirx.Bind):
+        return not _reads(statement.value)
+    return isinstance(statement, AllocBuffer | DeclBuffer)
+
+
+def _reads(value: Expr) -> bool:
+    found: list[TensorLoad] = []
+    structural_walk(value, (TensorLoad, found.append))
+    return bool(found)
 
 
 def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
     """``func`` with a kernel for each of its blocks, and a sentence that says so.
 
     Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Blocks that
-    launch threads themselves, such as those of stock TVM's scatter_nd, stay as they are.
+    launch threads themselves, such as those of stock TVM's scatter_nd, stay as they are, and so do those that have
+    nothing to compute.
 
     Raises IllegalRewrite where the function has no blocks, or blocks that share loops.
     """
     if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
         raise IllegalRewrite("its body has no blocks to schedule")
+    if _launches_threads(func.body.block.body):
+        return func, "fallback: launches of its own, as stock TVM wrote them"
     schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:
-            if not _launches_threads(schedule.get(block).body):
+            if not _launches_threads(schedule.get(block).body) and not _is_in_empty_loops(schedule, block):
                 _bind(schedule, block)
     except (ScheduleError, ValueError, RuntimeError) as error:
         raise IllegalRewrite("stock TVM's schedule does not accept it") from error
@@ -63,6 +112,17 @@ def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
         raise IllegalRewrite("some of its blocks are in no loop that threads can share")
     kernels = f"{len(blocks)} kernel{'s' if len(blocks) > 1 else ''}"
     return scheduled, f"fallback: {kernels} with a thread for each element of a result"
+
+
+def _is_empty(statement: Stmt) -> bool:
+    """Whether ``statement`` is loops of which one has no turns: a split may give a part of no elements."""
+    if not isinstance(statement, For):
+        return False
+    return (isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 0) or _is_empty(statement.body)
+
+
+def _is_in_empty_loops(schedule: Schedule, block: SBlock) -> bool:
+    return any(_is_empty(schedule.get(loop)) for loop in schedule.get_loops(block)[:1])
 
 
 def _bind(schedule: Schedule, block: SBlock) -> None:

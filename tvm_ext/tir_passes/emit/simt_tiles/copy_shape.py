@@ -81,7 +81,9 @@ class CopyShape:
         return both(used, position < sorted_units)
 
     def offsets(self, unit: Number, element: Number) -> list[Number]:
-        """Where in the box ``element`` of ``unit`` is."""
+        """Where in the box ``element`` of ``unit`` is; a box of a scalar has no dimensions to be somewhere in."""
+        if not self.sizes:
+            return []
         rows, position = self._parts(unit)
         run = self._column(position) * self.width + element
         inner: list[Number] = []
