@@ -58,6 +58,10 @@ def _strided_conv(x: Any, w: Any) -> Any:
     return op.nn.relu(op.nn.conv2d(x, w, strides=2, padding=1))
 
 
+def _padded_conv(x: Any, w: Any) -> Any:
+    return op.nn.relu(op.nn.conv2d(x, w, padding=1))
+
+
 def _depthwise(x: Any, w: Any) -> Any:
     return op.clip(op.nn.conv2d(x, w, groups=4, padding=1), 0.0, 6.0)
 
@@ -71,11 +75,14 @@ def _functions(x: Any) -> Any:
 
 
 def _cpu_kernels() -> tuple[GoldenKernel, ...]:
-    """Packed weights, columns sorted by phase, results turned in registers; windows; rows; functions as arithmetic."""
+    """Packed weights, reductions in chunks, columns sorted by phase, results turned in registers; windows; rows;
+    functions as arithmetic.
+    """
     cases: dict[str, Callable[[], str]] = {
         "cpu_tiles_dense_gelu": partial(tensor_ir, AVX512, _dense_gelu, (30, 64), (64, 48), (48,), constants=(1,)),
         "cpu_tiles_filters": partial(tensor_ir, AVX2, _strided_conv, (1, 3, 30, 30), (16, 3, 3, 3), constants=(1,)),
         "cpu_tiles_columns": partial(tensor_ir, AVX512, _strided_conv, (1, 8, 33, 65), (3, 8, 3, 3)),
+        "cpu_tiles_chunks": partial(tensor_ir, AVX512, _padded_conv, (1, 64, 23, 23), (32, 64, 3, 3), constants=(1,)),
         "cpu_tiles_thrashing": partial(tensor_ir, AVX512, op.matmul, (256, 1024), (1024, 1024)),
         "cpu_windows_depthwise": partial(tensor_ir, AVX512, _depthwise, (1, 4, 14, 30), (4, 1, 3, 3), constants=(1,)),
         "cpu_windows_average_pool": partial(tensor_ir, AVX2, _average_pool, (1, 4, 13, 21)),

@@ -362,6 +362,16 @@ def test_a_strided_window_over_memory_reads_nchw(block) -> None:
         assert ranks == ([4, 5, 4] if batch == 16 else [4, 5, 5])
 
 
+def test_a_strided_window_over_groups_that_fit_the_cache_reads_blocks(block) -> None:
+    """The same data as above in 4 groups, of 3.2 MB each."""
+
+    def graph(builder: Any, inputs: Any) -> Any:
+        return op.mean(conv(builder, conv(builder, inputs[0], 64), 64, strides=2, groups=4), axis=[2, 3])
+
+    after = block(module(graph, (16, 3, 56, 56)))
+    assert [len(item.shape) for item in convolution_inputs(after)] == [4, 5]
+
+
 def convolution_inputs(mod: tvm.IRModule) -> list[Any]:
     """Types of the data of main's blocked convolutions, in order."""
     return [

@@ -9,6 +9,7 @@ from tvm_ext._tvm import Expr, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
+from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of
 from tvm_ext.records.rprogram import RProgram
@@ -40,6 +41,7 @@ class TileLayout:
     accumulator_dtype: str  # half precision is accumulated in float32
     packed: tuple[PackedInput | PhasePack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
+    chunks: ReductionChunks | None  # of the reduction; None where it stays whole
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
 
@@ -78,6 +80,9 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
     names = [axis.name for axis in expr.axes]
     spatial = [p for p, kind in enumerate(computation.kinds) if kind == "spatial"]
     loops = tile_of(program, expr)
+    chunks = reduction_chunks(loops, expr, device)
+    if chunks is not None:
+        loops = with_longer_runs(loops, expr, device)
     vector = spatial[loops.vector]
     tile = dict(zip(spatial, loops.register, strict=True))
     counts = {p: ceil_div(computation.extents[p], tile[p]) for p in spatial}
@@ -104,6 +109,7 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
         accumulator_dtype=dtype,
         packed=packed,
         round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
+        chunks=chunks,
         panel=Var("panel", INDEX_DTYPE),
         lane=Var("lane", INDEX_DTYPE),
     )
