@@ -46,6 +46,9 @@ KERNEL_ERRORS = (
 LONG_RUN_S = 0.3
 """A run this long warms itself up."""
 
+CONFIGURE_POOL, BIG_CORES = "runtime.config_threadpool", 1
+"""TVM's function, and ThreadGroup::AffinityMode::kBig, what a pool starts with."""
+
 MOST_RUNS = 100_000
 CLOCK_TRIES = 3
 CLOCK_SLACK_S = 0.001
@@ -71,6 +74,9 @@ class KernelDevice(Protocol):
 
     def is_there(self) -> bool:
         """Whether it still answers, after a kernel has failed."""
+
+    def use_threads(self, count: int) -> int:
+        """Have kernels run with ``count`` threads; with how many they do, which may be fewer."""
 
 
 @dataclass(slots=True)
@@ -101,12 +107,23 @@ class LocalDevice:
     def is_there(self) -> bool:
         return True
 
+    def use_threads(self, count: int) -> int:
+        """Of TVM's pool and of our own teams, which follow from the first library on that `open` has loaded."""
+        tvm_ffi.get_global_func(CONFIGURE_POOL)(BIG_CORES, count)
+        return self.thread_count
+
+    @property
+    def thread_count(self) -> int:
+        """With how many threads kernels run now."""
+        return int(tvm.runtime.num_threads())
+
 
 @dataclass(slots=True)
 class _Loaded:
     module: Module
     function: str
     arguments: list[DeviceTensor]
+    threads: int  # 0: the device's are no matter
     run_s: float
 
 
@@ -116,6 +133,7 @@ class KernelHost:
     def __init__(self, device: KernelDevice) -> None:
         self.device = device
         self._kernels: dict[int, _Loaded] = {}
+        self._threads = 0
         self._workload = ""
         self._drawn: list[Array] = []
         self._plain: dict[int, DeviceTensor] = {}  # by the parameter's index
@@ -126,7 +144,8 @@ class KernelHost:
         with self._blamed():
             module = self.device.open(library)
             arguments = self._arguments(job)
-            loaded = _Loaded(module, job.function, arguments, 0.0)
+            loaded = _Loaded(module, job.function, arguments, job.workload.threads, 0.0)
+            self._use_threads(loaded)
             start = time.perf_counter()
             module[job.function](*arguments)
             self.device.device.sync()
@@ -144,6 +163,7 @@ class KernelHost:
         loaded = self._kernels[number]
         repeats = min(MOST_RUNS, max(1, math.ceil(sample_s / max(loaded.run_s, 1e-7))))
         with self._blamed():
+            self._use_threads(loaded)
             if loaded.run_s < LONG_RUN_S:
                 loaded.run_s = self._run_s(loaded, 1)
             return [1e6 * self._run_s(loaded, repeats) for _ in range(samples)]
@@ -162,6 +182,14 @@ class KernelHost:
         except KERNEL_ERRORS as error:
             outcome: TrialOutcome = "launch_failed" if self.device.is_there() else "crashed"
             raise KernelError(outcome, first_line(error)) from error
+
+    def _use_threads(self, loaded: _Loaded) -> None:
+        """A time is of as many threads as its workload says, or there is none; raises KernelError."""
+        if not loaded.threads or loaded.threads == self._threads:
+            return
+        self._threads = self.device.use_threads(loaded.threads)
+        if self._threads != loaded.threads:
+            raise KernelError("lost", f"kernels run with {self._threads} threads here, not with {loaded.threads}")
 
     def _run_s(self, loaded: _Loaded, repeats: int) -> float:
         """Seconds of one run, the mean of ``repeats``."""

@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import tvm_ffi
-
 from tvm_ext.options import configure_threads
 from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.serialise import from_json
@@ -28,20 +26,14 @@ from tvm_ext.records.serialise import from_json
 from .kernel_host import KernelDevice, KernelError, KernelHost, LocalDevice
 
 READY = "ready"
-_BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
 NICENESS = 10
 """Of builders: what is timed on the same machine comes first."""
 
 
-def main(role: str, memory_bytes: int, threads: int) -> None:
-    """Serve requests until the input ends; ``role`` is "build" or "run".
-
-    ``memory_bytes`` of 0 are unlimited, ``threads`` of 0 as many as kernels have elsewhere.
-    """
+def main(role: str, memory_bytes: int) -> None:
+    """Serve requests until the input ends; ``role`` is "build" or "run". ``memory_bytes`` of 0 are unlimited."""
     replies = _own_output()
     configure_threads()
-    if threads:  # at most as many as there are
-        tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, threads)
     if role == "build":
         os.nice(NICENESS)
     _limit_memory(memory_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_ext._tvm import Device, Module, rpc
 
-from .kernel_host import KERNEL_ERRORS, KernelError, first_line
+from .kernel_host import BIG_CORES, CONFIGURE_POOL, KERNEL_ERRORS, KernelError, first_line
 from .tracker import Tracker
 
 
@@ -24,6 +24,11 @@ class RemoteDevice:
     def open(self, library: Path) -> Module:
         self.session.upload(str(library))
         return self.session.load_module(library.name)
+
+    def use_threads(self, count: int) -> int:
+        """Of the server's session, which otherwise takes all of its cores."""
+        self.session.get_function(CONFIGURE_POOL)(BIG_CORES, count)
+        return int(self.session.get_function("runtime.NumThreads")())
 
     def is_there(self) -> bool:
         try:

@@ -84,7 +84,12 @@ class InProcessRunner:
         self._kind = kind
 
     def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
-        take_turns(entries, _HerePlace(KernelHost(LocalDevice(self._kind)), plan), plan)
+        device = LocalDevice(self._kind)
+        threads = device.thread_count
+        try:
+            take_turns(entries, _HerePlace(KernelHost(device), plan), plan)
+        finally:
+            device.use_threads(threads)
 
     @property
     def device(self) -> str:
@@ -112,7 +117,7 @@ class _HerePlace:
 class IsolatedRunner:
     """Kernels in a process of their own on this machine's device ``kind``, which is replaced where they break it.
 
-    The process is kept from batch to batch: importing TVM takes a second. It has as many threads as the workload says.
+    The process is kept from batch to batch: importing TVM takes a second.
     ``libraries`` are loaded there first: TVM's part for the device, where TVM does not load it by itself.
     """
 
@@ -123,15 +128,14 @@ class IsolatedRunner:
         self._device_name = ""
         self._is_cpu = kind == "cpu"
         self._worker: WorkerProcess | None = None
-        self._settings = (0, 0)
+        self._memory_bytes = 0
         self._ended = self._open = False
         self._changing = threading.Lock()
 
     def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
-        threads = max(entry.artifact.job.workload.threads for entry in entries)
         memory = plan.memory_bytes if self._is_cpu else 0  # drivers of GPUs reserve all addresses that they may need
-        if self._settings != (memory, threads):
-            self._settings = (memory, threads)
+        if self._memory_bytes != memory:
+            self._memory_bytes = memory
             self._replace(None)
         place = _WorkerPlace(self, plan)
         try:
@@ -153,8 +157,7 @@ class IsolatedRunner:
             return worker
         if self._ended:
             raise MeasurementError("the runner has been ended.")
-        memory, threads = self._settings
-        worker = WorkerProcess("run", memory_bytes=memory, threads=threads)
+        worker = WorkerProcess("run", memory_bytes=self._memory_bytes)
         self._replace(worker)
         self.started += 1
         self._open_device(worker)

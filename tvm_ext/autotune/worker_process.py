@@ -38,11 +38,11 @@ class WorkerDied(Exception):  # noqa: N818 - what happened, not an error of ours
 class WorkerProcess:
     """One process, in a session of its own, so that Ctrl-C reaches us alone. `end` may be called by any thread."""
 
-    def __init__(self, role: str, *, memory_bytes: int = 0, threads: int = 0) -> None:
+    def __init__(self, role: str, *, memory_bytes: int = 0) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._lines = b""
         self._ended = threading.Lock()
-        code = f"{_CODE}main({role!r}, {memory_bytes}, {threads})"
+        code = f"{_CODE}main({role!r}, {memory_bytes})"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, json.dumps(sys.path)],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tvm_ext import options as environment
-from tvm_ext._tvm import IRModule, Target
+from tvm_ext._tvm import IRModule, Target, tvm
 from tvm_ext.autotune.builders import LocalBuilder
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import TrackerFleet
@@ -136,6 +136,12 @@ def require_measurable(device: DeviceSpec, target: Target, request: TuningReques
         raise UnsupportedEnvironmentError(
             f"TVM_EXT_CPU lets {named} stand for this machine, whose times would be kept as that CPU's.",
             "unset TVM_EXT_CPU to tune for this machine",
+        )
+    most = int(tvm.runtime.num_threads())
+    if device.unit_count > most:
+        raise UnsupportedEnvironmentError(
+            f"kernels for {device.unit_count} threads cannot be timed here: this process has {most}.",
+            "build with fewer (num_threads), or tune on a machine with as many cores (by --tracker)",
         )
     unmet = cpu_needs(target).unmet_by(read_cpu_info())
     if unmet:

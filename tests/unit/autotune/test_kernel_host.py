@@ -1,17 +1,23 @@
-"""Times that come from a device's own clock, which may be set while it measures."""
+"""Times by a device's own clock, which may be set while it measures; with how many threads they are taken."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.autotune import jobs
-from tvm_ext._tvm import tvm
-from tvm_ext.autotune.kernel_host import KernelError, KernelHost
+from tvm_ext._tvm import IRModule, tirx, tvm
+from tvm_ext.autotune.kernel_host import KernelError, KernelHost, LocalDevice
+from tvm_ext.autotune.runners import InProcessRunner
+from tvm_ext.ir.build_ir import PARALLEL, loop, store
+from tvm_ext.records.kernel_job import KernelJob, TimingPlan
 
 
 class OtherDevice:
@@ -19,10 +25,12 @@ class OtherDevice:
 
     own_clock = False
 
-    def __init__(self, times_s: Iterator[float]) -> None:
-        self.device, self.times_s = tvm.cpu(), times_s
+    def __init__(self, times_s: Iterator[float], cores: int = 2) -> None:
+        self.device, self.times_s, self.cores = tvm.cpu(), times_s, cores
+        self.asked: list[int] = []
 
     def open(self, library: Path) -> Any:
+        self.asked.append(0)
         return self
 
     def __getitem__(self, name: str) -> Any:
@@ -33,6 +41,10 @@ class OtherDevice:
 
     def is_there(self) -> bool:
         return True
+
+    def use_threads(self, count: int) -> int:
+        self.asked.append(count)
+        return min(count, self.cores)
 
 
 def test_a_clock_that_is_set_back_or_forth_is_asked_again() -> None:
@@ -62,3 +74,65 @@ def test_a_kernel_that_fails_once_it_is_warm_has_failed() -> None:
     with pytest.raises(KernelError, match="illegal memory access") as failed:
         host.load(0, Path(), jobs.job("a"), None)
     assert failed.value.outcome == "launch_failed"
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+def of_threads(count: int) -> KernelJob:
+    job = jobs.job("a")
+    return replace(job, workload=replace(job.workload, threads=count))
+
+
+def test_each_kernel_has_as_many_threads_as_its_workload_says() -> None:
+    """Kernels of one batch may differ in it: a tile that is timed on one core says nothing of two."""
+    device = OtherDevice(itertools.repeat(1e-7))
+    host = KernelHost(device)
+    for number, threads in enumerate((1, 2, 0)):
+        host.load(number, Path(), of_threads(threads), None)
+    for number in (0, 0, 1, 2, 0):
+        host.time(number, 1, 1e-6)
+    assert device.asked == [0, 1, 0, 2, 0, 1, 2, 1]  # loaded first: our own teams follow from then on
+
+
+def test_a_device_with_fewer_threads_gives_no_time() -> None:
+    host = KernelHost(OtherDevice(itertools.repeat(1e-7), cores=2))
+    with pytest.raises(KernelError, match="with 2 threads here, not with 3") as wrong:
+        host.load(0, Path(), of_threads(3), None)
+    assert wrong.value.outcome == "lost"  # which is not the candidate's fault
+
+
+def _who_runs() -> IRModule:
+    """A parallel loop that writes down which thread runs it."""
+    buffer = tirx.decl_buffer((64,), "int32", "A", data_alignment=4)
+    body = loop(64, PARALLEL, "i", lambda i: store(buffer, tirx.call_extern("int32", "gettid"), [i]))
+    return IRModule({"kernel": tirx.PrimFunc([buffer], body).with_attrs({"global_symbol": "kernel", "s_tir": True})})
+
+
+def _library_of(module: IRModule, folder: Path) -> Path:
+    tvm.tirx.build(module, target="llvm", pipeline="default").export_library(str(folder / "kernel.so"))
+    return folder / "kernel.so"
+
+
+def _threads_of(kernel: Any) -> int:
+    seen: set[int] = set()
+    for _ in range(100):
+        result = tvm.runtime.empty((64,), "int32")
+        kernel(result)
+        seen |= set(result.numpy().tolist())
+    return len(seen)
+
+
+def test_this_process_has_its_threads_back() -> None:
+    before = tvm.runtime.num_threads()
+    device = LocalDevice()
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.delenv("TVM_EXT_THREAD_POOL", raising=False)
+        kernel = device.open(_library_of(_who_runs(), Path(folder)))["kernel"]
+        assert device.use_threads(1) == tvm.runtime.num_threads() == 1
+        assert _threads_of(kernel) == 1
+        assert device.use_threads(before) == before
+        assert _threads_of(kernel) <= before
+    assert device.use_threads(10_000) < 10_000
+    device.use_threads(before)
+    runner = InProcessRunner()
+    runner.run([], TimingPlan())
+    assert tvm.runtime.num_threads() == before

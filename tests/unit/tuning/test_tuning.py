@@ -21,6 +21,7 @@ from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import BatchEntry, InProcessRunner
 from tvm_ext.autotune.store import MeasurementStore
+from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.errors import IllegalRewrite, OptionError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
@@ -226,7 +227,9 @@ def test_hostile_configurations_are_named_and_left_out(
     assert LEFT_OUT in str(made.attrs["tvm_ext.choice"])
 
 
-def test_what_cannot_be_tuned_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_tuned_is_refused_before_anything_is_built(
+    plan: BuildPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mod, params = relay.frontend.from_onnx(MODEL)
     monkeypatch.setenv("TVM_EXT_CPU", "cpu-epyc-zen5")
     with pytest.raises(UnsupportedEnvironmentError, match="stand for this machine"):
@@ -236,6 +239,9 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_built(monkeypatch: p
     with pytest.raises(OptionError, match="'tune' is '5 minutes'"):
         relay.build(mod, "llvm", params=params, tune="5 minutes")
     monkeypatch.delenv("TVM_EXT_CPU")
+    many = with_unit_count(plan.device, 1 + int(tvm.runtime.num_threads()))
+    with pytest.raises(UnsupportedEnvironmentError, match="threads cannot be timed here: this process has"):
+        require_measurable(many, plan.target, TuningRequest(budget=TuningBudget(trials=1)))
     foreign = plan_build({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, OPTIONS)
     with pytest.raises(UnsupportedEnvironmentError, match="cannot be timed here"):
         require_measurable(foreign.device, foreign.target, TuningRequest(budget=TuningBudget(trials=1)))
