@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from tvm_ext.errors import MeasurementError
-from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore
+from tvm_ext.records.measurement import SESSION_KIND, MeasuredWorkload, Measurement, Trial, TrialStore
 from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningBudget, TuningRecord, TuningStatus
 
 from .choose import CONFIRMATIONS, TunedChoice, choose_tuned
@@ -46,9 +46,6 @@ MOST_BLIND = 2
 
 CONFIRMING_SHARE = 0.15
 """Of a budget of seconds, what is kept for measuring the fastest again."""
-
-SESSION_KIND = "tuning_session"
-"""`MeasuredWorkload.kind` of the time that was spent on a model: one trial a batch."""
 
 
 class TrialHistory(TrialStore, Protocol):
@@ -213,7 +210,6 @@ class TuningSession:
         self.progress, self.clock = progress or (lambda _status: None), clock
         self.searches = [TaskSearch(task, store.trials(task.workload), seed) for task in tasks]
         self.session = session_workload(tasks)
-        self.before_s = sum(1e-6 * (trial.time_us or 0.0) for trial in store.trials(self.session))
         self.known_before = self.known
         self.trials = 0
         self.start = self.clock() if start is None else start
@@ -304,7 +300,7 @@ class TuningSession:
 
     @property
     def spent_s(self) -> float:
-        return self.before_s + self.clock() - self.start
+        return self.clock() - self.start
 
     @property
     def _best_us(self) -> float:

@@ -21,6 +21,7 @@ database = typer.Typer(help="Show, merge, export and import measurements.", no_a
 File = Annotated[
     Path | None, typer.Option("--database", help="The database; left out: the one that builds use by default.")
 ]
+Summary = dict[str, str | int | float | None]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
 Sources = Annotated[
     list[Path],
@@ -34,7 +35,10 @@ def show(
     verify: Annotated[bool, typer.Option("--verify", help="Check every page and every row.")] = False,
     as_json: JsonOutput = False,
 ) -> None:
-    """Show what is measured: workloads, configurations, the best time of each. Exit code 1 where rows are damaged."""
+    """Show what is measured: workloads, configurations, the best time of each; tuning runs with the time they took.
+
+    Exit code 1 where rows are damaged.
+    """
     from tvm_ext.autotune.database import MeasurementDatabase
     from tvm_ext.autotune.database_files import require_file
 
@@ -157,16 +161,25 @@ def _path(file: Path | None) -> Path:
     return path
 
 
-def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) -> dict[str, str | int | float | None]:
-    verdicts = opened.verdicts(workload).values()
-    times = [item.time_us for item in verdicts if item.time_us is not None]
-    return {
+def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) -> Summary:
+    from tvm_ext.records.measurement import SESSION_KIND
+
+    named: Summary = {
         "key": key,
         "kind": workload.kind,
         "structure": workload.structure,
         "dtype": workload.dtype,
         "device": workload.device,
         "instructions": workload.instructions,
+        "threads": workload.threads,
+    }
+    if workload.kind == SESSION_KIND:
+        spent = [trial.time_us or 0.0 for trial in opened.trials(workload)]
+        return {**named, "batches": len(spent), "spent_s": 1e-6 * sum(spent)}
+    verdicts = opened.verdicts(workload).values()
+    times = [item.time_us for item in verdicts if item.time_us is not None]
+    return {
+        **named,
         "configurations": len(verdicts),
         "failed": sum(1 for item in verdicts if item.time_us is None),
         "best_us": min(times, default=None),
@@ -176,7 +189,9 @@ def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) 
 _SHOWN = 60
 
 
-def _line(row: dict[str, str | int | float | None]) -> str:
+def _line(row: Summary) -> str:
+    if "spent_s" in row:
+        return f"{str(row['key'])[:12]} tuning on {row['device']}: {row['batches']} batches in {row['spent_s']:.0f} s"
     best = f"{row['best_us']:.1f} us" if row["best_us"] is not None else "no time"
     structure = str(row["structure"])
     shown = structure if len(structure) <= _SHOWN else f"{structure[: _SHOWN - 3]}..."

@@ -22,6 +22,9 @@ TrialOutcome = Literal["ok", "wrong", "compile_failed", "launch_failed", "crashe
 """Of these, "timed_out" says as much about the machine as about the configuration, and "lost" (the machine went away)
 nothing about the configuration: either may be tried again."""
 
+SESSION_KIND = "tuning_session"
+"""`MeasuredWorkload.kind` of the time that tuning has spent on a model, for people: one trial a batch."""
+
 FINAL_FAILURES: tuple[TrialOutcome, ...] = ("wrong", "compile_failed", "launch_failed", "crashed")
 
 MOST_TEXT = 1 << 22

@@ -21,9 +21,9 @@ MOST_TRIALS, MOST_SECONDS = 1_000_000, 30 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuningBudget:
-    """How much may be tried, of either or of both; what a database knows already of the same model counts.
+    """How much may be tried, of either or of both: trials that a database knows already count, seconds are a run's own.
 
-    So a run that was killed, and is started again with the same budget, goes on to the same end.
+    So a run of some trials that was killed, and is started again, goes on to the same end; seconds are searched anew.
     """
 
     trials: int | None = None

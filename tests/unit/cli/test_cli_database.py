@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.autotune.made import WORKLOAD, measured, workload
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.database_files import write_lines
 from tvm_ext.cli.app import main
+from tvm_ext.records.measurement import SESSION_KIND
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -43,6 +45,18 @@ def test_lines_go_into_the_default_database_and_out_again(command: Command, tmp_
     found = json.loads(command("show", "--json", "--verify")[1])
     assert (found["measurements"], found["problems"], found["workloads"][0]["best_us"]) == (3, [], 4.0)
     assert found["file"] == str(tmp_path / "cache" / "measurements.db")
+
+
+def test_what_tuning_took_is_no_best_time(command: Command) -> None:
+    session = replace(WORKLOAD, kind=SESSION_KIND, structure="a digest")
+    write_lines([measured("batch", 4e6, of=session), measured("batch", 3e6, of=session), measured("a", 5.0)], Path("x"))
+    command("import", "x", "--database", "own.db")
+    out = command("show", "--database", "own.db")[1]
+    assert "tuning on nvidia-a100: 2 batches in 7 s\n" in out
+    assert out.count("5.0 us of 1 configurations") == 1 and "3500000" not in out
+    rows = json.loads(command("show", "--database", "own.db", "--json")[1])["workloads"]
+    assert sorted(row.get("spent_s", 0) for row in rows) == [0, 7.0]
+    assert ["best_us" in row for row in sorted(rows, key=lambda row: row.get("spent_s", 0))] == [True, False]
 
 
 def test_files_of_many_machines_are_merged(command: Command) -> None:
