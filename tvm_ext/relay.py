@@ -255,7 +255,7 @@ def _compile(
             with own_cuda_compiler():
                 code = generate_whole(lowered, plan.target)
         else:
-            context = kernel_context(plan.device, plan.options, plan.tiles.configurations)
+            context = kernel_context(plan.device, plan.options)
             threads = 1 if watched else usable_core_count()
             code = generate(lowered, plan.target, cache, context, threads, clock.on_start)
         watch.split(GENERATING)

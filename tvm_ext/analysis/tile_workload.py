@@ -1,7 +1,8 @@
-"""Under which key a store keeps what was measured of a CPU kernel's tiles."""
+"""Under which key a store keeps what was measured of a CPU kernel's configurations."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,11 @@ from tvm_ext.records.serialise import to_json
 
 from .tensor_expr import Access, LinearIndex, TensorExpr
 
-KIND = "cpu_tile"
-"""`MeasuredWorkload.kind` of an expression whose configurations are `CpuTile`s."""
+TILES, WINDOWS, ATTENTION, CHAINS = "cpu_tile", "cpu_window", "cpu_attention", "cpu_chain"
+"""`MeasuredWorkload.kind` of what has `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` for configurations."""
 
-KERNELS = "1"
-"""Version of our CPU kernels: a new one where the emitter makes other code of the same tile."""
+KERNELS: Mapping[str, str] = {TILES: "1", WINDOWS: "1", ATTENTION: "1", CHAINS: "1"}
+"""Versions of our CPU kernels by kind: a new one where the emitter makes other code of the same configuration."""
 
 
 def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
@@ -28,17 +29,20 @@ def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
     return replace(tile_machine(device), structure=to_json(without_names(expr)), dtype=dtype)
 
 
-def tile_machine(device: DeviceSpec) -> MeasuredWorkload:
-    """What all workloads of ``device`` have in common: a record that differs in it says nothing of the device."""
+def tile_machine(device: DeviceSpec, kind: str = TILES) -> MeasuredWorkload:
+    """What all workloads of a kind have in common on ``device``: a record that differs in it says nothing of that."""
     return MeasuredWorkload(
-        kind=KIND,
+        kind=kind,
         structure="",
         layout="",
         dtype="",
         device=device.description,
         instructions=instructions_of(device),
         threads=device.unit_count,
-        versions=(("apache-tvm", installed_version("apache-tvm") or SUPPORTED_VERSIONS["apache-tvm"]), (KIND, KERNELS)),
+        versions=(
+            ("apache-tvm", installed_version("apache-tvm") or SUPPORTED_VERSIONS["apache-tvm"]),
+            (kind, KERNELS[kind]),
+        ),
     )
 
 

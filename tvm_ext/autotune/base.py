@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tvm_ext.analysis.tile_workload import KIND
+from tvm_ext.analysis.tile_workload import KERNELS
 from tvm_ext.records.measurement import MeasuredWorkload, Trial
 from tvm_ext.support.files import write_atomically
 
@@ -37,10 +37,10 @@ def make_base(database: MeasurementDatabase, path: Path) -> MadeBase:
     """Write what of ``database`` is worth it to ``path``, whole or not at all. Raises DatabaseError, ExportError."""
     lines, left_out = [], 0
     for workload in database.workloads().values():
-        trials = _worth_keeping(database.trials(workload)) if workload.kind == KIND else ()
+        trials = _worth_keeping(database.trials(workload)) if workload.kind in KERNELS else ()
         if trials:
             lines.append(_line(workload, trials))
-        elif workload.kind == KIND:
+        elif workload.kind in KERNELS:
             left_out += 1
     content = "".join(sorted(lines)).encode()
     write_atomically(path, content)

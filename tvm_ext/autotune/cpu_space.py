@@ -20,7 +20,7 @@ from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
 from .cpu_model import CpuPredictions, CpuTileColumns, predict_cpu_tiles
-from .spaces import Floats, Integers
+from .spaces import Floats, Integers, SharedGroups
 
 MOST_PIECES = 8
 """Vector registers along the vector axis of a register tile."""
@@ -86,7 +86,8 @@ class CpuTileSpace:
     def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
         """For each place one with the same register tile in other loops or, half of them, the other way round."""
         other = rng.random(len(places)) < 0.5
-        return np.where(other, self._with_same(0, places, rng), self._with_same(1, places, rng))
+        same_register, same_loops = self._groups
+        return np.where(other, same_register.draw(places, rng), same_loops.draw(places, rng))
 
     @cached_property
     def features(self) -> Floats:
@@ -110,23 +111,13 @@ class CpuTileSpace:
         loops = loops_of(tile, self.expr)
         return tile.vector, tile.register, loops, () if self.device.unit_count == 1 else tile.outer
 
-    def _with_same(self, kind: int, places: Integers, rng: np.random.Generator) -> Integers:
-        """Others of the same register tile (kind 0) or the same loops (kind 1), each as likely."""
-        group, members, first, size = self._groups[kind]
-        mine = group[places]
-        return members[first[mine] + (rng.random(len(places)) * size[mine]).astype(np.int64)]
-
     @cached_property
-    def _groups(self) -> tuple[tuple[Integers, Integers, Integers, Integers], ...]:
+    def _groups(self) -> tuple[SharedGroups, SharedGroups]:
+        """By the register tile, and by the loops."""
         tiles = self.tiles
         by_register = np.concatenate([tiles.vector[:, None], tiles.register], axis=1)
         by_loops = np.concatenate([tiles.inner, tiles.outer, tiles.order], axis=1)
-        found = []
-        for key in (by_register, by_loops):
-            _, group, size = np.unique(key, axis=0, return_inverse=True, return_counts=True)
-            group = group.ravel()
-            found.append((group, np.argsort(group, kind="stable"), np.cumsum(size) - size, size))
-        return tuple(found)
+        return SharedGroups(by_register), SharedGroups(by_loops)
 
 
 def loops_of(tile: CpuTile, expr: TensorExpr) -> TileLoops:

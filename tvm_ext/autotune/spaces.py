@@ -66,6 +66,22 @@ class KernelSpace(Protocol[CandidateType_co]):
         """For each place one that differs little; itself where the change that was drawn is not legal."""
 
 
+class SharedGroups:
+    """Candidates that have the same row of ``keys``: from each to another of its group, all as likely."""
+
+    def __init__(self, keys: NDArray[np.int64]) -> None:
+        _, group, self._size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        self._group = group.ravel()
+        self._members = np.argsort(self._group, kind="stable")
+        self._first = np.cumsum(self._size) - self._size
+
+    def draw(self, places: Integers, rng: np.random.Generator) -> Integers:
+        """For each place one of its group, itself among them."""
+        mine = self._group[places]
+        drawn = self._first[mine] + (rng.random(len(places)) * self._size[mine]).astype(np.int64)
+        return np.asarray(self._members[drawn], dtype=np.int64)
+
+
 class LevelGrid:
     """Candidates as combinations of levels, one of each field, of which those of ``codes`` are legal.
 

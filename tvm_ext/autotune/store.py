@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +64,8 @@ class MeasurementStore:
         kept = [trial for trial in beside if trial.configuration not in here or trial.origin.endswith(".0")]
         return (*kept, *own)
 
-    def workloads(self, kind: str) -> Mapping[str, MeasuredWorkload]:
-        """Those of ``kind`` that something is known of, by key."""
+    def workloads(self, kinds: Container[str]) -> Mapping[str, MeasuredWorkload]:
+        """Those of ``kinds`` that something is known of, by key."""
         self._base()
         found = dict(self._known)
         if self.own is not None:
@@ -74,7 +74,7 @@ class MeasurementStore:
             except DatabaseError as error:
                 self._note(str(self.own.path), str(error))
         found |= {item.workload.key: item.workload for item in self._unwritten}
-        return {key: workload for key, workload in found.items() if workload.kind == kind}
+        return {key: workload for key, workload in found.items() if workload.kind in kinds}
 
     def close(self) -> None:
         """Close this thread's connection; the next call opens another."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tvm_ext.analysis.tile_workload import KIND, tile_machine
+from tvm_ext.analysis.tile_workload import KERNELS, tile_machine
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 
@@ -39,9 +39,10 @@ def tuned_tiles(store: MeasurementStore, device: DeviceSpec) -> TunedTiles:
 
     Nothing is looked at that was measured on another device, with other instructions, threads or versions.
     """
-    machine, configurations, reasons = tile_machine(device), {}, {}
-    for key, workload in store.workloads(KIND).items():
-        if replace(workload, structure="", dtype="") != machine:
+    machines = {kind: tile_machine(device, kind) for kind in KERNELS}
+    configurations, reasons = {}, {}
+    for key, workload in store.workloads(machines).items():
+        if replace(workload, structure="", dtype="") != machines[workload.kind]:
             continue
         choice = choose_tuned(standings_of(store.trials(workload)))
         if choice.configuration is not None:

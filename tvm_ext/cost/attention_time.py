@@ -51,11 +51,17 @@ def choose_tiles(work: Attention, device: DeviceSpec) -> AttentionTiles | None:
     lanes = device.register_bytes // FLOAT_BYTES
     if device.kind != "cpu" or lanes < 2:
         return None
-    found = [tiles for count in range(1, MOST_QUERY_VECTORS + 1) if (tiles := _tiles(work, device, lanes, count))]
+    counts = range(1, MOST_QUERY_VECTORS + 1)
+    found = [tiles for count in counts if (tiles := tiles_of_vectors(work, device, lanes, count))]
     return min(found, key=lambda tiles: kernel_seconds(work, tiles, device), default=None)
 
 
-def _tiles(work: Attention, device: DeviceSpec, lanes: int, vectors: int) -> AttentionTiles | None:
+def most_rows(vectors: int, device: DeviceSpec) -> int:
+    """Rows of a register tile by ``vectors`` registers of queries: beside the accumulators are one step's operands."""
+    return (device.register_limit - vectors - 1) // vectors
+
+
+def tiles_of_vectors(work: Attention, device: DeviceSpec, lanes: int, vectors: int) -> AttentionTiles | None:
     """The tiles with ``vectors`` registers of queries; None where the queries are fewer.
 
     Registers hold the accumulators, one step's queries, and one scalar for all lanes. The block of scores shares L1
@@ -63,7 +69,7 @@ def _tiles(work: Attention, device: DeviceSpec, lanes: int, vectors: int) -> Att
     """
     if vectors > ceil_div(work.queries, lanes):
         return None
-    rows = (device.register_limit - vectors - 1) // vectors
+    rows = most_rows(vectors, device)
     if rows < 1:
         return None
     width = vectors * lanes * FLOAT_BYTES

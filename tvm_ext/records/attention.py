@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from .serialise import to_json
+
 ATTENTION = "tvm_ext.attention"
 """PrimFunc attribute: the `Attention` that the function computes, as JSON."""
 
@@ -117,6 +119,11 @@ class AttentionTiles:
     @property
     def query_block(self) -> int:
         return self.lanes * self.query_vectors
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
 
     def __str__(self) -> str:
         return (

@@ -1,9 +1,10 @@
-"""What searches over tiles are about: a product and its tiles and stages on tensor cores; the tiles of a CPU kernel."""
+"""What searches over tiles are about: a product and its tiles and stages on tensor cores; the tiles of CPU kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .persistent import PanelPlan
 from .serialise import to_json
 
 
@@ -88,6 +89,50 @@ class CpuTile:
     def configuration(self) -> str:
         """By which a store of measurements knows it."""
         return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowTile:
+    """How a CPU's window kernel (depthwise convolution, pooling) goes over its planes.
+
+    A task computes ``band`` output rows of one plane, in register tiles of ``rows`` rows by ``vectors`` registers of
+    ``width`` elements. ``flat``: registers run on from row to row, ``rows`` is 1. ``forks``: cores divide the tasks.
+    """
+
+    band: int
+    rows: int
+    vectors: int
+    width: int
+    flat: bool
+    forks: bool
+
+    def __post_init__(self) -> None:
+        if min(self.band, self.rows, self.vectors, self.width) < 1:
+            raise ValueError(f"{self} has an empty tile")
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelTiles:
+    """How a CPU computes a chain panel by panel: its panels, and the tiles of each product in one, first to last."""
+
+    panels: PanelPlan
+    tiles: tuple[CpuTile, ...]
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """All its numbers but the axes, which follow from how many sizes there are."""
+        inside = [(tile.vector, *tile.register, *tile.inner, *tile.outer, *tile.order) for tile in self.tiles]
+        return (*self.panels.sizes, *(number for numbers in inside for number in numbers))
 
 
 def product_of_matmul(

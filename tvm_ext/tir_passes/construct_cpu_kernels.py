@@ -24,10 +24,11 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind, sequence
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.attention import ATTENTION, Attention
+from tvm_ext.records.attention import ATTENTION, Attention, AttentionTiles
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.tuning import PanelTiles
 from tvm_ext.support.kernel_cache import (
     KERNEL_KEY,
     CachedKernel,
@@ -44,18 +45,19 @@ from .emit.cpu_attention.kernel import attention_kernel
 from .emit.cpu_cells.kernel import CellKernel, cell_kernel
 from .emit.cpu_chains.emit import emit_panels
 from .emit.cpu_chains.padding import emit_padding
-from .emit.cpu_rows.emit import emit_rows
+from .emit.cpu_choices import AttentionPart, own_choices
+from .emit.cpu_forms import row_form, window_form
 from .emit.cpu_tiles.emit import emit_tile_kernel
-from .emit.cpu_windows.kernel import window_kernel
 from .emit.schedule_fallback import schedule_fallback
 from .expressions.cut_expressions import cut_notes
 from .expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 from .expressions.on_cpu import call_notes, on_cpu
 from .expressions.turn_divisions import with_turned_divisions
 from .plan.alternatives import with_alternatives
-from .plan.anchors import construct_anchor, kept_buffers, row_program
+from .plan.anchors import construct_anchor
 from .plan.canonical import canonical_rows
-from .plan.chosen_tiles import NO_CHOICES, TileChoices, frugal_choices, program_for
+from .plan.chain_choices import chain_workload, chosen_panel
+from .plan.chosen_tiles import NO_CHOICES, TileChoices, chosen_for, frugal_choices, program_for, refuse_left_out
 from .plan.equal_functions import EqualFunctions
 from .plan.form import (
     Form,
@@ -72,7 +74,6 @@ from .plan.form import (
 from .plan.panel import Panel, PanelView, check_runs, divide
 from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
 from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
-from .plan.row_time import row_time_s
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructCpuKernels")
@@ -109,7 +110,7 @@ class ConstructCpuKernels:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         result = copy_module(mod)
-        context = kernel_context(self.device, self.options, self.tiles) if self.cache.is_on else ""
+        context = kernel_context(self.device, self.options) if self.cache.is_on else ""
         made = EqualFunctions()
         for gv, func in unscheduled(mod):
             result[gv] = self._kernel(func, gv.name_hint, context, made)
@@ -127,7 +128,7 @@ class ConstructCpuKernels:
 
     def _kernel(self, func: PrimFunc, name: str, context: str, made: EqualFunctions) -> PrimFunc:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
-        key = kernel_key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
+        key = self._key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
         entry = self._entry(func, key) if key is not None else None
         if key is not None and entry is not None:
             return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
@@ -138,6 +139,11 @@ class ConstructCpuKernels:
             kernel = construct_cpu_kernel(func, name, self.device, self.options, self.tiles)
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
+
+    def _key(self, func: PrimFunc, name: str, context: str) -> str:
+        """With the tiles that are chosen for this kernel: those of others are nothing to it."""
+        own = own_choices(func, name, self.device, self.tiles)
+        return kernel_key(func, name, f"{context} {sorted(own.items())}" if own else context)
 
     def _entry(self, func: PrimFunc, key: str) -> CachedKernel | None:
         """The cache's entry under ``key``, if it can be the kernel of ``func``."""
@@ -155,11 +161,11 @@ class ConstructCpuKernels:
         return entry
 
 
-def kernel_context(device: DeviceSpec, options: BuildOptions, tiles: TileChoices = NO_CHOICES) -> str:
-    """Digest of what decides every kernel of a build beside its PrimFunc."""
+def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
+    """Digest of what decides every kernel of a build beside its PrimFunc, and the tiles that are chosen for it."""
     target = Target.current(allow_none=True)
     settings = repr((options.candidates, options.epsilon, options.guard_memory))
-    return build_context(str(target), to_json(device), settings, *([repr(sorted(tiles.items()))] if tiles else []))
+    return build_context(str(target), to_json(device), settings)
 
 
 def construct_cpu_kernel(
@@ -199,7 +205,7 @@ def _constructed(
     func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, tiles: TileChoices
 ) -> tuple[PrimFunc, KernelChoice]:
     if func.attrs and ATTENTION in func.attrs:
-        return _attention(func, name, device)
+        return _attention(func, name, device, tiles)
     read = read_operator(func, name)
     constant = [int(i) for i in func.attrs[CONSTANT_PARAMS]] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [read.params[i] for i in constant]
@@ -211,7 +217,7 @@ def _constructed(
     elif chain is None or chain.plan is None:
         body, forms, notes = _groups(operator, constants, device, options, tiles)
     else:
-        body, forms, notes = _chain(operator, chain.plan, constants, device, options)
+        body, forms, notes = _chain(operator, chain.plan, constants, device, options, tiles)
     body = on_cpu(body, device)
     notes = [*refusals, *notes, *size_notes(operator), *cut_notes(body), *call_notes(body)]
     params, body = any_alignment(packed_params(operator.params, forms), body)
@@ -247,26 +253,40 @@ def _groups(
 
 
 def _chain(
-    operator: OperatorBody, panels: PanelPlan, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+    operator: OperatorBody,
+    panels: PanelPlan,
+    constants: Sequence[Buffer],
+    device: DeviceSpec,
+    options: BuildOptions,
+    tiles: TileChoices,
 ) -> tuple[Stmt, list[Form], list[str]]:
     """The loop over a chain's panels, the forms of each panel's groups, and what to say of them.
 
     One core computes a panel, so that its tiles are constructed for one.
     """
+    made, said = chosen_for(
+        PanelTiles,
+        tiles,
+        lambda: chain_workload(operator, constants, device),
+        lambda chosen: _panels(*chosen_panel(operator, constants, chosen, device), constants, device, options),
+    )
     try:
-        return _panels(divide(operator, panels.by_axis), constants, device, options)
+        body, forms, notes = made or _panels(divide(operator, panels.by_axis), NO_CHOICES, constants, device, options)
+        return body, forms, [*notes, *said]
     except IllegalRewrite as refusal:
         body, forms, notes = _groups(operator, constants, device, options, NO_CHOICES)
         return body, forms, [f"no chain panel by panel: {refusal}", *notes]
 
 
 def _panels(
-    panel: Panel, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
+    panel: Panel, tiles: TileChoices, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> tuple[Stmt, list[Form], list[str]]:
-    """`_chain`, of one panel that can be divided."""
+    """`_chain`, of one panel that can be divided; raises IllegalRewrite where ``tiles`` are not those of its groups."""
     core = with_unit_count(device, 1)
     before = [form for group in plan(panel.before) for form in _forms(group, panel.before, constants, device, options)]
-    inside = [form for group in plan(panel.operator) for form in _panel_forms(group, panel, constants, core, options)]
+    groups = plan(panel.operator)
+    inside = [form for group in groups for form in _panel_forms(group, panel, constants, core, options, tiles)]
+    refuse_left_out(notes_of(inside))
     kind = outer_kind(
         sum(form.program.prediction.busy_s for form in inside if form.program) * prod(panel.counts) / device.unit_count,
         device,
@@ -278,32 +298,44 @@ def _panels(
 
 
 def _panel_forms(
-    group: TileGroup | RowGroup, panel: Panel, constants: Sequence[Buffer], core: DeviceSpec, options: BuildOptions
+    group: TileGroup | RowGroup,
+    panel: Panel,
+    constants: Sequence[Buffer],
+    core: DeviceSpec,
+    options: BuildOptions,
+    tiles: TileChoices,
 ) -> list[Form]:
     """How a group of a panel is run: its paddings by themselves."""
     if isinstance(group, TileGroup):
-        return _tile_forms(group, panel.operator, constants, core, options, panel.views)
+        return _tile_forms(group, panel.operator, constants, core, options, panel.views, tiles)
     forms = []
     for computation in group.computations:
         padding = next((item for item in panel.paddings if item.computation is computation), None)
         if padding is None:
             rows = canonical_rows(RowGroup(computations=(computation,)))
-            forms.append(_row_form(rows, panel.operator, core))
+            forms.append(row_form(rows, panel.operator, core))
         else:
             note = f"{computation.name} panel by panel"
             forms.append(Form(path="rows", statements=(emit_padding(padding, panel),), program=None, notes=(note,)))
     return forms
 
 
-def _attention(func: PrimFunc, name: str, device: DeviceSpec) -> tuple[PrimFunc, KernelChoice]:
+def _attention(func: PrimFunc, name: str, device: DeviceSpec, tiles: TileChoices) -> tuple[PrimFunc, KernelChoice]:
     """What a function of `FuseAttention` computes, as its attribute says it."""
-    work = from_json(Attention, str(func.attrs[ATTENTION]))
-    statement, program, note = attention_kernel(work, func.params, device)
+    part = AttentionPart(work=from_json(Attention, str(func.attrs[ATTENTION])))
+    work = part.work
+    made, said = chosen_for(
+        AttentionTiles,
+        tiles,
+        lambda: part.workload(device),
+        lambda chosen: attention_kernel(work, func.params, device, chosen),
+    )
+    statement, program, note = made or attention_kernel(work, func.params, device)
     params, body = any_alignment(func.params, on_cpu(statement, device))
     choice = KernelChoice(
         operator=name,
         path="rtile",
-        notes=(note,),
+        notes=(note, *said),
         device=device.name,
         flops=work.flops,
         bytes=sum(tensor_bytes(param) for param in func.params),
@@ -323,16 +355,10 @@ def _forms(
     """How the group is run: by one kernel, or row by row where no rTile has a spatial axis to vectorise."""
     check_time()
     if isinstance(group, WindowGroup):
-        return [_window_form(group, device)]
+        return [window_form(group, device, tiles)]
     if isinstance(group, RowGroup):
-        return [_row_form(canonical_rows(group), operator, device)]
+        return [row_form(canonical_rows(group), operator, device)]
     return _tile_forms(group, operator, constants, device, options, tiles=tiles)
-
-
-def _window_form(group: WindowGroup, device: DeviceSpec) -> Form:
-    statements, program, how = window_kernel(group.window, group.epilogue, device)
-    note = how + fused_note(group.epilogue)
-    return Form(path="rtile", statements=tuple(statements), program=program, notes=(note,))
 
 
 def _tile_forms(
@@ -355,7 +381,7 @@ def _tile_forms(
         single = [
             canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *group.epilogue)
         ]
-        first, *rest = [_row_form(rows, operator, device) for rows in single]
+        first, *rest = [row_form(rows, operator, device) for rows in single]
         return [replace(first, notes=(*construction.notes, *first.notes)), *rest]
     kernel = emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params)
     note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue)
@@ -368,13 +394,3 @@ def _tile_forms(
             packs=kernel.packs,
         )
     ]
-
-
-def _row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
-    kind = outer_kind(row_time_s(rows.computations, device), device)
-    return Form(
-        path="rows",
-        statements=tuple(emit_rows(rows.computations, device, kept_buffers(rows, operator), kind)),
-        program=row_program(rows, operator, device),
-        notes=(f"{' + '.join(computation.name for computation in rows.computations)} row by row",),
-    )

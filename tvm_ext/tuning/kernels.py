@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import GlobalVar, IRModule, PrimFunc, Sequential, Target, save_json
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.tasks import TuningTask, distinct
-from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
@@ -18,9 +16,11 @@ from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import params_of
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.plan.chosen_tiles import LEFT_OUT, TunableAnchor, tunable_anchors
+from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, refuse_left_out
 from tvm_ext.tir_passes.plan.form import unscheduled
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
+
+from .parts import TunablePart, tunable_part
 
 FUNCTION = "kernel"
 """The name of the function in every job."""
@@ -28,11 +28,11 @@ FUNCTION = "kernel"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TunableKernel:
-    """An operator of a model, unscheduled, with the one computation whose tile is searched."""
+    """An operator of a model, unscheduled, with the one part whose tile is searched."""
 
     func: PrimFunc
     name: str
-    anchor: TunableAnchor
+    part: TunablePart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,44 +54,41 @@ def tunable_model(
     other_us = 0.0
     for variable, func in unscheduled(operators):
         name = str(variable.name_hint)
-        count, predicted_us = calls.get(name, 0), _predicted_us(func, name, device, options)
+        count = calls.get(name, 0)
         try:
-            anchor = _only_anchor(func, name, device, options)
-            space = _space_of(anchor, device)
+            part = tunable_part(func, name, device, options)
+            choice = _choice_with(part, part.constructed, func, name, device, options)[1]
         except IllegalRewrite as refusal:
             untuned.append((name, refusal.problem))
-            other_us += count * predicted_us
+            other_us += count * _predicted_us(_choice_of(construct_cpu_kernel(func, name, device, options)))
             continue
-        kernels.setdefault(anchor.workload.key, TunableKernel(func=func, name=name, anchor=anchor))
+        kernels.setdefault(part.workload.key, TunableKernel(func=func, name=name, part=part))
         task = TuningTask(
-            name=name, workload=anchor.workload, space=space, constructed=anchor.constructed.configuration,
-            calls=count, predicted_us=predicted_us,
+            name=name, workload=part.workload, space=part.space, constructed=part.constructed,
+            calls=count, predicted_us=_predicted_us(choice),
         )  # fmt: skip
         tasks.append(task)
     return TunableModel(tasks=distinct(tasks, other_us), kernels=kernels, untuned=tuple(untuned))
 
 
-def _space_of(anchor: TunableAnchor, device: DeviceSpec) -> CpuTileSpace:
-    """With construction's own tiles; raises IllegalRewrite where there is but one candidate."""
-    space = CpuTileSpace(anchor.expr, device, [tile_of(program, anchor.expr) for program in anchor.programs])
-    if len(space) < 2:
-        raise IllegalRewrite("one tile alone is legal")
-    return space
+def _choice_with(
+    part: TunablePart, configuration: str, func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions
+) -> tuple[PrimFunc, KernelChoice]:
+    """The kernel with the tile ``configuration``; raises IllegalRewrite where it is not made with that."""
+    made = construct_cpu_kernel(func, name, device, options, {part.workload.key: configuration})
+    choice = _choice_of(made)
+    refuse_left_out(choice.notes)
+    if not any(note.startswith(CHOSEN) for note in choice.notes):
+        raise IllegalRewrite(f"it is not made in tiles that can be chosen: {choice.reason}")
+    return made, choice
 
 
-def _only_anchor(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> TunableAnchor:
-    """Raises IllegalRewrite, with the reason, where there is nothing to choose, or more than one choice."""
-    if params_of(func) is None:
-        raise IllegalRewrite("its shapes are not fixed")
-    anchors = tunable_anchors(func, name, device, options)
-    if len(anchors) != 1:
-        raise IllegalRewrite("it has no tiles to choose" if not anchors else f"{len(anchors)} products in one kernel")
-    return anchors[0]
+def _choice_of(kernel: PrimFunc) -> KernelChoice:
+    return from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 
-def _predicted_us(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> float:
-    """Of one call of the constructed kernel, microseconds; 0 where it has no prediction."""
-    choice = from_json(KernelChoice, str(construct_cpu_kernel(func, name, device, options).attrs[CHOICE]))
+def _predicted_us(choice: KernelChoice) -> float:
+    """Of one call, microseconds; 0 where it has no prediction."""
     if choice.expected_s is not None:
         return 1e6 * choice.expected_s
     return 0.0 if choice.program is None else 1e6 * choice.program.prediction.time_s
@@ -104,17 +101,12 @@ def job_of(
 
     What it computes is compared with the unscheduled operator.
     """
-    tiles = {kernel.anchor.workload.key: configuration}
-    made = construct_cpu_kernel(kernel.func, kernel.name, device, options, tiles)
-    choice = from_json(KernelChoice, str(made.attrs[CHOICE]))
-    refused = next((note for note in choice.notes if note.startswith(LEFT_OUT)), None)
-    if refused is not None or choice.path != "rtile":
-        raise IllegalRewrite(refused or f"{kernel.name} became no kernel in tiles: {choice.reason}")
+    made, choice = _choice_with(kernel.part, configuration, kernel.func, kernel.name, device, options)
     operator = read_operator(kernel.func, kernel.name)
     packs = {pack.param_index: pack for pack in choice.packs}
     params = params_of(kernel.func) or ()
     return KernelJob(
-        workload=kernel.anchor.workload,
+        workload=kernel.part.workload,
         configuration=configuration,
         module=_module_of(made, device),
         function=FUNCTION,
@@ -124,16 +116,8 @@ def job_of(
         ),
         outputs=len(operator.outputs),
         reference=_text_of(kernel.func),
-        depth=_depth_of(kernel.anchor),
+        depth=kernel.part.depth,
     )
-
-
-def _depth_of(anchor: TunableAnchor) -> int:
-    """Elements that go into one of the result."""
-    depth = 1
-    for axis in anchor.expr.reduction:
-        depth *= axis.extent
-    return depth
 
 
 def _module_of(kernel: PrimFunc, device: DeviceSpec) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.autotune.made import WORKLOAD, measured
-from tvm_ext.analysis.tile_workload import KIND
+from tvm_ext.analysis.tile_workload import KERNELS
 from tvm_ext.autotune.base import WORTH
 from tvm_ext.autotune.choose import choose_tuned
 from tvm_ext.autotune.database import MeasurementDatabase
@@ -94,7 +94,7 @@ def test_a_name_that_no_file_can_have_is_a_note(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.base")), ids=lambda path: path.stem)
 def test_every_kernel_of_a_shipped_base_is_one_that_a_build_takes(path: Path) -> None:
     store = MeasurementStore(None, [path])
-    workloads = store.workloads(KIND)
+    workloads = store.workloads(KERNELS)
     chosen = [choose_tuned(standings_of(store.trials(workload))) for workload in workloads.values()]
     assert chosen
     assert all(choice.ratio is not None and choice.ratio <= 1 - WORTH for choice in chosen)

@@ -27,7 +27,15 @@ VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 def construct_anchor(
     group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> tuple[Computation, TensorExpr, Construction]:
-    """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it.
+    """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it."""
+    anchor, expr = canonical_anchor(group, operator, constants)
+    return anchor, expr, construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon)
+
+
+def canonical_anchor(
+    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer]
+) -> tuple[Computation, TensorExpr]:
+    """The group's anchor in canonical form for a CPU, as computation and as expression.
 
     Of ``constants``, those that one load alone reads count as repackable.
     """
@@ -36,10 +44,9 @@ def construct_anchor(
         for load in computation.loads():
             readers[load.source] = readers.get(load.source, 0) + 1
     packable = [c for c in constants if readers.get(c, 0) == 1]
-    anchor, expr = canonical_computation(
+    return canonical_computation(
         group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
     )
-    return anchor, expr, construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon)
 
 
 def construct_gpu_anchor(

@@ -7,19 +7,21 @@ compute; of a few sizes of panels the model of `cost/persistent.py` chooses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext._tvm import Buffer, PrimFunc
 from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.analysis.predicates import is_in
+from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.persistent import ChainVerdict, PanelPlan
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
@@ -46,7 +48,7 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
         groups = _with_tiles(operator)
         candidates = panel_plans(operator, device)
         known = [operator.params[i] for i in constants]
-        whole = _Timing(operator=operator, constants=known, device=device, options=options)
+        whole = ChainTiming(operator=operator, constants=known, device=device, options=options)
         inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
         apart = separate_s([whole.stage(group) for group in groups], device)
         bound = separate_s([whole.stage(group, kept=inner) for group in groups], device)
@@ -63,7 +65,7 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
     )
 
 
-def _fastest(candidates: Sequence[PanelPlan], whole: _Timing) -> tuple[float, PanelPlan]:
+def _fastest(candidates: Sequence[PanelPlan], whole: ChainTiming) -> tuple[float, PanelPlan]:
     """The least time of any panels, and which; raises IllegalRewrite, as the last did, where none has tiles."""
     found: list[tuple[float, PanelPlan]] = []
     for position, item in enumerate(candidates):
@@ -96,7 +98,7 @@ def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:
 
 # --- time -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Timing:
+class ChainTiming:
     """What the time of a group depends on beside itself."""
 
     operator: OperatorBody
@@ -104,6 +106,11 @@ class _Timing:
     device: DeviceSpec
     options: BuildOptions
     views: Sequence[PanelView] = ()
+
+    def of_panel(self, panel: Panel) -> ChainTiming:
+        """For the groups of a panel, which one core computes."""
+        core = with_unit_count(self.device, 1)
+        return replace(self, operator=panel.operator, device=core, views=panel.views)
 
     def stage(self, group: TileGroup | RowGroup, kept: Sequence[Buffer] = ()) -> Stage:
         """The group over whole tensors, those of ``kept`` taken to cost nothing."""
@@ -119,14 +126,23 @@ class _Timing:
         """Seconds of a group's arithmetic, and of its tiles' loads from L2."""
         if isinstance(group, RowGroup):
             return arithmetic_s(group.computations, self.device) / self.device.unit_count, 0.0
+        return program_times(self.programs(group)[1][0])
+
+    def programs(self, group: TileGroup) -> tuple[TensorExpr, list[RProgram]]:
+        """The group's expression and what is constructed for it, best first; raises IllegalRewrite for nothing."""
         anchor, expr, construction = construct_anchor(group, self.operator, self.constants, self.device, self.options)
         check_runs(anchor, self.views)
         spatial = [axis.name for axis in expr.spatial]
-        program = next((program for program in construction.programs if program.vector_axis in spatial), None)
-        if program is None:
+        found = [program for program in construction.programs if program.vector_axis in spatial]
+        if not found:
             raise IllegalRewrite(f"{group.anchor.name} has no register tile with an axis to vectorise")
-        near = program.prediction.layers[1].time_s if len(program.prediction.layers) > 1 else 0.0
-        return program.prediction.compute_s, near
+        return expr, found
+
+
+def program_times(program: RProgram) -> tuple[float, float]:
+    """Seconds of its arithmetic, and of its loads from L2."""
+    near = program.prediction.layers[1].time_s if len(program.prediction.layers) > 1 else 0.0
+    return program.prediction.compute_s, near
 
 
 def _read(group: TileGroup | RowGroup) -> list[Buffer]:
@@ -139,30 +155,33 @@ def _read(group: TileGroup | RowGroup) -> list[Buffer]:
     return found
 
 
-def _fused_s(panel: Panel, whole: _Timing) -> float:
+def _fused_s(panel: Panel, whole: ChainTiming) -> float:
     """Seconds of all panels like ``panel``."""
-    core = _Timing(
-        operator=panel.operator,
-        constants=whole.constants,
-        device=with_unit_count(whole.device, 1),
-        options=whole.options,
-        views=panel.views,
-    )
+    core = whole.of_panel(panel)
+    return panels_s(panel, [_panel_stage(group, panel, core) for group in plan(panel.operator)], whole.device)
+
+
+def panels_s(panel: Panel, stages: Sequence[Stage], device: DeviceSpec) -> float:
+    """Seconds of all panels like ``panel``, each in ``stages``, on the cores of ``device``."""
     groups = plan(panel.operator)
     own = [*(view.buffer for view in panel.views), *(c.target for c in panel.operator.computations)]
     weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
     return fused_s(
-        [_panel_stage(group, panel, core) for group in groups],
+        stages,
         weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
         panel_bytes=panel_bytes(panel),
         panels=prod(panel.counts),
-        device=whole.device,
+        device=device,
     )
 
 
-def _panel_stage(group: TileGroup | RowGroup, panel: Panel, core: _Timing) -> Stage:
+def _panel_stage(group: TileGroup | RowGroup, panel: Panel, core: ChainTiming) -> Stage:
+    return panel_stage(group, panel, core.times(group))
+
+
+def panel_stage(group: TileGroup | RowGroup, panel: Panel, times: tuple[float, float]) -> Stage:
     """The group over one panel on one core: only what views stand for passes the layers beyond L2."""
-    compute, near = core.times(group)
+    compute, near = times
     written = stored([group])
     touched = [*_read(group), *written]
     moved = [

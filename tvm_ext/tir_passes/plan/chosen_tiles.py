@@ -1,10 +1,10 @@
-"""Tiles that were chosen from outside, by measurements say, in place of construction's; and which kernels take one."""
+"""Tiles that were chosen from outside, by measurements say, in place of construction's; and what takes one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tvm_ext._tvm import Buffer, PrimFunc
 from tvm_ext.analysis.computations import OperatorBody, read_operator
@@ -27,12 +27,15 @@ from ..roller.construct import Construction
 from .alternatives import frugal_programs
 from .anchors import construct_anchor
 from .plan_kernels import TileGroup, plan, simplify
-from .plan_windows import take_windows
+from .plan_windows import CpuGroup, take_windows
 
 TileChoices: TypeAlias = Mapping[str, str]
-"""Configurations of `CpuTile`s by the key of their `tile_workload`."""
+"""Configurations of `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` by the key of their workload."""
 
 NO_CHOICES: TileChoices = {}
+
+ChosenRecord = TypeVar("ChosenRecord")
+Taken = TypeVar("Taken")
 
 CHOSEN, LEFT_OUT = "tile chosen by measurement: ", "a chosen tile is left out: "
 """How a kernel's notes say it."""
@@ -53,18 +56,43 @@ class TunableAnchor:
         return tile_of(self.programs[0], self.expr)
 
 
+def chosen_for(
+    kind: type[ChosenRecord],
+    tiles: TileChoices,
+    workload: Callable[[], MeasuredWorkload],
+    take: Callable[[ChosenRecord], Taken],
+) -> tuple[Taken | None, tuple[str, ...]]:
+    """What ``take`` makes of the configuration that is chosen for ``workload``, and what to say of it.
+
+    None where nothing is chosen, or where ``take`` refuses it by IllegalRewrite: the text then says why.
+    """
+    text = tiles.get(workload().key) if tiles else None
+    if text is None:
+        return None, ()
+    try:
+        return take(from_json(kind, text)), (f"{CHOSEN}{text}",)
+    except (IllegalRewrite, ValueError) as refusal:
+        return None, (f"{LEFT_OUT}{refusal}",)
+
+
+def refuse_left_out(notes: Iterable[str]) -> None:
+    """Raise IllegalRewrite where one of ``notes`` says that a chosen tile is left out."""
+    refused = next((note for note in notes if note.startswith(LEFT_OUT)), None)
+    if refused is not None:
+        raise IllegalRewrite(refused)
+
+
 def program_for(
     expr: TensorExpr, construction: Construction, device: DeviceSpec, tiles: TileChoices
 ) -> tuple[RProgram | None, tuple[str, ...]]:
     """The rProgram to emit for ``expr``, and what to say of a chosen tile; None where no rTile suits an emitter."""
     constructed = next(iter(_with_spatial_vectors(construction, expr)), None)
-    text = tiles.get(tile_workload(expr, device).key) if tiles and constructed is not None else None
-    if text is None:
-        return constructed, ()
-    try:
-        return program_of(from_json(CpuTile, text), expr, device), (f"{CHOSEN}{text}",)
-    except (IllegalRewrite, ValueError) as refusal:
-        return constructed, (f"{LEFT_OUT}{refusal}",)
+    if constructed is None:
+        return None, ()
+    chosen, said = chosen_for(
+        CpuTile, tiles, lambda: tile_workload(expr, device), lambda tile: program_of(tile, expr, device)
+    )
+    return chosen or constructed, said
 
 
 def _with_spatial_vectors(construction: Construction, expr: TensorExpr) -> tuple[RProgram, ...]:
@@ -72,26 +100,38 @@ def _with_spatial_vectors(construction: Construction, expr: TensorExpr) -> tuple
     return tuple(program for program in construction.programs if program.vector_axis in spatial)
 
 
-def tunable_anchors(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[TunableAnchor, ...]:
-    """The computations of ``func``, an unscheduled operator for a CPU, whose tiles can be chosen.
+def choosable_groups(func: PrimFunc, name: str) -> tuple[OperatorBody, list[Buffer], list[CpuGroup]]:
+    """``func``, an unscheduled operator for a CPU, with its constants and the groups that become its kernels.
 
-    Attention and chains in panels have none: their own emitters fix the tiles. Raises IllegalRewrite as
-    construction does.
+    Chains in panels have none: their panels do. Raises IllegalRewrite as construction does.
     """
-    if func.attrs and (ATTENTION in func.attrs or CHAIN in func.attrs):
-        return ()
     read = read_operator(func, name)
     marked = func.attrs[CONSTANT_PARAMS] if func.attrs and CONSTANT_PARAMS in func.attrs else []
     constants = [read.params[int(i)] for i in marked]
     operator = simplify(read)
-    groups, _ = take_windows(plan(operator), operator)
-    found = [_anchor(group, operator, constants, device, options) for group in groups if isinstance(group, TileGroup)]
+    if func.attrs and CHAIN in func.attrs:
+        return operator, constants, []
+    return operator, constants, take_windows(plan(operator), operator)[0]
+
+
+def tunable_anchors(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[TunableAnchor, ...]:
+    """The computations of ``func``, an unscheduled operator for a CPU, that become kernels in tiles of an rProgram.
+
+    Raises IllegalRewrite as construction does.
+    """
+    if func.attrs and ATTENTION in func.attrs:
+        return ()
+    operator, constants, groups = choosable_groups(func, name)
+    found = [
+        tunable_anchor(group, operator, constants, device, options) for group in groups if isinstance(group, TileGroup)
+    ]
     return tuple(item for item in found if item is not None)
 
 
-def _anchor(
+def tunable_anchor(
     group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
 ) -> TunableAnchor | None:
+    """None where no rProgram suits the emitter."""
     _, expr, construction = construct_anchor(group, operator, constants, device, options)
     programs = _with_spatial_vectors(construction, expr)
     if not programs:

@@ -25,7 +25,7 @@ MOST_REPEATED = 0.05
 """Share of an axis that may be computed twice, because its last panel begins earlier to be as large as the others."""
 
 
-def panel_plans(operator: OperatorBody, device: DeviceSpec) -> list[PanelPlan]:
+def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[float] = FILLS) -> list[PanelPlan]:
     """Ways to divide the result, small panels first; raises IllegalRewrite where not even the smallest stays in L2.
 
     Outer axes come first: panels are of one image until whole images fit.
@@ -39,7 +39,7 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec) -> list[PanelPlan]:
     for item in reversed(sizes):
         made = PanelPlan(axes=axes[: len(item)], sizes=item)
         needed = panel_bytes(divide(operator, made.by_axis))
-        largest |= {fill: made for fill in FILLS if needed <= fill * capacity}
+        largest |= {fill: made for fill in fills if needed <= fill * capacity}
         if needed > capacity and not largest:
             raise IllegalRewrite(_too_large(operator, needed, capacity))
         if needed > capacity:

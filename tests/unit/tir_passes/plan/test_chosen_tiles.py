@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from tests.unit.kernels import cpu, legalised, run
@@ -15,7 +17,9 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import CpuTile
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel, kernel_context
+from tvm_ext.support.kernel_cache import KERNEL_KEY, KernelCache
+from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels, construct_cpu_kernel
+from tvm_ext.tir_passes.emit.cpu_choices import own_choices
 from tvm_ext.tir_passes.plan.chosen_tiles import tunable_anchors
 
 OPTIONS = BuildOptions()
@@ -29,6 +33,9 @@ def product() -> Any:
 def convolution() -> Any:
     func = legalised(lambda x, w: relax.op.nn.conv2d(x, w, padding=1), (1, 8, 13, 13), (20, 8, 3, 3))
     return func.with_attr(CONSTANT_PARAMS, [1])
+
+
+MAKERS = {"product": product, "convolution": convolution}
 
 
 def kernel(func: Any, tiles: dict[str, str]) -> tuple[Any, KernelChoice]:
@@ -125,7 +132,27 @@ def test_every_constructed_program_is_the_program_of_its_tile() -> None:
             assert again.prediction.compute_s == pytest.approx(program.prediction.compute_s, rel=0.05)
 
 
-def test_kernels_of_other_choices_are_not_taken_from_the_cache() -> None:
-    assert kernel_context(cpu(), OPTIONS) == kernel_context(cpu(), OPTIONS, {})
-    assert kernel_context(cpu(), OPTIONS, {"a": "b"}) != kernel_context(cpu(), OPTIONS)
-    assert kernel_context(cpu(), OPTIONS, {"a": "c"}) != kernel_context(cpu(), OPTIONS, {"a": "b"})
+def keys_of(tiles: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """By function, the keys under which a build with ``tiles`` looks its kernels up."""
+    mod = tvm.IRModule({name: make().with_attr("global_symbol", name) for name, make in MAKERS.items()})
+    made = ConstructCpuKernels(cpu(), OPTIONS, KernelCache(tmp_path), tiles)(mod)
+    return {name: str(made[name].attrs[KERNEL_KEY]) for name in MAKERS}
+
+
+def test_a_chosen_tile_is_in_the_key_of_its_own_kernel_alone(tmp_path: Path) -> None:
+    """Tuning one model leaves the machine code of all others where it is."""
+    anchors = {name: tunable_anchors(make(), name, cpu(), OPTIONS)[0] for name, make in MAKERS.items()}
+    key, tile = anchors["product"].workload.key, anchors["product"].constructed
+    plain = keys_of({}, tmp_path)
+    assert keys_of({"elsewhere": "{}"}, tmp_path) == plain
+    one = keys_of({key: tile.configuration, "elsewhere": "{}"}, tmp_path)
+    two = keys_of({key: other(tile).configuration}, tmp_path)
+    assert len({plain["product"], one["product"], two["product"]}) == 3
+    assert plain["convolution"] == one["convolution"] == two["convolution"]
+
+
+def test_the_parts_of_a_kernel_have_the_keys_that_construction_looks_up() -> None:
+    for name, make in MAKERS.items():
+        (anchor,) = tunable_anchors(make(), name, cpu(), OPTIONS)
+        tiles = {anchor.workload.key: "a", "elsewhere": "b"}
+        assert own_choices(make(), name, cpu(), tiles) == {anchor.workload.key: "a"}

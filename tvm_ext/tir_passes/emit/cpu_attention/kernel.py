@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_ext._tvm import Buffer, Stmt
+from tvm_ext.cost.attention_choices import check_attention_tiles
 from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -17,9 +18,16 @@ from ...expressions.vector_math import exp_below_one
 from .emit import emit_attention
 
 
-def attention_kernel(work: Attention, params: Sequence[Buffer], device: DeviceSpec) -> tuple[Stmt, RProgram, str]:
-    """The statement of the kernel, its tiles as an rProgram over queries and keys, and a note in words."""
-    tiles = choose_tiles(work, device)
+def attention_kernel(
+    work: Attention, params: Sequence[Buffer], device: DeviceSpec, chosen: AttentionTiles | None = None
+) -> tuple[Stmt, RProgram, str]:
+    """The statement of the kernel, its tiles as an rProgram over queries and keys, and a note in words.
+
+    Raises IllegalRewrite for ``chosen`` tiles that it cannot have; None are construction's own.
+    """
+    if chosen is not None:
+        check_attention_tiles(work, chosen, device)
+    tiles = chosen or choose_tiles(work, device)
     if tiles is None:
         raise IllegalRewrite(f"attention of {work}: {device.name} has no SIMD registers for queries")
     seconds = kernel_seconds(work, tiles, device)

@@ -9,8 +9,10 @@ from tvm_ext.analysis.computations import Computation
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.tuning import WindowTile
 
 from ...plan.window import Window
+from .choices import chosen_layout
 from .division import multiply_by_reciprocals
 from .emit import emit_window, may_overrun
 from .layout import lay_out_window
@@ -18,11 +20,19 @@ from .program import window_program
 
 
 def window_kernel(
-    window: Window, epilogue: Sequence[Computation], device: DeviceSpec
+    window: Window, epilogue: Sequence[Computation], device: DeviceSpec, chosen: WindowTile | None = None
 ) -> tuple[list[Stmt], RProgram, str]:
-    """The statements of a window operator, what the model expects of them, and how it is done in words."""
+    """The statements of a window operator, what the model expects of them, and how it is done in words.
+
+    Raises IllegalRewrite for a ``chosen`` tile that does not fit; None is construction's own.
+    """
     divided = multiply_by_reciprocals(window, epilogue)
-    layout = lay_out_window(window, device, may_overrun=may_overrun(window, divided.epilogue))
-    program = window_program(layout, divided.epilogue, device)
-    kind = outer_kind(program.prediction.busy_s, device)
+    overruns = may_overrun(window, divided.epilogue)
+    if chosen is None:
+        layout = lay_out_window(window, device, may_overrun=overruns)
+        program = window_program(layout, divided.epilogue, device)
+        kind = outer_kind(program.prediction.busy_s, device)
+    else:
+        layout, kind = chosen_layout(window, chosen, device, overruns=overruns)
+        program = window_program(layout, divided.epilogue, device)
     return [*divided.tables, emit_window(layout, divided.epilogue, kind)], program, layout.describe()

@@ -12,8 +12,10 @@ lanes for x = 11 are thrown away, and 11 of 12 lanes are used, where vectors tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import lanes_of
@@ -63,10 +65,7 @@ class WindowLayout:
 
     @property
     def task_count(self) -> int:
-        count = self.bands
-        for variable in self.window.outer:
-            count *= self.window.anchor.extent(variable)
-        return count
+        return self.bands * _planes(self.window)
 
     def describe(self) -> str:
         """Worked example: "conv over pad in register tiles of 4 rows x 2 vectors of 16, bands of 42 rows"."""
@@ -109,22 +108,24 @@ def lay_out_window(window: Window, device: DeviceSpec, *, may_overrun: bool = Tr
 
     ``may_overrun``: whether the epilogue may be computed for the elements behind the end of a row.
     """
+    bands = usual_bands(window, device)
+    found = (layouts_of_band(window, band, device, may_overrun=may_overrun) for band in bands)
+    return min((layout for layouts in found for layout in layouts), key=lambda layout: layout.cycles)
+
+
+def layouts_of_band(
+    window: Window, band: int, device: DeviceSpec, *, may_overrun: bool = True
+) -> Iterator[WindowLayout]:
+    """All layouts of tasks of ``band`` output rows, one for each legal register tile."""
     lanes = lanes_of(window.dtype, device.register_bytes)
     y, x = window.y, window.x
-    pitch = _pitch(x)
-    planes = 1
-    for v in window.outer:
-        planes *= window.anchor.extent(v)
-    best: WindowLayout | None = None
-    for bands in _band_counts(window, pitch, device, planes, lanes):
-        band = ceil_div(y.extent, bands)
-        tile = min(_tiles(window, pitch, band, device, may_overrun=may_overrun), key=lambda t: t.cycles)
-        phase_rows = _phase_rows(y, band)
-        reach = _last_place(y) * pitch + _last_place(x)
+    pitch, phase_rows, planes = _pitch(x), _phase_rows(y, band), _planes(window)
+    reach = _last_place(y) * pitch + _last_place(x)
+    needed = (phase_rows + 1) * pitch + x.before + 2 * lanes
+    staging = _staging_cycles(window, pitch, phase_rows, device, lanes)
+    for tile in _tiles(window, pitch, band, device, may_overrun=may_overrun):
         run = ceil_div((band - 1) * pitch + x.extent, tile.vectors * lanes) * tile.vectors * lanes
-        needed = (phase_rows + 1) * pitch + x.before + 2 * lanes
-        staging = _staging_cycles(window, pitch, phase_rows, device, lanes)
-        layout = WindowLayout(
+        yield WindowLayout(
             window=window,
             band=band,
             pitch=pitch,
@@ -140,10 +141,10 @@ def lay_out_window(window: Window, device: DeviceSpec, *, may_overrun: bool = Tr
             lanes=lanes,
             cycles=planes * (tile.cycles + staging) * y.extent / band,
         )
-        if best is None or layout.cycles < best.cycles:
-            best = layout
-    assert best is not None
-    return best
+
+
+def _planes(window: Window) -> int:
+    return prod(window.anchor.extent(variable) for variable in window.outer)
 
 
 def _pitch(x: WindowAxis) -> int:
@@ -164,21 +165,28 @@ def _phase_rows(y: WindowAxis, band: int) -> int:
     return band + _last_place(y)
 
 
-def _band_counts(window: Window, pitch: int, device: DeviceSpec, planes: int, lanes: int) -> list[int]:
+def usual_bands(window: Window, device: DeviceSpec) -> list[int]:
+    """Output rows of a task that `lay_out_window` considers."""
+    return [ceil_div(window.y.extent, count) for count in _band_counts(window, device)]
+
+
+def _band_counts(window: Window, device: DeviceSpec) -> list[int]:
     """Numbers of bands per plane to consider: as many as units and L1 ask for, and a few more or fewer."""
-    y, x = window.y, window.x
-    l1 = device.layer("L1").capacity_bytes or 32768
-    item = device.register_bytes // lanes
-    phases = len(y.phases) * len(x.phases)
-
-    def bytes_of(bands: int) -> int:
-        band = ceil_div(y.extent, bands)
-        return item * ((_phase_rows(y, band) + 1) * pitch * phases + band * pitch)
-
-    fitting = next((n for n in range(1, y.extent + 1) if bytes_of(n) <= l1 * 3 // 4), y.extent)
-    least = min(y.extent, max(1, -(-2 * device.unit_count // planes))) if planes < device.unit_count else 1
+    extent, planes = window.y.extent, _planes(window)
+    room = (device.layer("L1").capacity_bytes or 32768) * 3 // 4
+    fitting = next(
+        (n for n in range(1, extent + 1) if scratch_bytes(window, ceil_div(extent, n), device) <= room), extent
+    )
+    least = min(extent, max(1, -(-2 * device.unit_count // planes))) if planes < device.unit_count else 1
     counts = {max(fitting, least), max(least, fitting - 1)}
     return sorted(counts)
+
+
+def scratch_bytes(window: Window, band: int, device: DeviceSpec) -> int:
+    """What a task of ``band`` output rows keeps of its plane, about."""
+    y, x = window.y, window.x
+    pitch, item = _pitch(x), device.register_bytes // lanes_of(window.dtype, device.register_bytes)
+    return item * ((_phase_rows(y, band) + 1) * pitch * len(y.phases) * len(x.phases) + band * pitch)
 
 
 def _tiles(window: Window, pitch: int, band: int, device: DeviceSpec, *, may_overrun: bool) -> list[_Tile]:

@@ -12,6 +12,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
 
+from ...plan.window import Window
 from .layout import WindowLayout
 
 GIGA = 1e9
@@ -19,7 +20,7 @@ GIGA = 1e9
 
 def window_program(layout: WindowLayout, epilogue: Sequence[Computation], device: DeviceSpec) -> RProgram:
     """The rProgram of ``layout``: its register tile in L0, one band of one plane in each cache."""
-    expr = tensor_expr_of(layout.window.anchor, name=layout.window.anchor.name, epilogue=epilogue)
+    expr = window_expr(layout.window, epilogue)
     caches = [layer.name for layer in device.layers[1:-1]]
     band = _tile(layout, rows=layout.band, columns=layout.window.x.extent)
     columns = layout.vectors * (layout.lanes if layout.is_flat else layout.width)
@@ -36,8 +37,13 @@ def window_program(layout: WindowLayout, epilogue: Sequence[Computation], device
         partition_count=partitions,
         epsilon=0.0,
         shrunk=False,
-        prediction=_predict(layout, expr, device),
+        prediction=predict_window(layout, expr, device),
     )
+
+
+def window_expr(window: Window, epilogue: Sequence[Computation]) -> TensorExpr:
+    """The operator as an expression; what pads its tensor is none of it."""
+    return tensor_expr_of(window.anchor, name=window.anchor.name, epilogue=epilogue)
 
 
 def _names(layout: WindowLayout) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ def _tile(layout: WindowLayout, *, rows: int, columns: int) -> RTile:
     return RTile(axes=axis_names(computation), shape=tuple(shape))
 
 
-def _predict(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Prediction:
+def predict_window(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Prediction:
     """Cycles of the register tiles and of staging against moving each tensor once, in the slowest layer it needs."""
     waves = ceil_div(layout.task_count, device.unit_count)
     balance = layout.task_count / (waves * device.unit_count)

@@ -1,0 +1,148 @@
+"""Window kernels in other tiles than construction's: all that are candidates are legal, all others are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tvm import relax
+
+from tests.unit.kernels import cpu, legalised
+from tvm_ext.devices import device_db
+from tvm_ext.devices.device_facts import with_unit_count
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
+from tvm_ext.records.serialise import from_json
+from tvm_ext.records.tuning import WindowTile
+from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.emit.cpu_choices import WindowPart, choosable_parts
+from tvm_ext.tir_passes.emit.cpu_windows.choices import chosen_layout, window_candidates
+from tvm_ext.tir_passes.emit.cpu_windows.kernel import window_kernel
+from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
+from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
+
+op = relax.op
+CORES = device_db.lookup("cpu-epyc-zen5")
+DEVICES = {
+    "cores": CORES,
+    "one core": with_unit_count(CORES, 1),
+    "AVX2": device_db.lookup("cpu-avx2"),
+    "many": with_unit_count(CORES, 64),
+}
+
+
+def depthwise(channels: int = 8, height: int = 57, width: int = 61, stride: int = 1, taps: int = 3) -> Any:
+    return legalised(
+        lambda x, w: op.nn.relu(op.nn.conv2d(x, w, groups=channels, strides=stride, padding=taps // 2)),
+        (1, channels, height, width),
+        (channels, 1, taps, taps),
+    ).with_attr(CONSTANT_PARAMS, [1])
+
+
+def pool() -> Any:
+    return legalised(lambda x: op.nn.avg_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)), (2, 3, 30, 11))
+
+
+FUNCTIONS = {
+    "depthwise": depthwise,
+    "strided": lambda: depthwise(3, 112, 112, 2, 5),
+    "narrow": lambda: depthwise(64, 7, 7),
+    "pool": pool,
+    "tall": lambda: depthwise(1, 400, 30),
+}
+
+
+def part_of(func: Any) -> WindowPart:
+    (part,) = choosable_parts(func, "operator")
+    assert isinstance(part, WindowPart)
+    return part
+
+
+def group_of(func: Any) -> WindowGroup:
+    return part_of(func).group
+
+
+def candidates_of(func: Any, device: DeviceSpec) -> list[tuple[WindowTile, float]]:
+    group = group_of(func)
+    return window_candidates(group.window, group.epilogue, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_candidate_is_a_layout_of_its_own(name: str, device: str) -> None:
+    group, cpu_ = group_of(FUNCTIONS[name]()), DEVICES[device]
+    found = window_candidates(group.window, group.epilogue, cpu_)
+    assert len(found) >= 20
+    assert all(0 < seconds < 1 for _, seconds in found)
+    for tile, _ in found[:: max(1, len(found) // 12)]:
+        assert from_json(WindowTile, tile.configuration) == tile
+        assert (not tile.forks) or cpu_.unit_count > 1
+        layouts = {chosen_layout(group.window, tile, cpu_, overruns=flag)[0].band for flag in (True, False)}
+        assert layouts == {tile.band}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_constructions_own_tile_is_the_first_candidate(name: str) -> None:
+    """Chosen, it is the same kernel; and the model expects no other to be far better."""
+    func, device = FUNCTIONS[name](), DEVICES["cores"]
+    group, found = group_of(func), candidates_of(func, device)
+    plain, _, how = window_kernel(group.window, group.epilogue, device)
+    made, _, again = window_kernel(group.window, group.epilogue, device, found[0][0])
+    assert (how, list(map(str, plain))) == (again, list(map(str, made)))
+    assert min(seconds for _, seconds in found) > 0.5 * found[0][1]
+
+
+def test_what_cores_divide_is_chosen_where_the_launch_counts() -> None:
+    small, large = depthwise(2, 9, 20), depthwise(64, 112, 112)
+    assert {tile.forks for tile, _ in candidates_of(small, CORES)} == {True, False}
+    assert {tile.forks for tile, _ in candidates_of(large, DEVICES["many"])} == {True}
+    assert {tile.forks for tile, _ in candidates_of(large, DEVICES["one core"])} == {False}
+    group = group_of(small)
+    for forks in (True, False):
+        tile = next(tile for tile, _ in candidates_of(small, CORES) if tile.forks == forks)
+        text = str(window_kernel(group.window, group.epilogue, CORES, tile)[0][-1])
+        assert ("T.parallel" in text) == forks
+
+
+def test_chosen_by_its_key_and_refused_with_a_reason() -> None:
+    func, device, options = depthwise(), cpu(), BuildOptions()
+    key = part_of(func).workload(device).key
+    tile = candidates_of(func, device)[-1][0]
+    made = construct_cpu_kernel(func, "operator", device, options, {key: tile.configuration})
+    assert f"{CHOSEN}{tile.configuration}" in notes_of(made)
+    plain = construct_cpu_kernel(func, "operator", device, options)
+    wrong = (
+        "no JSON",
+        "{}",
+        replace(tile, band=58).configuration,
+        replace(tile, rows=9999).configuration,
+        replace(tile, width=5).configuration,
+        tile.configuration.replace(str(tile.band), "-1", 1),
+    )
+    for text in wrong:
+        left = construct_cpu_kernel(func, "operator", device, options, {key: text})
+        assert any(note.startswith(LEFT_OUT) for note in notes_of(left))
+        assert str(left.body) == str(plain.body)
+
+
+def notes_of(kernel: Any) -> tuple[str, ...]:
+    return from_json(KernelChoice, str(kernel.attrs[CHOICE])).notes
+
+
+def test_one_core_has_no_tasks_to_divide() -> None:
+    group = group_of(depthwise())
+    tile = next(tile for tile, _ in candidates_of(depthwise(), CORES) if tile.forks)
+    with pytest.raises(IllegalRewrite, match="one core alone"):
+        chosen_layout(group.window, tile, DEVICES["one core"], overruns=True)
+
+
+def test_keys_know_what_decides_a_time_and_no_names() -> None:
+    def key(func: Any, device: DeviceSpec = CORES) -> str:
+        return part_of(func).workload(device).key
+
+    assert key(depthwise()) == key(depthwise())
+    others = [depthwise(9), depthwise(stride=2), depthwise(taps=5), pool(), depthwise(height=58)]
+    assert len({key(depthwise()), *map(key, others), key(depthwise(), DEVICES["one core"])}) == 7

@@ -1,0 +1,59 @@
+"""Candidates drawn from every kind of space compute what the operator does: random operators, chains and attention."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.random_operators.check import constants
+from tests.support.random_operators.draw import SLOTS, draw_case
+from tests.support.random_operators.relax_module import module_of
+from tests.support.tuned_candidates import CheckedKernel, check_candidates, plan_for
+from tests.unit.chain_modules import Conv, conv_chain, gemm_chain, random_conv_chain, random_gemm_chain
+from tvm_ext.analysis.tile_workload import CHAINS, TILES, WINDOWS
+
+SLOT_OF = {kind: number for number, (kind, _) in reversed(list(enumerate(SLOTS)))}
+EVERYDAY = {"conv2d_depthwise": 1, "max_pool": 2, "pool_image": 1, "conv2d": 2}
+
+
+def of_operator(seed: int, index: int, count: int) -> list[CheckedKernel]:
+    case = draw_case(seed, index)
+    return check_candidates(module_of(case), constants(case), plan_for(case.num_threads), count=count, seed=index)
+
+
+def right(found: list[CheckedKernel]) -> set[str]:
+    """The kinds of the kernels."""
+    assert not [problem for item in found for problem in item.problems]
+    assert all(item.checked for item in found)
+    return {item.kind for item in found}
+
+
+@pytest.mark.parametrize("kind", EVERYDAY)
+def test_candidates_of_random_operators_are_right(kind: str) -> None:
+    right(of_operator(EVERYDAY[kind], SLOT_OF[kind], 3))
+
+
+def test_candidates_of_a_chain_are_right() -> None:
+    chain, plan = gemm_chain(70, (17, 24, 17), ("bias relu", "none")), plan_for(2, enable_persistent_fusion=True)
+    assert right(check_candidates(chain.mod, {}, plan, count=3)) == {CHAINS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_candidates_of_a_chain_of_convolutions_are_right(threads: int) -> None:
+    chain = conv_chain((1, 8, 23, 19), Conv(filters=24, kernel=3, stride=2, padding=1), Conv(filters=16))
+    plan = plan_for(threads, enable_persistent_fusion=True)
+    assert right(check_candidates(chain.mod, {}, plan, count=4)) == {CHAINS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(400))
+def test_candidates_of_many_random_operators_are_right(index: int) -> None:
+    assert right(of_operator(7, index, 5)) <= {TILES, WINDOWS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_candidates_of_many_random_chains_are_right(seed: int) -> None:
+    plan = plan_for(1 + seed % 2, enable_persistent_fusion=True)
+    for chain in (random_gemm_chain(seed), random_conv_chain(seed)):
+        right(check_candidates(chain.mod, {}, plan, count=5, seed=seed))
