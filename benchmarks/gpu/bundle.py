@@ -17,10 +17,9 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -28,31 +27,31 @@ from typing import Annotated, Any
 
 import ablation_variants
 import typer
+from bundle_code import DLIGHT, OURS, Settings, export, first_line
+from bundle_models import make_model_entry
 from bundle_profile import add_profile
 from bundle_runtime import copy_job_server, copy_runtime
 from bundle_templates import with_templates
 from cases import Case
 from lists import BOLT_GROUPS, alcop, standard_cases
 from manifest import NAME, SIZE_LIMIT_BYTES, STEPS, BundleError, Entry, Manifest, Program, digest, to_json
-from model_graphs import ModelCase, choose, compile_model, flops_of, model_case
+from model_graphs import choose
 from models import MODELS, Model
 from programs import function_name, program
+from schedules import BUNDLED
 
-from tvm_ext._tvm import IRModule, PassContext, Target, pack_imports, tvm
+from tvm_ext._tvm import IRModule, PassContext, Target, tvm
 from tvm_ext.bench.environment import current_environment, is_clean
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, OWN_PATHS
-from tvm_ext.reports.record import OperatorReport
 from tvm_ext.support.files import write_atomically
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_gpu_kernels import candidates, construct_gpu_kernel
 from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_export import architecture_of
-from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
-from tvm_ext.toolchains.device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
 HERE = Path(__file__).resolve().parent
 WORKLOAD = HERE.parent / "workloads" / "roller_ops.csv"
@@ -61,28 +60,12 @@ SCRIPTS = (
 )  # fmt: skip
 FIRST_GROUPS = ("gemm_float16", "fused", "chains", *BOLT_GROUPS, "rows", "elementwise", "conv_float16")
 """Of the cases before the models, where time on the GPU runs short."""
-OURS, APART, DLIGHT = "ours", "ours_apart", "dlight"
+APART = "ours_apart"
 CHAIN = "chain"
 """The operator of products that become one kernel in "ours", whatever is predicted, and one each in "ours_apart"."""
 THREADS = 2
 _ONE_PROGRAM = Lock()
 """TVM's operators are written by one thread at a time: the tag of each is a global."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all kernels of a bundle are made with."""
-
-    device: DeviceSpec
-    target: Any
-    architectures: tuple[str, ...]
-    candidates: int
-    folder: Path
-    cache: KernelCache
-    ablation: bool = False
-    pipelining: bool = False
-    templates: int = 0
-    profile: bool = False
 
 
 PIPELINING_MODES: Mapping[str, Mapping[str, Any]] = {
@@ -113,7 +96,7 @@ def _attempt(case: Case, contender: str, func: Any, settings: Settings) -> Progr
     try:
         return _compile(case, contender, func, settings)
     except (CompileError, RuntimeError, ValueError) as error:
-        return _first_line(error)
+        return first_line(error)
 
 
 def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Iterator[tuple[str, Any]]:
@@ -131,7 +114,7 @@ def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Ite
             module = StockGpuKernels(settings.device)(IRModule({function_name(case): func}))
         yield DLIGHT, module[function_name(case)]
     except (RuntimeError, ValueError) as error:
-        refusals[DLIGHT] = _first_line(error)
+        refusals[DLIGHT] = first_line(error)
     if settings.ablation:
         yield from ablation_variants.contenders(case, settings.device, refusals)
     if settings.pipelining:
@@ -182,62 +165,6 @@ def _compile(case: Case, contender: str, func: Any, settings: Settings) -> Progr
     return Program(contender=contender, file=file, function=name, plan=plan)
 
 
-def export(executable: Any, path: Path, architectures: Sequence[str], cache: KernelCache) -> list[CompiledCuda]:
-    """Write ``executable`` as a shared library with machine code in it; answers what the compiler made."""
-    compiled: list[CompiledCuda] = []
-
-    def compile_source(source: str) -> bytes:
-        compiled.append(compile_cuda(source, architectures, cache=cache))
-        return compiled[-1].image
-
-    def pack(module: Any, _is_system: bool, _prefix: str, workspace: str) -> str:
-        (Path(workspace) / "modules.bin").write_bytes(replace_source(pack_imports(module), compile_source))
-        result = Path(workspace) / "modules.S"
-        result.write_text(assembly(LIBRARY_SYMBOL, str(Path(workspace) / "modules.bin")))
-        return str(result)
-
-    with tempfile.TemporaryDirectory(prefix="tvm_ext-bundle-") as workspace:
-        executable.export_library(str(path), workspace_dir=workspace, fpack_imports=pack, options=["-s"])
-    return compiled
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "problem", str(error)).strip()
-    return (text.splitlines() or [type(error).__name__])[-1][:500]
-
-
-# --- whole models -------------------------------------------------------------------------------------------------
-def make_model_entry(name: str, model: Any, below: Mapping[str, int], settings: Settings) -> Entry:
-    """The code of a whole model by us and by stock TVM, without its weights, and its graph for the references."""
-    made = model_case(name, model, settings.device.name, below)
-    programs: list[Program] = []
-    refusals: dict[str, str] = {}
-    flops = 0.0
-    for contender, ours in ((OURS, True), (DLIGHT, False)):
-        try:
-            code, operators = _compile_model(made, contender, ours, settings)
-        except (CompileError, RuntimeError, ValueError) as error:
-            refusals[contender] = _first_line(error)
-            continue
-        programs.append(code)
-        flops = flops or flops_of(operators)
-    return Entry(case=replace(made.case, flops=flops), programs=tuple(programs), refusals=refusals)
-
-
-def _compile_model(
-    made: ModelCase, contender: str, ours: bool, settings: Settings
-) -> tuple[Program, tuple[OperatorReport, ...]]:
-    executable, operators = compile_model(made.module, settings.device.name, enable_roller=ours)
-    file = f"{made.case.id}.{contender}.so"
-    compiled = export(executable, settings.folder / file, settings.architectures, settings.cache)
-    kernels = [
-        {"name": item.function, "calls": item.calls, "path": item.choice.path, "reason": item.choice.reason}
-        for item in operators
-    ]
-    plan = {"kernels": kernels, "uses": [asdict(use) for item in compiled for use in item.uses]}
-    return Program(contender=contender, file=file, function="main", kind="model", plan=plan), operators
-
-
 def files_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every file in the bundle but its manifest, by name."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME)
@@ -258,7 +185,7 @@ def compile_entries(cases: Sequence[Case], models: Mapping[str, Model], settings
         made = with_templates(made, settings.device, settings.templates, settings.folder, settings.cache)
         count = sum(item.kind == STEPS for entry in made for item in entry.programs)
         tell(f"{count} contenders of CUTLASS's templates")
-    whole = [told(make_model_entry(name, item.build(), item.below, settings)) for name, item in models.items()]
+    whole = [told(make_model_entry(name, item, settings)) for name, item in models.items()]
     first = [entry for entry in made if entry.case.group in FIRST_GROUPS]
     return [*first, *whole, *(entry for entry in made if entry.case.group not in FIRST_GROUPS)]
 
@@ -330,7 +257,7 @@ def main(
     listed = ablation_variants.all_cases() if ablation else standard_cases(WORKLOAD)
     if pipelining:
         listed = list(alcop(WORKLOAD.with_name("alcop_ops.csv")))
-    chosen, models = choose(listed, {} if ablation or pipelining else MODELS, only or [])
+    chosen, models = choose(listed, {} if ablation or pipelining else {**MODELS, **BUNDLED}, only or [])
     settings = Settings(
         device=row,
         target=target,

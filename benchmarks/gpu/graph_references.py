@@ -4,8 +4,8 @@ A graph is JSON, `Case.attributes` of operator "graph"::
 
     {"nodes": [[name, operator, arguments, attributes], ...], "outputs": [name, ...]}
 
-``operator`` is a Relax operator without "relax."; an argument is the name of an input of the case or of an earlier
-node, or ``{"value": 1.0, "dtype": "float16"}``.
+``operator`` is a Relax operator without "relax.", or "pick", one of a tuple; an argument is the name of an input of the
+case or of an earlier node, or ``{"value": 1.0, "dtype": "float16"}``.
 """
 
 from __future__ import annotations
@@ -102,11 +102,17 @@ def torch_handlers(torch: Any, wide: Any) -> dict[str, Handler]:
         "astype": cast,
         "take": take,
         "reshape": lambda x, shape: x.reshape(shape),
+        "squeeze": lambda x, axis: x.reshape(without(x.shape, axis)),
         "permute_dims": _permuted,
         "expand_dims": lambda x, axis: x[tuple(None if i in axis else slice(None) for i in range(x.dim() + len(axis)))],
         "matmul": torch.matmul,
         "erf": torch.erf,
         "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "concat": lambda *parts, axis: torch.cat(parts, axis),
+        "strided_slice": sliced,
+        "split": lambda x, parts, axis: torch.tensor_split(x, parts, axis),
+        "pick": lambda parts, index: parts[index],
         "nn.relu": torch.relu,
         "nn.softmax": lambda x, axis: torch.softmax(x, axis),
         "nn.layer_norm": lambda x, g, b, epsilon: functional.layer_norm(x, x.shape[-1:], g, b, epsilon),
@@ -114,6 +120,18 @@ def torch_handlers(torch: Any, wide: Any) -> dict[str, Handler]:
         "nn.max_pool2d": max_pool,
         "nn.avg_pool2d": average_pool,
     }
+
+
+def sliced(x: Any, axes: Sequence[int], begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> Any:
+    """A view of ``x``, of PyTorch or NumPy."""
+    places = dict(zip(axes, zip(begin, end, strides, strict=True), strict=True))
+    return x[tuple(slice(*places[axis]) if axis in places else slice(None) for axis in range(len(x.shape)))]
+
+
+def without(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+    """``shape`` without the extents of ``axes``."""
+    dropped = {axis % len(shape) for axis in axes}
+    return [extent for axis, extent in enumerate(shape) if axis not in dropped]
 
 
 def _permuted(x: Any, axes: Sequence[int]) -> Any:

@@ -33,7 +33,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.options import database_file
 from tvm_ext.support.files import write_atomically
 
-OURS, TEMPLATES, MODELS = "ours", "cutlass", "models"
+OURS, TEMPLATES, MODELS = "ours", "cutlass", ("models", "schedules")
 Record = dict[str, Any]
 _KEYS = ("bundle", "commit", "device", "constructed_for", "id", "group", "contenders")
 
@@ -134,7 +134,7 @@ def show(summary: dict[str, Any], device: str) -> Table:
 
 def show_models(records: Sequence[Record]) -> Table | None:
     """Milliseconds of one run of each whole model by contender, or why there are none; None without models."""
-    models = [record for record in records if record["group"] == MODELS]
+    models = [record for record in records if record["group"] in MODELS]
     names = list(dict.fromkeys(name for record in models for name in record["contenders"]))
     table = Table("model", *names, title="one run, ms")
     for record in models:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from cases import Case, Tensor
 from graph_references import OPERATOR
 
 from tvm_ext import recorder, relay
-from tvm_ext._tvm import Call, Constant, relax, structural_map, tvm
+from tvm_ext._tvm import Call, Constant, Expr, Var, copy_module, relax, structural_map, tvm
 from tvm_ext.errors import IllegalRewrite, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import graph_passes, kernel_passes, layout_passes, operator_passes, plan_build
+from tvm_ext.records.rammer import RAMMER, RammerRecord
+from tvm_ext.records.serialise import from_json
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.toolchains.code_generation import generate_whole
 
@@ -30,7 +32,16 @@ TOLERANCE = 2e-2
 """Of a model's half-precision outputs, relative by norm: ten times what BERT base errs by against ONNX Runtime."""
 
 GROUP = "models"
-AnyModel = TypeVar("AnyModel")
+
+
+class Grouped(Protocol):
+    """A model of a group."""
+
+    @property
+    def group(self) -> str: ...
+
+
+AnyModel = TypeVar("AnyModel", bound=Grouped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +60,18 @@ def choose(
 
     Raises OptionError for a name of nothing: it would be missed on the other machine.
     """
-    known = {*models, *([GROUP] if models else []), *(name for case in cases for name in (case.id, case.group))}
+    known = {*models, *(item.group for item in models.values())}
+    known |= {name for case in cases for name in (case.id, case.group)}
     unknown = [name for name in only if name not in known]
     if unknown:
         raise OptionError(f"no case is called {', '.join(unknown)}.", "see benchmarks/gpu/cases.py and models.py")
     chosen = [case for case in cases if not only or case.id in only or case.group in only]
-    return chosen, {name: item for name, item in models.items() if not only or name in only or GROUP in only}
+    return chosen, {name: item for name, item in models.items() if not only or name in only or item.group in only}
 
 
-def model_case(name: str, model: Any, device: str, below: Mapping[str, int]) -> ModelCase:
+def model_case(
+    name: str, model: Any, device: str, below: Mapping[str, int], group: str = GROUP, tolerance: float = TOLERANCE
+) -> ModelCase:
     """ONNX ``model``, laid out for ``device``; ``below`` bounds the integer inputs by name, exclusively.
 
     Raises IllegalRewrite for a graph with anything but calls of operators in it.
@@ -77,13 +91,19 @@ def model_case(name: str, model: Any, device: str, below: Mapping[str, int]) -> 
     lifted, drawn = lift_constants(laid_out)
     main = lifted["main"]
     given = [_input(var, below) for var in main.params[: len(main.params) - len(drawn)]]
-    nodes, outputs = record_graph(main)
+    nodes, outputs = record_graph(_whole(lifted))
     case = Case(
-        id=name, group=GROUP, operator=OPERATOR, inputs=(*given, *drawn),
-        output=_tensor(str(outputs[0]), _types(main.ret_ty)[0]), tolerance=TOLERANCE,
+        id=name, group=group, operator=OPERATOR, inputs=(*given, *drawn),
+        output=_tensor(str(outputs[0]), _types(main.ret_ty)[0]), tolerance=tolerance,
         attributes={"nodes": nodes, "outputs": outputs},
     )  # fmt: skip
     return ModelCase(case=case, module=lifted, parameters=tuple(main.params))
+
+
+def _whole(mod: Any) -> Any:
+    """The main function with the steps of recurrent layers, which are functions of their own, in their places."""
+    passes = [relax.transform.InlinePrivateFunctions(), relax.transform.CanonicalizeBindings()]
+    return tvm.transform.Sequential(passes)(mod)["main"]
 
 
 def _input(var: Any, below: Mapping[str, int]) -> Tensor:
@@ -121,7 +141,9 @@ def lift_constants(mod: Any) -> tuple[Any, tuple[Tensor, ...]]:
 
     main = structural_map(mod["main"], (Constant, lift))
     function = relax.Function([*main.params, *made.values()], main.body, main.ret_ty, main.is_pure)
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tuple(drawn)
+    result = copy_module(mod)
+    result["main"] = function.with_attr("global_symbol", "main")
+    return result, tuple(drawn)
 
 
 def _drawn(name: str, ty: Any, array: np.ndarray[Any, Any]) -> Tensor:
@@ -135,41 +157,68 @@ def _drawn(name: str, ty: Any, array: np.ndarray[Any, Any]) -> Tensor:
 def record_graph(main: Any) -> tuple[list[Any], list[str]]:
     """(nodes, outputs) as `graph_references` reads them."""
     nodes: list[Any] = []
-    names: dict[Any, str] = {var: var.name for var in main.params}
+    names: dict[Any, Any] = {var: var.name for var in main.params}
     tuples: dict[Any, list[str]] = {}
     for block in main.body.blocks:
         for binding in block.bindings:
             value = binding.value
+            if isinstance(value, Var | Constant):
+                (names[binding.var],) = _arguments(value, names, tuples)
+                continue
             if isinstance(value, relax.Tuple):
                 tuples[binding.var] = [names[item] for item in value.fields]
                 continue
-            if not isinstance(value, Call):
+            if not isinstance(value, Call | relax.TupleGetItem):
                 raise IllegalRewrite(f"a graph with a {type(value).__name__} in it cannot be recorded")
             names[binding.var] = f"v{len(nodes)}"
-            nodes.append([names[binding.var], *_node(value, names)])
+            nodes.append([names[binding.var], *_node(value, names, tuples)])
     result = main.body.body
     return nodes, tuples[result] if result in tuples else [names[result]]
 
 
-def _node(call: Any, names: Mapping[Any, str]) -> list[Any]:
-    operator = str(call.op.name).removeprefix("relax.")
-    shapes = [item for item in call.args if isinstance(item, relax.ShapeExpr)]
-    arguments = [_argument(item, names) for item in call.args if not isinstance(item, relax.ShapeExpr)]
-    attributes = _ATTRIBUTES[operator](call.attrs) if operator in _ATTRIBUTES else {}
+def _node(value: Any, names: Mapping[Any, Any], tuples: Mapping[Any, list[str]]) -> list[Any]:
+    if isinstance(value, relax.TupleGetItem):
+        return ["pick", [names[value.tuple_value]], {"index": int(value.index)}]
+    operator = str(value.op.name).removeprefix("relax.")
+    shapes = [item for item in value.args if isinstance(item, relax.ShapeExpr)]
+    attributes = _ATTRIBUTES[operator](value.attrs) if operator in _ATTRIBUTES else {}
     if shapes:
         attributes["shape"] = [int(size) for size in shapes[0]]
+    if operator == "strided_slice":
+        attributes = {name: _numbers(item.fields) for name, item in zip(_SLICE, value.args[1:], strict=False)}
+        attributes.setdefault("strides", [1] * len(attributes["axes"]))
+        return [operator, [names[value.args[0]]], attributes]
+    arguments = []
+    for item in value.args:
+        if not isinstance(item, relax.ShapeExpr):
+            arguments += _arguments(item, names, tuples)
     return [operator, arguments, attributes]
 
 
-def _argument(item: Any, names: Mapping[Any, str]) -> Any:
+_SLICE = ("axes", "begin", "end", "strides")
+"""The operands of a slice behind its tensor, which are numbers."""
+
+
+def _arguments(item: Any, names: Mapping[Any, Any], tuples: Mapping[Any, list[str]]) -> list[Any]:
+    """An operand; of a tuple, its fields."""
+    if item in tuples:
+        return list(tuples[item])
+    if isinstance(item, relax.Tuple):
+        return [names[field] for field in item.fields]
     if isinstance(item, Constant):
         array = item.value.numpy()
-        return {"value": array.tolist(), "dtype": str(array.dtype)}
-    return names[item]
+        return [{"value": array.tolist(), "dtype": str(array.dtype)}]
+    return [names[item]]
 
 
 def _numbers(values: Any) -> list[int]:
-    return [int(value) for value in values]
+    return [int(getattr(value, "value", value)) for value in values]
+
+
+def _split(attrs: Any) -> dict[str, Any]:
+    """In how many equal parts, or where; along which axis."""
+    parts = attrs.indices_or_sections
+    return {"parts": int(parts) if isinstance(parts, Expr | int) else _numbers(parts), "axis": int(attrs.axis)}
 
 
 def _pool(attrs: Any) -> dict[str, Any]:
@@ -193,18 +242,37 @@ _ATTRIBUTES: dict[str, Any] = {
     },
     "nn.max_pool2d": _pool,
     "nn.avg_pool2d": _pool,
+    "concat": lambda attrs: {"axis": int(attrs.axis)},
+    "split": _split,
+    "squeeze": lambda attrs: {"axis": _numbers(attrs.axis)},
 }
 
 
 # --- code ---------------------------------------------------------------------------------------------------------
-def compile_model(module: Any, device: str, *, enable_roller: bool) -> tuple[Any, tuple[OperatorReport, ...]]:
-    """TVM's executable of ``module``, laid out already, and how its kernels were made."""
-    plan = plan_build(device, BuildOptions(enable_roller=enable_roller))
+@dataclass(frozen=True, kw_only=True)
+class CompiledModel:
+    """TVM's executable of a model, how its kernels were made, and which of them run in schedules, in words."""
+
+    executable: Any
+    operators: tuple[OperatorReport, ...]
+    schedules: tuple[str, ...]
+
+
+def compile_model(module: Any, device: str, options: BuildOptions) -> CompiledModel:
+    """``module``, which is laid out already, built with ``options``."""
+    plan = plan_build(device, options)
     passes = [*operator_passes(plan.target), *kernel_passes(plan.device, plan.options)]
     with plan.target:
         kernels = tvm.transform.Sequential(passes)(module)
-        executable = generate_whole(plan.lower(kernels), plan.target).executable
-    return executable, recorder.operators(kernels, plan, plan.options)
+        lowered = plan.lower(kernels)
+        executable = generate_whole(lowered, plan.target).executable
+    record = lowered.attrs[RAMMER] if lowered.attrs and RAMMER in lowered.attrs else None
+    regions = from_json(RammerRecord, str(record)).regions if record is not None else ()
+    return CompiledModel(
+        executable=executable,
+        operators=recorder.operators(kernels, plan, plan.options),
+        schedules=tuple(map(str, regions)),
+    )
 
 
 def flops_of(operators: tuple[OperatorReport, ...]) -> float:

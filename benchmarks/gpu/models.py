@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
+from model_graphs import GROUP, TOLERANCE
 from rich.table import Table
 
 from tvm_ext import relay
@@ -43,17 +44,25 @@ COMPILER_TIME_LIMIT_S = 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """``build`` makes the ONNX model in float16; ``below`` bounds its integer inputs by name, exclusively."""
+    """``build`` makes the ONNX model; ``below`` bounds its integer inputs by name, exclusively.
+
+    ``tolerance`` is of its outputs, relative by norm; with ``scheduled`` schedules of rTasks are a contender, too.
+    """
 
     build: Callable[[], Any]
     below: Mapping[str, int] = field(default_factory=dict)
+    group: str = GROUP
+    tolerance: float = TOLERANCE
+    scheduled: bool = False
+
+
+BERT_BOUNDS = {
+    "input_ids": BERT_BASE_TABLES["word"], "token_type_ids": BERT_BASE_TABLES["token_type"], "attention_mask": 2,
+}  # fmt: skip
 
 
 def _bert(batch: int) -> Model:
-    bounds = {
-        "input_ids": BERT_BASE_TABLES["word"], "token_type_ids": BERT_BASE_TABLES["token_type"], "attention_mask": 2,
-    }  # fmt: skip
-    return Model(build=lambda: to_half(build_bert_base(batch=batch, sequence=SEQUENCE, seed=0)), below=bounds)
+    return Model(build=lambda: to_half(build_bert_base(batch=batch, sequence=SEQUENCE, seed=0)), below=BERT_BOUNDS)
 
 
 def _resnet(batch: int) -> Model:

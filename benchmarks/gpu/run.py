@@ -32,6 +32,7 @@ COMPILED_GROUPS = (
     "rows",
     "elementwise",
     "models",
+    "schedules",
 )  # torch.compile takes seconds, and helps where ops fuse
 
 JOBS_IDLE_S = 1.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
+from models import BERT_BOUNDS, Model
 from rich.table import Table
 
 from tvm_ext import relay
@@ -28,6 +29,7 @@ from tvm_ext.bench.models import build_model
 from tvm_ext.bench.networks.bert import build_bert_base
 from tvm_ext.bench.networks.half import to_half
 from tvm_ext.bench.networks.nasnet import build_nasnet_cell
+from tvm_ext.bench.networks.recurrent import LSTM_TC, build_lstm_tc
 from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.merged import MergedLaunch
@@ -44,6 +46,15 @@ NETWORKS: Mapping[str, Callable[[], Any]] = {
     "nasnet_cell": lambda: build_nasnet_cell(batch=1, seed=0),
     "bert_layer": lambda: to_half(build_bert_base(batch=1, sequence=128, seed=0, layers=1)),
 }
+GROUP = "schedules"
+_FLOAT32: Mapping[str, Any] = {"group": GROUP, "tolerance": 1e-4, "scheduled": True}
+BUNDLED: Mapping[str, Model] = {
+    "lstm_10x10": Model(build=lambda: build_lstm_tc(batch=1, seed=0, stack=replace(LSTM_TC, steps=10)), **_FLOAT32),
+    "random_cell_0": Model(build=lambda: build_model("nasbench_0"), **_FLOAT32),
+    "bert_layer": Model(build=NETWORKS["bert_layer"], below=BERT_BOUNDS, group=GROUP, scheduled=True),
+}
+"""What a bundle has of them, to be measured (`bundle.py --only schedules`): LSTM-TC's layers, of which PyTorch compiles
+ten steps in reasonable time, a cell of NAS-Bench's kind, and the layer of BERT."""
 COMPILER_TIME_LIMIT_S = 900.0
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.support.stub_driver import stub_events
@@ -19,6 +21,7 @@ from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.bench.models import build_model
 from tvm_ext.bench.networks.bert import build_bert_base
 from tvm_ext.bench.networks.half import to_half
+from tvm_ext.bench.networks.recurrent import Stack, build_lstm_tc
 from tvm_ext.records.choice import GpuPlan, KernelChoice
 from tvm_ext.reports.record import OperatorReport
 
@@ -46,17 +49,34 @@ def test_a_model_is_a_graph_without_weights(scripts: SimpleNamespace, model: Any
     assert {operator for _, operator, _, _ in case.attributes["nodes"]} == {"matmul", "add", "nn.relu"}
 
 
-def test_a_models_graph_computes_what_its_module_does(scripts: SimpleNamespace, model: Any) -> None:
+def recurrent() -> onnx.ModelProto:
+    """LSTM-TC's form, small: its steps are calls of functions of their own."""
+    return build_lstm_tc(batch=1, seed=0, stack=Stack(steps=2, layers=2, hidden=8))
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+def test_a_models_graph_computes_what_its_module_does(scripts: SimpleNamespace, model: Any, name: str) -> None:
     """The graph by NumPy, from its record; the module, in which weights are parameters too, by stock TVM on the CPU."""
     import tvm
 
+    made = model if name == "mlp" else scripts.model_graphs.model_case(name, recurrent(), "nvidia-a100", {})
     generator = np.random.default_rng(1)
-    arrays = [scripts.gpu._random(item, generator) for item in model.case.inputs]
-    (expected,) = scripts.numpy_references.reference(model.case, arrays)
-    machine = tvm.relax.VirtualMachine(tvm.relax.build(model.module, "llvm"), tvm.cpu())
+    arrays = [scripts.gpu._random(item, generator) for item in made.case.inputs]
+    (expected,) = scripts.numpy_references.reference(made.case, arrays)
+    machine = tvm.relax.VirtualMachine(tvm.relax.build(made.module, "llvm"), tvm.cpu())
     actual = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
-    assert actual.shape == model.case.output.shape == expected.shape
+    assert actual.shape == made.case.output.shape == expected.shape
     assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-5
+
+
+def test_a_graph_is_recorded_once_and_replayed(scripts: SimpleNamespace) -> None:
+    """What is captured reads the first call's inputs again; the result is where it was."""
+    events: list[str] = []
+    torch = MagicMock()
+    torch.cuda.CUDAGraph.return_value.replay.side_effect = lambda: events.append("replay")
+    graphed = scripts.gpu.graphed(torch, lambda inputs: events.append("call") or inputs[0])
+    assert [graphed(["a"]), graphed(["b"])] == ["a", "a"]
+    assert events == ["call", "call", "replay", "replay"], "once to compile, once to record"
 
 
 def test_an_encoder_is_recorded_whole(scripts: SimpleNamespace) -> None:
@@ -113,6 +133,8 @@ def test_results_of_models_are_shown_one_by_one(scripts: SimpleNamespace) -> Non
     record = {"id": "bert", "group": "models", "contenders": done}
     table = scripts.import_results.show_models([record, {"id": "gemm", "group": "fused", "contenders": done}])
     assert [list(column.cells) for column in table.columns] == [["bert"], ["1.234"], ["wrong"]]
+    scheduled = scripts.import_results.show_models([{**record, "group": "schedules"}])
+    assert [column.header for column in scheduled.columns] == ["model", "ours", "dlight"]
     assert scripts.import_results.show_models([{**record, "group": "fused"}]) is None
 
 
@@ -135,3 +157,28 @@ def test_a_model_is_bundled_here_and_starts_there(scripts: SimpleNamespace, tmp_
     assert {item["state"] for item in record["contenders"].values()} == {"wrong"}  # the stub computes nothing
     launches = [event for event in stub_events(log) if event["event"] == "launch"]
     assert len(launches) >= 2 * 2 * 3 and all(event["status"] == 0 for event in launches)
+
+
+@needs_nvcc
+@needs_cc
+@pytest.mark.slow
+def test_schedules_are_a_contender(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    """One launch in the place of many. Weights are inputs here; layers share functions for all that."""
+    bundle = importlib.import_module("bundle")
+    folder, log = tmp_path / "bundle", tmp_path / "log"
+    folder.mkdir()
+    settings = settings_for(bundle, folder, tmp_path / "cache")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lstm = scripts.models.Model(build=recurrent, group="schedules", tolerance=1e-4, scheduled=True)
+    bundle.write_bundle([], settings, python, tell=lambda _text: None, models={"lstm": lstm})
+    (entry,) = scripts.manifest.read_bundle(folder).entries
+    programs = {item.contender: item for item in entry.programs}
+    assert set(programs) == {"ours", "ours_scheduled", "dlight"}
+    (schedule,) = programs["ours_scheduled"].plan["schedules"]
+    assert "static (" in schedule
+    assert not any(use["spill_store_bytes"] for use in programs["ours_scheduled"].plan["uses"])
+    record = run_there(folder, tmp_path, log)
+    assert {item["state"] for item in record["contenders"].values()} == {"wrong"}  # the stub computes nothing
+    launches = [event for event in stub_events(log) if event["event"] == "launch"]
+    assert any("rammer_main_0" in str(event) for event in launches)
+    assert all(event["status"] == 0 for event in launches)
