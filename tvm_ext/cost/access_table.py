@@ -41,6 +41,9 @@ Measured on Zen 5 with 32 MiB of L3, under 64 and 128 rows: B of (30522, 1024) 6
 """
 
 
+_COLUMN = np.ndarray
+
+
 def is_columns(shape: Shape) -> bool:
     """Whether ``shape`` is of many candidates."""
     return bool(shape) and isinstance(shape[0], np.ndarray)
@@ -71,16 +74,15 @@ class AccessTable:
 
     def spans(self, shape: Shape) -> list[int]:
         """Shape of the data tile that ``shape`` touches; the same as `Access.tile_shape`. Sizes may be arrays."""
-        columns = is_columns(shape)
         spans: list[Any] = []
         for d, (size, terms) in enumerate(self.dims):
             if terms is None:
                 spans.append(self._gathered(d, shape))
                 continue
-            span = 1
+            span: Any = 1
             for axis, coefficient in terms:
                 span += coefficient * (shape[axis] - 1)
-            spans.append(np.minimum(span, size) if columns else span if span < size else size)
+            spans.append(np.minimum(span, size) if isinstance(span, _COLUMN) else span if span < size else size)
         return spans
 
     def _gathered(self, dimension: int, shape: Shape) -> int:
@@ -142,27 +144,42 @@ class AccessTable:
                 row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
                 open_row = open_row & (span == size)
         transactions: Any = row * self.itemsize_bytes / transaction_bytes
-        loaded: float = rows * (np.ceil(transactions) if is_columns(shape) else ceil(transactions)) * transaction_bytes
+        whole: Any = np.ceil(transactions) if isinstance(transactions, _COLUMN) else ceil(transactions)
+        loaded: float = rows * whole * transaction_bytes
         return loaded
 
 
-def loop_order(expr: TensorExpr, register: Mapping[str, int]) -> tuple[str, ...]:
+Unmoved = Mapping[str, Sequence[tuple[float, Sequence[str]]]]
+"""By spatial axis the inputs that stay put along it: bytes of an element, and the axes along which they do move."""
+
+
+def unmoved_inputs(expr: TensorExpr) -> Unmoved:
+    """What `loop_order` asks of the inputs, whatever the tile."""
+    strides = [{axis.name: access.stride(axis.name) for axis in expr.axes} for access in expr.inputs]
+    return {
+        axis.name: [
+            (access.itemsize_bytes, [name for name, stride in own.items() if stride])
+            for access, own in zip(expr.inputs, strides, strict=True)
+            if own[axis.name] == 0
+        ]
+        for axis in expr.spatial
+    }
+
+
+def loop_order(expr: TensorExpr, register: Mapping[str, int], unmoved: Unmoved | None = None) -> tuple[str, ...]:
     """Spatial axes of a CPU's loops over tiles, outermost first: the axis along which the most loaded bytes stay put
     goes last.
 
     Worked example, matmul with 4 x 64 tiles and K = 512: along j the 4 x 512 tile of A stays (8 KiB), along i the
-    512 x 64 panel of B (128 KiB), so i is the innermost loop.
+    512 x 64 panel of B (128 KiB), so i is the innermost loop. ``unmoved``: `unmoved_inputs`, for whoever asks often.
     """
     sizes = {axis.name: axis.extent if axis.kind == "reduce" else register[axis.name] for axis in expr.axes}
+    inputs = unmoved_inputs(expr) if unmoved is None else unmoved
 
     def kept_bytes(name: str) -> float:
-        unused = [access for access in expr.inputs if access.stride(name) == 0]
-        return sum(
-            access.itemsize_bytes * prod(size for axis, size in sizes.items() if access.stride(axis))
-            for access in unused
-        )
+        return sum(itemsize * prod([sizes[axis] for axis in axes]) for itemsize, axes in inputs[name])
 
-    return tuple(sorted([axis.name for axis in expr.spatial], key=kept_bytes))
+    return tuple(sorted(inputs, key=kept_bytes))
 
 
 def access_table(expr: TensorExpr, access: Access, vector_axis: str | None, device: DeviceSpec) -> AccessTable:

@@ -25,9 +25,9 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import LayerCost, Prediction, RTile
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.support.quantities import anywhere, chosen, whole_quotient
+from tvm_ext.support.quantities import anywhere, chosen, most_that, whole_quotient
 
-from .access_table import Shape, access_table, is_columns, loop_order, vector_lanes
+from .access_table import Shape, access_table, is_columns, loop_order, unmoved_inputs, vector_lanes
 from .register_tiles import RegisterTiles, overlapped
 
 REPORTED_UNITS_PER_G = 1e9
@@ -88,6 +88,7 @@ class PerfModel:
         self.windows = self._window_axes()
         self.tensor_core = False
         self._orders: dict[Shape, tuple[int, ...]] = {}
+        self._unmoved = unmoved_inputs(expr)
         self._traffic: dict[tuple[int, Shape], float] = {}
         self._footprint: dict[tuple[int, Shape, tuple[int, ...]], float] = {}
 
@@ -340,21 +341,19 @@ class PerfModel:
 
     def _grown(self, level: int, tile: Shape, axis: int, bound: int) -> Any:
         """``tile``'s size along ``axis``, repeated as often as the layer holds, at most to ``bound``."""
-        capacity = self.capacity_bytes(level)
-        fits: Any = 1
-        too_many = whole_quotient(bound, tile[axis]) + 1
-        while anywhere(too_many - fits > 1):
-            count = (fits + too_many) // 2
-            larger_tile = (*tile[:axis], count * tile[axis], *tile[axis + 1 :])
-            holds = self.footprint_bytes(level, larger_tile) <= capacity
-            fits, too_many = chosen(holds, count, fits), chosen(holds, too_many, count)
-        return fits * tile[axis]
+        capacity, before, size, behind = self.capacity_bytes(level), tile[:axis], tile[axis], tile[axis + 1 :]
+
+        def holds(count: Any) -> Any:
+            return self.footprint_bytes(level, (*before, count * size, *behind)) <= capacity
+
+        return most_that(holds, whole_quotient(bound, size) + 1) * size
 
     def loop_order(self, register_tile: Shape) -> tuple[int, ...]:
         """Spatial axes from the outermost loop in: last the one along which the most loaded bytes stay put."""
         if register_tile not in self._orders:
             sizes = dict(zip(self.names, map(min, register_tile, self.extents), strict=True))
-            self._orders[register_tile] = tuple(self.names.index(name) for name in loop_order(self.expr, sizes))
+            order = loop_order(self.expr, sizes, self._unmoved)
+            self._orders[register_tile] = tuple(self.names.index(name) for name in order)
         return self._orders[register_tile]
 
     def _fused_bytes(self) -> float:

@@ -5,6 +5,7 @@ Plain numbers are handled by Python: an array of one would make a model that is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from math import sqrt
 from typing import Any, TypeAlias
@@ -46,6 +47,21 @@ def anywhere(condition: bool | NDArray[Any]) -> bool:
 def whole_quotient(dividend: Quantity, divisor: Quantity) -> Quantity:
     """`arithmetic.ceil_div` of quantities: 7 rows in tiles of 3 are 3 tiles."""
     return -(-dividend // divisor)
+
+
+def most_that(holds: Callable[[Any], Any], too_many: Any) -> Any:
+    """By halving, the largest whole number below ``too_many`` for which ``holds``; 1 is taken to, whatever it says."""
+    fits: Any = 1
+    if not isinstance(too_many, np.ndarray):
+        while too_many - fits > 1:
+            count = (fits + too_many) // 2
+            fits, too_many = (count, too_many) if holds(count) else (fits, count)
+        return fits
+    while (too_many - fits > 1).any():
+        count = (fits + too_many) // 2
+        enough = holds(count)
+        fits, too_many = np.where(enough, count, fits), np.where(enough, too_many, count)
+    return fits
 
 
 def square_root(value: Quantity) -> Quantity:
