@@ -233,10 +233,12 @@ def _cpu_construction(
     device: DeviceSpec, options: BuildOptions, cache: KernelCache | None, tiles: TileChoices
 ) -> list[tvm.transform.Pass]:
     """The pass that constructs kernels; those of rTasks have bodies, and if all are such, dividing costs no fork."""
+    outside = device
     if options.enable_rammer is True:
         device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
     several = options.enable_rammer is not False and device.unit_count > 1
-    return [ConstructCpuKernels(device, options, cache if options.enable_rammer is False else None, tiles, several)]
+    cache = cache if options.enable_rammer is False else None
+    return [ConstructCpuKernels(device, options, cache, tiles, several, outside)]
 
 
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:

@@ -102,7 +102,8 @@ def build(
     Raises
     ------
     InputError
-        for parameters that do not fit, or an input dimension that is still open, naming both.
+        for parameters that do not fit, or an input dimension that is still open, naming both. On CPUs the number of
+        steps of recurrent layers may stay open: one library then runs inputs of any length.
     TargetError, OptionError
         for an unknown target or option, with the nearest known ones.
     UnsupportedEnvironmentError
@@ -128,7 +129,7 @@ def build(
         )
     watch, clock = Stopwatch(), PassClock(on_start=progress)
     request = _tuning_request(tune, clock.on_start)
-    mod = prepare(mod, params or {})
+    mod = prepare(mod, params or {}, may_loop=plan.device.kind == "cpu")
     watch.split(BINDING)
     tuning = None
     if request is not None:
@@ -149,10 +150,13 @@ def build(
     return Library(code.executable, signature, code=code)
 
 
-def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any]) -> tvm.IRModule:
-    """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says."""
+def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any], *, may_loop: bool = False) -> tvm.IRModule:
+    """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says.
+
+    ``may_loop``: whether the steps of recurrent layers may be counted at run time.
+    """
     mod = bind_params(_as_module(mod), params)
-    require_bound_dimensions(mod)
+    require_bound_dimensions(mod, may_loop=may_loop)
     return mod
 
 

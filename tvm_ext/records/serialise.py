@@ -46,8 +46,13 @@ def _build(kind: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        return _build(next(k for k in get_args(kind) if k is not type(None)), value)
+        return _build(_alternative([k for k in get_args(kind) if k is not type(None)], value), value)
     return _leaf(kind, value)
+
+
+def _alternative(kinds: list[Any], value: Any) -> Any:
+    """The kind of a union that ``value`` is: the type that it has, where that is one of them, else the first."""
+    return next((kind for kind in kinds if type(value) is kind), kinds[0])
 
 
 @cache

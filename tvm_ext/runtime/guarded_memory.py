@@ -177,6 +177,10 @@ def _check_written(name: str, position: int, copy: GuardedTensor, unwritten: npt
 _REPORT = "the kernel is wrong: report it with the model; enable_roller=False builds stock TVM's instead"
 
 
+_OF_THE_MACHINE = ("vm.", "shape_func")
+"""How functions begin that are no kernels: the VM's own, and stock TVM's arithmetic on extents, in the VM's heap."""
+
+
 class _Guard:
     """The instrument of a VirtualMachine that runs every kernel in guarded memory.
 
@@ -188,7 +192,7 @@ class _Guard:
         self._fresh: dict[int, Any] = {}  # by address
 
     def __call__(self, function: Callable[..., Any], name: str, before: bool, result: Any, *arguments: Any) -> int:
-        if name.startswith("vm."):
+        if name.startswith(_OF_THE_MACHINE):
             if name == "vm.builtin.alloc_tensor" and not before:
                 self._fresh[_address(result)] = result
             return NO_OP

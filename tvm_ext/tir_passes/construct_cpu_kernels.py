@@ -48,9 +48,9 @@ from .emit.cpu_chains.padding import emit_padding
 from .emit.cpu_choices import AttentionPart, own_choices
 from .emit.cpu_forms import row_form, window_form
 from .emit.cpu_tiles.emit import emit_tile_kernel
-from .emit.schedule_fallback import schedule_fallback
+from .emit.schedule_fallback import fallback_kernel
+from .emit.step_loops import is_step_loop, looped_kernel
 from .expressions.cut_expressions import cut_notes
-from .expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 from .expressions.on_cpu import call_notes, on_cpu
 from .expressions.turn_divisions import with_turned_divisions
 from .plan.alternatives import with_alternatives
@@ -71,6 +71,7 @@ from .plan.form import (
     unscheduled,
     with_choice,
 )
+from .plan.open_rows import with_open_rows
 from .plan.panel import Panel, PanelView, check_runs, divide
 from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
 from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
@@ -95,6 +96,8 @@ class ConstructCpuKernels:
         Tiles that replace construction's, by the keys of their workloads.
     alternatives
         Whether operators that run beside others get a second kernel, of less work, for schedules to choose from.
+    outside
+        The CPU as loops over what is counted at run time find it, which no schedule takes; None: ``device``.
     """
 
     def __init__(
@@ -104,8 +107,10 @@ class ConstructCpuKernels:
         cache: KernelCache | None = None,
         tiles: TileChoices = NO_CHOICES,
         alternatives: bool = False,
+        outside: DeviceSpec | None = None,
     ) -> None:
         self.device, self.options, self.tiles, self.alternatives = device, options, tiles, alternatives
+        self.outside = device if outside is None else outside
         self.cache = cache if cache is not None else KernelCache(None)
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
@@ -118,7 +123,7 @@ class ConstructCpuKernels:
 
     def _alternative(self, func: PrimFunc, name: str, own: KernelChoice, least_tasks: int) -> PrimFunc | None:
         """A kernel of less work that reads constants as the ``own`` one does."""
-        if own.path != "rtile" or own.program is None or own.expected_s is not None:
+        if own.path != "rtile" or own.program is None or own.expected_s is not None or params_of(func) is None:
             return None
         for tiles in frugal_choices(func, name, own, least_tasks, self.device, self.options):
             kernel = construct_cpu_kernel(func, name, self.device, self.options, tiles)
@@ -128,6 +133,8 @@ class ConstructCpuKernels:
 
     def _kernel(self, func: PrimFunc, name: str, context: str, made: EqualFunctions) -> PrimFunc:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
+        func = with_open_rows(func)
+        device = self.outside if is_step_loop(func) else self.device
         key = self._key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
         entry = self._entry(func, key) if key is not None else None
         if key is not None and entry is not None:
@@ -136,7 +143,7 @@ class ConstructCpuKernels:
         if kernel is not None:
             self.cache.duplicates += 1
         else:
-            kernel = construct_cpu_kernel(func, name, self.device, self.options, self.tiles)
+            kernel = construct_cpu_kernel(func, name, device, self.options, self.tiles)
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
 
@@ -175,11 +182,13 @@ def construct_cpu_kernel(
 
     ``tiles`` replace those that construction chooses (`plan/chosen_tiles.py`).
     """
+    if is_step_loop(func):
+        return looped_kernel(func, lambda step: construct_cpu_kernel(step, name, device, options, tiles))
     try:
         with timed_construction():
             body, choice = _constructed(func, name, device, options, tiles)
     except IllegalRewrite as refusal:
-        body, choice = _fallback(func, name, device, refusal)
+        body, choice = fallback_kernel(func, name, device, refusal)
     return with_choice(with_turned_divisions(body), choice)
 
 
@@ -187,18 +196,6 @@ def chain_of(func: PrimFunc) -> ChainVerdict | None:
     """How a chain that became ``func`` is divided into panels, and its time; None where it is no chain."""
     text = func.attrs.get(CHAIN) if func.attrs else None
     return None if text is None else from_json(ChainVerdict, str(text))
-
-
-def _fallback(func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRewrite) -> tuple[PrimFunc, KernelChoice]:
-    func = func.with_body(keep_floats_outside_reductions(func.body))
-    try:
-        scheduled, what = schedule_fallback(func)
-    except IllegalRewrite as second:
-        notes = (f"no kernel constructed: {refusal}", f"not scheduled either: {second}")
-        return func, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
-    notes = (f"no kernel constructed: {refusal}", what)
-    scheduled = scheduled.with_body(pass_nan_on(scheduled.body))
-    return scheduled, KernelChoice(operator=name, path="fallback", notes=notes, device=device.name)
 
 
 def _constructed(

@@ -19,6 +19,7 @@ from tvm_ext._tvm import Expr, IRModule, Tensor, Var
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import DType
 
+from ..recurrent.loop import open_steps
 from .bind_inputs import RequestedDim, bind_inputs, declared_dims
 from .check import check_names, check_structure, find_unsupported, sort_nodes, unsupported_error, warn_non_finite
 from .clean import (
@@ -302,15 +303,18 @@ def _symbols(parameter: Var) -> set[str]:
     return set(names)
 
 
-def require_bound_dimensions(mod: IRModule) -> None:
+def require_bound_dimensions(mod: IRModule, *, may_loop: bool = False) -> None:
     """Raises an error that names every dimension without a value, and the inputs it belongs to.
+
+    With ``may_loop`` those that count the steps of recurrent layers may stay open.
 
     Raises
     ------
     InputError
         Kernels are constructed for static shapes, and an extent is not known.
     """
-    unbound = unbound_dimensions(mod)
+    steps = open_steps(mod) if may_loop else frozenset()
+    unbound = {name: arguments for name, arguments in unbound_dimensions(mod).items() if name not in steps}
     if not unbound:
         return
     attributes = mod["main"].attrs

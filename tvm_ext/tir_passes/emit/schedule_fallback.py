@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.choice import KernelChoice
+
+from ..expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 
 INNER_LOOPS_LEFT = 1  # the last loop stays serial, for LLVM to vectorise
+
+
+def fallback_kernel(
+    func: PrimFunc, name: str, device: DeviceSpec, refusal: IllegalRewrite
+) -> tuple[PrimFunc, KernelChoice]:
+    """The kernel of what was refused, scheduled where that can be; the choice says why."""
+    func = func.with_body(keep_floats_outside_reductions(func.body))
+    try:
+        scheduled, what = schedule_fallback(func)
+    except IllegalRewrite as second:
+        notes = (f"no kernel constructed: {refusal}", f"not scheduled either: {second}")
+        return func, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
+    notes = (f"no kernel constructed: {refusal}", what)
+    scheduled = scheduled.with_body(pass_nan_on(scheduled.body))
+    return scheduled, KernelChoice(operator=name, path="fallback", notes=notes, device=device.name)
 
 
 def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:

@@ -201,14 +201,6 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         relay.frontend.from_onnx(model_of(LSTM, values))
 
 
-def test_an_open_sequence_length_is_refused_with_the_remedy() -> None:
-    model = model_of(LSTM, operands(LSTM))
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
-    with pytest.raises(ModelError, match=r"needs the shape of 'x'(.|\n)*shape="):
-        relay.frontend.from_onnx(model)
-    assert relay.frontend.from_onnx(model, shape={"x": (5, 2, 3)})
-
-
 def test_too_many_steps_are_refused() -> None:
     node = dataclasses.replace(LSTM, direction="bidirectional")
     model = model_of(node, operands(node))

@@ -1,4 +1,7 @@
-"""LSTM, GRU and RNN, which the stock importer lacks, by `relay_passes/recurrent`: a call of a cell per step."""
+"""LSTM, GRU and RNN, which the stock importer lacks, by `relay_passes/recurrent`: a call of a cell per step.
+
+Where the number of steps is known only at run time, one call of a loop over them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._tvm import BlockBuilder, Constant, Expr, relax
+from tvm_ext._tvm import BlockBuilder, Constant, Expr, relax, tirx
 from tvm_ext.analysis.relax_values import dtype_of
 from tvm_ext.records.recurrent import ACTIVATIONS, GATES, CellKind, RecurrentCell
 
+from ...recurrent.loop import Looped, active_steps, looped
 from ...recurrent.unroll import DirectionOperands, Unrolled, active_rows, unrolled
 from .context import Check, Converter
 from .recurrent_attributes import Settings, check_recurrent, settings_of
@@ -22,12 +26,15 @@ _NARROW = ("float16", "bfloat16")
 
 @dataclass(kw_only=True, slots=True)
 class _Layer:
-    """A node under conversion: what it says, and its operands (or None), in ``dtype``, steps before batches."""
+    """A node under conversion: what it says, and its operands (or None), in ``dtype``, steps before batches.
+
+    ``steps``: None where they are counted at run time.
+    """
 
     builder: BlockBuilder
     settings: Settings
     operands: dict[str, Expr | None]
-    steps: int
+    steps: int | None
     batch: int
     hidden: int
     dtype: str
@@ -52,7 +59,7 @@ class _Layer:
     def transposed(self, x: Expr, *axes: int) -> Expr:
         return self.builder.emit(relax.op.permute_dims(x, list(axes)))
 
-    def reshaped(self, x: Expr, *shape: int) -> Expr:
+    def reshaped(self, x: Expr, *shape: int | Expr) -> Expr:
         return self.builder.emit(relax.op.reshape(x, shape))
 
     def zeros(self, *shape: int) -> Expr:
@@ -82,23 +89,37 @@ def _layer(builder: BlockBuilder, settings: Settings, operands: dict[str, Expr |
             operands[name] = builder.emit(relax.op.astype(value, dtype))
         if operands[name] is not None and settings.is_batch_first and name in ("x", "hidden", "cell"):
             operands[name] = builder.emit(relax.op.permute_dims(operands[name], [1, 0, 2]))
-    steps, batch, _ = map(int, operands["x"].ty.shape)  # type: ignore[union-attr]
+    steps, batch = _extents(operands["x"])
     hidden = int(operands["recurrent"].ty.shape[2])
-    if _is_whole(operands["lengths"], steps):
+    if steps is not None and _is_whole(operands["lengths"], steps):
         operands["lengths"] = None
     return _Layer(
         builder=builder, settings=settings, operands=operands, steps=steps, batch=batch, hidden=hidden, dtype=dtype
     )
 
 
+def _extents(x: Expr | None) -> tuple[int | None, int]:
+    """The steps of (steps, batch, features), None where they are counted at run time, and the batch."""
+    assert x is not None
+    if x.ty.shape is None:
+        raise ValueError("the rank of its input is known only at run time")
+    steps, batch, features = x.ty.shape.values
+    for what, extent in (("batch", batch), ("number of features", features)):
+        if not isinstance(extent, tirx.IntImm):
+            raise ValueError(f"the {what} of its input, {extent}, is known only at run time; only its steps may be")
+    return int(steps) if isinstance(steps, tirx.IntImm) else None, int(batch)
+
+
 def _is_whole(lengths: Expr | None, steps: int) -> bool:
     return isinstance(lengths, Constant) and bool((lengths.value.numpy() >= steps).all())
 
 
-def _directions(layer: _Layer) -> list[Unrolled]:
+def _directions(layer: _Layer) -> Sequence[Unrolled | Looped]:
     builder, steps, batch = layer.builder, layer.steps, layer.batch
     x = layer.operands["x"]
     assert x is not None
+    if steps is None:
+        return _open_directions(layer, x)
     rows = layer.reshaped(x, steps * batch, int(x.ty.shape[2]))
     lengths = layer.operands["lengths"]
     active = None if lengths is None else active_rows(builder, lengths, steps=steps, batch=batch)
@@ -108,6 +129,26 @@ def _directions(layer: _Layer) -> list[Unrolled]:
         one = unrolled(builder, cell, rows, operands, steps=steps, is_reverse=is_reverse, active=active)
         made.append(one)
     return made
+
+
+def _open_directions(layer: _Layer, x: Expr) -> list[Looped]:
+    active = _active_steps(layer, x)
+    return [
+        looped(
+            layer.builder,
+            _cell(layer, direction),
+            x,
+            _direction_operands(layer, direction),
+            is_reverse=is_reverse,
+            active=active,
+        )
+        for direction, is_reverse in enumerate(layer.settings.is_reverse)
+    ]
+
+
+def _active_steps(layer: _Layer, x: Expr) -> Expr | None:
+    lengths = layer.operands["lengths"]
+    return None if lengths is None else active_steps(layer.builder, lengths, x)
 
 
 def _cell(layer: _Layer, direction: int) -> RecurrentCell:
@@ -168,7 +209,7 @@ def _states(layer: _Layer, direction: int) -> tuple[Expr, ...]:
     return tuple(layer.zeros(layer.batch, layer.hidden) if state is None else state for state in given)
 
 
-def _outputs(layer: _Layer, directions: Sequence[Unrolled]) -> list[Expr]:
+def _outputs(layer: _Layer, directions: Sequence[Unrolled | Looped]) -> list[Expr]:
     """Y, the last hidden states and, of an lstm, the last cell states."""
     sequences = [_sequence(layer, one) for one in directions]
     y = _joined(layer, sequences, 1)
@@ -181,15 +222,26 @@ def _outputs(layer: _Layer, directions: Sequence[Unrolled]) -> list[Expr]:
     return [layer.transposed(y, 2, 0, 1, 3), *[layer.transposed(state, 1, 0, 2) for state in last]]
 
 
-def _sequence(layer: _Layer, one: Unrolled) -> Expr:
+def _sequence(layer: _Layer, one: Unrolled | Looped) -> Expr:
     """(steps, 1, batch, hidden): the hidden states of one direction, 0 behind the end of a sequence."""
     emit = layer.builder.emit
+    if isinstance(one, Looped):
+        return _open_sequence(layer, one.hidden)
+    assert layer.steps is not None
     rows = one.hidden[0] if layer.steps == 1 else emit(relax.op.concat(list(one.hidden), axis=0))
     lengths = layer.operands["lengths"]
     if lengths is not None:
         active = active_rows(layer.builder, lengths, steps=layer.steps, batch=layer.batch)
         rows = emit(relax.op.where(active, rows, relax.const(0.0, layer.dtype)))
     return layer.reshaped(rows, layer.steps, 1, layer.batch, layer.hidden)
+
+
+def _open_sequence(layer: _Layer, hidden: Expr) -> Expr:
+    """`_sequence` of (steps, batch, hidden), whose steps are counted at run time."""
+    active = _active_steps(layer, hidden)
+    if active is not None:
+        hidden = layer.builder.emit(relax.op.where(active, hidden, relax.const(0.0, layer.dtype)))
+    return layer.reshaped(hidden, hidden.ty.shape[0], 1, layer.batch, layer.hidden)
 
 
 def _joined(layer: _Layer, parts: Sequence[Expr], axis: int) -> Expr:

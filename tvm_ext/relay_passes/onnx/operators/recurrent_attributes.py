@@ -102,7 +102,7 @@ def check_recurrent(kind: CellKind, node: onnx.NodeProto, context: Context) -> N
         settings = settings_of(kind, {item.name: helper.get_attribute_value(item) for item in node.attribute})
     except ValueError as error:
         raise refusal(node, str(error), "compare the node with the definition of its operator") from error
-    x = context.known_shape(node, node.input[0])
+    x = _input_shape(node, context, bool(settings.is_batch_first))
     recurrent = context.known_shape(node, node.input[2])
     if len(x) != 3 or len(recurrent) != 3 or min(*x, *recurrent) < 1:
         raise refusal(
@@ -112,6 +112,24 @@ def check_recurrent(kind: CellKind, node: onnx.NodeProto, context: Context) -> N
     declared = next((item.i for item in node.attribute if item.name == "hidden_size"), recurrent[2])
     if declared != recurrent[2]:
         raise refusal(node, f"has the hidden_size {declared} and {recurrent[2]} columns of R", "they are the same")
+
+
+def _input_shape(node: onnx.NodeProto, context: Context, is_batch_first: bool) -> tuple[int, ...]:
+    """The shape of X, with 1 for a number of steps that is counted at run time; no other extent may be open."""
+    name, steps = node.input[0], 1 if is_batch_first else 0
+    rank = context.rank(name)
+    if rank is None:
+        return context.known_shape(node, name)
+    extents = [context.extent(name, axis) for axis in range(rank)]
+    open_axes = [axis for axis, extent in enumerate(extents) if extent is None and axis != steps]
+    if open_axes:
+        what = "number of features" if 2 in open_axes else "batch"
+        raise refusal(
+            node,
+            f"needs the shape of '{name}': its {what} (axis {open_axes[-1]}) is open",
+            f"bind it with shape={{...}}; only the number of steps (axis {steps}) may stay open",
+        )
+    return tuple(1 if extent is None else extent for extent in extents)
 
 
 def _expected_shapes(settings: Settings, x: tuple[int, ...], hidden: int) -> dict[int, tuple[int, ...]]:

@@ -1,0 +1,113 @@
+"""A recurrent layer of as many steps as its input has at run time: one function that loops over them.
+
+Relax has no loops. The step is the function that `FuseCells` makes of a cell elsewhere; the loop over it is TensorIR
+(`ir/step_loop.py`), called like any operator, and construction replaces its inside by the cell's kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm_ext._tvm import (
+    CALL_TIR,
+    BlockBuilder,
+    Call,
+    Expr,
+    IRModule,
+    PrimFunc,
+    RelaxFunction,
+    Var,
+    relax,
+    structural_walk,
+)
+from tvm_ext.ir.step_loop import step_loop
+from tvm_ext.records.recurrent import RecurrentCell
+from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.records.step_loop import STEP, STEP_LOOP, StepLoop
+
+from ..legalize_floats import legalize_operators
+from ..merge_operators import fused_function
+from .cell_function import cell_function
+from .unroll import DirectionOperands
+
+_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looped:
+    """One direction's results: the hidden states of all steps (steps, batch, hidden), and those after the last step."""
+
+    hidden: Expr
+    states: tuple[Expr, ...]
+
+
+def looped(
+    builder: BlockBuilder,
+    cell: RecurrentCell,
+    x: Expr,
+    operands: DirectionOperands,
+    *,
+    is_reverse: bool = False,
+    active: Expr | None = None,
+) -> Looped:
+    """One direction of a layer over ``x`` (steps, batch, features), emitted into ``builder``.
+
+    ``active``: (steps, batch, 1) of bool where ``cell.is_masked``, as `active_steps` gives it.
+    """
+    products = builder.emit(relax.op.matmul(x, operands.weight))
+    if operands.bias is not None:
+        products = builder.emit(relax.op.add(products, operands.bias))
+    plan = _plan(cell, is_reverse)
+    name = f"{cell.kind}_steps_reversed" if is_reverse else f"{cell.kind}_steps"
+    function = builder.add_func(_function(cell, plan), name)
+    masks = [] if active is None else [active]
+    arguments = [products, *operands.states, *operands.recurrent, *masks]
+    state = relax.TensorType(cell.results[0].shape, cell.dtype)
+    everything = relax.TensorType([x.ty.shape[0], *cell.results[0].shape], cell.dtype)
+    results = builder.emit(relax.call_tir(function, relax.Tuple(arguments), [everything, *[state] * len(cell.results)]))
+    hidden, *states = (builder.emit(relax.TupleGetItem(results, place)) for place in range(len(cell.results) + 1))
+    return Looped(hidden=hidden, states=tuple(states))
+
+
+def _plan(cell: RecurrentCell, is_reverse: bool) -> StepLoop:
+    names = [item.name for item in cell.operands]
+    return StepLoop(
+        input_count=len(names),
+        sliced=tuple(names.index(name) for name in ("inputs", "active") if name in names),
+        carried=tuple((names.index(item.name), place) for place, item in enumerate(cell.results)),
+        collected=(0,),
+        is_reverse=is_reverse,
+    )
+
+
+def _function(cell: RecurrentCell, plan: StepLoop) -> PrimFunc:
+    """The loop as it is before construction: right by itself, and slow."""
+    module = legalize_operators()(IRModule({"cell": cell_function(cell)}))
+    step = fused_function(module, module["cell"])
+    return step_loop(step, plan).with_attrs({STEP_LOOP: to_json(plan), STEP: step, "op_pattern": _OPAQUE})
+
+
+def active_steps(builder: BlockBuilder, lengths: Expr, x: Expr) -> Expr:
+    """(steps, batch, 1) of bool: whether a step of ``x`` lies within the sequence, whose lengths are (batch,)."""
+    steps, batch = x.ty.shape[0], int(x.ty.shape[1])
+    places = builder.emit(relax.op.arange(0, steps, 1, "int32"))
+    column = builder.emit(relax.op.reshape(places, (steps, 1, 1)))
+    row = builder.emit(relax.op.reshape(lengths, (1, batch, 1)))
+    return builder.emit(relax.op.less(column, row))
+
+
+def open_steps(mod: IRModule) -> frozenset[str]:
+    """The names of the dimensions that say how many steps the recurrent layers of ``mod`` have."""
+    names: set[str] = set()
+
+    def visit(call: Call) -> None:
+        callee = mod[call.args[0]] if call.op == CALL_TIR else None
+        if callee is not None and callee.attrs and STEP_LOOP in callee.attrs:
+            plan = from_json(StepLoop, str(callee.attrs[STEP_LOOP]))
+            steps = call.args[1].fields[plan.sliced[0]].ty.shape[0]
+            structural_walk(steps, (Var, lambda variable: names.add(str(variable.name))))
+
+    for _, func in mod.functions_items():
+        if isinstance(func, RelaxFunction):
+            structural_walk(func.body, (Call, visit))
+    return frozenset(names)
