@@ -74,19 +74,39 @@ def place_values(sizes: Sequence[int], touched: Sequence[Sequence[int]], spans: 
     rounded = [max(1, -(-size // ALIGNMENT)) * ALIGNMENT for size in sizes]
     offsets, total = [-1] * len(sizes), 0
     placed: list[int] = []
+    lives = _Lives(starts, ends)
     for value in sorted(range(len(sizes)), key=lambda item: (-rounded[item], item)):
-        if placed:
-            others = np.array(placed)
-            before = (starts[others] >= ends[value]).all(axis=1)
-            after = (starts[value] >= ends[others]).all(axis=1)
-            beside = others[~(before | after)]
-        else:
-            beside = np.array([], np.int64)
+        beside = lives.beside(value, np.array(placed, np.int64))
         taken = sorted((offsets[int(item)], offsets[int(item)] + rounded[int(item)]) for item in beside)
         offsets[value] = _first_gap(taken, rounded[value])
         total = max(total, offsets[value] + rounded[value])
         placed.append(value)
     return offsets, total
+
+
+class _Lives:
+    """From what each value's life begins behind (``starts``) to what it ends with (``ends``), as rows.
+
+    Where each vEU has one entry, as in an order of data, rows are bits: of 4000 operators 500 bytes instead of 32,000.
+    """
+
+    def __init__(self, starts: Array, ends: Array) -> None:
+        self._single = int(ends.max()) <= 1
+        self._starts = np.packbits(starts < 1, axis=1) if self._single else starts
+        self._ends = np.packbits(ends > 0, axis=1) if self._single else ends
+
+    def beside(self, value: int, others: Array) -> Array:
+        """Those of ``others`` that may live at the same time as ``value``."""
+        before = self._reached(self._starts[others], self._ends[value])
+        after = self._reached(self._starts[value], self._ends[others])
+        found: Array = others[~(before | after)]
+        return found
+
+    def _reached(self, starts: Array, ends: Array) -> Array:
+        """Whether what begins at ``starts`` is behind all of ``ends``."""
+        met: Array = (starts & ends) == 0 if self._single else starts >= ends
+        found: Array = np.asarray(met.all(axis=1))
+        return found
 
 
 def _first_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
