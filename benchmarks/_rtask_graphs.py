@@ -12,17 +12,19 @@ from dataclasses import replace
 import onnx
 
 from tvm_ext import relay
-from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, relax, structural_walk, tirx, tvm
+from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, Sequential, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.bandwidths import bandwidth
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
-from tvm_ext.pass_pipeline import BuildPlan, plan_build
+from tvm_ext.pass_pipeline import BuildPlan, plan_build, rammer_passes
 from tvm_ext.recorder import choice_of
 from tvm_ext.records.choice import ALTERNATIVES, GpuPlan, KernelChoice
+from tvm_ext.records.rammer import RAMMER, RammerRecord, RegionRecord
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
+from tvm_ext.records.serialise import from_json
 
 
 def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
@@ -33,6 +35,17 @@ def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
     with EXCLUSIVE, plan.target:
         kernels = plan.construct(mod)
     return read_graph(kernels, plan)
+
+
+def scheduled_on_cpu(model: onnx.ModelProto, device: str) -> RegionRecord:
+    """The largest schedule of a build of ``model`` for ``device``, a CPU, as far as its schedules."""
+    options = BuildOptions.create(device=device, enable_rammer=True, kernel_cache="off")
+    mod, _ = relay.frontend.from_onnx(model)
+    plan = plan_build("llvm", options)
+    with EXCLUSIVE, plan.target:
+        made = Sequential(rammer_passes(plan.device, plan.options))(plan.construct(mod))
+    record = from_json(RammerRecord, str(made.attrs[RAMMER]))
+    return max(record.scheduled, key=lambda region: len(region.operators))
 
 
 def read_graph(kernels: IRModule, plan: BuildPlan) -> RTaskGraph:

@@ -25,7 +25,7 @@ from typing import Annotated
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results
-from _rtask_graphs import chosen_alone, constructed_alone, graph_of
+from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
 from rich.table import Table
 
 from tvm_ext.bench import models
@@ -33,6 +33,7 @@ from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate, unit_activi
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtask_order import check_schedule
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
@@ -126,6 +127,32 @@ def by_kernels(name: str, graph: RTaskGraph, device: DeviceSpec, policies: Seque
     yield dataclasses.replace(found, kernels=SELECTED), made, selected
 
 
+def on_cpu(name: str, region: RegionRecord, device: DeviceSpec) -> Iterator[Simulated]:
+    """What a build says of its largest schedule: by the constructed kernels alone, and with several."""
+    constructed_us = region.predicted_us if region.constructed_us is None else region.constructed_us
+    others = sum(kernel.startswith("the most efficient") for kernel in (item.selection for item in region.operators))
+    for policy, kernels, time_us in (
+        ("launches", CONSTRUCTED, region.sequential_us),
+        ("list", CONSTRUCTED, constructed_us),
+        ("list", SEVERAL, region.predicted_us),
+    ):
+        yield Simulated(
+            model=name,
+            device=device.name,
+            policy=policy,
+            operators=len(region.operators),
+            rtasks=sum(operator.task_count for operator in region.operators),
+            programs=1,
+            veus=region.veu_count,
+            makespan_ms=time_us / 1e3,
+            utilisation=region.utilisation,
+            overhead_share=0.0,
+            scheduling_s=0.0,
+            kernels=kernels,
+            others=others if kernels == SEVERAL else 0,
+        )
+
+
 def _same_again(done: Sequence[Run]) -> Iterator[Run]:
     """What a graph without choices comes to by several kernels."""
     kernels = {"launches": SELECTED, "wavefront": SEVERAL, "list": SEVERAL}
@@ -191,6 +218,19 @@ def kernel_table(results: Sequence[Simulated]) -> Table:
     return table
 
 
+def cpu_table(device: str, results: Sequence[Simulated]) -> Table:
+    """One line a model: its operators one after another, and by the list policy with one kernel and with several."""
+    table = Table(title=f"{device}, simulated")
+    for heading in ("model", "operators", "in turn ms", "list ms", "list, several ms", "operators by others"):
+        table.add_column(heading)
+    for name in dict.fromkeys(item.model for item in results):
+        base, ours = (_of(results, device, name, policy) for policy in ("launches", "list"))
+        several = _of(results, device, name, "list", SEVERAL)
+        times = (f"{item.makespan_ms:.3f}" for item in (base, ours, several))
+        table.add_row(name, str(base.operators), *times, str(several.others))
+    return table
+
+
 def _of(results: Sequence[Simulated], device: str, model: str, policy: str, kernels: str = CONSTRUCTED) -> Simulated:
     key = (device, model, policy, kernels)
     return next(item for item in results if (item.device, item.model, item.policy, item.kernels) == key)
@@ -232,20 +272,31 @@ def main(
         for name in chosen:
             for row in map(device_db.lookup, device):
                 step(f"{name} on {row.name}")
-                graph = graph_of(models.build_model(name, batch=batch), row.name)
-                for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if cells else BASELINES))):
-                    results.append(dataclasses.replace(found, batch=batch))
-                    if picture is not None:
-                        text = gantt_file(made, own, simulate(made, own).entries)
-                        label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"
-                        (picture / f"{label}.svg").write_text(text, encoding="utf-8")
+                runs = _runs(name, row, batch, is_cell=bool(cells), picture=picture)
+                results += [dataclasses.replace(found, batch=batch) for found in runs]
                 write_results(path, what, environment, results)
-    if cells:
-        show(cell_table(results))
-    else:
-        for row_name in dict.fromkeys(item.device for item in results):
-            show(model_table(row_name, [item for item in results if item.device == row_name]))
-    show(kernel_table(results))
+    for row_name in dict.fromkeys(item.device for item in results):
+        own = [item for item in results if item.device == row_name]
+        if device_db.lookup(row_name).kind == "cpu":
+            show(cpu_table(row_name, own))
+        else:
+            show(cell_table(own) if cells else model_table(row_name, own))
+            show(kernel_table(own))
+
+
+def _runs(name: str, row: DeviceSpec, batch: int, *, is_cell: bool, picture: Path | None) -> Iterator[Simulated]:
+    """All that is simulated of a model on a device; pictures go to the folder ``picture``."""
+    model = models.build_model(name, batch=batch)
+    if row.kind == "cpu":
+        yield from on_cpu(name, scheduled_on_cpu(model, row.name), row)
+        return
+    graph = graph_of(model, row.name)
+    for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if is_cell else BASELINES))):
+        if picture is not None:
+            label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"
+            text = gantt_file(made, own, simulate(made, own).entries)
+            (picture / f"{label}.svg").write_text(text, encoding="utf-8")
+        yield found
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ from .region_records import region_record
 from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
 from .rtask_regions import Layer, is_output, layers_of, users_of
 from .wavefronts.policies import schedule as schedule_by_policy
+from .wavefronts.policies import schedule_by_choice
 from .wavefronts.selection import chosen_kernels
 
 Mode = bool | Literal["auto"]
@@ -256,10 +257,9 @@ class _ScheduledFunction:
         Never slower than that: their schedule is taken where no other is quicker.
         """
         graph, make = region.graph(), partial(virtual_device, self.build.device)
-        schedule = schedule_by_policy(graph, make)
         if not region.has_variants:
-            return graph, schedule, None
-        constructed = schedule_by_policy(region.graph(with_variants=False), make)
+            return graph, schedule_by_policy(graph, make), None
+        schedule, constructed = schedule_by_choice(graph, region.graph(with_variants=False), make)
         time_s, constructed_s = (simulate(item, graph).makespan_s for item in (schedule, constructed))
         return graph, schedule if time_s < constructed_s else constructed, constructed_s
 

@@ -17,6 +17,12 @@ Chosen = tuple[tuple[int, int], ...]
 """Pairs of an operator and of one of its kernels, in the order of a program."""
 
 
+def _useful_per_unit(graph: RTaskGraph) -> int | None:
+    """How many vEUs a unit has a use for: more than the residents of any kernel only slow each other; None: unknown."""
+    kernels = [kernel for operator in graph.operators for kernel in operator.kernels]
+    return None if any(kernel.alone_s is None for kernel in kernels) else max(kernel.residents for kernel in kernels)
+
+
 class KernelChoices:
     """The kernels of ``graph``'s operators, and the devices of ``make`` that hold some of them.
 
@@ -26,7 +32,7 @@ class KernelChoices:
     def __init__(
         self, graph: RTaskGraph, make: MakeDevice, *, fastest_alone: bool = False, most_per_unit: int | None = None
     ) -> None:
-        self._most_per_unit = most_per_unit
+        self._most_per_unit = most_per_unit or _useful_per_unit(graph)
         self._graph, self._make, self._fastest_alone = graph, make, fastest_alone
         self._devices: dict[Need, VDevice | IllegalRewrite] = {}
         self._fastest: dict[int, int] = {}

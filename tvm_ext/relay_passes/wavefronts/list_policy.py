@@ -48,6 +48,11 @@ def schedule_list(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     return [plan.program() for plan in _quickest(found)]
 
 
+def schedule_several(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
+    """`schedule_list` for who has a schedule by the fastest kernels alone, and takes it where that is quicker."""
+    return [plan.program() for plan in _scheduled(graph, KernelChoices(graph, make))]
+
+
 def _scheduled(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
     waves = quickest_waves(graph, choices)
     parts: list[ProgramPlan] = []

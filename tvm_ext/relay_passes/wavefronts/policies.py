@@ -8,7 +8,7 @@ from types import MappingProxyType
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
 from .kernel_choice import MakeDevice
-from .list_policy import schedule_list
+from .list_policy import schedule_list, schedule_several
 from .simple_policies import schedule_launches, schedule_round_robin, schedule_shared_queue, schedule_zigzag
 from .wavefront_policy import schedule_waves
 
@@ -24,6 +24,15 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
         "launches": schedule_launches,
     }
 )
+
+
+def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> tuple[RTaskSchedule, RTaskSchedule]:
+    """``graph`` by several kernels for an operator, and ``one``, the same graph by the first of them alone.
+
+    Both by the policy "list", as `schedule` raises. Kernels of ``one`` have the same numbers in ``graph``.
+    """
+    constructed = schedule(one, make)
+    return RTaskSchedule(policy=constructed.policy, programs=tuple(schedule_several(graph, make))), constructed
 
 
 def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = "list") -> RTaskSchedule:
