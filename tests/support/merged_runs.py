@@ -6,14 +6,26 @@ stays from run to run, and the arena is poison before each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tvm_ext import pass_pipeline
-from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, IRModule, PrimFunc, Sequential, Target, relax
+from tvm_ext._tvm import (
+    CALL_TIR,
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    PassContext,
+    PrimFunc,
+    Sequential,
+    Target,
+    relax,
+    structural_hash,
+)
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -78,14 +90,27 @@ def merged_graph(
     mode: Mode = True,
     **settings: Any,
 ) -> MergedGraph:
-    """``mod`` as `relay.build` has it before it is lowered, for a GPU of few units."""
+    """``mod`` as `relay.build` has it before it is lowered, for a GPU of few units.
+
+    Its schedule, which takes most of the time, is made once in a process and pass context.
+    """
     device, target = small_gpu(name, units)
+    key = (structural_hash(mod), name, units, mode, str(settings), str(PassContext.current().config))
+    with target:
+        if key not in _SCHEDULED:
+            _SCHEDULED[key] = _scheduled(mod, device, target, mode, settings)
+        merged = Sequential([MergeRTasks(device, measure), CallMerged()])(_SCHEDULED[key])
+        return MergedGraph(mod=merged, device=device, target=target)
+
+
+_SCHEDULED: dict[tuple[Any, ...], IRModule] = {}
+
+
+def _scheduled(mod: IRModule, device: DeviceSpec, target: Target, mode: Mode, settings: Mapping[str, Any]) -> IRModule:
     settings = {"enable_persistent_fusion": False, "kernel_cache": "off", **settings}
     options = BuildOptions.create(enable_rammer=mode, **settings)
-    passes = [SplitLaunches(device), ScheduleWavefronts(device, mode), MergeRTasks(device, measure), CallMerged()]
-    with target:
-        kernels = pass_pipeline.kernel_pipeline(target, device, options)(mod)
-        return MergedGraph(mod=Sequential(passes)(kernels), device=device, target=target)
+    kernels = pass_pipeline.kernel_pipeline(target, device, options)(mod)
+    return Sequential([SplitLaunches(device), ScheduleWavefronts(device, mode)])(kernels)
 
 
 @dataclass(slots=True)
