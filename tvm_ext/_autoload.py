@@ -92,11 +92,15 @@ def register_config_options() -> bool:
     """
     from tvm_ext import _native
 
+    if _native.is_loaded(OPTIONS_LIBRARY):
+        return True
     try:
-        return _native.load(OPTIONS_LIBRARY)
+        loaded = _native.load(OPTIONS_LIBRARY)
     except (OSError, RuntimeError) as error:
         _warn(f"tvm_ext's PassContext options are not available: {error}")
         return False
+    _warn_of_outdated(OPTIONS_LIBRARY)
+    return loaded
 
 
 def register_rammer_runtime() -> bool:
@@ -116,10 +120,20 @@ def register_rammer_runtime() -> bool:
     except (OSError, RuntimeError) as error:
         _warn(f"tvm_ext's runtime of rTasks is not available: {error}")
         return False
+    _warn_of_outdated(RUNTIME_LIBRARY)
     import tvm_ffi
 
     atexit.register(tvm_ffi.get_global_func("tvm_ext.rammer.hold_other_threads"))
     return True
+
+
+def _warn_of_outdated(library: str) -> None:
+    """An old library loads and computes the right things, only slower or without what has come since."""
+    from tvm_ext import _native
+
+    problem = _native.outdated(library)
+    if problem is not None:
+        _warn(f"tvm_ext: {'; '.join(problem)}")
 
 
 def register_module_aliases() -> None:

@@ -5,6 +5,7 @@ A source checkout that is not installed has none; everything but what they offer
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import tvm_ffi
@@ -48,3 +49,47 @@ def can_load(name: str) -> bool:
 
 def is_loaded(name: str) -> bool:
     return name in _loaded
+
+
+def outdated(name: str) -> tuple[str, str] | None:
+    """What is wrong where library ``name`` was built from other sources than those beside this package, and a remedy.
+
+    That can only be in an editable installation: it takes Python's sources in place, and compiles the others once,
+    when it is installed. A wheel has no native sources: nothing to compare with, None.
+    """
+    path, sources = library_path(name), _source_folder()
+    if path is None or not sources.is_dir():
+        return None
+    built_from = _source_digests(path)
+    if built_from is None:
+        why = "it does not say from which it was"
+    else:
+        changed = [source for source, digest in built_from.items() if _digest(sources / source) != digest]
+        if not changed:
+            return None
+        why = f"other since: {', '.join(changed)}"
+    return f"{path} was not built from the sources in {sources} ({why})", "compile it anew: pip install --editable ."
+
+
+def _source_folder() -> Path:
+    return Path(__file__).absolute().parent / "csrc"
+
+
+def _source_digests(path: Path) -> dict[str, str] | None:
+    """Path below ``csrc`` -> SHA-256 of the sources that the library was built from; None where it does not say."""
+    try:
+        text = ctypes.c_char.in_dll(ctypes.CDLL(str(path)), "tvm_ext_source_digests")
+    except (OSError, ValueError):  # it does not load, of which `import tvm` has warned; it has no such symbol
+        return None
+    lines = ctypes.string_at(ctypes.addressof(text)).decode().splitlines()
+    return {source: digest for source, _, digest in (line.partition(" ") for line in lines)}
+
+
+def _digest(path: Path) -> str | None:
+    """Of a file's content; None where there is no such file."""
+    import hashlib
+
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext import _environment, _native, relay
-from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME
+from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME, RUNTIME_LIBRARY
 from tvm_ext.devices import device_db, measurement_cache
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.probe import bench_plan, probe_cpu
@@ -119,6 +119,10 @@ def _native_part() -> Iterator[HealthCheck]:
     yield HealthCheck(
         name="native part", state="ok" if works else "problem", detail=f"{path.name}: typed PassContext options"
     )
+    for library in (OPTIONS_LIBRARY, RUNTIME_LIBRARY):
+        problem = _native.outdated(library)
+        if problem is not None:
+            yield HealthCheck(name="native part", state="note", detail=problem[0], remedy=problem[1])
 
 
 def _pipelines() -> Iterator[HealthCheck]:
