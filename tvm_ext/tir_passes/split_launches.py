@@ -16,8 +16,9 @@ from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
 from tvm_ext.cost.bandwidths import bandwidth
 from tvm_ext.cost.gpu_rtasks import shortest_s, unplanned_registers
+from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import GLOBAL
+from tvm_ext.devices.occupancy import GLOBAL, max_thread_registers
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.launch_writes import written_parameters
 from tvm_ext.records.choice import CHOICE, KernelChoice
@@ -88,6 +89,8 @@ def _step(launch: DeviceKernel, name: str, func: PrimFunc, device: DeviceSpec, k
     check_movable(kernel)
     need = need_of(kernel)
     written = written_parameters(launch)
+    needed = Need(threads=need.threads, registers=_registers(func, device), shared_bytes=need.shared_bytes)
+    virtual_device(device, needed)  # raises where no unit has room for a block
     buffers = [numbers[launch.arguments[place]] for place in order]
     return RTaskStep(
         kernel=kernels.name_of(kernel, name),
@@ -97,14 +100,15 @@ def _step(launch: DeviceKernel, name: str, func: PrimFunc, device: DeviceSpec, k
         writes=tuple(item for item in buffers if launch.tensors[item].name in written),
         alignments=(UNIT_BYTES,) * len(buffers),
         operations=1.0,
-        need=Need(threads=need.threads, registers=_registers(func, device), shared_bytes=need.shared_bytes),
+        need=needed,
     )
 
 
 def _registers(func: PrimFunc, device: DeviceSpec) -> int:
     choice = _choice(func)
     planned = [plan.register_count for plan in choice.gpu] if choice is not None else []
-    return max(planned, default=unplanned_registers(device))
+    most = max(planned, default=unplanned_registers(device))
+    return min(most, max_thread_registers(device))  # what is planned beyond, the compiler moves to memory
 
 
 def _choice(func: PrimFunc) -> KernelChoice | None:
