@@ -48,8 +48,17 @@ def check_candidates(
     with plan.target:
         passes = [operator_pipeline(plan.target, plan.device, plan.options), AnnotateConstants()]
         operators = tvm.transform.Sequential(passes)(relay.prepare(mod, params))
-        found = [kernel for gv, func in unscheduled(operators) if (kernel := _tunable(func, gv.name_hint, plan))]
-        return [_checked(kernel, plan, count, np.random.default_rng(seed)) for kernel in found]
+        found = [
+            check_function(func, gv.name_hint, plan, count=count, seed=seed) for gv, func in unscheduled(operators)
+        ]
+    return [item for item in found if item is not None]
+
+
+def check_function(func: Any, name: str, plan: BuildPlan, *, count: int, seed: int = 0) -> CheckedKernel | None:
+    """The same for one unscheduled function; None where there is nothing to choose."""
+    with plan.target:
+        kernel = _tunable(func, name, plan)
+        return None if kernel is None else _checked(kernel, plan, count, np.random.default_rng(seed))
 
 
 def _tunable(func: Any, name: str, plan: BuildPlan) -> TunableKernel | None:

@@ -201,7 +201,7 @@ def _blocked(model: PerfModel, vector: int, register: Shape) -> Iterator[CpuTile
     """The blocks of one register tile, in every order of the loops."""
     counts = [ceil_div(model.extents[axis], size) for axis, size in zip(model.spatial, register, strict=True)]
     levels = [(*(count for count in COUNTS if count < most), most) for most in counts]
-    for outer in _largest(model, 2, register, levels):
+    for outer in _largest(model, 2, register, levels, model.device.unit_count):
         dividing = [
             tuple(count for count in own if count == size or (count < size and size % count == 0))
             for own, size in zip(levels, outer, strict=True)
@@ -211,17 +211,22 @@ def _blocked(model: PerfModel, vector: int, register: Shape) -> Iterator[CpuTile
                 yield CpuTile(vector=vector, register=register, inner=inner, outer=outer, order=order)
 
 
-def _largest(model: PerfModel, level: int, register: Shape, levels: Sequence[Sequence[int]]) -> list[Shape]:
-    """The largest blocks for the cache of ``level``, and the single register tile.
+def _largest(
+    model: PerfModel, level: int, register: Shape, levels: Sequence[Sequence[int]], least: int = 1
+) -> list[Shape]:
+    """The largest blocks for the cache of ``level``, the largest with ``least`` of them, and single register tiles.
 
-    A smaller block loads more for the same loops; somewhat smaller ones leave several cores even shares.
+    A smaller block loads more for the same loops; somewhat smaller ones leave several cores even shares. Worked
+    example: 64 x 8 register tiles that fit L2 as one block are 96 ... 512 at a time, which leaves 64 cores 6 tasks at
+    most; of 8 they have one each.
     """
     held = [block for block in itertools.product(*levels) if _holds(model, level, register, block)]
     ranked = sorted(held, key=lambda block: (-prod(block), block))
     most = max(2, MOST_BLOCKS // factorial(len(levels)))
     kept = [block for block in ranked if MUCH_SMALLER * prod(block) >= prod(ranked[0])][:most]
-    single = (1,) * len(levels)
-    return kept if single in kept else [*kept, single]
+    counts = [own[-1] for own in levels]
+    shared = [block for block in ranked if prod(map(ceil_div, counts, block)) >= least > 1][: most // 2]
+    return list(dict.fromkeys((*kept, *shared, (1,) * len(levels))))
 
 
 def _holds(model: PerfModel, level: int, register: Shape, counts: Sequence[int]) -> bool:

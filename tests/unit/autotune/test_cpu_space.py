@@ -84,6 +84,15 @@ def test_typical_operators_have_enough_candidates() -> None:
         assert 1500 <= len(CpuTileSpace(expr, CORE)) <= 15_000
 
 
+def test_many_cores_have_tasks_for_each() -> None:
+    """Where all of an operator fits one core's L2, too: blocks as large as that would leave most cores idle."""
+    expr, many = product(128, 64, 512), with_unit_count(WIDE, 64)
+    space = CpuTileSpace(expr, many)
+    tasks, register = space.predictions.tasks, space.tiles.register
+    single = -(-128 // register[:, 0]) * -(-512 // register[:, 1])
+    assert ((tasks >= 64) & (tasks < single)).sum() > len(space) / 20
+
+
 def test_places_and_texts() -> None:
     assert len({SMALL[place] for place in range(len(SMALL))}) == len(SMALL)
     for place in range(0, len(SMALL), 7):

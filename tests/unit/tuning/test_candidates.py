@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from tvm import te
 
+from tests.support.attentions import drawn
 from tests.support.random_operators.check import constants
 from tests.support.random_operators.draw import SLOTS, draw_case
 from tests.support.random_operators.relax_module import module_of
-from tests.support.tuned_candidates import CheckedKernel, check_candidates, plan_for
+from tests.support.tuned_candidates import CheckedKernel, check_candidates, check_function, plan_for
 from tests.unit.chain_modules import Conv, conv_chain, gemm_chain, random_conv_chain, random_gemm_chain
-from tvm_ext.analysis.tile_workload import CHAINS, TILES, WINDOWS
+from tvm_ext.analysis.tile_workload import ATTENTION, CHAINS, TILES, WINDOWS
+from tvm_ext.records.attention import ATTENTION as ATTRIBUTE
+from tvm_ext.records.serialise import to_json
+from tvm_ext.relay_passes.attention.definition import attention
 
 SLOT_OF = {kind: number for number, (kind, _) in reversed(list(enumerate(SLOTS)))}
 EVERYDAY = {"conv2d_depthwise": 1, "max_pool": 2, "pool_image": 1, "conv2d": 2}
@@ -35,6 +41,25 @@ def test_candidates_of_random_operators_are_right(kind: str) -> None:
 def test_candidates_of_a_chain_are_right() -> None:
     chain, plan = gemm_chain(70, (17, 24, 17), ("bias relu", "none")), plan_for(2, enable_persistent_fusion=True)
     assert right(check_candidates(chain.mod, {}, plan, count=3)) == {CHAINS}
+
+
+def check_attention(seed: int, count: int) -> None:
+    work = drawn(np.random.default_rng(seed))
+    tensors = [te.placeholder((item.size,), item.dtype, f"x{place}") for place, item in enumerate(work.operands[:-1])]
+    func = te.create_prim_func([*tensors, attention(*tensors, work=work)]).with_attr(ATTRIBUTE, to_json(work))
+    found = check_function(func, "attention", plan_for(1 + seed % 2), count=count, seed=seed)
+    assert found is not None
+    assert right([found]) == {ATTENTION}
+
+
+def test_candidates_of_an_attention_are_right() -> None:
+    check_attention(0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 60))
+def test_candidates_of_many_random_attentions_are_right(seed: int) -> None:
+    check_attention(seed, 5)
 
 
 @pytest.mark.slow
