@@ -252,16 +252,11 @@ class _ScheduledFunction:
         return plan, record
 
     def _scheduled_by_choice(self, region: RTaskRegion) -> tuple[RTaskGraph, RTaskSchedule, float | None]:
-        """The graph with all kernels, its schedule, and the time by the constructed kernels alone, where others are.
-
-        Never slower than that: their schedule is taken where no other is quicker.
-        """
+        """The graph with all kernels, its schedule, and the time by the constructed kernels alone, where others are."""
         graph, make = region.graph(), partial(virtual_device, self.build.device)
         if not region.has_variants:
             return graph, schedule_by_policy(graph, make), None
-        schedule, constructed = schedule_by_choice(graph, region.graph(with_variants=False), make)
-        time_s, constructed_s = (simulate(item, graph).makespan_s for item in (schedule, constructed))
-        return graph, schedule if time_s < constructed_s else constructed, constructed_s
+        return graph, *schedule_by_choice(graph, region.graph(with_variants=False), make)
 
     def _sequential_s(self, graph: RTaskGraph, schedule: RTaskSchedule) -> float:
         """Of the operators one after another: on a GPU, each a launch."""

@@ -18,8 +18,9 @@ from tvm_ext.records.choice import ALTERNATIVES
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtask_times import RTaskTimes
-from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
+from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
+from tvm_ext.relay_passes.wavefronts import policies
 from tvm_ext.relay_passes.wavefronts.selection import chosen_kernels
 from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.plan import alternatives
@@ -93,6 +94,26 @@ def test_both_kernels_are_right_in_one_launch(how: Concurrency | None) -> None:
     (actual,) = runs(values, how)
     assert np.linalg.norm(actual - wanted) <= 1e-5 * np.linalg.norm(wanted)
     assert runs.findings == []
+
+
+def test_a_choice_that_saves_little_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second schedule takes as long to make as the first."""
+    own, other = (RKernel(name=name, task_count=8, task_s=us * 1e-6) for name, us in (("own", 2.0), ("other", 1.9)))
+    large = ROperator(name="large", kernels=(RKernel(name="l", task_count=64, task_s=1e-5),))
+    graph, one = (
+        RTaskGraph(operators=(large, ROperator(name="small", kernels=kernels))) for kernels in ((own, other), (own,))
+    )
+
+    def make(_need: Need) -> VDevice:
+        return VDevice(name="eight", unit_count=8)
+
+    found, seconds = policies.schedule_by_choice(graph, one, make)
+    assert seconds == pytest.approx(82e-6)
+    assert set(chosen_kernels(found).values()) == {0}
+    monkeypatch.setattr(policies, "LEAST_SAVING", 0.0)
+    found, seconds = policies.schedule_by_choice(graph, one, make)
+    assert seconds == pytest.approx(82e-6)
+    assert chosen_kernels(found) == {0: 0, 1: 1}
 
 
 # --- CPUs -------------------------------------------------------------------------------------------------------------

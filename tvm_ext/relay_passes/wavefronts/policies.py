@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
 from .kernel_choice import MakeDevice
@@ -26,13 +27,23 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 )
 
 
-def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> tuple[RTaskSchedule, RTaskSchedule]:
-    """``graph`` by several kernels for an operator, and ``one``, the same graph by the first of them alone.
+LEAST_SAVING = 0.02
+"""Share of a schedule's time that kernels of less work must save, if all units had it to do, to schedule by them."""
+
+
+def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> tuple[RTaskSchedule, float]:
+    """``graph`` by several kernels for an operator, never slower than ``one``, the same by some of them; its time too.
 
     Both by the policy "list", as `schedule` raises. Kernels of ``one`` have the same numbers in ``graph``.
     """
     constructed = schedule(one, make)
-    return RTaskSchedule(policy=constructed.policy, programs=tuple(schedule_several(graph, make))), constructed
+    constructed_s = simulate(constructed, one).makespan_s
+    least_s = [sum(min(kernel.work_s for kernel in item.kernels) for item in some.operators) for some in (one, graph)]
+    saved_s = (least_s[0] - least_s[1]) / constructed.programs[0].device.unit_count
+    if saved_s < LEAST_SAVING * constructed_s:
+        return constructed, constructed_s
+    several = RTaskSchedule(policy=constructed.policy, programs=tuple(schedule_several(graph, make)))
+    return several if simulate(several, graph).makespan_s < constructed_s else constructed, constructed_s
 
 
 def schedule(graph: RTaskGraph, make: MakeDevice, policy: str = "list") -> RTaskSchedule:
