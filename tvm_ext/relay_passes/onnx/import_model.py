@@ -48,6 +48,7 @@ from .import_limits import ImportLimits
 from .limit import check_limits
 from .load import load_onnx
 from .operators.tables import CONVERTERS, REPLACED
+from .settle_reshapes import settle_reshapes
 
 ORIGINAL_NAMES = "tvm_ext.original_names"
 """Function attribute: argument name -> the ONNX name, for the arguments whose name had to change."""
@@ -186,7 +187,7 @@ def _is_converted_wrongly(node: onnx.NodeProto) -> bool:
 def clean_graph(graph: OnnxGraph) -> OnnxGraph:
     """The cleaning, top to bottom; each step is pure and keeps what the graph computes."""
     # First, so that every later step sees weights and axes as constants, however the exporter wrote them.
-    graph = fold_constants(graph)
+    graph = settle_reshapes(fold_constants(graph))
     refuse_training(graph)
     graph = decompose_operators(graph)
     # Before the batch-norm steps: a Dropout or Identity between two operators hides that one feeds the other.

@@ -111,10 +111,18 @@ def network() -> onnx.ModelProto:
         bias = constant(f"{name}_b", count, 2 * gates * hidden)
         return helper.make_node(kind, [x, *weights, bias], [f"{name}_y", f"{name}_h"], hidden_size=hidden, **attributes)
 
-    constants["rows"], constants["axis"] = np.int64([0, batch, 2 * hidden]), np.int64([1])
+    constants |= {f"at{place}": np.int64([place]) for place in range(5)} | {"axis": np.int64([1])}
     nodes = [
         layer("LSTM", "x", features, 4, direction="bidirectional"),
         helper.make_node("Transpose", ["lstm_y"], ["swapped"], perm=[0, 2, 1, 3]),
+        # As exporters write it: the target's first element is known at run time only.
+        helper.make_node("Shape", ["swapped"], ["extents"]),
+        *(
+            helper.make_node("Slice", ["extents", f"at{axis}", f"at{axis + 1}", "at0"], [f"extent{axis}"])
+            for axis in range(4)
+        ),
+        helper.make_node("Mul", ["extent2", "extent3"], ["columns"]),
+        helper.make_node("Concat", ["extent0", "extent1", "columns"], ["rows"], axis=0),
         helper.make_node("Reshape", ["swapped", "rows"], ["both"]),
         layer("GRU", "both", 2 * hidden, 3, linear_before_reset=1),
         helper.make_node("Squeeze", ["gru_y", "axis"], ["forward"]),
