@@ -261,10 +261,16 @@ def _model() -> Any:
 
 @needs_nvcc
 @needs_cc
-def test_a_model_runs_where_a_gpu_and_the_runtime_are(stub: StubDriver, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schedules", "launched"), [(False, ["launch", "launch"]), pytest.param(True, ["launch"], marks=pytest.mark.slow)]
+)
+def test_a_model_runs_where_a_gpu_and_the_runtime_are(
+    schedules: bool, launched: list[str], stub: StubDriver, tmp_path: Path
+) -> None:
     """Built and exported without a GPU; opened by `library.load` in a process that has TVM's runtime alone."""
     path, log = tmp_path / "model.so", tmp_path / "log"
-    relay.build(_model(), "nvidia-a100").export_library(path, architectures=["sm_80", "sm_90"])
+    library_ = relay.build(_model(), "nvidia-a100", enable_rammer=schedules)
+    library_.export_library(path, architectures=["sm_80", "sm_90"])
     code = f"""
 import numpy as np, tvm
 from tvm_ext.runtime import library
@@ -277,7 +283,7 @@ print(module.get_output(0).numpy().shape)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(16, 24)"
     events = stub_events(log)
-    assert [event["event"] for event in events] == ["load", "launch", "launch"]
+    assert [event["event"] for event in events] == ["load", *launched]
     assert all(event["status"] == 0 for event in events)
 
 

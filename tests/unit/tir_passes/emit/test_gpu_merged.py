@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
-from tvm_ext._tvm import PrimFunc, Stmt, Var, structural_walk, tirx
+from tvm_ext._tvm import PrimFunc, Stmt, StringImm, Var, structural_walk, tirx
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.merged import BEGIN, BODY, COUNTER, END, ENTRY_WORDS, FIRST_WAIT, LAST_WAIT, OPERANDS
 from tvm_ext.records.rtasks import RTaskProgram, ScheduleEntry, VDevice
@@ -79,6 +79,23 @@ def test_barriers_stay_outside_of_conditions() -> None:
     assert len(conditions) == 2, "one before the barrier, one for both statements behind it"
     assert not any(map(holds_barrier, conditions))
     assert holds_barrier(loop)
+
+
+def test_names_are_declared_outside_of_conditions() -> None:
+    """In C++ a name ends with the block that declares it; fragments are declared under attributes of theirs."""
+    fragment = tirx.decl_buffer([256], "float16", "fragment", scope="wmma.matrix_a")
+    declared: Stmt = tirx.AllocBuffer(fragment, {})
+    for key in ("fragment_shape", "fragment_layout"):
+        declared = tirx.AttrStmt(fragment, key, StringImm("16, 16, 16"), declared)
+    barrier = tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+    use = tirx.Evaluate(tirx.IntImm("int32", 1))
+    conditions: list[Stmt] = []
+    result = guarded(tirx.stmt_seq(declared, use, barrier, use), Var("thread", "int32") < 32)
+    structural_walk(result, (tirx.IfThenElse, conditions.append))
+    allocated: list[Stmt] = []
+    for condition in conditions:
+        structural_walk(condition, (tirx.AllocBuffer, allocated.append))
+    assert len(conditions) == 2 and allocated == []
 
 
 def test_a_body_without_barriers_has_one_condition() -> None:

@@ -79,7 +79,7 @@ def _sequence(statements: list[Stmt], active: Expr) -> Stmt:
             pending.clear()
 
     for statement in statements:
-        if isinstance(statement, AllocBuffer | DeclBuffer):
+        if _declares(statement):
             result.append(statement)
         elif isinstance(statement, tirx.Bind):
             flush()
@@ -91,6 +91,13 @@ def _sequence(statements: list[Stmt], active: Expr) -> Stmt:
             pending.append(statement)
     flush()
     return sequence(*result)
+
+
+def _declares(statement: Stmt) -> bool:
+    """Whether it declares a name and does nothing else; matrices of fragments are declared under attributes."""
+    while isinstance(statement, tirx.AttrStmt):
+        statement = statement.body
+    return isinstance(statement, AllocBuffer | DeclBuffer)
 
 
 def _bind(statement: Stmt, active: Expr) -> Stmt:
