@@ -20,7 +20,7 @@ from typing import Any
 from tvm_ext.errors import TvmExtError
 
 PIPELINE_NAME = "tvm_ext"
-RKERNEL_PIPELINE = "tvm_ext.rkernels"
+CPU_PIPELINE, RKERNEL_PIPELINE = "tvm_ext.cpu", "tvm_ext.rkernels"
 OPTIONS_LIBRARY = "tvm_ext_options"
 RUNTIME_LIBRARY = "tvm_ext_rammer"
 
@@ -75,6 +75,7 @@ def register_pipelines() -> None:
 
     _tvm.register_relax_pipeline(PIPELINE_NAME, _relax_pipeline)
     _tvm.register_tir_pipeline(PIPELINE_NAME, _tir_pipeline)
+    _tvm.register_tir_pipeline(CPU_PIPELINE, _cpu_pipeline)
     _tvm.register_tir_pipeline(RKERNEL_PIPELINE, _rkernel_pipeline)
 
 
@@ -156,6 +157,10 @@ def _run_codegen(*arguments: Any) -> Any:
 
 def _tir_pipeline() -> Any:
     return importlib.import_module("tvm_ext.toolchains.tir_pipelines").tir_pipeline()
+
+
+def _cpu_pipeline() -> Any:
+    return importlib.import_module("tvm_ext.toolchains.tir_pipelines").cpu_pipeline()
 
 
 def _rkernel_pipeline() -> Any:

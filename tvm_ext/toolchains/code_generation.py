@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_ext._autoload import RKERNEL_PIPELINE
+from tvm_ext._autoload import CPU_PIPELINE, RKERNEL_PIPELINE
 from tvm_ext._tvm import (
     Executable,
     GlobalVar,
@@ -144,7 +144,8 @@ def generate_whole(lowered: IRModule, target: Target) -> GeneratedCode:
         library = tvm.tirx.build(kernels, target=target, pipeline=RKERNEL_PIPELINE)
         return GeneratedCode(executable=vm_link(builder, target, with_schedules(library, plans), _constants(lowered)))
     merged = any(is_merged(func) for _, func in lowered.functions_items())
-    pipeline = RKERNEL_PIPELINE if merged else "default"
+    own = CPU_PIPELINE if str(target.kind.name) == "llvm" else "default"
+    pipeline = RKERNEL_PIPELINE if merged else own
     return GeneratedCode(executable=relax.build(lowered, target, relax_pipeline=None, tir_pipeline=pipeline))
 
 
@@ -217,7 +218,7 @@ def _object_folder(stack: contextlib.ExitStack) -> Path:
 def _compile(kernel: _Kernel, target: Target, context: Callable[[], Any], path: Path) -> _Compiled:
     start = time.thread_time()
     with context(), target:
-        pipeline = RKERNEL_PIPELINE if kernel.func.attrs.get(RKERNEL) else "default"
+        pipeline = RKERNEL_PIPELINE if kernel.func.attrs.get(RKERNEL) else CPU_PIPELINE
         module = tvm.tirx.build(tvm.IRModule({kernel.variable: kernel.func}), target=target, pipeline=pipeline)
     lowered = time.thread_time()
     code = _object_file(module, path)

@@ -9,6 +9,7 @@ import tvm
 from tvm_ext._tvm import IRModule, module_pass
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
+from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
 from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
@@ -34,13 +35,19 @@ def tir_pipeline() -> Any:
     return module_pass(run, opt_level=0, name="tvm_ext.tir"), finalize_host, finalize_device
 
 
+def cpu_pipeline() -> Any:
+    """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
+    stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+    return tvm.transform.Sequential([stock, KeepOnStack()], name="tvm_ext.cpu"), finalize_host, finalize_device
+
+
 def rkernel_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.rkernels"``: stock TVM's, for modules with rKernels; a triple as above.
 
     Merged kernels have passed through most of it before they were merged.
     """
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = tvm.transform.Sequential([stock, NameDevice()], name="tvm_ext.rkernels")
+    passes = tvm.transform.Sequential([stock, KeepOnStack(), NameDevice()], name="tvm_ext.rkernels")
 
     def run(mod: IRModule, _context: tvm.transform.PassContext) -> IRModule:
         merged = {gv: func for gv, func in mod.functions_items() if is_merged(func)}
