@@ -99,7 +99,7 @@ class MeasuredCpu:
         self.constructed = 0.0 if place is None else float(self.time_us.min() / self.time_us[place])
 
     def measure(self, candidates: Sequence[SpaceCandidate]) -> list[Trial]:
-        """Trials of one sample each: the second fastest of what was measured."""
+        """Trials of one sample each: `time_of` what was measured."""
         return [self._trial(item.configuration) for item in candidates]
 
     def share_of_best(self, candidate: SpaceCandidate) -> float:

@@ -5,7 +5,8 @@
     python benchmarks/tuning_curves.py --measured benchmarks/results/<date>-tuning-measured.json
 
 A candidate is timed by the thread's processor time, candidates in turns and in a new order each round; what is slow
-after a few rounds drops out. Its time is the second fastest of its samples. "own loops" compares candidates as they
+after a few rounds drops out. Its time is the median of its six fastest samples: the clock rises by an eighth at times,
+and the second fastest says who met that twice. "own loops" compares candidates as they
 are measured here (`_tile_families.py`) with kernels as a build emits them.
 """
 
@@ -146,8 +147,8 @@ def measure_rounds(runs: Sequence[Callable[[], object]], samples: list[list[floa
 
 
 def time_of(samples: Sequence[float]) -> float:
-    """A candidate's microseconds: its second fastest sample."""
-    return sorted(samples)[:2][-1]
+    """A candidate's microseconds: the median of its fastest samples."""
+    return float(np.median(sorted(samples)[:KEPT]))
 
 
 def own_loops(candidates: Candidates, samples: Sequence[Sequence[float]], seconds: float) -> list[float]:

@@ -2,18 +2,21 @@
 
 The equations are `cost/perf_model.py`'s and `cost/access_table.py`'s, given arrays with one entry a candidate. What
 depends on the register tile alone (`cost/register_tiles.py`: cycles, registers) is asked once for each register tile.
+Candidates are ranked with the terms of `cost/load_ports.py`, which construction does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import Shape
-from tvm_ext.cost.perf_model import MEMORY_OVERLAP, REPORTED_UNITS_PER_G, PerfModel
+from tvm_ext.cost.load_ports import PORTS_OVERLAP, PortTimes, set_share
+from tvm_ext.cost.perf_model import REPORTED_UNITS_PER_G, PerfModel
 from tvm_ext.cost.register_tiles import overlapped
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.tuning import CpuTile
@@ -42,8 +45,9 @@ class CpuTileColumns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuPredictions:
-    """Seconds by candidate: all, the arithmetic with its loads from L1, the loads of each cache; ``bottleneck_s`` is
-    the slowest of these at the peak of arithmetic, as if all ran at once perfectly.
+    """Seconds by candidate: all, as `load_ports.py` has it; the arithmetic with its loads from L1 and the loads of each
+    cache, as construction has them; ``bottleneck_s`` is the slowest of these at the peak of arithmetic, as if all ran
+    at once perfectly.
 
     ``registers``, ``accumulators`` and ``loads`` are those of one step of the register tile.
     """
@@ -73,9 +77,23 @@ class ColumnModel(PerfModel):
     """`PerfModel` asked for arrays of sizes in all layers but the registers, whose answers are not remembered."""
 
     def footprint_bytes(self, level: int, shape: Shape, padding: object = ()) -> float:
-        """MemFootprint of each."""
+        """MemFootprint of each, inputs by the room that they take in their sets."""
         assert level > 0
-        return self._footprint_bytes(level, shape, ())
+        line = self.device.layers[level].transaction_bytes
+        crowded = (
+            table.loaded_bytes(shape, line) * (1 / set_share(table, shape, self.device) - 1) for table in self.inputs
+        )
+        held: float = self._footprint_bytes(level, shape, ()) + sum(crowded)
+        return held
+
+    def resident_tile(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> Shape:
+        """What each cache holds; a block that its sets do not hold is loaded for every register tile."""
+        if level == 0:
+            return shapes[0]
+        holds = np.asarray(self.footprint_bytes(level, shapes[level]) <= self.capacity_bytes(level))
+        single = [whole if axis in self.reduction else shapes[0][axis] for axis, whole in enumerate(self.extents)]
+        tile: Any = tuple(np.where(holds, block, size) for block, size in zip(shapes[level], single, strict=True))
+        return super().resident_tile(level, (*shapes[:level], tile, *shapes[level + 1 :]), order)
 
     def traffic_bytes(self, level: int, shape: Shape) -> float:
         """MemTraffic of each."""
@@ -132,13 +150,17 @@ def _predicted(
     tasks = np.asarray(model.partition_count(shapes))
     balance = np.asarray(model.balance(tasks))  # type: ignore[arg-type]
     compute = np.array([scalar.compute_s(tile) for tile in alone])[which] / balance
+    ports = PortTimes(scalar)
+    arithmetic = np.array([ports.arithmetic_s(tile) for tile in alone])[which] / balance
+    held_up = np.array([ports.issue_s(tile) + scalar.layer_s(1, ports.evicted_bytes(tile)) for tile in alone])
     layers = [model.layer_s(level, model.moved_bytes(level, shapes, order)) for level in range(1, len(shapes))]
     loads = [np.asarray(layer) / balance for layer in layers]
+    first = held_up[which] / balance + loads[0]
     launch = (model.device.launch_overhead_us or 0.0) * 1e-6
     peak = model.expr.flops / (model.max_compute_gflops() * REPORTED_UNITS_PER_G)
     issued = np.array([scalar.layer_s(0, scalar.traffic_bytes(0, tile)) for tile in alone])[which]
     return {
-        "time_s": np.asarray(overlapped([compute, *loads], MEMORY_OVERLAP)) + launch,
+        "time_s": np.asarray(overlapped([arithmetic, first, *loads[1:]], PORTS_OVERLAP)) + launch,
         "compute_s": compute,
         "layer_s": np.stack(loads, axis=1),
         "bottleneck_s": np.maximum(np.max([np.full(len(which), peak), issued, *loads], axis=0), 0.0),

@@ -37,7 +37,7 @@ MOST_REGISTER_TILES = 160
 MOST_BLOCKS = 32
 """Of one register tile for one cache, divided by the orders that the loops can have; the largest."""
 
-MUCH_SMALLER = 6
+MUCH_SMALLER = 8
 """A block of fewer register tiles than the largest divided by this is left out, but for a single one."""
 
 TileLoops = tuple[tuple[int, int], ...]

@@ -36,11 +36,12 @@ from .cost_model import (
     CORRECTION,
     CORRECTION_ROUNDS,
     FAILURE_FACTOR,
-    PRETRAINING,
-    PRETRAINING_ROUNDS,
     TreeSettings,
 )
 from .spaces import Floats
+
+PRETRAINING: TreeSettings = {"max_depth": 7, "eta": 0.2, "tree_method": "hist", "max_bin": 64}
+PRETRAINING_ROUNDS = 120
 
 MOST_TAUGHT = 512
 """Candidates of a workload that are read and timed by the analytical model, in two or three seconds."""

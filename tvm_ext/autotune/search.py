@@ -22,6 +22,7 @@ import xgboost
 
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore, Verdict
 
+from .batches import spread
 from .cost_model import TileCostModel
 from .spaces import CandidateType, Floats, Integers, KernelSpace, SpaceCandidate
 
@@ -75,6 +76,7 @@ class AtRandom:
 class Annealed:
     """Chains of candidates that drift to where the model promises most; the best new ones that they met are tried.
 
+    With a pre-trained model a batch is spread over candidates that differ, by how far the model has been off.
     A model that has learnt nothing yet (plain XGB before its first measurement) proposes at random.
     """
 
@@ -88,10 +90,21 @@ class Annealed:
         if not np.ptp(scores):
             return AtRandom().propose(space, known, count, rng)
         met = self._met(space, scores, known, rng)
+        if self.model.pretrained:
+            return self._spread(met, scores, known, count)
         explored = int(rng.binomial(count, EXPLORED)) if known else 0
         best = _first_new(met[np.argsort(-scores[met], kind="stable")], known, count - explored)
         taken = {**known, **dict.fromkeys(best)}
         return [*best, *AtRandom().propose(space, taken, count - len(best), rng)]
+
+    def _spread(self, met: Integers, scores: Floats, known: TimesByPlace, count: int) -> Sequence[int]:
+        """The most promising of those that were met and of all, as far as they do not say the same (`batches.py`)."""
+        first = np.argsort(-scores, kind="stable")[: self.chains]
+        pool = np.setdiff1d(np.union1d(met, first), np.array(list(known), dtype=np.int64))
+        rows = np.concatenate([np.array(sorted(known), dtype=np.int64), pool])
+        # Until something is measured the model's first choice goes first: all are equally unknown.
+        chosen = spread(self.model.points[rows], len(known), scores[pool], self.model.doubt, count)
+        return [int(place) for place in rows[chosen]]
 
     def _met(self, space: AnySpace, scores: Floats, known: TimesByPlace, rng: np.random.Generator) -> Integers:
         """Candidates where the chains have been."""

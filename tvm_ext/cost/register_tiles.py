@@ -61,7 +61,7 @@ class RegisterTiles:
         )
         self.rounds_lanes = all(table.padded for table in inputs if table.vector_use != "broadcast")
         self._total: dict[Shape, float] = {}
-        self._latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
+        self.latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
         self._operations = max(1.0, expr.flops_per_point / 2) * self._instructions_per_multiply_add()
         self.contiguous = next((i for i in self.spatial if i != vector and output.moves_by_one(i)), None)
 
@@ -129,16 +129,24 @@ class RegisterTiles:
         return self._total[shape]
 
     def _total_cycles(self, shape: Shape) -> float:
-        steps = prod(ceil_div(self.extents[i], shape[i]) for i in self.reduction)
+        steps = self.steps(shape)
+        cycles = sum(count * self.cycles(tile, steps) for count, tile in self.kinds(shape))
+        return cycles * (1 + CUT_COST * self.cuts(shape)) + self.packing_cycles()
+
+    def steps(self, shape: Shape) -> int:
+        """Steps of the whole reduction."""
+        return prod(ceil_div(self.extents[i], shape[i]) for i in self.reduction)
+
+    def kinds(self, shape: Shape) -> list[tuple[int, Shape]]:
+        """How many register tiles there are of each size."""
         kinds: list[tuple[int, Shape]] = [(1, shape)]
         for i in self.spatial:
             full, rest = divmod(self.extents[i], shape[i])
             cut = [(n, (*s[:i], rest, *s[i + 1 :])) for n, s in kinds] if rest else []
             kinds = [(n * full, s) for n, s in kinds if full] + cut
-        cycles = sum(count * self.cycles(tile, steps) for count, tile in kinds)
-        return cycles * (1 + CUT_COST * self._cuts(shape)) + self._packing_cycles()
+        return kinds
 
-    def _cuts(self, shape: Shape) -> int:
+    def cuts(self, shape: Shape) -> int:
         """Ways in which the kernel's tiles differ: cut rows (1), and a last vector of fewer lanes (1)."""
         rows = any(self.extents[i] % shape[i] for i in self.spatial if i != self.vector)
         lanes = self.vector in self.spatial and not self.rounds_lanes and self.extents[self.vector] % self.lanes
@@ -146,7 +154,7 @@ class RegisterTiles:
 
     def cycles(self, shape: Shape, steps: int) -> float:
         """Cycles of one register tile over the whole reduction."""
-        return steps * self.step_cycles(shape) + self.store_cycles(shape) + self._latency
+        return steps * self.step_cycles(shape) + self.store_cycles(shape) + self.latency
 
     def step_cycles(self, shape: Shape) -> float:
         """Cycles of one step of the reduction.
@@ -154,7 +162,7 @@ class RegisterTiles:
         i=12, j=32: 24 FMAs on 2 pipes are 12 cycles, 2 + 12 loads on 2 ports are 7, and 4 of latency are hidden: 12.4
         cycles. i=1, j=16 (one accumulator): 0.5 and 1 cycles, but each FMA waits 4.
         """
-        arithmetic = self.accumulators(shape) * self._operations / (self.device.fma_pipes or 1)
+        arithmetic = self.arithmetic_cycles(shape)
         issue = gathers = 0.0
         for count, table, slots in zip(self.operand_loads(shape), self.inputs, self.slots, strict=True):
             if table.vector_use == "gather":
@@ -162,9 +170,13 @@ class RegisterTiles:
             if table.uses_reduction or not self.reduction:
                 issue += count * slots
         issue /= self.device.loads_per_cycle or float("inf")
-        return overlapped((arithmetic, issue, self._latency, gathers), PORT_OVERLAP) + self._spill_cycles(shape)
+        return overlapped((arithmetic, issue, self.latency, gathers), PORT_OVERLAP) + self.spill_cycles(shape)
 
-    def _spill_cycles(self, shape: Shape) -> float:
+    def arithmetic_cycles(self, shape: Shape) -> float:
+        """Cycles in which the pipes start the multiply-adds of a step."""
+        return self.accumulators(shape) * self._operations / (self.device.fma_pipes or 1)
+
+    def spill_cycles(self, shape: Shape) -> float:
         """Cycles of a step that a tile of too many registers stores accumulators: LLVM then keeps most in memory.
 
         A last tile can be that large though smaller: 57 of 64 columns are 16 + 16 + 16 + 8 + 1, five registers for
@@ -181,7 +193,7 @@ class RegisterTiles:
             return 1.0
         return min(2.0, max(1.0, peak32 / peak * self.lanes / self.device.teu_lanes))
 
-    def _packing_cycles(self) -> float:
+    def packing_cycles(self) -> float:
         """Cycles of copying strided inputs into vectors on entry, element by element."""
         if self.device.stores_per_cycle is None:
             return 0.0
