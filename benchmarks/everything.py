@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "tuning.py",
         "tuning_measured.py",
         "tuning_metaschedule.py",
+        "metaschedule_model.py",
         "attention.py",
         "rammer.py",
         "rammer_runtime.py",

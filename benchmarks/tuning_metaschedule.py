@@ -4,30 +4,33 @@
     python benchmarks/tuning_metaschedule.py conv_3x3 --seconds 30 --output /tmp/quick.json
 
 MetaSchedule runs in a process of its own that is ended when its time is over; its best records until then are applied.
-Writes ``benchmarks/results/<date>-tuning_metaschedule.json`` after each operator.
+Where it has none by then, as it takes minutes for its first round of some operators, the record says so.
+Writes ``benchmarks/results/<date>-tuning_metaschedule.json`` after each operator; without names, those that the file
+lacks are measured, so that an interrupted run goes on.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import onnx
 import typer
-from _common import current_environment, earlier_results, progress, result_path, show, write_results
-from metaschedule import (
-    METASCHEDULE,
+from _common import current_environment
+from _metaschedule import (
     OPERATORS,
+    Record,
     contender_of,
+    duel_table,
+    measure_each,
     measured_count,
     tunable_module,
     tune,
@@ -37,10 +40,9 @@ from rich.table import Table
 
 from tvm_ext import relay
 from tvm_ext.bench.compare import bench
-from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender
+from tvm_ext.bench.contenders import ONNX_RUNTIME, Contender
 from tvm_ext.bench.placement import Placement
 from tvm_ext.devices.device_db import device_for_target
-from tvm_ext.errors import InputError
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array
 
@@ -52,8 +54,7 @@ FILES = ("database_workload.json", "database_tuning_record.json")
 def search_by_metaschedule(name: str, seconds: float, folder: Path) -> None:
     """Leave the records of so many seconds of its search in ``folder``; raises CalledProcessError where it fails."""
     command = [sys.executable, __file__, "--worker", name, "--folder", str(folder)]
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # of its runners
-    worker = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": paths})
+    worker = subprocess.Popen(command, start_new_session=True)
     try:
         if worker.wait(timeout=seconds):
             raise subprocess.CalledProcessError(worker.returncode, command)
@@ -74,55 +75,46 @@ def drop_torn_line(path: Path) -> None:
         path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
-def prepare_metaschedule(name: str, seconds: float, inputs: Mapping[str, Array]) -> tuple[Contender, int]:
-    """Its best kernel after ``seconds``, and how many trials gave a time."""
+def trials_in(folder: Path) -> int:
+    """How many trials gave a time."""
     from tvm.s_tir import meta_schedule
 
-    _, target = device_for_target("llvm")
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        search_by_metaschedule(name, seconds, Path(folder))
-        paths = [str(Path(folder) / file) for file in FILES]
-        count = measured_count(meta_schedule.database.JSONDatabase(*paths))
-        with target:
-            mod = with_records(tunable_module(OPERATORS[name]()), folder)
-        return contender_of(mod, target, inputs, start), count
+    paths = [str(folder / file) for file in FILES]
+    return measured_count(meta_schedule.database.JSONDatabase(*paths)) if all(map(os.path.exists, paths)) else 0
 
 
-def fight(name: str, seconds: float, rounds: int, tell: Callable[[str], None]) -> dict[str, Any] | None:
-    """Both on one operator, ONNX Runtime as referee; None where MetaSchedule has nothing to show."""
+def fight(name: str, seconds: float, rounds: int, tell: Callable[[str], None]) -> Record:
+    """Both on one operator, ONNX Runtime as referee; ours beside that alone where MetaSchedule has no kernel yet."""
     model: onnx.ModelProto = OPERATORS[name]()
-    counts: list[int] = []
 
     def note(step: str) -> None:
         tell(f"{name}: {step}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        database = str(Path(folder) / "tuning.db")
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryDirectory() as theirs:
+        database = str(Path(own) / "tuning.db")
         mod, params = relay.frontend.from_onnx(model)
-        library = relay.build(
-            mod, "llvm", params=params, tune=f"{seconds:g}s", database=database, progress=note
-        )  # fmt: skip
+        library = relay.build(mod, "llvm", params=params, tune=f"{seconds:g}s", database=database, progress=note)
         tuning = library.report.tuning
         assert tuning is not None
+        start = time.perf_counter()
+        note(f"{seconds:g} s of MetaSchedule")
+        search_by_metaschedule(name, seconds, Path(theirs))
+        trials = trials_in(Path(theirs))
 
         def peer(inputs: Mapping[str, Array], _threads: int, _placement: Placement | None) -> Contender:
-            tell(f"{name}: {seconds:g} s of MetaSchedule")
-            contender, count = prepare_metaschedule(name, seconds, inputs)
-            counts.append(count)
-            return contender
+            _, target = device_for_target("llvm")
+            with target:
+                tuned = with_records(tunable_module(model), theirs)
+            return contender_of(tuned, target, inputs, start)
 
-        result = bench(
-            model, options=BuildOptions(database=database), peers=[ONNX_RUNTIME], others=[peer], rounds=rounds,
-            progress=note,
-        )  # fmt: skip
-    if not counts[0]:
-        return None
+        others = [peer] if trials else []
+        options = BuildOptions(database=database)
+        result = bench(model, options=options, peers=[ONNX_RUNTIME], others=others, rounds=rounds, progress=note)
     fields = asdict(result)
     return {
         "id": name,
         "seconds": seconds,
-        "metaschedule_trials": counts[0],
+        "metaschedule_trials": trials,
         "trials": tuning.trials,
         "speedup": {item.name: result.speedup(item.name) for item in result.timings[1:]},
         "median_s": {item.name: item.median_s for item in result.timings},
@@ -132,25 +124,13 @@ def fight(name: str, seconds: float, rounds: int, tell: Callable[[str], None]) -
     }
 
 
-def table(records: list[dict[str, Any]]) -> Table:
+def table(records: Sequence[Record]) -> Table:
     """A row per operator."""
-    rows = Table("operator", "ours ms", "MetaSchedule ms", "speed-up", "our trials", "its trials", "error")
-    for column in rows.columns[1:]:
-        column.justify = "right"
-    for record in records:
-        errors = {item["name"]: item["relative_error"] for item in record["timings"]}
-        rows.add_row(
-            record["id"],
-            *(f"{record['median_s'][name] * 1e3:.3g}" for name in (OURS, METASCHEDULE)),
-            f"{record['speedup'][METASCHEDULE]:.2f}x",
-            str(record["trials"]),
-            str(record["metaschedule_trials"]),
-            f"{errors[OURS]:.1e}",
-        )
-    mean = statistics.geometric_mean(record["speedup"][METASCHEDULE] for record in records)
-    rows.add_section()
-    rows.add_row(f"geometric mean (bar {BAR})", "", "", f"{mean:.2f}x", "", "", "")
-    return rows
+    columns: dict[str, Callable[[Record], str]] = {
+        "our trials": lambda record: str(record["trials"]),
+        "its trials": lambda record: str(record["metaschedule_trials"]),
+    }
+    return duel_table(records, {"speed-up": "speedup"}, columns, {}, f" (bar {BAR})")
 
 
 def main(
@@ -165,23 +145,14 @@ def main(
     if worker is not None:
         tune(OPERATORS[worker](), device_for_target("llvm")[1], MORE_THAN_ENOUGH, str(folder))
         return
-    for name in ops or []:
-        if name not in OPERATORS:
-            raise InputError(f"there is no operator {name!r}.", f"the operators are {', '.join(OPERATORS)}")
-    environment = current_environment()
-    path = result_path("tuning_metaschedule", environment, output)
-    records = {record["id"]: record for record in earlier_results(path, environment)}
-    with progress() as tell:
-        for name in ops or OPERATORS:
-            found = fight(name, seconds, rounds, tell)
-            if found is None:
-                print(f"{name}: MetaSchedule had no kernel after {seconds:g} s; nothing to compare with")
-                continue
-            records[name] = found
-            write_results(path, "tuning_metaschedule", environment, list(records.values()))
-    if records:
-        show(table(list(records.values())))
-        print(f"written: {path}")
+    measure_each(
+        "tuning_metaschedule",
+        current_environment(),
+        ops or [],
+        output,
+        lambda name, tell: fight(name, seconds, rounds, tell),
+        table,
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ second one: so much lies between a loop's first and last iteration, the other lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -272,9 +273,8 @@ def _with_private_buffers(nest: LoopNest, nests: Sequence[LoopNest]) -> LoopNest
         if access.is_param:
             return access
         users = [other.loops for other in nests if any(item.buffer == access.buffer for item in other.accesses)]
-        depth = 0
-        while all(len(loops) > depth and loops[depth] == nest.loops[depth] for loops in users):
-            depth += 1
-        return replace(access, private_depth=depth)
+        together = zip(*users, strict=False)  # as deep as all of them are
+        shared = itertools.takewhile(lambda level: all(loop == level[0] for loop in level), together)
+        return replace(access, private_depth=sum(1 for _ in shared))
 
     return replace(nest, store=settled(nest.store), loads=tuple(map(settled, nest.loads)))

@@ -90,6 +90,24 @@ def test_a_buffer_of_the_function_is_one_for_all_iterations_of_the_loops_that_sh
     assert footprint_bytes(store, 0, 64) == 16 * 32 * 4
 
 
+def test_users_of_a_buffer_may_lie_at_different_depths() -> None:
+    """A row's sums are taken in two loops and used in two; what comes between them has one."""
+    x = te.placeholder((24, 40), name="x")
+    k = te.reduce_axis((0, 40), name="k")
+    sums = te.compute((24,), lambda i: te.sum(x[i, k], axis=k), name="sums")
+    halves = te.compute((24,), lambda i: sums[i] * 0.5, name="halves")
+    result = te.compute((24, 40), lambda i, j: x[i, j] - halves[i], name="result")
+    schedule = Schedule(te.create_prim_func([x, result]))
+    outer = schedule.get_loops("result")[0]
+    schedule.compute_at("halves", outer)
+    schedule.compute_at("sums", outer)
+    found = {nest.name: nest for nest in read_nests(schedule.mod["main"])}
+    assert {name: len(nest.loops) for name, nest in found.items()} == {"sums": 2, "halves": 1, "result": 2}
+    assert found["halves"].store.private_depth == found["sums"].store.private_depth == 1
+    apart = read_nests(te.create_prim_func([x, result]))
+    assert {item.private_depth for nest in apart for item in nest.accesses} == {0}
+
+
 def test_what_no_cpu_runs_is_refused() -> None:
     schedule = Schedule(product())
     schedule.bind(schedule.get_loops("c")[0], "threadIdx.x")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import relax, te
 
+from tests.unit.dummy_metaschedule import dummy_parts
 from tvm_ext.autotune.metaschedule_model import TraceLearner, cost_model_for_metaschedule
 from tvm_ext.errors import ExportError, InputError
 
@@ -119,8 +120,6 @@ def test_saving_leaves_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: 
 def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     """A run whose "times" are made up: nothing is compiled, all else is stock TVM's."""
     from tvm.s_tir import meta_schedule
-    from tvm.s_tir.meta_schedule import measure_callback as callbacks
-    from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner
 
     a, b = te.placeholder((16, 16), name="a"), te.placeholder((16, 16), name="b")
     k = te.reduce_axis((0, 16), name="k")
@@ -128,14 +127,42 @@ def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     learner = TraceLearner()
     database = meta_schedule.tir_integration.tune_tir(
         te.create_prim_func([a, b, c]), tvm.target.Target({"kind": "llvm", "num-cores": 2}), str(tmp_path), 4,
-        num_trials_per_iter=2, builder=DummyBuilder(), runner=DummyRunner(), database="memory",
-        cost_model=cost_model_for_metaschedule(learner), num_tuning_cores=1, seed=0,
-        measure_callbacks=[callbacks.AddToDatabase(), callbacks.UpdateCostModel()],
-        strategy=meta_schedule.search_strategy.EvolutionarySearch(
-            population_size=4, init_measured_ratio=0.2, init_min_unmeasured=2, genetic_num_iters=1
-        ),
+        num_trials_per_iter=2, database="memory", cost_model=cost_model_for_metaschedule(learner), num_tuning_cores=1,
+        seed=0, **dummy_parts(4),
     )  # fmt: skip
     assert len(database) >= 4
     assert len(learner) >= 4
     assert learner._correction is not None
     assert len(learner._lessons) == 1
+
+
+@pytest.mark.slow  # for the same reason
+def test_a_model_is_tuned_with_it_and_stays_right(tmp_path: Path) -> None:
+    """`tune_relax` on two operators: each is taught its own lesson, and what is applied computes the same."""
+    from tvm.s_tir import meta_schedule
+
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 2})
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (24, 32)), ("w", (32, 40))))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.nn.relu(relax.op.matmul(x, w)))
+            result = builder.emit_output(relax.op.nn.softmax(product))
+        builder.emit_func_output(result)
+    learner = TraceLearner()
+    with target:
+        mod = relax.get_pipeline("zero")(builder.get())
+        meta_schedule.relax_integration.tune_relax(
+            mod, {}, target, str(tmp_path), 8, num_trials_per_iter=4,
+            cost_model=cost_model_for_metaschedule(learner), seed=0, **dummy_parts(16),
+        )  # fmt: skip
+        tuned = relax.transform.MetaScheduleApplyDatabase(str(tmp_path))(mod)
+    assert len(learner) == 8 and len(learner._lessons) == 2
+    assert all(np.ptp(lesson.predicted_s) > 0 for lesson in learner._lessons.values())
+    names = [name for _, func in tuned.functions_items() if (name := func.attrs.get("tirx.is_scheduled"))]
+    assert len(names) == 2
+    arrays = [RNG.standard_normal(shape).astype("float32") for shape in ((24, 32), (32, 40))]
+    machine = relax.VirtualMachine(tvm.compile(tuned, target), tvm.cpu())
+    found = machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    powers = np.exp(np.maximum(arrays[0] @ arrays[1], 0))
+    np.testing.assert_allclose(found, powers / powers.sum(axis=-1, keepdims=True), rtol=1e-4)

@@ -15,8 +15,10 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.unit.dummy_metaschedule import dummy_parts
+from tvm_ext.bench import environment as environments
 from tvm_ext.bench import models
-from tvm_ext.devices.device_db import lookup
+from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.errors import InputError
 from tvm_ext.rammer_runtime import native
 
@@ -48,7 +50,7 @@ def persistent(_scripts: None) -> ModuleType:
 
 @pytest.fixture
 def metaschedule(_scripts: None) -> ModuleType:
-    return importlib.import_module("metaschedule")
+    return importlib.import_module("_metaschedule")
 
 
 @pytest.fixture
@@ -163,15 +165,30 @@ def test_metaschedule_has_eight_operators_of_one_output(metaschedule: ModuleType
 
 def test_metaschedule_goes_on_where_it_was_interrupted(metaschedule: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    environment = metaschedule.current_environment()
-    assert metaschedule.earlier_records(path, environment) == {}
-    metaschedule.write_records(path, environment, {"depthwise": {"id": "depthwise"}, "conv_3x3": {"id": "conv_3x3"}})
-    records = metaschedule.earlier_records(path, environment)
-    assert list(records) == ["conv_3x3", "depthwise"]  # the order of the table, not of the runs
-    metaschedule.write_records(path, environment, {**records, "matmul_512": {"id": "matmul_512"}})
-    assert list(metaschedule.earlier_records(path, environment)) == ["matmul_512", "conv_3x3", "depthwise"]
+    environment = environments.current_environment()
+    ran: list[str] = []
+
+    def run(*names: str) -> list[str]:
+        ran.clear()
+        metaschedule.measure_each("what", environment, names, path, _measured, _no_table)
+        return list(metaschedule.earlier_records(path, environment))
+
+    def _measured(name: str, _tell: object) -> dict[str, str] | None:
+        ran.append(name)
+        if len(ran) > 3:
+            raise KeyboardInterrupt
+        return None if name == "batch_matmul" else {"id": name}
+
+    def _no_table(_records: object) -> str:
+        return ""
+
+    assert run("depthwise", "conv_3x3") == ["conv_3x3", "depthwise"]  # the order of the table, not of the runs
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert ran == ["matmul_512", "matmul_1024", "batch_matmul", "conv_1x1"]
+    assert run("conv_3x3") == ["matmul_512", "matmul_1024", "conv_3x3", "depthwise"] and ran == ["conv_3x3"]
     with pytest.raises(InputError, match="no operator 'conv_9x9'"):
-        metaschedule.main(["conv_9x9"])
+        run("conv_9x9")
 
 
 @pytest.mark.slow
@@ -185,6 +202,60 @@ def test_metaschedule_tunes_what_we_construct(tmp_path: Path) -> None:
     assert max(errors["tvm_ext"], errors["metaschedule"]) < 1e-5
     assert record["to_solution_s"]["metaschedule"] > record["to_solution_s"]["tvm_ext"]
     assert "2 of 2" in printed or "1 of 2" in printed
+
+
+@pytest.mark.slow  # stock TVM parses its CUDA intrinsics first, some 15 s
+@pytest.mark.usefixtures("_scripts")
+def test_what_a_stopped_search_left_is_compared_with_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MetaSchedule was ended while it wrote a record: those before it are applied, built, and run beside ours."""
+    monkeypatch.delenv("TVM_EXT_CPU", raising=False)  # what is tuned runs on this machine
+    module = importlib.import_module("tuning_metaschedule")
+
+    def search(name: str, _seconds: float, folder: Path) -> None:
+        module.tune(module.OPERATORS[name](), device_for_target("llvm")[1], 3, str(folder), **dummy_parts())
+        records = folder / module.FILES[1]
+        records.write_text(records.read_text()[:-40])
+        for file in module.FILES:
+            module.drop_torn_line(folder / file)
+
+    monkeypatch.setattr(module, "search_by_metaschedule", search)
+    record = module.fight("depthwise", 2.0, 1, lambda _step: None)
+    assert record["metaschedule_trials"] == 2
+    assert record["median_s"]["metaschedule"] > 0
+    errors = {item["name"]: item["relative_error"] for item in record["timings"]}
+    assert max(errors["tvm_ext"], errors["metaschedule"]) < 1e-5
+    assert module.table([record]).row_count == 2
+    monkeypatch.setattr(module, "search_by_metaschedule", lambda *_: None)  # it found nothing in its time
+    without = module.fight("depthwise", 1.0, 1, lambda _step: None)
+    assert without["metaschedule_trials"] == 0 and set(without["speedup"]) == {"onnxruntime"}
+    assert module.table([record, without]).row_count == 3
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.usefixtures("_scripts")
+def test_both_cost_models_search_and_their_kernels_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces: a run that is stopped goes on with what lacks records, and then measures nothing twice."""
+    module = importlib.import_module("metaschedule_model")
+    real, ran = module.tune, []
+
+    def tune(*arguments: object, **parts: object) -> object:
+        ran.append("cost_model" in parts)
+        return real(*arguments, **{**parts, **dummy_parts()})
+
+    monkeypatch.setattr(module, "tune", tune)
+    output = tmp_path / "result.json"
+    settings = {"seeds": 1, "many": 4, "few": 2, "rounds": 1, "folder": tmp_path / "runs", "output": output}
+    module.main(["depthwise"], stop_after=1e-3, **settings)
+    assert ran == [] or ran == [False]
+    module.main(["depthwise"], **settings)
+    assert ran == [False, True]
+    (record,) = json.loads(output.read_text())["results"]
+    assert record["trials"] == {"stock": 4, "ours": 2}
+    assert set(record["speedup"]) == {"stock 2", "stock 4", "ours 2"} and record["speedup"]["stock 4"] == 1.0
+    module.main(["depthwise"], **settings)
+    assert len(ran) == 2
 
 
 def test_operators_of_both_sides_meet_by_what_they_compute(explain: ModuleType) -> None:

@@ -1,0 +1,32 @@
+"""MetaSchedule without its measurements: stock TVM's search on real schedules, whose "times" are made up."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LOGGER = "tvm.s_tir.meta_schedule"
+
+
+def dummy_parts(population: int = 8) -> dict[str, Any]:
+    """Arguments of `tune_tir` and `tune_relax`: nothing is compiled or run, and few candidates are looked at.
+
+    Importing them takes 15 s: stock TVM parses its CUDA intrinsics. A run sets up its log by the names of the handlers
+    that it finds, and trips over those of pytest, which have none.
+    """
+    from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
+    from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
+    from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner
+
+    logging.getLogger(LOGGER).handlers.clear()
+    return {
+        "builder": DummyBuilder(),
+        "runner": DummyRunner(),
+        "strategy": EvolutionarySearch(
+            population_size=population,
+            init_measured_ratio=0.2,
+            init_min_unmeasured=population // 2,
+            genetic_num_iters=1,
+        ),
+        "measure_callbacks": [AddToDatabase(), UpdateCostModel()],
+    }
