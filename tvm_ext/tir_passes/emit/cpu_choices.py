@@ -20,6 +20,7 @@ from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.support.limits import timed_construction
 
 from ..plan.anchors import canonical_anchor
 from ..plan.chain_choices import chain_workload
@@ -99,7 +100,8 @@ def own_choices(func: PrimFunc, name: str, device: DeviceSpec, tiles: TileChoice
     if not tiles:
         return NO_CHOICES
     try:
-        keys = [part.workload(device).key for part in choosable_parts(func, name)]
+        with timed_construction():
+            keys = [part.workload(device).key for part in choosable_parts(func, name)]
     except IllegalRewrite:
-        return NO_CHOICES  # construction does not come to them either
+        return NO_CHOICES  # construction does not come to them either, but where the clock ended one of both
     return {key: tiles[key] for key in keys if key in tiles}
