@@ -135,7 +135,10 @@ class ConstructCpuKernels:
         """The kernel of ``func``: from the cache, from an equal function of this module, else constructed."""
         func = with_open_rows(func)
         device = self.outside if is_step_loop(func) else self.device
-        key = self._key(func, name, context) if self.cache.is_on and params_of(func) is not None else None
+        is_kept = self.cache.is_on and params_of(func) is not None
+        # In the key are the tiles that are chosen for this kernel, and it is made of these: others are nothing to it.
+        tiles = own_choices(func, name, device, self.tiles) if is_kept else self.tiles
+        key = kernel_key(func, name, f"{context} {sorted(tiles.items())}" if tiles else context) if is_kept else None
         entry = self._entry(func, key) if key is not None else None
         if key is not None and entry is not None:
             return seal(func, entry, key, {CHOICE: entry.record.choice, ALREADY_SCHEDULED: True, "s_tir": True})
@@ -143,14 +146,9 @@ class ConstructCpuKernels:
         if kernel is not None:
             self.cache.duplicates += 1
         else:
-            kernel = construct_cpu_kernel(func, name, device, self.options, self.tiles)
+            kernel = construct_cpu_kernel(func, name, device, self.options, tiles)
             made.remember(func, kernel)
         return kernel if key is None else kernel.with_attr(KERNEL_KEY, key)
-
-    def _key(self, func: PrimFunc, name: str, context: str) -> str:
-        """With the tiles that are chosen for this kernel: those of others are nothing to it."""
-        own = own_choices(func, name, self.device, self.tiles)
-        return kernel_key(func, name, f"{context} {sorted(own.items())}" if own else context)
 
     def _entry(self, func: PrimFunc, key: str) -> CachedKernel | None:
         """The cache's entry under ``key``, if it can be the kernel of ``func``."""
