@@ -26,9 +26,10 @@ from tvm_ext.ir.build_ir import SERIAL, cast_to, index, load, loop, new_buffer, 
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.tir_passes.emit.cpu_tiles.emit import choose_tile, update_template
+from tvm_ext.tir_passes.emit.cpu_tiles.emit import whole_tile
 from tvm_ext.tir_passes.emit.cpu_tiles.pack_inputs import PackedInput, pack_on_entry
 from tvm_ext.tir_passes.emit.cpu_tiles.register_tile import lay_out
+from tvm_ext.tir_passes.emit.cpu_tiles.tile_sums import choose_tile, update_template
 
 Numbers = npt.NDArray[np.int32]
 FamilyKey = tuple[int, tuple[int, ...]]
@@ -97,11 +98,13 @@ def family_of(case: Case, key: FamilyKey) -> Family:
     single = (1,) * len(key[1])
     tile = CpuTile(vector=key[0], register=key[1], inner=single, outer=single, order=tuple(range(len(single))))
     layout = lay_out(case.computation, case.expr, program_of(tile, case.expr, case.device), case.device)
+    update = update_template(layout)
     visits = new_buffer((prod(layout.counts.values()), len(single)), "int32", "visits")
 
     def visit(number: Expr) -> Any:
         places = {p: cast_to(load(visits, [number, index(i)]), "int64") for i, p in enumerate(layout.spatial)}
-        return choose_tile(layout, (), update_template(layout), tuple(places[p] for p in layout.order))
+        tiles = tuple(places[p] for p in layout.order)
+        return choose_tile(layout, tiles, lambda at, sizes: whole_tile(layout, (), update, at, sizes))
 
     entry = [
         pack_on_entry(item, case.computation, layout.vector, layout.tile[layout.vector], SERIAL)

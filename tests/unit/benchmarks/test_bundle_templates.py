@@ -7,7 +7,7 @@ import ctypes
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,13 +150,25 @@ def test_a_name_of_nothing_is_refused_beside_known_ones(scripts: SimpleNamespace
         scripts.bundle.choose(listed, models, ["gemm_float16_1024", "chain_1_0"])
 
 
-def test_what_goes_there_needs_no_tvm_ext(scripts: SimpleNamespace) -> None:
-    """The machine with the GPU has TVM's runtime from the bundle, and not this package."""
+def test_what_goes_there_needs_no_more_of_tvm_ext_than_the_bundle_has(scripts: SimpleNamespace) -> None:
+    """The machine with the GPU has TVM's runtime from the bundle; of this package, what serves jobs."""
+    served = importlib.import_module("bundle_runtime").JOB_MODULES
+    carried = {f"tvm_ext.{name}" for name in (*served, "errors")}
     for name in scripts.bundle.SCRIPTS:
-        for node in ast.walk(ast.parse((FOLDER / name).read_text())):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(module.split(".")[0] == "tvm_ext" for module in modules), name
+        script = ast.parse((FOLDER / name).read_text())
+        assert not _of_this_package(script.body), name
+        assert _of_this_package(ast.walk(script)) <= (carried if name == "run.py" else set()), name
+
+
+def _of_this_package(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules of tvm_ext that statements import."""
+    modules: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return {module for module in modules if module.split(".")[0] == "tvm_ext"}
 
 
 @pytest.mark.slow

@@ -71,7 +71,8 @@ class _Open:
         count = len(func.params) - len(outputs)
         is_last = all(func.params[count + place].same_as(buffer) for place, buffer in enumerate(outputs))
         all_open = all(made.axis_of(buffer) is not None for buffer in outputs)
-        return made if outputs and is_last and all_open and made._is_row_by_row() else None
+        reads_rows = any(made.axis_of(buffer) is not None for buffer in func.params[:count])
+        return made if outputs and reads_rows and is_last and all_open and made._is_row_by_row() else None
 
     def axis_of(self, buffer: Buffer) -> int | None:
         return next((axis for own, axis in self.axes if own.same_as(buffer)), None)

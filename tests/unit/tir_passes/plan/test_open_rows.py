@@ -87,6 +87,7 @@ OTHERS = {
     "the number of rows": shifted((ROWS, 6), lambda i, j: X[i, j] / ROWS.astype("float32")),
     "rows of twos": shifted((ROWS * 2, 3), lambda i, j: X[i // 2, (i % 2) * 3 + j]),
     "behind others": shifted((3, ROWS), lambda j, i: X[i, j]),
+    "rows of a constant": shifted((ROWS, 6), lambda i, j: tirx.const(2.5, "float32")),
     "a square": shifted((ROWS, ROWS), lambda i, j: X[i, 0] * X[j, 0]),
     "extents that are known": lambda: te.compute((6,), lambda j: te.placeholder((6,), "float32", "z")[j]),
 }

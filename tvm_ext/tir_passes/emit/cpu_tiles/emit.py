@@ -93,7 +93,7 @@ def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: ForKind) ->
         return _blocked(
             layout,
             starts,
-            lambda tiles: choose_tile(layout, tiles, lambda at, sizes: _whole(layout, epilogue, update, at, sizes)),
+            lambda tiles: choose_tile(layout, tiles, lambda at, sizes: whole_tile(layout, epilogue, update, at, sizes)),
         )
 
     return loop(tasks, kind, "task", task)
@@ -115,7 +115,7 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
     return within(0, starts, ())
 
 
-def _whole(
+def whole_tile(
     layout: TileLayout, epilogue: Sequence[Computation], update: Expr, at: dict[int, Expr], sizes: dict[int, int]
 ) -> Stmt:
     """One register tile from the initial values of its sums to its stores."""
