@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
+
+from tests.support.quick_imports import without_source_lines
 
 LOGGER = "tvm.s_tir.meta_schedule"
 
@@ -11,9 +14,11 @@ LOGGER = "tvm.s_tir.meta_schedule"
 def dummy_parts(population: int = 8) -> dict[str, Any]:
     """Arguments of `tune_tir` and `tune_relax`: nothing is compiled or run, and few candidates are looked at.
 
-    Importing them takes 15 s: stock TVM parses its CUDA intrinsics. A run sets up its log by the names of the handlers
+    Importing them takes seconds: stock TVM parses its intrinsics. A run sets up its log by the names of the handlers
     that it finds, and trips over those of pytest, which have none.
     """
+    with without_source_lines():
+        importlib.import_module("tvm.s_tir.tensor_intrin")
     from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
     from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
     from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from tvm.script import from_source
 
+from tests.support.quick_imports import without_source_lines
 from tvm_ext._tvm import IRModule, Schedule, Target, gpu_schedule_rules, s_tir, te
 
 from .kernels import A100, H200, T4, V100, PipeliningKernel, product_reference
@@ -39,27 +39,13 @@ def cuda_intrinsics() -> Iterator[Any]:
         return
     package = types.ModuleType(name)
     package.__path__ = [str(Path(s_tir.__path__[0]) / "tensor_intrin")]
-    original = inspect.stack
     sys.modules[name] = package
     try:
-        inspect.stack = _frames
-        module = importlib.import_module(f"{name}.cuda")
-        inspect.stack = original
+        with without_source_lines():
+            module = importlib.import_module(f"{name}.cuda")
         yield module
     finally:
-        inspect.stack = original
         sys.modules.pop(name, None)
-
-
-def _frames(context: int = 1) -> list[inspect.FrameInfo]:
-    """As `inspect.stack`, without lines of source, whatever ``context``."""
-    frame: types.FrameType | None = inspect.currentframe()
-    found = []
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-        code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-    return found
 
 
 def half_product(m: int, n: int, k: int, *, transposed: bool = False) -> Any:

@@ -136,7 +136,6 @@ def test_metaschedule_tunes_with_it(tmp_path: Path) -> None:
     assert len(learner._lessons) == 1
 
 
-@pytest.mark.slow  # for the same reason
 def test_a_model_is_tuned_with_it_and_stays_right(tmp_path: Path) -> None:
     """`tune_relax` on two operators: each is taught its own lesson, and what is applied computes the same."""
     from tvm.s_tir import meta_schedule
