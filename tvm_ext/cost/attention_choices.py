@@ -79,4 +79,4 @@ def _seconds(work: Attention, tiles: AttentionTiles, usual: AttentionTiles, devi
     features = work.value_features + (work.features if tiles.copies != "values" else 0)
     cycles = 2 * work.batch * times * work.keys * features / tiles.lanes / device.unit_count
     slower = SCATTERED if tiles.copies == "none" and usual.copies != "none" else 1.0
-    return slower * kernel_seconds(work, tiles, device) + cycles / ((device.clock_ghz or 1.0) * 1e9)
+    return slower * kernel_seconds(work, tiles, device) + cycles / (device.cycles_per_ns * 1e9)
