@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import onnx
-
-from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, Sequential, relax, structural_walk, tirx, tvm
 from tvm_ext.cost.bandwidths import bandwidth
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
@@ -27,20 +24,18 @@ from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph
 from tvm_ext.records.serialise import from_json
 
 
-def graph_of(model: onnx.ModelProto, device: str) -> RTaskGraph:
-    """The rTasks of ``model``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first."""
+def graph_of(mod: IRModule, device: str) -> RTaskGraph:
+    """The rTasks of ``mod``, built for ``device``, a GPU, as far as its kernels: the constructed one comes first."""
     options = BuildOptions.create(device=device, enable_rammer=True)
-    mod, _ = relay.frontend.from_onnx(model)
     plan = plan_build("cuda", options)
     with EXCLUSIVE, plan.target:
         kernels = plan.construct(mod)
     return read_graph(kernels, plan)
 
 
-def scheduled_on_cpu(model: onnx.ModelProto, device: str) -> RegionRecord:
-    """The largest schedule of a build of ``model`` for ``device``, a CPU, as far as its schedules."""
+def scheduled_on_cpu(mod: IRModule, device: str) -> RegionRecord:
+    """The largest schedule of a build of ``mod`` for ``device``, a CPU, as far as its schedules."""
     options = BuildOptions.create(device=device, enable_rammer=True, kernel_cache="off")
-    mod, _ = relay.frontend.from_onnx(model)
     plan = plan_build("llvm", options)
     with EXCLUSIVE, plan.target:
         made = Sequential(rammer_passes(plan.device, plan.options))(plan.construct(mod))

@@ -3,7 +3,7 @@
     python benchmarks/rammer_simulated.py --device nvidia-v100 --device nvidia-a100 --device nvidia-h200
     python benchmarks/rammer_simulated.py lstm_tc --picture /tmp
     python benchmarks/rammer_simulated.py --cells 100
-    python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4
+    python benchmarks/rammer_simulated.py lstm_tc resnext29 --batch 4 --batch 16
 
 Kernels are those that a build constructs, their times and needs what the models and emitters say (`_rtask_graphs.py`);
 schedules are run by `cost/schedule_simulator.py`. No GPU is needed, and nothing is measured. Prints, beside the paper's
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -28,6 +29,8 @@ from _common import current_environment, progress, result_path, show, write_resu
 from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
 from rich.table import Table
 
+from tvm_ext import relay
+from tvm_ext._tvm import IRModule
 from tvm_ext.bench import models
 from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate, unit_activity
 from tvm_ext.cost.virtual_device import virtual_device
@@ -175,10 +178,11 @@ def paper_ms() -> dict[str, float]:
 
 def model_table(device: str, results: Sequence[Simulated]) -> Table:
     """One line a model: times, and utilisation and overheads of launches and of the better of our schedules."""
-    table = Table(title=f"{device}, batch 1, simulated", show_lines=False)
+    table = Table(title=f"{device}, batch {results[0].batch}, simulated", show_lines=False)
     for heading in ("model", "operators", "launches ms", "wavefront ms", "list ms", "gain", "utilisation", "overhead"):
         table.add_column(heading)
-    table.add_column("Rammer's paper ms" if device == "nvidia-v100" else "")
+    is_paper_s = device == "nvidia-v100" and results[0].batch == 1
+    table.add_column("Rammer's paper ms" if is_paper_s else "")
     for name in dict.fromkeys(item.model for item in results):
         base, waves, ours = (_of(results, device, name, policy) for policy in SHOWN)
         table.add_row(
@@ -188,7 +192,7 @@ def model_table(device: str, results: Sequence[Simulated]) -> Table:
             f"{base.makespan_ms / ours.makespan_ms:.2f}",
             f"{100 * base.utilisation:.0f} -> {100 * ours.utilisation:.0f} %",
             f"{100 * base.overhead_share:.0f} -> {100 * ours.overhead_share:.1f} %",
-            f"{paper_ms().get(name, math.nan):.2f}" if device == "nvidia-v100" else "",
+            f"{paper_ms().get(name, math.nan):.2f}" if is_paper_s else "",
         )
     return table
 
@@ -259,7 +263,7 @@ def main(
     device: Annotated[list[str], typer.Option(help="Rows of the device tables.")] = list(DEVICES),  # noqa: B006
     cells: Annotated[int, typer.Option(help="Random cells instead of models.")] = 0,
     output: Annotated[Path | None, typer.Option(help="The JSON file.")] = None,
-    batch: Annotated[int, typer.Option(help="Of the models.")] = 1,
+    batch: Annotated[list[int], typer.Option(help="Of the models.")] = [1],  # noqa: B006
     picture: Annotated[Path | None, typer.Option(help="A folder for pictures of the schedules.")] = None,
 ) -> None:
     """Simulate, print, and write JSON."""
@@ -269,14 +273,15 @@ def main(
     chosen = [f"nasbench_{index}" for index in range(cells)] or names or list(models.RAMMER)
     results: list[Simulated] = []
     with progress() as step:
-        for name in chosen:
+        for name, size in itertools.product(chosen, batch):
+            mod, _ = relay.frontend.from_onnx(models.build_model(name, batch=size))
             for row in map(device_db.lookup, device):
-                step(f"{name} on {row.name}")
-                runs = _runs(name, row, batch, is_cell=bool(cells), picture=picture)
-                results += [dataclasses.replace(found, batch=batch) for found in runs]
+                step(f"{name} of batch {size} on {row.name}")
+                runs = _runs(name, mod, row, is_cell=bool(cells), picture=picture)
+                results += [dataclasses.replace(found, batch=size) for found in runs]
                 write_results(path, what, environment, results)
-    for row_name in dict.fromkeys(item.device for item in results):
-        own = [item for item in results if item.device == row_name]
+    for row_name, size in dict.fromkeys((item.device, item.batch) for item in results):
+        own = [item for item in results if (item.device, item.batch) == (row_name, size)]
         if device_db.lookup(row_name).kind == "cpu":
             show(cpu_table(row_name, own))
         else:
@@ -284,13 +289,12 @@ def main(
             show(kernel_table(own))
 
 
-def _runs(name: str, row: DeviceSpec, batch: int, *, is_cell: bool, picture: Path | None) -> Iterator[Simulated]:
+def _runs(name: str, mod: IRModule, row: DeviceSpec, *, is_cell: bool, picture: Path | None) -> Iterator[Simulated]:
     """All that is simulated of a model on a device; pictures go to the folder ``picture``."""
-    model = models.build_model(name, batch=batch)
     if row.kind == "cpu":
-        yield from on_cpu(name, scheduled_on_cpu(model, row.name), row)
+        yield from on_cpu(name, scheduled_on_cpu(mod, row.name), row)
         return
-    graph = graph_of(model, row.name)
+    graph = graph_of(mod, row.name)
     for found, made, own in by_kernels(name, graph, row, (*SHOWN, *([GLOBAL] if is_cell else BASELINES))):
         if picture is not None:
             label = f"{name}-{row.name}-{found.policy.partition(',')[0]}-{found.kernels}"

@@ -15,10 +15,11 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from tests.support.rtask_interleavings import faults, with_entry, without_one_wait
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.rtask_order import check_schedule
+from tvm_ext.records.rtask_order import ProgramOrder, check_schedule, walk
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, VDevice, need_of
 from tvm_ext.relay_passes.wavefronts.earliest_finish import earliest_counts
 from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice
+from tvm_ext.relay_passes.wavefronts.known_entries import KnownEntries, KnownTogether
 from tvm_ext.relay_passes.wavefronts.policies import POLICIES, schedule
 from tvm_ext.relay_passes.wavefronts.program_plan import MOST_EXACT
 from tvm_ext.relay_passes.wavefronts.wavefront_policy import plan_waves, waves
@@ -126,6 +127,82 @@ def test_no_wait_is_redundant_and_each_that_is_missing_is_found(graph: RTaskGrap
                 programs = (*made.programs[:number], mutant, *made.programs[number + 1 :])
                 with pytest.raises(ValueError, match="may begin before"):
                     check_schedule(dataclasses.replace(made, programs=programs), graph)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), count=st.integers(1, 6))
+def test_what_is_known_together_is_what_each_knows(data: st.DataObject, count: int) -> None:
+    """Random operators on some vEUs each, behind some of those before: rows that are shared, and a square of counts."""
+    each, together = KnownEntries(count), KnownTogether(count)
+    copies, lengths = [(each, together)], np.zeros(count, dtype=np.int64)
+    known, last = [], []
+    for _ in range(data.draw(st.integers(1, 8))):
+        units = np.array(sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1))))
+        before = sorted(data.draw(st.sets(st.sampled_from(range(len(last))), max_size=3))) if last else []
+        if before:
+            needed = np.max([last[item] for item in before], axis=0)
+            rows = needed > each.of(units)
+            late, waiting = together.missing(units, needed)
+            assert together.late(needed).tolist() == (needed > each.of(np.arange(count))).any(axis=1).tolist()
+            assert late.tolist() == np.flatnonzero(rows.any(axis=0)).tolist()
+            assert waiting.tolist() == rows.any(axis=1).tolist()
+            for item in (each, together):
+                item.learn(units, np.max([known[place] for place in before], axis=0))
+        assert together.least(units).tolist() == each.of(units).min(axis=0).tolist()
+        copies.append((each.copy(), together.copy()))
+        for item in (each, together):
+            item.count_own(units)
+        known.append(each.most(units))
+        assert together.most(units).tolist() == known[-1].tolist()
+        lengths[units] += 1
+        last.append(np.where(np.isin(np.arange(count), units), lengths, 0))
+    every = np.arange(count)
+    for square, rows in copies:  # none of them has changed since
+        assert rows.least(every).tolist() == square.of(every).min(axis=0).tolist()
+        assert rows.most(every).tolist() == square.most(every).tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(graph=graphs(), make=devices(FEW | MANY), data=st.data())
+def test_what_is_checked_is_a_clock_for_each_entry(graph: RTaskGraph, make: MakeDevice, data: st.DataObject) -> None:
+    """Of schedules, and of such that one entry's waits are taken from: `check_schedule` finds what plain clocks do."""
+    made = schedule(graph, make, data.draw(st.sampled_from(["list", "zig-zag"])))
+    number = data.draw(st.integers(0, len(made.programs) - 1))
+    program = made.programs[number]
+    unit, place, entry = data.draw(st.sampled_from(list(program.entries())))
+    mutant = with_entry(program, unit, place, dataclasses.replace(entry, waits=()))
+    for found in (program, mutant):
+        clocks, order = _plain_clocks(found), ProgramOrder(found)
+        assert all(order.clock(key).tolist() == clock for key, clock in clocks.items())
+        programs = (*made.programs[:number], found, *made.programs[number + 1 :])
+        changed = dataclasses.replace(made, programs=programs)
+        if _begins_early(found, graph, clocks):
+            with pytest.raises(ValueError, match="may begin before"):
+                check_schedule(changed, graph)
+        else:
+            check_schedule(changed, graph)
+
+
+def _plain_clocks(program: RTaskProgram) -> dict[tuple[int, int], list[int]]:
+    """By entry, how many entries of each vEU have ended for certain when it begins."""
+    clocks: dict[tuple[int, int], list[int]] = {}
+    for unit, place, entry in walk(program):
+        behind = [*entry.waits, *([(unit, place)] if place else [])]
+        known = [clocks[other, order - 1] for other, order in behind]
+        clock = [max(item) for item in zip(*known, strict=True)] if known else [0] * len(program.streams)
+        for other, order in behind:
+            clock[other] = max(clock[other], order)
+        clocks[unit, place] = clock
+    return clocks
+
+
+def _begins_early(program: RTaskProgram, graph: RTaskGraph, clocks: dict[tuple[int, int], list[int]]) -> bool:
+    return any(
+        clocks[unit, place][other] <= order
+        for unit, place, entry in program.entries()
+        for other, order, earlier in program.entries()
+        if earlier.operator in graph.operators[entry.operator].predecessors
+    )
 
 
 @settings(max_examples=12, deadline=None)

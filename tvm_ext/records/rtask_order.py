@@ -65,33 +65,55 @@ def _waiting(program: RTaskProgram, unit: int, done: list[int]) -> str:
 
 
 class ProgramOrder:
-    """The order that holds in every run of ``program``; raises ValueError where it cannot run to its end."""
+    """The order that holds in every run of ``program``; raises ValueError where it cannot run to its end.
+
+    Of an entry, what its vEU has been told of the others is kept: what it has ended itself is the entry's place. Where
+    hundreds of vEUs wait for the same, all of them have been told the same, which is one vector and not one for each.
+    """
 
     def __init__(self, program: RTaskProgram) -> None:
-        count = len(program.streams)
-        self._clocks: list[list[EntryClock]] = [[] for _ in range(count)]
-        joined: dict[int, EntryClock] = {}
+        nothing: EntryClock = np.zeros(len(program.streams), dtype=np.int64)
+        self._told: list[list[EntryClock]] = [[] for _ in program.streams]
+        joined: dict[int, EntryClock] = {}  # by object of waits
+        more: dict[tuple[int, int], EntryClock] = {}  # by objects of what was told before, and of waits
         for unit, place, entry in walk(program):
-            clock = self._after(unit, place) if place else np.zeros(count, dtype=np.int64)
+            told = self._told[unit][place - 1] if place else nothing
             if entry.waits:
-                if id(entry.waits) not in joined:
-                    joined[id(entry.waits)] = np.max([self._after(*pair) for pair in entry.waits], axis=0)
-                clock = np.maximum(clock, joined[id(entry.waits)])
-            self._clocks[unit].append(clock)
+                key = id(told), id(entry.waits)
+                if key not in more:
+                    if id(entry.waits) not in joined:
+                        joined[id(entry.waits)] = self._joined(entry.waits)
+                    more[key] = _more(told, joined[id(entry.waits)])
+                told = more[key]
+            self._told[unit].append(told)
 
     def clock(self, place: Place) -> EntryClock:
         """How many entries of each vEU have ended when the entry at ``place`` begins."""
-        return self._clocks[place[0]][place[1]]
+        clock: EntryClock = self.told(place).copy()
+        clock[place[0]] = place[1]
+        return clock
+
+    def told(self, place: Place) -> EntryClock:
+        """The same of other vEUs than its own, of which it says anything; entries may share one, by object."""
+        return self._told[place[0]][place[1]]
 
     def before(self, first: Place, second: Place) -> bool:
         """Whether the entry at ``first`` has ended, in every run, when the one at ``second`` begins."""
-        return bool(self.clock(second)[first[0]] > first[1])
+        ended = second[1] if first[0] == second[0] else self.told(second)[first[0]]
+        return bool(ended > first[1])
 
-    def _after(self, unit: int, order: int) -> EntryClock:
-        """What is known once the first ``order`` (from 1) entries of ``unit`` have ended."""
-        clock: EntryClock = self._clocks[unit][order - 1].copy()
-        clock[unit] = order
-        return clock
+    def _joined(self, waits: Waits) -> EntryClock:
+        """What is known once all that ``waits`` names has ended."""
+        told = [self._told[unit][order - 1] for unit, order in waits]
+        found: EntryClock = np.max(list({id(item): item for item in told}.values()), axis=0)
+        units, orders = np.array(waits).T
+        found[units] = np.maximum(found[units], orders)
+        return found
+
+
+def _more(told: EntryClock, joined: EntryClock) -> EntryClock:
+    """Both; ``joined`` itself where that says all."""
+    return joined if (joined >= told).all() else np.maximum(joined, told)
 
 
 def check_schedule(schedule: RTaskSchedule, graph: RTaskGraph) -> None:
@@ -133,9 +155,14 @@ def _check_dependences(program: RTaskProgram, graph: RTaskGraph, ended: list[boo
     for unit, place, entry in program.entries():
         needed = last.setdefault(entry.operator, np.zeros(len(program.streams), dtype=np.int64))
         needed[unit] = place + 1
+    late: dict[tuple[int, int], list[int]] = {}  # by what was told, and predecessor: which vEUs may not be so far
     for unit, place, entry in program.entries():
-        clock = order.clock((unit, place))
+        told = order.told((unit, place))
         for predecessor in graph.operators[entry.operator].predecessors:
-            if not ended[predecessor] or (predecessor in last and (clock < last[predecessor]).any()):
+            key = id(told), predecessor
+            if predecessor in last and key not in late:
+                late[key] = np.flatnonzero(told < last[predecessor]).tolist()
+            wrong = any(item != unit or place < last[predecessor][unit] for item in late.get(key, ()))
+            if wrong or not ended[predecessor]:
                 what = f"operator {entry.operator} on vEU {unit} may begin before operator {predecessor} ends"
                 raise ValueError(f"program {number}: {what}")

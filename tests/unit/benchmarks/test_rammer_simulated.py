@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from tvm_ext import relay
 from tvm_ext.bench import models
 from tvm_ext.devices import device_db
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph
@@ -27,7 +28,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_build_s_kernels_are_operators_in_their_order(script: ModuleType) -> None:
-    graph: RTaskGraph = script.graph_of(models.build_model("mobilenet_block"), V100.name)
+    graph: RTaskGraph = script.graph_of(relay.frontend.from_onnx(models.build_model("mobilenet_block"))[0], V100.name)
     assert [item.predecessors for item in graph.operators] == [(), (0,), (1,)]
     for operator in graph.operators:
         (kernel,) = operator.kernels

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .program_plan import ProgramPlan, Seconds, Share
+from .program_plan import ProgramPlan, Seconds, Shares
 
 _ROUNDING = 1e-9
 _FEW = 32
@@ -57,18 +57,9 @@ def _slots_until(level: float, starts: Seconds, task_s: float) -> NDArray[np.int
     return np.floor(slots * (1 - _ROUNDING)).astype(np.int64)
 
 
-def shares_of(counts: NDArray[np.int64]) -> list[Share]:
-    """Ranges of rTasks, vEU after vEU."""
-    ends = np.cumsum(counts)
-    return [
-        Share(unit=int(unit), begin=int(ends[unit] - counts[unit]), end=int(ends[unit]))
-        for unit in np.flatnonzero(counts)
-    ]
-
-
 def append_earliest(plan: ProgramPlan, operator: int, kernel: int) -> None:
     """SelectvEU, Wait and Append (lines 15 to 18 of Algorithm 1) for all rTasks of ``operator``."""
     chosen = plan.graph.operators[operator].kernel(kernel)
     task_s = chosen.task_s_beside(plan.device.veus_per_unit)
     counts = earliest_counts(plan.starts(operator), task_s, chosen.task_count)
-    plan.append(operator, kernel, shares_of(counts))
+    plan.append(operator, kernel, Shares.of(counts))

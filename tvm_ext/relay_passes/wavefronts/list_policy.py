@@ -23,9 +23,9 @@ from typing import Literal
 
 from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, VDevice, need_of
 
-from .earliest_finish import earliest_counts, shares_of
+from .earliest_finish import earliest_counts
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
-from .program_plan import ProgramPlan, Share
+from .program_plan import ProgramPlan, Share, Shares
 from .simple_policies import plan_launches
 from .wavefront_policy import quickest_waves
 
@@ -42,23 +42,27 @@ def schedule_list(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     It is never slower than if each operator had its fastest kernel alone: that is tried as well.
     """
     choices = KernelChoices(graph, make)
-    found = [_scheduled(graph, choices)]
+    tried: set[Chosen] = set()
+    found = [_scheduled(graph, choices, tried)]
     if choices.has_several:
-        found.append(_scheduled(graph, KernelChoices(graph, make, fastest_alone=True)))
+        found.append(_scheduled(graph, KernelChoices(graph, make, fastest_alone=True), tried))
     return [plan.program() for plan in _quickest(found)]
 
 
 def schedule_several(graph: RTaskGraph, make: MakeDevice) -> list[RTaskProgram]:
     """`schedule_list` for who has a schedule by the fastest kernels alone, and takes it where that is quicker."""
-    return [plan.program() for plan in _scheduled(graph, KernelChoices(graph, make))]
+    return [plan.program() for plan in _scheduled(graph, KernelChoices(graph, make), set())]
 
 
-def _scheduled(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
+def _scheduled(graph: RTaskGraph, choices: KernelChoices, tried: set[Chosen]) -> list[ProgramPlan]:
+    """The quickest by ``choices``; kernels for the whole graph that were ``tried`` before are not tried again."""
     waves = quickest_waves(graph, choices)
     parts: list[ProgramPlan] = []
     for plan in waves:
         parts += _quickest([[plan], *_plans(graph, choices, plan.device, plan.chosen())])
-    whole = [plans for chosen in _selections(graph, choices, waves) for plans in _whole(graph, choices, chosen)]
+    selections = [item for item in _selections(graph, choices, waves) if item not in tried]
+    tried.update(selections)
+    whole = [plans for chosen in selections for plans in _whole(graph, choices, chosen)]
     return _quickest([parts, *whole])
 
 
@@ -109,7 +113,7 @@ class _ListSchedule:
         self._graph, self._device, self._kernels = graph, device, dict(chosen)
         self._plan = ProgramPlan(graph, device)
         self._ready: dict[int, float] = {}  # operators that could be taken, and when their predecessors end
-        self._shares: dict[tuple[str, RKernel], list[Share]] = {}  # who ran the rTasks for these constants last
+        self._shares: dict[tuple[str, RKernel], Shares] = {}  # who ran the rTasks for these constants last
         self._successors = self._inner_successors()
         self._rank = self._ranks()
 
@@ -147,7 +151,7 @@ class _ListSchedule:
     def _cold_s(self, operator: int) -> float:
         """How long constants are read for ``operator`` at best: on the vEUs that ran it for the same ones before."""
         kernel = self._kernels[operator]
-        shares = self._shares.get(self._key(operator))
+        shares: Iterable[Share] | None = self._shares.get(self._key(operator))
         if shares is None:
             kind = self._graph.operators[operator].kernels[kernel]
             tasks = -(-kind.task_count // self._device.veu_count)
@@ -158,15 +162,15 @@ class _ListSchedule:
         kernel = self._kernels[operator]
         kind = self._graph.operators[operator].kernels[kernel]
         task_s = kind.task_s_beside(self._device.veus_per_unit)
-        shares = shares_of(earliest_counts(self._plan.starts(operator), task_s, kind.task_count))
+        shares = Shares.of(earliest_counts(self._plan.starts(operator), task_s, kind.task_count))
         if self._device.cache_bytes and self._graph.operators[operator].constants:
             before = self._shares.get(self._key(operator))
-            if before is not None and before != shares:
+            if before is not None and not before.same_as(shares):
                 shares = min((before, shares), key=lambda found: self._end_s(operator, found))
             self._shares[self._key(operator)] = shares
         self._plan.append(operator, kernel, shares)
 
-    def _end_s(self, operator: int, shares: Sequence[Share]) -> float:
+    def _end_s(self, operator: int, shares: Shares) -> float:
         kernel = self._kernels[operator]
         task_s = self._graph.operators[operator].kernels[kernel].task_s_beside(self._device.veus_per_unit)
         starts = self._plan.starts(operator)

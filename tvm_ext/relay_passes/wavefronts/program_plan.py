@@ -13,9 +13,9 @@ not 25,440.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,16 @@ from numpy.typing import NDArray
 from tvm_ext.cost.constant_cache import ConstantCache
 from tvm_ext.cost.schedule_simulator import key_of, last_ends, passed_s, run_s
 from tvm_ext.records.rtask_order import EntryClock
-from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskProgram, ScheduleEntry, VDevice, Waits
+from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, ScheduleEntry, VDevice, Waits
 
-from .known_entries import KnownEntries
+from .known_entries import Flags, KnownEntries, KnownTogether, Units
 
 Seconds = NDArray[np.float64]
 
 MOST_EXACT = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """rTasks ``begin`` to ``end`` - 1 of an operator, on vEU ``unit``."""
 
     unit: int
@@ -41,27 +40,70 @@ class Share:
     end: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shares:
+    """An operator's rTasks, shared out: vEU ``units[i]`` has ``begins[i]`` to ``ends[i]`` - 1.
+
+    Numbers in arrays: of hundreds of vEUs, each has a share of nearly every operator.
+    """
+
+    units: Units
+    begins: EntryClock
+    ends: EntryClock
+
+    @staticmethod
+    def of(counts: EntryClock) -> Shares:
+        """Ranges of rTasks, vEU after vEU, of which vEU ``u`` gets ``counts[u]``."""
+        units, ends = np.flatnonzero(counts), np.cumsum(counts)
+        return Shares(units=units, begins=(ends - counts)[units], ends=ends[units])
+
+    def same_as(self, other: Shares) -> bool:
+        return np.array_equal(self.units, other.units) and np.array_equal(self.ends, other.ends)
+
+    def __iter__(self) -> Iterator[Share]:
+        return map(Share, self.units.tolist(), self.begins.tolist(), self.ends.tolist())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Barrier:
+    """What the shares of an operator wait for: each for what ``waits`` says, or some of them all for ``shared``."""
+
+    waits: Sequence[Waits] = ()
+    shared: tuple[Units, EntryClock] | None = None
+    waiting: Flags | None = None
+
+    def of_shares(self, count: int) -> Sequence[Waits]:
+        """By share, the pairs (vEU, order) that it waits for; shares that wait for the same have the same object."""
+        if self.shared is None or self.waiting is None:
+            return self.waits or [()] * count
+        pairs = tuple(zip(*(item.tolist() for item in self.shared), strict=True))
+        return [pairs if waits else () for waits in self.waiting.tolist()]
+
+
 @dataclass(kw_only=True, slots=True)
 class _Appended:
-    """What is kept of an operator of this program, one number for each vEU.
+    """What is kept of an operator of this program.
 
-    ``last`` counts the entries of its stream up to the operator's last one (0: none), ``known`` what has ended for
-    certain when all of the operator has, ``least`` what has when any of its entries begins.
+    Of each vEU one number: ``last`` counts the entries of its stream up to the operator's last one (0: none), ``known``
+    what has ended for certain when all of the operator has, ``least`` (of plans that are not exact) what has when any
+    of its entries begins.
     """
 
     kernel: int
+    shares: Shares
+    barrier: _Barrier
     last: EntryClock
     known: EntryClock
-    least: EntryClock
+    least: EntryClock | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
     """A plan as it was, see `ProgramPlan.rollback`."""
 
-    lengths: Mapping[int, int]
+    lengths: EntryClock
     clock: Seconds
-    known: KnownEntries
+    known: KnownEntries | KnownTogether
     superstep: EntryClock
     caches: tuple[ConstantCache, ...]
     need: Need
@@ -75,16 +117,15 @@ class ProgramPlan:
         count = device.veu_count
         self.graph, self.device, self.need = graph, device, Need()
         self.clock: Seconds = np.zeros(count)
-        self._exact = count <= MOST_EXACT
-        self._known = KnownEntries(count)
+        self._known = KnownEntries(count) if count <= MOST_EXACT else KnownTogether(count)
         # What all have waited for, where all wait for all.
         self._superstep: EntryClock = np.zeros(count, dtype=np.int64)
-        # By vEU, those that have any.
-        self._streams: defaultdict[int, list[ScheduleEntry]] = defaultdict(list)
-        self._ends: defaultdict[int, list[float]] = defaultdict(list)
+        # By vEU, how many entries it has; and in a row each, when they end: behind those, anything.
+        self._lengths: EntryClock = np.zeros(count, dtype=np.int64)
+        self._ends: Seconds = np.zeros((count, 1))
         # Of entries, their own counted; of exact plans only.
-        self._clocks: defaultdict[int, list[EntryClock]] = defaultdict(list)
-        self._caches = [ConstantCache(device.cache_bytes) for _ in range(count if device.cache_bytes else 1)]
+        self._clocks: list[list[EntryClock]] = [[] for _ in range(count if count <= MOST_EXACT else 0)]
+        self._caches = [ConstantCache(device.cache_bytes) for _ in range(count if device.cache_bytes else 0)]
         self._operators: dict[int, _Appended] = {}
         self._asked: tuple[int, EntryClock | None] | None = None  # the last answer of `_needed`
 
@@ -101,9 +142,8 @@ class ProgramPlan:
 
     def end_s(self, operator: int) -> float:
         """When the last rTask of an ``operator`` of this program ends."""
-        last = self._operators[operator].last
-        units: list[int] = np.flatnonzero(last).tolist()
-        return max(self._ends[unit][int(last[unit]) - 1] for unit in units)
+        item = self._operators[operator]
+        return float(self._ended_s(item.shares.units, item.last[item.shares.units]).max())
 
     def starts(self, operator: int) -> Seconds:
         """By vEU, when rTasks of ``operator`` could begin there."""
@@ -111,15 +151,15 @@ class ProgramPlan:
         if needed is None:
             return self.clock + self.device.task_overhead_s
         units = np.flatnonzero(needed)
-        ends = [self._ends[unit][order - 1] for unit, order in zip(units.tolist(), needed[units].tolist(), strict=True)]
-        missing = needed[units] > self._known.about(units)
-        if self._exact:
-            passed = np.where(missing, np.array(ends), 0.0).max(axis=1)
+        ends = self._ended_s(units, needed[units])
+        if isinstance(self._known, KnownEntries):
+            missing = needed[units] > self._known.about(units)
+            late, passed = missing.any(axis=1), np.where(missing, ends, 0.0).max(axis=1)
         else:  # one list for all: what the last of the others waits for
-            last, last_unit, before = last_ends(zip(ends, units.tolist(), strict=True))
-            passed = np.full(len(self.clock), last)
+            last, last_unit, before = _last_ends(units, ends)
+            late, passed = self._known.late(needed), np.full(len(self.clock), last)
             passed[last_unit] = before
-        begins = np.where(missing.any(axis=1), np.maximum(self.clock, passed + self.device.barrier_s), self.clock)
+        begins = np.where(late, np.maximum(self.clock, passed + self.device.barrier_s), self.clock)
         return begins + self.device.task_overhead_s
 
     def missing_s(self, operator: int, kernel: int, share: Share) -> float:
@@ -128,64 +168,84 @@ class ProgramPlan:
         kind = found.kernels[kernel]
         if not (self.device.cache_bytes and found.constants):
             return 0.0
-        missing = self._cache(share.unit).missing_bytes(
+        missing = self._caches[share.unit].missing_bytes(
             key_of(found, kind), share.begin, share.end, kind.constant_bytes
         )
         return self.device.refill_s(missing)
 
     # --- Append and Wait ---------------------------------------------------------------------------------------------
 
-    def append(self, operator: int, kernel: int, shares: Sequence[Share]) -> None:
+    def append(self, operator: int, kernel: int, shares: Shares) -> None:
         """Give vEUs their shares of ``operator``, at most one each, behind all that it needs of this program."""
-        found, units = self.graph.operators[operator], [share.unit for share in shares]
+        found, units = self.graph.operators[operator], shares.units
         self.need = self.need.beside(found.kernel(kernel).need)
-        waits = self._wait(operator, units)
-        least = self._known.of(units).min(axis=0)
-        last = np.zeros(self.device.veu_count, dtype=np.int64)
-        passed: dict[int, tuple[float, int, float]] = {}
-        for share, waited in zip(shares, waits, strict=True):
-            unit = share.unit
-            if id(waited) not in passed:
-                passed[id(waited)] = last_ends((self._ends[other][order - 1], other) for other, order in waited)
-            begin = max(self.clock[unit], passed_s(passed[id(waited)], unit, self.device.barrier_s))
-            seconds = run_s(self.device, self._cache(unit), found, found.kernel(kernel), (share.begin, share.end))
-            self.clock[unit] = begin + self.device.task_overhead_s + seconds
-            self._ends[unit].append(float(self.clock[unit]))
-            self._streams[unit].append(
-                ScheduleEntry(operator=operator, kernel=kernel, begin=share.begin, end=share.end, waits=waited)
-            )
-            last[unit] = len(self._streams[unit])
-        self._known.count_own(units, last[units])
-        if self._exact:
-            for unit, clock in zip(units, self._known.of(units), strict=True):
+        barrier = self._wait(operator, units)
+        least = None if isinstance(self._known, KnownEntries) else self._known.least(units)
+        begins = np.maximum(self.clock[units], self._passed_s(barrier, units))
+        seconds = self._run_s(found, found.kernel(kernel), shares)
+        self.clock[units] = begins + self.device.task_overhead_s + seconds
+        last = self._end(units)
+        if isinstance(self._known, KnownEntries):
+            for unit, clock in zip(units.tolist(), self._known.of(units), strict=True):
                 self._clocks[unit].append(clock)
         self._asked = None
         self._operators[operator] = _Appended(
-            kernel=kernel, last=last, known=self._known.of(units).max(axis=0), least=least
+            kernel=kernel, shares=shares, barrier=barrier, last=last, known=self._known.most(units), least=least
         )
 
-    def _cache(self, unit: int) -> ConstantCache:
-        """That of vEU ``unit``; one for all where none keeps anything."""
-        return self._caches[unit if self.device.cache_bytes else 0]
+    def _end(self, units: Units) -> EntryClock:
+        """Have each of ``units`` end an entry at its `clock`; by vEU, which one of its stream that was, from 1."""
+        if self._lengths[units].max() == self._ends.shape[1]:
+            self._ends = np.concatenate([self._ends, np.zeros_like(self._ends)], axis=1)
+        self._ends[units, self._lengths[units]] = self.clock[units]
+        self._lengths[units] += 1
+        self._known.count_own(units)
+        last = np.zeros_like(self._lengths)
+        last[units] = self._lengths[units]
+        return last
 
-    def _wait(self, operator: int, units: Sequence[int]) -> list[Waits]:
+    def _ended_s(self, units: Units, orders: EntryClock) -> Seconds:
+        """When the entries of ``units`` of these places in their streams, from 1, end."""
+        ends: Seconds = self._ends[units, orders - 1]
+        return ends
+
+    def _run_s(self, operator: ROperator, kernel: RKernel, shares: Shares) -> Seconds:
+        """By share, how long its rTasks run, and read constants."""
+        if self.device.cache_bytes:
+            ranges = ((item.unit, (item.begin, item.end)) for item in shares)
+            return np.array([run_s(self.device, self._caches[unit], operator, kernel, tasks) for unit, tasks in ranges])
+        counts: Seconds = (shares.ends - shares.begins).astype(np.float64)
+        return counts * kernel.task_s_beside(self.device.veus_per_unit)
+
+    def _passed_s(self, barrier: _Barrier, units: Units) -> Seconds:
+        """By share, on ``units``, when ``barrier`` lets it pass; 0 where it waits for nobody else."""
+        if barrier.shared is not None and barrier.waiting is not None:
+            last, of_unit, before = _last_ends(barrier.shared[0], self._ended_s(*barrier.shared))
+            ends = np.where(barrier.waiting, np.where(units == of_unit, before, last), 0.0)
+            return np.where(ends > 0.0, ends + self.device.barrier_s, 0.0)
+        found = np.zeros(len(units))
+        for place, waits in enumerate(barrier.waits):
+            ends_of = ((float(self._ends[other, order - 1]), other) for other, order in waits)
+            found[place] = passed_s(last_ends(ends_of), int(units[place]), self.device.barrier_s)
+        return found
+
+    def _wait(self, operator: int, units: Units) -> _Barrier:
         """What the shares on ``units`` wait for, and have those vEUs know it."""
         needed = self._needed(operator)
         if needed is None:
-            return [()] * len(units)
-        missing = needed > self._known.of(units)
-        if self._exact:
-            waits = [self._fewest(needed, row) for row in missing]
+            return _Barrier()
+        if isinstance(self._known, KnownEntries):
+            missing = needed > self._known.of(units)
+            barrier = _Barrier(waits=[self._fewest(needed, row) for row in missing])
         else:
-            late = np.flatnonzero(missing.any(axis=0))
-            shared = tuple(zip(late.tolist(), needed[late].tolist(), strict=True))
-            waits = [shared if row.any() else () for row in missing]
+            late, waiting = self._known.missing(units, needed)
+            barrier = _Barrier(shared=(late, needed[late]), waiting=waiting)
         if self.device.fine_barriers:
             told = np.max([self._operators[item].known for item in self._here(operator)], axis=0)
         else:
             told = self._superstep = needed
         self._known.learn(units, told)
-        return waits
+        return barrier
 
     def _fewest(self, needed: EntryClock, missing: NDArray[np.bool_]) -> Waits:
         """Of the entries that are ``missing``, those that none of the others comes behind.
@@ -210,15 +270,19 @@ class ProgramPlan:
         lasts = [self._operators[item].last for item in here]
         if not self.device.fine_barriers:
             return self._superstep_for(lasts)
-        if len(here) > 1 and not self._exact:
-            leasts = [self._operators[item].least for item in here]
+        if len(here) > 1 and isinstance(self._known, KnownTogether):
+            leasts = [item.least for item in map(self._operators.__getitem__, here) if item.least is not None]
             lasts = [last for last in lasts if not any((least >= last).all() for least in leasts)]
-        return np.max(lasts, axis=0) if lasts else None
+        if not lasts:
+            return None
+        needed: EntryClock = np.max(lasts, axis=0)
+        return needed
 
     def _superstep_for(self, lasts: Sequence[EntryClock]) -> EntryClock | None:
         """What all wait for where all wait for all: all entries so far, if the last barrier is not behind ``lasts``."""
         if any((last > self._superstep).any() for last in lasts):
-            return np.array(self._lengths())
+            every: EntryClock = self._lengths.copy()
+            return every
         return self._superstep if self._superstep.any() else None
 
     def _here(self, operator: int) -> list[int]:
@@ -230,7 +294,7 @@ class ProgramPlan:
     def mark(self) -> Mark:
         """The plan as it is, to come back to."""
         return Mark(
-            lengths={unit: len(stream) for unit, stream in self._streams.items()},
+            lengths=self._lengths.copy(),
             clock=self.clock.copy(),
             known=self._known.copy(),
             superstep=self._superstep,
@@ -241,20 +305,30 @@ class ProgramPlan:
 
     def rollback(self, mark: Mark) -> None:
         """Forget what was appended since ``mark`` was made."""
-        for unit in self._streams:
-            length = mark.lengths.get(unit, 0)
-            del self._streams[unit][length:], self._ends[unit][length:], self._clocks[unit][length:]
-        self.need, self._asked = mark.need, None
+        for clocks, length in zip(self._clocks, mark.lengths.tolist(), strict=False):
+            del clocks[length:]
+        self.need, self._asked, self._lengths = mark.need, None, mark.lengths.copy()
         self.clock, self._known, self._superstep = mark.clock.copy(), mark.known.copy(), mark.superstep
         self._caches = [cache.copy() for cache in mark.caches]
-        for operator in list(self._operators)[mark.operators :]:
-            del self._operators[operator]
+        while len(self._operators) > mark.operators:
+            self._operators.popitem()
 
     def program(self) -> RTaskProgram:
         """The streams as they are."""
-        streams = tuple(tuple(self._streams.get(unit, ())) for unit in range(self.device.veu_count))
-        return RTaskProgram(device=self.device, streams=streams, threads=self.need.threads)
+        streams: list[list[ScheduleEntry]] = [[] for _ in range(self.device.veu_count)]
+        for operator, item in self._operators.items():
+            waits = item.barrier.of_shares(len(item.shares.units))
+            for share, waited in zip(item.shares, waits, strict=True):
+                streams[share.unit].append(
+                    ScheduleEntry(operator=operator, kernel=item.kernel, begin=share.begin, end=share.end, waits=waited)
+                )
+        return RTaskProgram(device=self.device, streams=tuple(map(tuple, streams)), threads=self.need.threads)
 
-    def _lengths(self) -> list[int]:
-        """By vEU, how many entries it has."""
-        return [len(self._streams.get(unit, ())) for unit in range(self.device.veu_count)]
+
+def _last_ends(units: Units, ends: Seconds) -> tuple[float, int, float]:
+    """`last_ends` of arrays, ``units`` ascending; 0 where there is none."""
+    if not len(units):
+        return last_ends(())
+    place = len(ends) - 1 - int(np.argmax(ends[::-1]))  # of those that end last, the last vEU's
+    before = float(np.partition(ends, -2)[-2]) if len(ends) > 1 else 0.0
+    return float(ends[place]), int(units[place]), before

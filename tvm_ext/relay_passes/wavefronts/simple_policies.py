@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from tvm_ext.records.rtasks import Need, RKernel, RTaskGraph, RTaskProgram, need_of
 
-from .earliest_finish import append_earliest, earliest_counts, shares_of
+from .earliest_finish import append_earliest, earliest_counts
 from .kernel_choice import KernelChoices, MakeDevice
-from .program_plan import ProgramPlan
+from .program_plan import ProgramPlan, Shares
 
 _Deal = Callable[[ProgramPlan, RKernel], NDArray[np.int64]]
 """How many rTasks of a kernel each vEU gets, the plan being as it is."""
@@ -69,7 +69,7 @@ def _deal_out(graph: RTaskGraph, make: MakeDevice, deal: _Deal) -> list[RTaskPro
     for chosen in _fitting(choices, [(index, choices.fastest(index)) for index in range(len(graph.operators))]):
         plan = ProgramPlan(graph, choices.device(need_of(choices.kernel(*pair) for pair in chosen)))
         for pair in chosen:
-            plan.append(*pair, shares_of(deal(plan, choices.kernel(*pair))))
+            plan.append(*pair, Shares.of(deal(plan, choices.kernel(*pair))))
         programs.append(plan.program())
     return programs
 

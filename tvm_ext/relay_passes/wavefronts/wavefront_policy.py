@@ -8,13 +8,14 @@ for all others, it does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, need_of
 
 from .earliest_finish import append_earliest
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
-from .program_plan import ProgramPlan
+from .program_plan import Mark, ProgramPlan
 
 
 def waves(graph: RTaskGraph) -> list[list[int]]:
@@ -46,31 +47,42 @@ def plan_waves(graph: RTaskGraph, choices: KernelChoices) -> list[ProgramPlan]:
     for wave in _separable(waves(graph), choices):
         alone = _schedule_wave(graph, choices, None, wave)
         assert alone is not None
+        apart_s = alone.time_s + (0.0 if current is None else current.time_s)
         merged = None if current is None else _schedule_wave(graph, choices, current, wave)
-        if merged is not None and current is not None and merged.time_s <= current.time_s + alone.time_s:
-            current = merged.applied()
-        else:
-            plans += [] if current is None else [current]
-            current = alone.applied()
+        if merged is not None and merged.time_s <= apart_s:
+            current = merged.plan
+            continue
+        if merged is not None:
+            merged.undo()
+        plans += [] if current is None else [current]
+        current = alone.plan
     assert current is not None
     return [*plans, current]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """What ``plan`` would take with ``wave`` behind it; ``is_applied``: it is there already."""
+    """A ``plan`` that ends with ``wave``, and takes ``time_s``; ``before``: as it was, if the plan was there before."""
 
     plan: ProgramPlan
     wave: Chosen
     time_s: float
-    is_applied: bool
+    before: Mark | None
 
-    def applied(self) -> ProgramPlan:
-        if self.is_applied:
-            return self.plan
-        for pair in self.wave:
-            append_earliest(self.plan, *pair)
-        return self.plan
+    def undo(self) -> None:
+        """Have the plan as it was before."""
+        if self.before is not None:
+            self.plan.rollback(self.before)
+
+    def redo(self) -> None:
+        """Have the wave in the plan again."""
+        if self.before is not None:
+            _append(self.plan, self.wave)
+
+
+def _append(plan: ProgramPlan, wave: Iterable[tuple[int, int]]) -> None:
+    for pair in wave:
+        append_earliest(plan, *pair)
 
 
 def _separable(found: list[list[int]], choices: KernelChoices) -> list[list[int]]:
@@ -87,6 +99,7 @@ def _schedule_wave(
 ) -> _Trial | None:
     """Function ScheduleWave; None where the wave does not fit a unit beside what the program runs.
 
+    ``program`` ends with the wave from then on, unless that is undone, or is left as it is for a new plan of both.
     SelectRKernels: the fastest kernels, or the most efficient where there is work for all vEUs and they end earlier.
     """
     fastest = _try(graph, choices, program, tuple((item, choices.fastest(item)) for item in wave))
@@ -96,26 +109,28 @@ def _schedule_wave(
     efficient = tuple((item, choices.most_efficient(item)) for item in wave)
     if fastest is not None and efficient == fastest.wave:
         return fastest
+    if fastest is not None:
+        fastest.undo()
     other = _try(graph, choices, program, efficient)
-    found = [trial for trial in (fastest, other) if trial is not None]
-    return min(found, key=lambda trial: trial.time_s, default=None)
+    if fastest is None or (other is not None and other.time_s < fastest.time_s):
+        return other
+    if other is not None:
+        other.undo()
+    fastest.redo()
+    return fastest
 
 
 def _try(graph: RTaskGraph, choices: KernelChoices, program: ProgramPlan | None, wave: Chosen) -> _Trial | None:
-    """``wave`` behind ``program``: on the same vEUs where it leaves as many, else all of the program on fewer, anew."""
+    """``wave`` behind ``program``: on the same vEUs where it leaves as many, else all of it on fewer, in a new plan."""
     need = need_of([choices.kernel(*pair) for pair in wave])
     need = need if program is None else need.beside(program.need)
     if not choices.fits(need):
         return None
     device = choices.device(need)
     if program is not None and device == program.device:
-        mark = program.mark()
-        for pair in wave:
-            append_earliest(program, *pair)
-        time_s = program.time_s
-        program.rollback(mark)
-        return _Trial(plan=program, wave=wave, time_s=time_s, is_applied=False)
+        before = program.mark()
+        _append(program, wave)
+        return _Trial(plan=program, wave=wave, time_s=program.time_s, before=before)
     plan = ProgramPlan(graph, device)
-    for pair in (*(() if program is None else program.chosen()), *wave):
-        append_earliest(plan, *pair)
-    return _Trial(plan=plan, wave=wave, time_s=plan.time_s, is_applied=True)
+    _append(plan, (*(() if program is None else program.chosen()), *wave))
+    return _Trial(plan=plan, wave=wave, time_s=plan.time_s, before=None)
