@@ -58,6 +58,7 @@ from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
+from tvm_ext.relay_passes.roll_steps import RollSteps
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
@@ -96,6 +97,11 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
     ]
+
+
+def recurrent_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
+    """Recurrent layers as loops, which need no call a step. Nothing for GPUs, and where schedules run the steps."""
+    return [RollSteps()] if device.kind == "cpu" and options.enable_rammer is False else []
 
 
 def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:
@@ -290,6 +296,8 @@ def operator_pipeline(target: tvm.target.Target, device: DeviceSpec, options: Bu
     """Every pass up to one unscheduled PrimFunc per fused operator, which is what kernels are constructed from."""
     bounds = options.bounds if device.kind == "cpu" else "wrap"
     passes = [
+        # Before anything changes the form in which the importer writes the steps.
+        *recurrent_passes(device, options),
         *graph_passes(bounds),
         *layout_passes(device, options),
         *attention_passes(device, options),

@@ -91,7 +91,8 @@ class _States:
     """Writes a loop over single steps, with what they carry; ``params`` are its parameters."""
 
     def __init__(self, step: PrimFunc, plan: StepLoop) -> None:
-        self.step, self.plan, self.extent = step, plan, Var("steps", INDEX_DTYPE)
+        self.step, self.plan = step, plan
+        self.extent = Var("steps", INDEX_DTYPE) if plan.steps is None else index(plan.steps)
         inputs, results = step.params[: plan.input_count], step.params[plan.input_count :]
         self.moved = [self._whole(inputs[number]) for number in plan.sliced]
         self.moved += [self._whole(results[number]) for number in plan.collected]

@@ -12,7 +12,7 @@ STEP = "tvm_ext.step"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLoop:
-    """How the function of one step is called as many times as the first axis of a tensor is long at run time.
+    """How the function of one step is called as many times as the first axis of a tensor is long.
 
     The loop's parameters are the step's inputs, then ``collected``, then the last states of ``carried``. Inputs and
     results count from 0, each by themselves.
@@ -34,6 +34,8 @@ class StepLoop:
         Results that the loop keeps of every step, along a first axis.
     is_reverse
         Whether the last place of that axis is the first step.
+    steps
+        How many steps there are, where that is known before.
     rows
         Places along that axis that one call of the step takes, where the step has an axis of so many itself; None: one,
         and the step does not have the axis.
@@ -46,6 +48,7 @@ class StepLoop:
     carried: tuple[tuple[int, int], ...] = ()
     collected: tuple[int, ...] = ()
     is_reverse: bool = False
+    steps: int | None = None
     rows: int | None = None
     axes: tuple[int, ...] = ()
 
@@ -53,5 +56,5 @@ class StepLoop:
         assert self.sliced and self.input_count > max(self.sliced)
         assert not {item for item, _ in self.carried} & set(self.sliced)
         if self.rows is not None:
-            assert self.rows >= 1 and not self.carried and not self.is_reverse
+            assert self.rows >= 1 and not self.carried and not self.is_reverse and self.steps is None
             assert len(self.axes) == len(self.sliced) + len(self.collected)

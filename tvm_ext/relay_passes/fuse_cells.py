@@ -23,6 +23,7 @@ from tvm_ext.records.recurrent import CELL, RecurrentCell
 from tvm_ext.records.serialise import from_json
 
 from .merge_operators import fused_function
+from .recurrent.cell_function import is_cell
 
 _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
@@ -47,11 +48,6 @@ class FuseCells:
         for gv in cells:
             del result[gv]
         return result
-
-
-def is_cell(func: Expr) -> bool:
-    """Whether a function of the module is a recurrent cell that still is a graph."""
-    return isinstance(func, RelaxFunction) and bool(func.attrs) and CELL in func.attrs
 
 
 def _is_legalized(func: RelaxFunction) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_ext._tvm import BlockBuilder, Expr, RelaxFunction, Var, relax
+from tvm_ext._tvm import BlockBuilder, Expr, Node, RelaxFunction, Var, relax
 from tvm_ext.records.recurrent import CELL, RecurrentCell
 from tvm_ext.records.serialise import to_json
 
@@ -21,6 +21,11 @@ def cell_function(cell: RecurrentCell) -> RelaxFunction:
             output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         builder.emit_func_output(output)
     return builder.get()["cell"]
+
+
+def is_cell(func: Node) -> bool:
+    """Whether a function of the module is a recurrent cell that still is a graph."""
+    return isinstance(func, RelaxFunction) and bool(func.attrs) and CELL in func.attrs
 
 
 class _Step:

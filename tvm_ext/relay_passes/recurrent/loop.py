@@ -1,4 +1,4 @@
-"""A recurrent layer of as many steps as its input has at run time: one function that loops over them.
+"""A recurrent layer of as many steps as its input has, at run time or known before: one function that loops over them.
 
 Relax has no loops. The step is the function that `FuseCells` makes of a cell elsewhere; the loop over it is TensorIR
 (`ir/step_loop.py`), called like any operator, and construction replaces its inside by the cell's kernel.
@@ -6,6 +6,7 @@ Relax has no loops. The step is the function that `FuseCells` makes of a cell el
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ext._tvm import (
@@ -57,19 +58,35 @@ def looped(
     products = builder.emit(relax.op.matmul(x, operands.weight))
     if operands.bias is not None:
         products = builder.emit(relax.op.add(products, operands.bias))
-    plan = _plan(cell, is_reverse)
-    name = f"{cell.kind}_steps_reversed" if is_reverse else f"{cell.kind}_steps"
-    function = builder.add_func(_function(cell, plan), name)
     masks = [] if active is None else [active]
     arguments = [products, *operands.states, *operands.recurrent, *masks]
-    state = relax.TensorType(cell.results[0].shape, cell.dtype)
-    everything = relax.TensorType([x.ty.shape[0], *cell.results[0].shape], cell.dtype)
-    results = builder.emit(relax.call_tir(function, relax.Tuple(arguments), [everything, *[state] * len(cell.results)]))
+    results = builder.emit(call_of_steps(builder, cell, arguments, steps=x.ty.shape[0], is_reverse=is_reverse))
     hidden, *states = (builder.emit(relax.TupleGetItem(results, place)) for place in range(len(cell.results) + 1))
     return Looped(hidden=hidden, states=tuple(states))
 
 
-def _plan(cell: RecurrentCell, is_reverse: bool) -> StepLoop:
+def call_of_steps(
+    builder: BlockBuilder,
+    cell: RecurrentCell,
+    arguments: Sequence[Expr],
+    *,
+    steps: int | Expr,
+    is_reverse: bool = False,
+) -> Call:
+    """A call of the loop of ``cell``, whose function is added to ``builder``: the hidden states of all steps (steps,
+    batch, hidden), then the states after the last one.
+
+    ``arguments`` are the cell's operands; those that each step has its own of begin with an axis of ``steps``.
+    """
+    plan = _plan(cell, is_reverse, steps if isinstance(steps, int) else None)
+    name = f"{cell.kind}_steps_reversed" if is_reverse else f"{cell.kind}_steps"
+    function = builder.add_func(_function(cell, plan), name)
+    state = relax.TensorType(cell.results[0].shape, cell.dtype)
+    everything = relax.TensorType([steps, *cell.results[0].shape], cell.dtype)
+    return relax.call_tir(function, relax.Tuple(arguments), [everything, *[state] * len(cell.results)])
+
+
+def _plan(cell: RecurrentCell, is_reverse: bool, steps: int | None) -> StepLoop:
     names = [item.name for item in cell.operands]
     return StepLoop(
         input_count=len(names),
@@ -77,6 +94,7 @@ def _plan(cell: RecurrentCell, is_reverse: bool) -> StepLoop:
         carried=tuple((names.index(item.name), place) for place, item in enumerate(cell.results)),
         collected=(0,),
         is_reverse=is_reverse,
+        steps=steps,
     )
 
 

@@ -1,4 +1,4 @@
-"""The kernel of a loop over steps that are counted at run time: the kernel of one step, as ever, in a loop."""
+"""The kernel of a loop over steps, most of them counted at run time: the kernel of one step, as ever, in a loop."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def looped_kernel(func: PrimFunc, construct: Construct) -> PrimFunc:
     step = construct(func.attrs[STEP].with_attr(CONSTANT_PARAMS, [i for i in constants if i not in changing]))
     choice = from_json(KernelChoice, str(step.attrs[CHOICE]))
     note = "steps are counted at run time, by a loop around the kernel of one; times are those of one"
+    if plan.steps is not None:
+        note = f"{plan.steps} steps, by a loop around the kernel of one"
+        choice = _times(choice, plan.steps)
     if plan.rows is not None:
         note = f"rows are counted at run time, by a loop around the kernel of {plan.rows}; times are those of these"
     try:
@@ -41,3 +44,16 @@ def looped_kernel(func: PrimFunc, construct: Construct) -> PrimFunc:
         choice = replace(choice, path="stock", program=None, packs=(), expected_s=None, notes=())
         note = f"no kernel constructed: {refusal}"
     return with_choice(kernel, replace(choice, notes=(note, *choice.notes)))
+
+
+def _times(choice: KernelChoice, steps: int) -> KernelChoice:
+    """What ``steps`` of the kernel of ``choice`` come to; its program stays that of one."""
+    one_s = choice.expected_s
+    if one_s is None and choice.program is not None:
+        one_s = choice.program.prediction.time_s
+    return replace(
+        choice,
+        flops=steps * choice.flops,
+        bytes=steps * choice.bytes,
+        expected_s=None if one_s is None else steps * one_s,
+    )
