@@ -244,11 +244,12 @@ def line(record: Record) -> str:
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
-def serve_jobs(bundle: Path, folder: Path) -> int:
-    """Run the batches in ``folder`` that have no results yet, by the package's own server; how many ran.
+def serve_jobs(bundle: Path, folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Run the batches in ``folder`` that have no results yet, by the package's own server.
 
-    A process of its own has the device, so that a kernel that crashes or hangs costs itself alone. Times are the
-    device's events. Raises BundleError for a damaged batch, and where nothing can be run here.
+    Answers how many ran, and of each damaged one which it is and why. A process of its own has the device, so that a
+    kernel that crashes or hangs costs itself alone. Times are the device's events. Raises BundleError where nothing can
+    be run here.
     """
     runtime = bundle / "runtime"
     sys.path.insert(0, str(runtime))
@@ -260,9 +261,10 @@ def serve_jobs(bundle: Path, folder: Path) -> int:
         raise BundleError(f"there is no folder {folder}: name one that has the folders batch-1, batch-2, ...")
     libraries = [str(runtime / "tvm" / "lib" / name) for name in ("libtvm_runtime.so", "libtvm_runtime_cuda.so")]
     try:
-        return int(serve_folder(folder, "cuda", idle_s=JOBS_IDLE_S, libraries=libraries))
+        served = serve_folder(folder, "cuda", idle_s=JOBS_IDLE_S, libraries=libraries)
     except TvmExtError as error:
         raise BundleError(str(error)) from error
+    return served.ran, served.refused
 
 
 def _is_wrong(record: Record) -> bool:
@@ -284,7 +286,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         manifest = read_bundle(settings.bundle)
         driver = driver_version()
         if settings.jobs is not None:
-            print(f"{serve_jobs(settings.bundle, settings.jobs)} batches run", flush=True)
+            ran, refused = serve_jobs(settings.bundle, settings.jobs)
+            print(f"{ran} batches run", flush=True)
+            if refused:
+                raise BundleError("\nerror: ".join(refused))
             return 0
         gpu = open_gpu(settings.bundle, settings.backend)
         check_device(manifest, gpu.capability, driver)

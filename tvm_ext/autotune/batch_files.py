@@ -1,8 +1,9 @@
 """A batch of kernels as a folder: what is to be run, by whoever finds it there, and what came of it.
 
 ``batch.json`` names libraries, the arrays that they should compute, and the digests of both; ``results.json`` lies
-beside them as soon as the batch has run. Both are written under other names and moved into place, so that nobody sees
-half of one. `measurements_in` makes measurements of all results in a folder.
+beside them as soon as the batch has run, or ``refused.txt`` with the reason why it cannot. All are written under other
+names and moved into place, so that nobody sees half of one. `measurements_in` makes measurements of all results in a
+folder.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from tvm_ext.support.files import write_atomically
 from .refused import RefusedRecord
 from .turns import BatchEntry
 
-BATCH, RESULTS = "batch.json", "results.json"
+BATCH, RESULTS, REFUSED = "batch.json", "results.json", "refused.txt"
 MOST_RESULT_BYTES = 1 << 26
+MOST_REFUSAL = 500
+"""Characters of the reason that whoever waits for a batch reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,20 @@ def read_batch(batch: Path) -> SentBatch:
 
 def _sent_batch(batch: Path) -> SentBatch:
     return from_json(SentBatch, (batch / BATCH).read_text(encoding="utf-8"))
+
+
+def refuse(batch: Path, reason: str) -> None:
+    """Tell whoever waits for ``batch`` why it has no results; raises ExportError where that cannot be written."""
+    write_atomically(batch / REFUSED, reason.encode())
+
+
+def refusal(batch: Path) -> str:
+    """Why ``batch`` was refused; "" where it was not."""
+    try:
+        with (batch / REFUSED).open(encoding="utf-8", errors="replace") as file:
+            return " ".join(file.read(MOST_REFUSAL).split()) or "no reason is given"
+    except FileNotFoundError:
+        return ""
 
 
 def read_results(batch: Path, count: int) -> ReturnedBatch:
