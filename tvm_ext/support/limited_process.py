@@ -8,34 +8,41 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_ext.errors import CompileError
 
-INSTALL_CUDA = "install it with `pip install tvm-ext[cuda]`, or a CUDA toolkit, or set TVM_EXT_NVCC to its path"
 _SHOWN_LINES = 8
 _TIME_TO_CLEAN_UP_S = 0.5
 
 
-def run_limited(command: Sequence[str], time_limit_s: float, folder: Path | None = None) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedies:
+    """What to do about a program that cannot be started, takes too long, or fails with what it printed."""
+
+    start: str
+    limit: str
+    failure: Callable[[str], str]
+
+
+def run_limited(command: Sequence[str], time_limit_s: float, folder: Path | None = None, *, remedies: Remedies) -> str:
     """Run ``command`` in ``folder``; answers all that it printed. After ``time_limit_s`` it and its children are ended.
 
-    Raises CompileError where it cannot be started, takes too long, or fails.
+    Raises CompileError, with one of ``remedies``, where it cannot be started, takes too long, or fails.
     """
     shown = shlex.join(command)
     try:
         status, text = run_to_end(command, time_limit_s, folder)
     except OSError as error:
-        raise CompileError(f"`{shown}` cannot be started: {error.strerror or error}.", INSTALL_CUDA) from error
+        raise CompileError(f"`{shown}` cannot be started: {error.strerror or error}.", remedies.start) from error
     except subprocess.TimeoutExpired as error:
-        raise CompileError(
-            f"`{shown}` took longer than {time_limit_s:g} s and was stopped.",
-            "set TVM_EXT_NVCC_TIME_LIMIT_S to more seconds, or check that the compiler works by itself",
-        ) from error
+        problem = f"`{shown}` took longer than {time_limit_s:g} s and was stopped."
+        raise CompileError(problem, remedies.limit) from error
     if status:
-        raise CompileError(f"`{shown}` failed (exit status {status}): {_first_errors(text)}", _remedy(text))
+        raise CompileError(f"`{shown}` failed (exit status {status}): {_first_errors(text)}", remedies.failure(text))
     return text
 
 
@@ -118,13 +125,3 @@ def _first_errors(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("ptxas info")]
     wrong = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()] or lines
     return "\n".join(wrong[:_SHOWN_LINES]) or "it printed nothing"
-
-
-def _remedy(text: str) -> str:
-    if "No such file or directory" in text and ("cc1plus" in text or "gcc" in text or "g++" in text):
-        return "install a C++ compiler (g++): nvcc preprocesses with it"
-    if "cannot open source file" in text or "No such file" in text:
-        return "install the headers that are missing: `pip install tvm-ext[cuda]` brings all of them, in one version"
-    if "Unsupported .version" in text or "PTX .version" in text:
-        return "install all of NVIDIA's compiler packages in one version: `pip install tvm-ext[cuda]`"
-    return "the next candidate may compile; please report this kernel"

@@ -26,11 +26,12 @@ from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEn
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
-from tvm_ext.support.limited_process import INSTALL_CUDA, run_limited, worker_threads
+from tvm_ext.support.limited_process import run_limited, worker_threads
 
 from . import cuda_nvrtc
 from .cuda_fatbin import write_fatbin
 from .ptxas_report import KernelUse, parse_report
+from .remedies import INSTALL_CUDA, NVCC, NVRTC
 
 SCHEMA = 1  # of what the cache keeps
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
@@ -136,14 +137,15 @@ def _examine(path: Path, origin: str, _modified_ns: int, _size: int) -> Nvcc:
 
 def toolkit_folder(nvcc: Nvcc) -> Path:
     """The folder of the toolkit that ``nvcc``, which may be a script that calls another one, belongs to."""
-    said = run_limited([str(nvcc.path), "--dryrun", "-E", "-x", "cu", os.devnull], _QUERY_TIME_LIMIT_S)
+    command = [str(nvcc.path), "--dryrun", "-E", "-x", "cu", os.devnull]
+    said = run_limited(command, _QUERY_TIME_LIMIT_S, remedies=NVCC)
     named = re.search(r"^#\$ _HERE_=(.+)$", said, re.MULTILINE)
     return (Path(named[1]) if named else nvcc.path.resolve().parent).parent
 
 
 def _query(path: Path, argument: str) -> str:
     try:
-        return run_limited([str(path), argument], _QUERY_TIME_LIMIT_S)
+        return run_limited([str(path), argument], _QUERY_TIME_LIMIT_S, remedies=NVCC)
     except CompileError as error:
         problem = f"the CUDA compiler {path} does not work: {error.problem}"
         raise UnsupportedEnvironmentError(problem, INSTALL_CUDA) from error
@@ -251,7 +253,7 @@ def _run_nvcc(
         (folder / "kernels.cu").write_text(source)
         image_name = "kernels.o" if "-c" in flags else "kernels.fatbin"
         command = [str(nvcc.path), *flags, "-o", image_name, "kernels.cu"]
-        messages = run_limited(command, limit, folder)
+        messages = run_limited(command, limit, folder, remedies=NVCC)
         image = _result(folder / image_name, command)
     return CompiledCuda(
         image=image,
@@ -303,7 +305,7 @@ def _compile_old(
         number = architecture_number(item)
         with temporary_folder("nvrtc") as folder:
             command_line = cuda_nvrtc.prepare(source, item, nvrtc, folder)
-            messages = run_limited(command_line, limit, folder)
+            messages = run_limited(command_line, limit, folder, remedies=NVRTC)
             cubins.append((number, _result(folder / cuda_nvrtc.CUBIN, command_line)))
         uses += parse_report(messages)
         command = shlex.join(command_line)

@@ -31,6 +31,7 @@ from tvm_ext.support.limited_process import run_limited
 from . import cutlass_toolchain, host_compiler
 from .cuda_toolchain import find_nvcc
 from .cutlass_toolchain import TemplateCompiler
+from .remedies import HOST
 from .sample_runner import WORKER, SampleRunner
 
 _LINK_LIMIT_S = 60.0
@@ -144,7 +145,7 @@ def link_samples(images: Sequence[bytes], path: Path) -> None:
         (folder / "runtime.c").write_text(_RUNTIME_SOURCE)
         link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", str(path)]
         command = [host_compiler.compiler(), *link, *objects, "-x", "c", "runtime.c", "-x", "none", str(runtime)]
-        run_limited([*command, "-lpthread", "-ldl", "-lrt"], _LINK_LIMIT_S, folder)
+        run_limited([*command, "-lpthread", "-ldl", "-lrt"], _LINK_LIMIT_S, folder, remedies=HOST)
 
 
 # --- this machine's GPU -----------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tvm_ext.support.limited_process import run_limited, worker_threads
 
 from . import host_compiler
 from .cuda_toolchain import CompiledCuda, Nvcc, Output, compile_cuda, find_nvcc, toolkit_folder
+from .remedies import HOST
 
 TIME_FACTOR = 5.0
 """A template takes nvcc 9 to 34 s here where one of our kernels takes one or two: so many times their limit it has."""
@@ -186,9 +187,9 @@ def link_objects(functions: Sequence[HostFunction], kernels: Sequence[bytes], ar
         # Groups of functions that are allowed to be there twice are dissolved, for their names do not stay visible.
         # A template that two units hold is the same in both.
         link = ["-r", "-nostdlib", "-Wl,--force-group-allocation,-z,muldefs", "-o", str(joined)]
-        run_limited([host_compiler.compiler(), *link, *objects], _LINK_TIME_LIMIT_S, folder)
+        run_limited([host_compiler.compiler(), *link, *objects], _LINK_TIME_LIMIT_S, folder, remedies=HOST)
         hide = ["--wildcard", "--keep-global-symbol=__tvm_ffi_*", str(joined), str(result)]
-        run_limited([_tool("objcopy"), *hide], _LINK_TIME_LIMIT_S, folder)
+        run_limited([_tool("objcopy"), *hide], _LINK_TIME_LIMIT_S, folder, remedies=HOST)
         return result.read_bytes()
 
 
@@ -198,7 +199,7 @@ def link_library(functions: Sequence[HostFunction], kernels: Sequence[bytes], ar
     with temporary_folder("cutlass") as folder:
         (folder / "cutlass.o").write_bytes(joined)
         command = [host_compiler.compiler(), "-shared", "-s", "-o", str(path), "cutlass.o"]
-        run_limited(command, _LINK_TIME_LIMIT_S, folder)
+        run_limited(command, _LINK_TIME_LIMIT_S, folder, remedies=HOST)
 
 
 def _compile_host(source: str, folder: Path) -> Path:
@@ -206,7 +207,7 @@ def _compile_host(source: str, folder: Path) -> Path:
     path.write_text(source)
     includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
     command = [host_compiler.compiler(), "-c", "-fPIC", "-O2", "-std=c++17", *includes, "-o", str(result), str(path)]
-    run_limited(command, _LINK_TIME_LIMIT_S, folder)
+    run_limited(command, _LINK_TIME_LIMIT_S, folder, remedies=HOST)
     return result
 
 

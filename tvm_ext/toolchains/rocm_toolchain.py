@@ -20,6 +20,8 @@ from tvm_ext.errors import CompileError
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.limited_process import run_limited
 
+from .remedies import AMD_LINKER
+
 LINKED = 3  # ELF file type of a shared object, which the HIP runtime loads; 1 is one that was not linked
 _BITCODE = "tvm_callback_rocm_bitcode_path"
 _LINK = "tvm_callback_rocm_link"
@@ -68,7 +70,7 @@ def link(relocatable: Any) -> bytearray:
     with temporary_folder("rocm") as folder:
         (folder / "kernels.o").write_bytes(bytes(relocatable))
         try:
-            run_limited(command, _TIME_LIMIT_S, folder)
+            run_limited(command, _TIME_LIMIT_S, folder, remedies=AMD_LINKER)
         except CompileError as error:
             raise _explained(error) from error
         return bytearray((folder / "kernels.hsaco").read_bytes())

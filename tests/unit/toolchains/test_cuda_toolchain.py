@@ -21,6 +21,7 @@ from tvm_ext.support.limited_process import run_limited
 from tvm_ext.toolchains import cuda_nvrtc, cuda_toolchain
 from tvm_ext.toolchains.cuda_fatbin import read_fatbin
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, compile_many, find_nvcc, gencode
+from tvm_ext.toolchains.remedies import NVRTC
 
 KERNEL = """
 #include <cuda_fp16.h>
@@ -272,4 +273,4 @@ def test_nvrtc_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = cuda_nvrtc.prepare(KERNEL, "sm_70", nvrtc, tmp_path)
     assert command[0] == sys.executable and (tmp_path / "kernels.cu").read_text().endswith(KERNEL)
     with pytest.raises(CompileError, match=r"libnvrtc\.so\.12"):
-        run_limited(command, 60, tmp_path)
+        run_limited(command, 60, tmp_path, remedies=NVRTC)
