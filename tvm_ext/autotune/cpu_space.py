@@ -166,7 +166,7 @@ def _register_tiles(model: PerfModel, vector: int) -> list[Shape]:
         shape = _over_axes(model, sizes)
         if model.core.registers(shape) <= most:
             found.append((model.core.accumulators(shape), sizes))
-    enough = FEWEST_ACCUMULATORS * (model.device.fma_latency_cycles or 1) * (model.device.fma_pipes or 1)
+    enough = FEWEST_ACCUMULATORS * (model.device.fma_latency_cycles or 1) * model.device.fma_rate
     wanted = min(enough, max((count for count, _ in found), default=0))
     kept = [sizes for count, sizes in found if count >= wanted]
     return sorted(kept, key=lambda sizes: _register_rank(model, sizes))[:MOST_REGISTER_TILES]

@@ -78,7 +78,7 @@ def tiles_of_vectors(work: Attention, device: DeviceSpec, lanes: int, vectors: i
     beside_values = room // (width + work.value_features * FLOAT_BYTES)
     masked = any(term.operand.row_stride for term in work.terms)
     block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
-    enough = ceil_div((device.fma_latency_cycles or 1) * (device.fma_pipes or 1), vectors)
+    enough = ceil_div((device.fma_latency_cycles or 1) * device.fma_rate, vectors)
     return AttentionTiles(
         lanes=lanes,
         query_vectors=vectors,
@@ -155,7 +155,7 @@ def kernel_seconds(work: Attention, tiles: AttentionTiles, device: DeviceSpec) -
 
 
 def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: DeviceSpec) -> float:
-    pipes = device.fma_pipes or 1
+    pipes = device.fma_rate
     scores = _product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles, device)
     steps = ceil_div(work.keys, tiles.key_block)
     results = _product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles, device)
@@ -177,11 +177,11 @@ def _product_cycles(rows: int, tile: int, vectors: int, depth: int, tiles: Atten
 
 def _step_cycles(rows: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
     """Of one step of the sum: arithmetic, loads, latency, and L2 where L1 is too small for the vectors."""
-    loads = (rows + vectors) / (device.loads_per_cycle or 1)
+    loads = (rows + vectors) / device.load_rate
     held = min(depth, tiles.key_block) * vectors * tiles.lanes * FLOAT_BYTES
     room = device.layers[1].capacity_bytes or inf
     streamed = vectors * tiles.lanes * FLOAT_BYTES / _bytes_per_cycle(device) if 2 * held > room else 0.0
-    times = (rows * vectors / (device.fma_pipes or 1), loads, float(device.fma_latency_cycles or 0), streamed)
+    times = (rows * vectors / device.fma_rate, loads, float(device.fma_latency_cycles or 0), streamed)
     return overlapped(times, PORT_OVERLAP)
 
 

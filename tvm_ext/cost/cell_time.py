@@ -110,12 +110,12 @@ def task_cycles(work: CellWork, tiles: CellTiles, device: DeviceSpec, source: Me
 
 def _tile_cycles(work: CellWork, tiles: CellTiles, rows: int, device: DeviceSpec, source: MemoryLayer | None) -> float:
     """Cycles of ``rows`` of the batch with one task's units: each step of every sum, then the element-wise part."""
-    pipes = device.fma_pipes or 1
+    pipes = device.fma_rate
     cycles = TASK_CYCLES + rows * tiles.vectors * work.operations / pipes
     for gates, depth, itemsize in work.products:
         vectors = gates * tiles.vectors
         streamed = 0.0 if source is None else vectors * tiles.lanes * itemsize / _bytes_per_cycle(source, device)
-        issue = (vectors + rows) / (device.loads_per_cycle or inf)
+        issue = (vectors + rows) / device.load_rate
         latency = float(device.fma_latency_cycles or 0)
         ports = overlapped((vectors * rows / pipes, issue, latency), PORT_OVERLAP)
         cycles += depth * overlapped((ports, streamed), MEMORY_OVERLAP)

@@ -59,7 +59,7 @@ class PortTimes:
             return 0.0
         steps = self.core.steps(shape)
         loads = sum(count * steps * self.loads_per_step(tile) for count, tile in self.core.kinds(shape))
-        return loads / (self.device.loads_per_cycle or float("inf")) / self.hz
+        return loads / self.device.load_rate / self.hz
 
     def loads_per_step(self, tile: Shape) -> float:
         """Loads of one step of the reduction; a broadcast that several taps use counts once for all of them.

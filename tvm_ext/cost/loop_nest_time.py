@@ -66,9 +66,9 @@ def _cycles(nest: LoopNest, device: DeviceSpec) -> float:
     accumulator_loads = stored * again if nest.accumulates else 0.0
     chain = steps / max(1, stored) if nest.accumulates else 0.0
     busy = [
-        steps * max(1.0, nest.flops_per_point / 2) / (device.fma_pipes or 1),
-        (sum(loaded) + accumulator_loads) / (device.loads_per_cycle or 1),
-        stored * again / (device.stores_per_cycle or 1),
+        steps * max(1.0, nest.flops_per_point / 2) / device.fma_rate,
+        (sum(loaded) + accumulator_loads) / device.load_rate,
+        stored * again / device.store_rate,
         chain * (device.fma_latency_cycles or 0),
     ]
     return (overlapped(busy, PORT_OVERLAP) + LOOP_CYCLES) * prod(loop.extent for loop in nest.loops[:first])

@@ -11,6 +11,10 @@ tiles of 2 registers of filters by 8 pixels, GFLOP/s:
 | 2048, 256, 256 | 105 | 124 | 129 | 141 |
 | 1024, 1024, 128 | 102 | 123 | 145 | 139 |
 | 512, 784, 64 | 141 | | 138 | 153 |
+
+The constants below say how the loops of a kernel are cut, by this table, and are no facts of a device: no data sheet
+says how many rows a prefetcher follows, and one processor's measurements are no row of another. What they are compared
+with, pages and cores, is the device's.
 """
 
 from __future__ import annotations
@@ -25,10 +29,10 @@ from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
 FOLLOWED_ROWS = 8
-"""Rows far apart that a chunk goes over."""
+"""Rows far apart that a chunk goes over: 128 channels in blocks of 16, the last column of the table."""
 
 MOST_ROWS = 32
-"""A reduction over more rows far apart goes in chunks."""
+"""A reduction over more rows far apart goes in chunks: of 32, the last line of the table, these gain little."""
 
 LEAST_STEPS, LEAST_CHUNKS = 128, 4
 """Multiply-adds of one sum in a chunk, at least, for between two of them every sum is stored and loaded; and so many
@@ -36,7 +40,7 @@ times that in a reduction: 256 channels in two chunks ran at 51 GFLOP/s, whole a
 """
 
 RUN_BYTES = 64 * 1024
-"""The sums of the tiles that go over a chunk together: a small part of a core's L2."""
+"""The sums of the tiles that go over a chunk together: a small part of any core's L2, which its rows pass, too."""
 
 TASKS_PER_UNIT = 4
 """Tasks that longer runs leave for every core."""

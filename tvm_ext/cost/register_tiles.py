@@ -169,12 +169,12 @@ class RegisterTiles:
                 gathers += count
             if table.uses_reduction or not self.reduction:
                 issue += count * slots
-        issue /= self.device.loads_per_cycle or float("inf")
+        issue /= self.device.load_rate
         return overlapped((arithmetic, issue, self.latency, gathers), PORT_OVERLAP) + self.spill_cycles(shape)
 
     def arithmetic_cycles(self, shape: Shape) -> float:
         """Cycles in which the pipes start the multiply-adds of a step."""
-        return self.accumulators(shape) * self._operations / (self.device.fma_pipes or 1)
+        return self.accumulators(shape) * self._operations / self.device.fma_rate
 
     def spill_cycles(self, shape: Shape) -> float:
         """Cycles of a step that a tile of too many registers stores accumulators: LLVM then keeps most in memory.
@@ -184,7 +184,7 @@ class RegisterTiles:
         """
         if self.registers(shape) <= self.device.register_limit:
             return 0.0
-        return self.accumulators(shape) / (self.device.stores_per_cycle or 1)
+        return self.accumulators(shape) / self.device.store_rate
 
     def _instructions_per_multiply_add(self) -> float:
         """1 with fused multiply-add; 2 where the type's peak is half of float32's at as many lanes (int32)."""
@@ -207,9 +207,7 @@ class RegisterTiles:
         registers = self.accumulators(shape)
         if self.vector in self.reduction:  # add the lanes together: log2(lanes) shuffles and additions
             return registers * (2 * log2(self.lanes) + 1) / per_cycle
-        epilogue = (
-            sum(computation.flops_per_element for computation in self.expr.epilogue) / 2 / (self.device.fma_pipes or 1)
-        )
+        epilogue = sum(computation.flops_per_element for computation in self.expr.epilogue) / 2 / self.device.fma_rate
         if self.vector is None or self.output.vector_use == "vector":
             return registers * (1 / per_cycle + epilogue)
         return self._transposed_store_cycles(shape, epilogue) / per_cycle

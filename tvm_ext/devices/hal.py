@@ -11,6 +11,7 @@ transactions).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from tvm_ext.errors import TargetError
@@ -136,6 +137,21 @@ class DeviceSpec:
                 "give its row the fact 'clock_ghz' (docs/add-a-device.md)",
             )
         return self.clock_ghz
+
+    @property
+    def load_rate(self) -> float:
+        """``loads_per_cycle``; infinite where the table has none: models leave out what nobody knows."""
+        return self.loads_per_cycle or inf
+
+    @property
+    def store_rate(self) -> float:
+        """``stores_per_cycle``; infinite where the table has none."""
+        return self.stores_per_cycle or inf
+
+    @property
+    def fma_rate(self) -> int:
+        """``fma_pipes``; 1 where the table has none: any core starts one, and arithmetic cannot be left out."""
+        return self.fma_pipes or 1
 
     @property
     def lowest_layer(self) -> MemoryLayer:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import inf
+from pathlib import Path
 
 import pytest
 
+import tvm_ext
 from tvm_ext.bench.tensor_exprs import conv2d, elementwise, matmul, reduce_sum
 from tvm_ext.cost.access_table import access_table, rows_thrash, vector_lanes, vector_use
 from tvm_ext.cost.perf_model import PerfModel, predict
@@ -143,6 +147,18 @@ def test_unknown_facts_are_not_charged():
     model = PerfModel(matmul(1024, 1024, 1024), blind, "j")
     assert model.core.cycles((1, 16, 1), 1000) == pytest.approx(500)
     assert model.saturates_teu((1, 16, 1))
+
+
+def test_unknown_rates_are_said_in_one_place():
+    """Whoever divides by a rate asks the device for it, which says once what stands for one that its table lacks."""
+    guess = re.compile(r"\.(?:loads_per_cycle|stores_per_cycle|fma_pipes) or\b")
+    sources = Path(tvm_ext.__file__).parent.rglob("*.py")
+    assert {path.name: len(guess.findall(path.read_text())) for path in sources if guess.search(path.read_text())} == {
+        "hal.py": 3
+    }
+    blind = replace(AVX512, loads_per_cycle=None, stores_per_cycle=None, fma_pipes=None)
+    assert (blind.load_rate, blind.store_rate, blind.fma_rate) == (inf, inf, 1)
+    assert (AVX512.load_rate, AVX512.store_rate, AVX512.fma_rate) == (2, 1, 2)
 
 
 def test_vector_use():

@@ -230,10 +230,10 @@ def _tile_cycles(window: Window, rows: int, vectors: int, device: DeviceSpec) ->
     source_rows = len({y.stride * r + y.dilation * t for r in range(rows) for t in range(y.taps)})
     loads = source_rows * x.taps * vectors * _loads_per_vector(device)
     broadcasts = taps if len(window.anchor.loads()) > 1 else 0
-    arithmetic = rows * vectors * taps / (device.fma_pipes or 1)
-    issue = (loads + broadcasts) / (device.loads_per_cycle or 1)
+    arithmetic = rows * vectors * taps / device.fma_rate
+    issue = (loads + broadcasts) / device.load_rate
     latency = taps * (device.fma_latency_cycles or 0) / 2
-    stores = rows * vectors / (device.stores_per_cycle or 1)
+    stores = rows * vectors / device.store_rate
     return max(arithmetic, issue, latency) + stores + 2
 
 
@@ -248,5 +248,5 @@ def _staging_cycles(window: Window, pitch: int, phase_rows: int, device: DeviceS
     y, x = window.y, window.x
     vectors = ceil_div(pitch, lanes) * len(x.phases)
     shuffled = 1 if x.stride > 1 else 0
-    each = _loads_per_vector(device) * (x.stride / len(x.phases)) / (device.loads_per_cycle or 1) + shuffled + 2
+    each = _loads_per_vector(device) * (x.stride / len(x.phases)) / device.load_rate + shuffled + 2
     return phase_rows * len(y.phases) * (vectors * each + 2)
