@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -167,8 +169,15 @@ def cpu_needs(target: Target) -> CpuNeeds:
     if str(target.kind.name) != "llvm":
         return CpuNeeds()
     machine = _architecture(str(target.attrs.get("mtriple", ""))) or read_cpu_info().machine
+    return CpuNeeds(machine=machine, features=_checked_features(machine, str(target)))
+
+
+@lru_cache(maxsize=64)
+def _checked_features(machine: str, target: str) -> tuple[str, ...]:
+    """Asking LLVM for one takes half a millisecond, and every build asks for all of them, twice."""
     checked = {"x86_64": CHECKED_X86_FEATURES, "aarch64": CHECKED_ARM_FEATURES}.get(machine, ())
-    return CpuNeeds(machine=machine, features=tuple(n for n in checked if _tvm.target_has_feature(n, target)))
+    resolved = Target(json.loads(target))
+    return tuple(name for name in checked if _tvm.target_has_feature(name, resolved))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
