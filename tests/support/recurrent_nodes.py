@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,22 @@ class RecurrentNode:
     @property
     def results(self) -> tuple[str, ...]:
         return ("y", "y_h", "y_c") if self.kind == "LSTM" else ("y", "y_h")
+
+
+LSTM = RecurrentNode(kind="LSTM", steps=5, batch=2, features=3, hidden=5)
+FORMS = {
+    "lstm of everything": dataclasses.replace(
+        LSTM, direction="bidirectional", clip=0.5, layout=1, lengths=(5, 2), has_state=True, has_cell=True,
+        has_peepholes=True,
+    ),
+    "coupled lstm, run-time weights": dataclasses.replace(LSTM, coupled=1, are_weights_inputs=True, has_bias=False),
+    "gru": RecurrentNode(kind="GRU", steps=5, batch=1, features=3, hidden=20, lengths=(3,)),
+    "reverse gru, linear before reset": RecurrentNode(
+        kind="GRU", steps=5, batch=2, features=3, hidden=5, direction="reverse", linear_before_reset=1, has_state=True
+    ),
+    "rnn": RecurrentNode(kind="RNN", steps=5, batch=2, features=2, hidden=3, direction="bidirectional", layout=1),
+}  # fmt: skip
+"""Nodes that together have all that a node can have but activations, by name."""
 
 
 def drawn(seed: int, *, for_onnx_runtime: bool = False) -> RecurrentNode:

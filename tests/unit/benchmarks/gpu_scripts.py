@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,12 +80,18 @@ def fake_gpu(scripts: SimpleNamespace, broken: Callable[[], None] = lambda: None
     return FakeGpu()
 
 
-def settings_for(bundle: Any, folder: Path, cache: Path) -> Any:
-    device = lookup("nvidia-a100")
-    return bundle.Settings(
+def bundled(
+    tmp_path: Path, cases: Sequence[Any] = (), models: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> tuple[Path, Any]:
+    """A bundle for an A100 in a folder of ``tmp_path``, and its manifest; within `imported_scripts`."""
+    bundle, device, folder = importlib.import_module("bundle"), lookup("nvidia-a100"), tmp_path / "bundle"
+    folder.mkdir()
+    chosen = bundle.Settings(
         device=device, target=Target(dict(device.target)), architectures=("sm_80",), candidates=1, folder=folder,
-        cache=KernelCache(cache),
+        cache=KernelCache(tmp_path / "cache"), **settings,
     )  # fmt: skip
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return folder, bundle.write_bundle(list(cases), chosen, python, tell=lambda _text: None, models=models)
 
 
 def start_there(folder: Path, tmp_path: Path, log: Path, **driver: int) -> subprocess.CompletedProcess[str]:

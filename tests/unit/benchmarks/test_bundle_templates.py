@@ -6,9 +6,7 @@ import ast
 import ctypes
 import importlib
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.cutlass_on_cpu import HostLibrary, put_on_cpu
-from tests.unit.benchmarks.gpu_scripts import FOLDER, WORKLOAD, fake_gpu, imported_scripts, run_there, settings_for
+from tests.unit.benchmarks.gpu_scripts import FOLDER, WORKLOAD, bundled, fake_gpu, imported_scripts, run_there
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import OptionError, UnsupportedEnvironmentError
@@ -176,12 +174,8 @@ def _of_this_package(nodes: Iterable[ast.AST]) -> set[str]:
 @needs_cc
 def test_a_bundle_with_templates_ends_at_the_launch(scripts: SimpleNamespace, tmp_path: Path) -> None:
     """By nvcc; there a driver that computes nothing, so that what templates ask of it first fails, and is named."""
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    settings = replace(settings_for(scripts.bundle, folder, tmp_path / "cache"), templates=1)
     case = scripts.cases.matmul("product", 64, 64, 32, "float16")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    manifest = scripts.bundle.write_bundle([case], settings, python, tell=lambda _text: None)
+    folder, manifest = bundled(tmp_path, [case], templates=1)
     assert [item.contender for item in manifest.entries[0].programs] == ["ours", "dlight", "cutlass"]
     record = run_there(folder, tmp_path, tmp_path / "log")
     assert record["contenders"]["cutlass"]["state"] in ("failed", "wrong")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.stub_driver import stub_events
-from tests.unit.benchmarks.gpu_scripts import WORKLOAD, fake_gpu, imported_scripts, run_there, settings_for, start_there
+from tests.unit.benchmarks.gpu_scripts import WORKLOAD, bundled, fake_gpu, imported_scripts, run_there, start_there
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.errors import InputError
 
@@ -277,13 +275,8 @@ def test_a_damaged_bundle_ends_the_program_with_a_message(
 @needs_cc
 def test_a_bundle_is_made_here_and_loads_there(scripts: SimpleNamespace, tmp_path: Path) -> None:
     """From an operator to launches of its machine code, the other machine being a process with the stub driver."""
-    bundle = importlib.import_module("bundle")
-    folder, log = tmp_path / "bundle", tmp_path / "log"
-    folder.mkdir()
-    settings = settings_for(bundle, folder, tmp_path / "cache")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    case = scripts.cases.matmul("product", 64, 64, 32)
-    manifest = bundle.write_bundle([case], settings, python, tell=lambda _text: None)
+    case, log = scripts.cases.matmul("product", 64, 64, 32), tmp_path / "log"
+    folder, manifest = bundled(tmp_path, [case])
     assert scripts.manifest.read_bundle(folder).entries[0].case == case
     assert [item.contender for item in manifest.entries[0].programs] == ["ours", "dlight"]
     uses = manifest.entries[0].programs[0].plan["uses"]

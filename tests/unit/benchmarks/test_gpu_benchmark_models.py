@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ import onnx
 import pytest
 
 from tests.support.stub_driver import stub_events
-from tests.unit.benchmarks.gpu_scripts import fake_gpu, imported_scripts, run_there, settings_for
+from tests.unit.benchmarks.gpu_scripts import bundled, fake_gpu, imported_scripts, run_there
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.bench.models import build_model
 from tvm_ext.bench.networks.bert import build_bert_base
@@ -141,13 +139,8 @@ def test_results_of_models_are_shown_one_by_one(scripts: SimpleNamespace) -> Non
 @needs_nvcc
 @needs_cc
 def test_a_model_is_bundled_here_and_starts_there(scripts: SimpleNamespace, tmp_path: Path) -> None:
-    bundle = importlib.import_module("bundle")
-    folder, log = tmp_path / "bundle", tmp_path / "log"
-    folder.mkdir()
-    settings = settings_for(bundle, folder, tmp_path / "cache")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    mlp = scripts.models.Model(build=lambda: build_model("mlp", 2))
-    manifest = bundle.write_bundle([], settings, python, tell=lambda _text: None, models={"mlp": mlp})
+    mlp, log = scripts.models.Model(build=lambda: build_model("mlp", 2)), tmp_path / "log"
+    folder, manifest = bundled(tmp_path, models={"mlp": mlp})
     (entry,) = scripts.manifest.read_bundle(folder).entries
     assert entry == manifest.entries[0] and entry.case.flops > 1e6
     assert [(item.contender, item.kind) for item in entry.programs] == [("ours", "model"), ("dlight", "model")]
@@ -164,13 +157,9 @@ def test_a_model_is_bundled_here_and_starts_there(scripts: SimpleNamespace, tmp_
 @pytest.mark.slow
 def test_schedules_are_a_contender(scripts: SimpleNamespace, tmp_path: Path) -> None:
     """One launch in the place of many. Weights are inputs here; layers share functions for all that."""
-    bundle = importlib.import_module("bundle")
-    folder, log = tmp_path / "bundle", tmp_path / "log"
-    folder.mkdir()
-    settings = settings_for(bundle, folder, tmp_path / "cache")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    log = tmp_path / "log"
     lstm = scripts.models.Model(build=recurrent, group="schedules", tolerance=1e-4, scheduled=True)
-    bundle.write_bundle([], settings, python, tell=lambda _text: None, models={"lstm": lstm})
+    folder, _ = bundled(tmp_path, models={"lstm": lstm})
     (entry,) = scripts.manifest.read_bundle(folder).entries
     programs = {item.contender: item for item in entry.programs}
     assert set(programs) == {"ours", "ours_scheduled", "dlight"}

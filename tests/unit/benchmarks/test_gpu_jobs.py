@@ -17,7 +17,7 @@ import pytest
 
 import tvm_ext
 from tests.support.stub_driver import build_stub_driver, stub_events
-from tests.unit.benchmarks.gpu_scripts import imported_scripts, settings_for
+from tests.unit.benchmarks.gpu_scripts import bundled, imported_scripts
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext.autotune.batch_files import read_batch, write_batch
 from tvm_ext.autotune.database import MeasurementDatabase
@@ -76,11 +76,7 @@ def test_a_folder_of_jobs_runs_in_a_bundle(scripts: SimpleNamespace, tmp_path: P
     artifacts = [Artifact(unchecked[0], library), Artifact(unchecked[1], broken)]
     write_batch(folder, [BatchEntry(item) for item in artifacts], PLAN)
 
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    scripts.bundle.write_bundle([], settings_for(scripts.bundle, bundle, tmp_path), python, tell=lambda _text: None)
-
+    bundle, _ = bundled(tmp_path)
     done = run_jobs(bundle, folder, tmp_path, tmp_path / "log")
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["2 batches run"]), done.stderr
     assert any(event["event"] == "launch" for event in stub_events(tmp_path / "log"))
@@ -96,7 +92,7 @@ def test_a_folder_of_jobs_runs_in_a_bundle(scripts: SimpleNamespace, tmp_path: P
     library.write_bytes(b"damaged")
     (folder / "batch-1" / "results.json").unlink()
     done = run_jobs(bundle, folder, tmp_path, tmp_path / "log")
-    assert done.returncode == 2 and "is damaged" in done.stderr
+    assert done.returncode == 2 and "is damaged" in done.stderr and "1 batches run" in done.stdout
 
 
 def test_a_folder_without_batches_is_refused(scripts: SimpleNamespace, tmp_path: Path) -> None:

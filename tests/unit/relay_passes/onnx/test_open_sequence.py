@@ -14,24 +14,11 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.recurrent_nodes import RecurrentNode, drawn, expected, model_of, operands
+from tests.support.recurrent_nodes import FORMS, LSTM, RecurrentNode, drawn, expected, model_of, operands
 from tvm_ext import relay
 from tvm_ext.errors import InputError, ModelError
 
 LENGTHS = (1, 2, 7, 50)
-LSTM = RecurrentNode(kind="LSTM", steps=5, batch=2, features=3, hidden=5)
-FORMS = {
-    "lstm of everything": dataclasses.replace(
-        LSTM, direction="bidirectional", clip=0.5, layout=1, lengths=(5, 2), has_state=True, has_cell=True,
-        has_peepholes=True,
-    ),
-    "coupled lstm, run-time weights": dataclasses.replace(LSTM, coupled=1, are_weights_inputs=True, has_bias=False),
-    "gru": RecurrentNode(kind="GRU", steps=5, batch=1, features=3, hidden=20, lengths=(3,)),
-    "reverse gru, linear before reset": RecurrentNode(
-        kind="GRU", steps=5, batch=2, features=3, hidden=5, direction="reverse", linear_before_reset=1, has_state=True
-    ),
-    "rnn": RecurrentNode(kind="RNN", steps=5, batch=2, features=2, hidden=3, direction="bidirectional", layout=1),
-}  # fmt: skip
 
 
 def opened(model: onnx.ModelProto, axis: int, name: str = "steps") -> onnx.ModelProto:
