@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,24 @@ def load_cases() -> dict[str, Case]:
             loaded = _from_memory(kind, case) if case.model_dir is None else _from_folder(kind, case)
             found[loaded.name] = loaded
     return {name: _with_tolerance(case) for name, case in sorted(found.items())}
+
+
+def operators_of(case: Case) -> set[str]:
+    """The operators at the top level of a case's graph."""
+    return {node.op_type for node in case.model.graph.node}
+
+
+def of_each_operator(cases: Mapping[str, Case]) -> dict[str, Case]:
+    """Those, in their order, that have an operator which no case before them has: all operators, of which none twice.
+
+    Some are there in pieces as well, where ONNX says of what functions an operator is made.
+    """
+    chosen, seen = {}, set[str]()
+    for name, case in cases.items():
+        if operators_of(case) - seen:
+            chosen[name] = case
+            seen |= operators_of(case)
+    return chosen
 
 
 def _with_tolerance(case: Case) -> Case:

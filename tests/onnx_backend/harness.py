@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tests.onnx_backend.cases import Case, load_cases
+from tests.onnx_backend.cases import Case, load_cases, of_each_operator
 from tests.onnx_backend.systems import SYSTEMS, NothingToBindError, WrongAnswerError
 from tvm_ext.errors import TvmExtError
 
@@ -175,15 +175,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="a file to append each outcome to as it comes")
     parser.add_argument("--only", type=Path, help="a file with one case name a line")
     parser.add_argument("--match", default="", help="a regular expression that the names contain")
-    parser.add_argument("--parts", type=int, default=1, help="take every n-th case only")
+    parser.add_argument("--each-operator", action="store_true", help="take one case of each operator only")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(arguments)
     chosen = set(given.only.read_text().split()) if given.only else None
-    # Every n-th of the sorted names: the same cases in every run, and all operators among them.
+    loaded = load_cases()
     cases = {
         name: case
-        for index, (name, case) in enumerate(load_cases().items())
-        if index % given.parts == 0 and (chosen is None or name in chosen) and re.search(given.match, name)
+        for name, case in (of_each_operator(loaded) if given.each_operator else loaded).items()
+        if (chosen is None or name in chosen) and re.search(given.match, name)
     }
     outcomes = run_cases(cases, given.system, given.workers, given.log)
     given.output.write_text(json.dumps(outcomes, indent=1) + "\n")

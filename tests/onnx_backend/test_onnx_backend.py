@@ -1,8 +1,8 @@
 """ONNX's backend tests through `relay.frontend.from_onnx` and `relay.build(enable_roller=True)`.
 
 No case has another answer than ONNX's, crashes, hangs or ends in an error that is none of ours. What stock TVM passes
-must pass; what is refused stands in a committed list that only shrinks. The everyday run takes every sixth case, the
-marker `slow` all of them.
+must pass; what is refused stands in a committed list that only shrinks. The everyday run takes one case of each
+operator, the marker `slow` all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
+from tests.onnx_backend.cases import Case, of_each_operator
 from tests.onnx_backend.harness import kind_of
 from tests.onnx_backend.lists import expected_failures, stock_passes
 
@@ -22,7 +24,6 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 STOCK_PASSES = stock_passes()
 EXPECTED_FAILURES = expected_failures()
-EVERYDAY_PARTS = 6
 FAIR = ("pass", "pass bound", "refused")
 
 STOCK_IS_LUCKY = {"node/test_training_dropout_zero_ratio"}
@@ -31,12 +32,12 @@ STOCK_IS_LUCKY = {"node/test_training_dropout_zero_ratio"}
 Outcomes = dict[str, str]
 
 
-def _run(folder: Path, parts: int) -> Outcomes:
+def _run(folder: Path, *chosen: str) -> Outcomes:
     """Runs in a process of its own: the harness forks, which TVM's thread pool in this one would not survive."""
     output = folder / "outcomes.json"
     harness = [sys.executable, "-W", "ignore", "-m", "tests.onnx_backend.harness"]
     subprocess.run(
-        [*harness, "--system", "ours", "--parts", str(parts), "--output", str(output)],
+        [*harness, "--system", "ours", *chosen, "--output", str(output)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         check=True,
@@ -50,18 +51,27 @@ def _run(folder: Path, parts: int) -> Outcomes:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(EVERYDAY_PARTS, id="slice", marks=pytest.mark.timeout(1200)),
-        pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(("--each-operator",), id="each operator", marks=pytest.mark.timeout(1200)),
+        pytest.param((), id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return _run(tmp_path_factory.mktemp("onnx_backend"), request.param)
+    return _run(tmp_path_factory.mktemp("onnx_backend"), *request.param)
 
 
 def test_there_are_cases(outcomes: Outcomes) -> None:
     """An empty run would pass everything below."""
-    assert len(outcomes) > 250
+    assert len(outcomes) > 150
     assert sum(outcome == "pass" for outcome in outcomes.values()) > 100
+
+
+def test_the_everyday_cases_have_every_operator() -> None:
+    def case(name: str, *operators: str) -> Case:
+        model = helper.make_model(helper.make_graph([helper.make_node(item, [], []) for item in operators], "", [], []))
+        return Case(name=name, model=model, data_sets=(), rtol=0.0, atol=0.0)
+
+    cases = [case("a", "Abs"), case("b", "Abs"), case("c", "Abs", "Add"), case("d", "Add"), case("e", "Mul")]
+    assert list(of_each_operator({item.name: item for item in cases})) == ["a", "c", "e"]
 
 
 def test_nothing_is_wrong_crashes_or_hangs(outcomes: Outcomes) -> None:
