@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import quick_imports
+
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
 
@@ -24,6 +26,11 @@ os.environ.setdefault("TVM_EXT_CACHE_DIR", str(ROOT / ".cache" / "tests"))
 os.environ["TVM_EXT_KERNEL_CACHE"] = "off"
 os.environ["TVM_EXT_DATABASE"] = "off"  # what was measured on this machine chooses no kernel of a test
 
+
+# Whatever the user's shell says: some hundred processes import the same modules, and would compile each of them anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+quick_imports.leave_out_source_lines()
 
 # Kernels are constructed for a CPU that was written down, so that a test gives the same verdict on every machine.
 DEFAULT_CPU = {"wide": "cpu-epyc-zen5", "narrow": "cpu-cascade-lake-avx2"}

@@ -1,22 +1,17 @@
-"""Quick imports of stock TVM's intrinsics: each of hundreds asks for the source of every frame, and needs none."""
+"""Quick parsing of TVMScript: stock TVM asks for the source of every frame at each function, and needs none."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
-@contextmanager
-def without_source_lines() -> Iterator[None]:
-    """Within it `inspect.stack` reads no source: the more frames, as within pytest, the longer it takes (a minute)."""
-    original = inspect.stack
+def leave_out_source_lines() -> None:
+    """From now on `inspect.stack` reads no source, which takes the longer the more frames there are.
+
+    Within pytest a function of TVMScript took half a second, and importing stock TVM's hundreds of intrinsics a minute.
+    """
     inspect.stack = _frames
-    try:
-        yield
-    finally:
-        inspect.stack = original
 
 
 def _frames(context: int = 1) -> list[inspect.FrameInfo]:

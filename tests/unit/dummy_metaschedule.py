@@ -6,8 +6,6 @@ import importlib
 import logging
 from typing import Any
 
-from tests.support.quick_imports import without_source_lines
-
 LOGGER = "tvm.s_tir.meta_schedule"
 
 
@@ -17,8 +15,7 @@ def dummy_parts(population: int = 8) -> dict[str, Any]:
     Importing them takes seconds: stock TVM parses its intrinsics. A run sets up its log by the names of the handlers
     that it finds, and trips over those of pytest, which have none.
     """
-    with without_source_lines():
-        importlib.import_module("tvm.s_tir.tensor_intrin")
+    importlib.import_module("tvm.s_tir.tensor_intrin")
     from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
     from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
     from tvm.s_tir.meta_schedule.testing.dummy_object import DummyBuilder, DummyRunner

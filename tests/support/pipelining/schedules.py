@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm.script import from_source
 
-from tests.support.quick_imports import without_source_lines
+from tests.support.quick_imports import leave_out_source_lines
 from tvm_ext._tvm import IRModule, Schedule, Target, gpu_schedule_rules, s_tir, te
 
 from .kernels import A100, H200, T4, V100, PipeliningKernel, product_reference
@@ -30,8 +30,7 @@ postprocessors, as TVMScript. Making one anew takes 40 s; reading one takes a fr
 def cuda_intrinsics() -> Iterator[Any]:
     """Stock TVM's tensor intrinsics for CUDA, registered, as its module: without those for all other processors.
 
-    Importing the whole package takes 12 s, most of it in `inspect.stack`, which looks for the source of every frame
-    once for each intrinsic, though only frames are asked for. Afterwards the package may be imported as usual.
+    Importing the whole package takes longer. Afterwards it may be imported as usual.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:
@@ -41,9 +40,8 @@ def cuda_intrinsics() -> Iterator[Any]:
     package.__path__ = [str(Path(s_tir.__path__[0]) / "tensor_intrin")]
     sys.modules[name] = package
     try:
-        with without_source_lines():
-            module = importlib.import_module(f"{name}.cuda")
-        yield module
+        leave_out_source_lines()
+        yield importlib.import_module(f"{name}.cuda")
     finally:
         sys.modules.pop(name, None)
 
