@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm_ext._tvm import IF_THEN_ELSE, BufferStore, Call, For, TensorLoad, structural_map, structural_walk, tirx
@@ -25,11 +26,18 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mutant:
-    """``function`` with one change of ``kind`` (one of `KINDS`), which ``change`` describes."""
+    """A function with one change of ``kind`` (one of `KINDS`), which ``change`` describes.
+
+    It is made when it is asked for: of most mutants a test needs no more than their number.
+    """
 
     kind: str
     change: str
-    function: Any
+    make: Callable[[], Any]
+
+    @property
+    def function(self) -> Any:
+        return self.make()
 
 
 def mutants(function: Any) -> Iterator[Mutant]:
@@ -37,8 +45,11 @@ def mutants(function: Any) -> Iterator[Mutant]:
     rules = _Rules(function.body)
     for position, changes in enumerate(_found(function.body, rules)):
         for number, (kind, change, _) in enumerate(changes):
-            body = _replaced(function.body, rules, position, number)
-            yield Mutant(kind=kind, change=change, function=function.with_body(body))
+            yield Mutant(kind=kind, change=change, make=partial(_changed, function, rules, position, number))
+
+
+def _changed(function: Any, rules: _Rules, position: int, number: int) -> Any:
+    return function.with_body(_replaced(function.body, rules, position, number))
 
 
 def _callbacks(visit: Callable[[Node], Node]) -> list[tuple[Any, Any]]:

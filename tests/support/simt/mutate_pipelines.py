@@ -8,6 +8,7 @@ neighbours; a version's number or a guard is off by one. What is said of `mutate
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, structural_map, structural_walk, tirx
@@ -31,8 +32,11 @@ def pipeline_mutants(function: Any) -> Iterator[Mutant]:
     """All mutants of ``function``, in the order of its statements. ``function`` stays as it is."""
     for position, changes in enumerate(_found(function.body)):
         for number, (kind, change, _) in enumerate(changes):
-            body = _replaced(function.body, position, number)
-            yield Mutant(kind=kind, change=change, function=function.with_body(body))
+            yield Mutant(kind=kind, change=change, make=partial(_changed, function, position, number))
+
+
+def _changed(function: Any, position: int, number: int) -> Any:
+    return function.with_body(_replaced(function.body, position, number))
 
 
 def name_of(statement: Node) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Judged:
         )
 
 
+@cache
 def lowered(kernel: GoodKernel) -> Kernels:
     return simt.lower(kernel.function, DEVICE, config={"tirx.use_async_copy": kernel.async_copy})
 
