@@ -1,6 +1,7 @@
 """Runs cases in worker processes: a crash or an endless loop is the failure of one case, never of the run.
 
-A worker serves one case after another for as long as it lives: importing TVM takes longer than most cases.
+A worker serves one case after another for as long as it lives, and is forked from a process that has imported TVM and
+has run nothing: importing it takes longer than most cases.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext
 from typing import Any, Generic, TypeVar
 
 Case = TypeVar("Case")
@@ -28,8 +29,7 @@ class Trial(Generic[Case, Result]):
     """What is done with a case: ``attempt``, a module's function, in a worker; ``failure`` where that dies or is late.
 
     The latter takes the case, the outcome ("crashed" or "timed out"), the problem in words and the seconds.
-    ``alone``: every case has a process of its own, forked from one that has imported the module of ``attempt`` and has
-    run nothing.
+    ``alone``: every case has a process of its own.
     """
 
     attempt: Callable[[Case], Result]
@@ -95,12 +95,10 @@ class Worker(Generic[Case, Result]):
         return self.process.is_alive() and self.done < (1 if self.trial.alone else CASES_PER_WORKER)
 
 
-def _context(trial: Trial[Case, Result]) -> SpawnContext | ForkServerContext:
+def _context(trial: Trial[Case, Result]) -> ForkServerContext:
     """TVM's thread pool does not survive a fork: what is forked has imported TVM, and never runs a kernel."""
-    if not trial.alone:
-        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([trial.attempt.__module__])
+    context.set_forkserver_preload(["tvm_ext.relay", trial.attempt.__module__])
     return context
 
 
