@@ -2,6 +2,7 @@
 
     python benchmarks/matmul.py                     # two squares, the seven MatMul rows of Roller's table, two GEMVs
     python benchmarks/matmul.py 1024 M3 --rounds 20
+    python benchmarks/matmul.py M3 --scale 16       # to try the script: M and K are a sixteenth of what they are
 
 The rows of the table keep K and N; M is halved until a run is short. Each product is measured with B as an input of the
 run (``variable``) and as weights known at compile time (``constant``); NumPy takes part in both. For a GEMV, whose
@@ -17,7 +18,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -217,18 +218,20 @@ def summary(results: list[ProductResult]) -> Table:
     return rows
 
 
-def chosen_products(ids: list[str] | None) -> list[Product]:
-    """Those called ``ids``, or all; raises InputError for one that there is not."""
+def chosen_products(ids: list[str] | None, scale: int = 1) -> list[Product]:
+    """Those called ``ids``, or all, of 1 / ``scale`` of their rows and sums; raises InputError for an unknown one."""
     known = {product.id: product for product in products()}
     for name in ids or []:
         if name not in known:
             raise InputError(f"there is no product {name!r}.", f"the products are {', '.join(known)}")
-    return [known[name] for name in ids or known]
+    chosen = [known[name] for name in ids or known]
+    return [replace(item, M=max(1, item.M // scale), K=max(1, item.K // scale)) for item in chosen]
 
 
 def main(
     ids: Annotated[list[str] | None, typer.Argument(help="Products by name; all of them.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender gets.")] = 8,
+    scale: Annotated[int, typer.Option(min=1, help="What M and K are divided by, to try the script.")] = 1,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
 ) -> None:
     """Time matrix products and write the results."""
@@ -236,7 +239,7 @@ def main(
     path = result_path("matmul", environment, output)
     results: list[ProductResult] = []
     with progress() as tell:
-        for product in chosen_products(ids):
+        for product in chosen_products(ids, scale):
             for form in FORMS:
                 results.append(measure(product, form, rounds, tell))
                 write_results(path, "matmul", environment, [result.record() for result in results])

@@ -137,7 +137,7 @@ def test_reading_reads_every_byte(matmul: ModuleType) -> None:
 def test_matmul_compares_with_numpy_onnx_runtime_and_reading(tmp_path: Path, matmul: ModuleType) -> None:
     pytest.importorskip("onnxruntime", reason="it is one of the peers")
     pytest.importorskip("threadpoolctl", reason="NumPy's threads are set with it")
-    document, printed = _run(tmp_path, "matmul.py", "gemv_long", "M2", "--rounds", "1")
+    document, printed = _run(tmp_path, "matmul.py", "gemv_long", "M2", "--rounds", "1", "--scale", "64")
     assert document["environment"]["placement"]
     records = document["results"]
     assert [(item["id"], item["form"]) for item in records] == [
@@ -149,6 +149,8 @@ def test_matmul_compares_with_numpy_onnx_runtime_and_reading(tmp_path: Path, mat
         errors = {item["name"]: item["relative_error"] for item in record["timings"]}
         assert errors["tvm_ext"] < 1e-5
         assert errors["numpy"] < 1e-5
+        scaled = {"M2": (2, 32, 1000), "gemv_long": (1, 256, 2048)}[record["id"]]
+        assert (record["M"], record["K"], record["N"]) == scaled
         assert record["numpy_blas"]
         assert "Prescott" not in record["numpy_blas"]
     assert "geometric mean" in printed

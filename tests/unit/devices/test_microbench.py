@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,8 +65,14 @@ def test_of_a_busy_machine_only_what_is_better_counts() -> None:
     assert quiet.launch_overhead_us == figures.launch_overhead_us
 
 
-def test_micro_benchmarks_are_plausible() -> None:
-    """The real thing, once: measured rates against what arithmetic with the measured clock allows."""
+def test_micro_benchmarks_are_plausible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real thing, once: measured rates against what arithmetic with the measured clock allows.
+
+    Of a few runs each, for the bounds are wide; what came of it is no measurement that other tests should find.
+    """
+    monkeypatch.setattr(microbench, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(microbench, "REPEATS", 5)
+    monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path))
     spec = probe.probe_cpu()
     assert spec.clock_ghz is not None
     assert spec.fma_pipes is not None
