@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, gcd, prod
+from math import ceil, gcd, hypot, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -26,19 +26,19 @@ MIN_REUSE_TO_PACK = 4
 """A strided input is copied into vectors where each element is used at least so often: the copy reads and writes it."""
 
 
-MIN_REUSE_TO_PANEL = 256
-"""A contiguous input whose rows thrash is copied into panels where each element is used at least so often.
+MOST_OF_ALL_WAYS = 0.75
+"""Of all ways in the places of a tile's rows, the share that the rows may not reach.
 
-Measured on Zen 5, B of (1024, 1024) and (4096, 1024) under M = 512 rows: 177 -> 214 and 116 -> 169 GFLOP/s; under 64
-the copy costs more than it saves (183 -> 153).
+Pages lie in memory at random, so that some places have more rows than others, and other operands take ways, too.
+Measured under 128 rows (Cascade Lake, one thread, others busy): where B's rows need half of the ways, panels make a
+product 0.95 to 1.1 times as fast, at three quarters 1.13 to 1.25 times, at all of them 1.35 times and more.
 """
 
-MIN_REUSE_TO_PANEL_FROM_MEMORY = 64
-"""The same where the input does not fit the last cache, so that rows read anew come from memory.
+LEAST_PANEL_GAIN = 1.1
+"""By how much a copy into panels must make a kernel faster by `copied_to_panels`, where it is all bandwidth."""
 
-Measured on Zen 5 with 32 MiB of L3, under 64 and 128 rows: B of (30522, 1024) 63 -> 100 GFLOP/s, (8192, 1024)
-129 -> 150.
-"""
+REGISTERS_PER_ROW = 4
+"""Of a core's vector registers for each row of a register tile: 8 rows of 48 floats in 32, 4 of 24 in 16."""
 
 
 _COLUMN = np.ndarray
@@ -223,21 +223,42 @@ def _copied_elements(expr: TensorExpr, access: Access, vector_axis: str | None, 
     if access is expr.output or access.is_constant or vector_axis is None:
         return 0
     if access.stride(vector_axis) == 1:
-        if not rows_thrash(access, expr.extents, [axis.name for axis in expr.reduction], device):
+        reduction = [axis.name for axis in expr.reduction]
+        if not copied_to_panels(access, expr.extents, reduction, expr.point_count, device):
             return 0
-        copied = prod(axis.extent for axis in expr.axes if access.uses(axis.name))
-        enough = expr.point_count >= reuse_to_panel(copied * access.itemsize_bytes, device) * copied
-        return copied if enough else 0
+        return prod(axis.extent for axis in expr.axes if access.uses(axis.name))
     split = phase_split(access, vector_axis, expr.extents)
     copied = prod(split or (axis.extent for axis in expr.axes if access.uses(axis.name)))
     return copied if expr.point_count >= MIN_REUSE_TO_PACK * copied else 0
 
 
-def reuse_to_panel(copied_bytes: float, device: DeviceSpec) -> int:
-    """Uses of each element from which a contiguous input of ``copied_bytes`` whose rows thrash is copied to panels."""
-    last_cache = device.layers[-2].capacity_bytes
-    from_memory = last_cache is not None and copied_bytes >= last_cache
-    return MIN_REUSE_TO_PANEL_FROM_MEMORY if from_memory else MIN_REUSE_TO_PANEL
+def copied_to_panels(
+    access: Access, extents: Mapping[str, int], reduction: Sequence[str], points: int, device: DeviceSpec
+) -> bool:
+    """Whether a contiguous input of a kernel of ``points`` multiply-adds is copied into panels on entry.
+
+    It is where its rows thrash and the copy takes less than it saves. Read as they lie, rows come anew for every
+    register tile from the layer below L2, beside the arithmetic; the copy reads them once and writes them once.
+
+    Worked example, one core of 150 GFLOP/s whose L3 serves 24 GB/s, B of 1024 x 1024 under 64 rows: 0.9 ms of
+    arithmetic beside 8 readings of 4 MiB, 1.4 ms, together 1.7 ms; copied 0.9 + 0.35 ms. Under 16 rows: 0.22 beside
+    0.35 ms, together 0.41, and copied 0.57. Measured (Cascade Lake, one thread, others busy): under 128, 64,
+    32 and 16 rows a copy makes it 1.7, 1.5, 1.1 and 0.6 times as fast.
+    """
+    if not rows_thrash(access, extents, reduction, device):
+        return False
+    copied = prod(extent for axis, extent in extents.items() if access.uses(axis))
+    copied_bytes = copied * access.itemsize_bytes
+    below = next(
+        (layer for layer in device.layers[3:] if not layer.capacity_bytes or layer.capacity_bytes >= copied_bytes), None
+    )
+    peak = device.peak_gflops_of("float32")
+    if below is None or not below.bandwidth_gb_per_s or not peak or not device.register_limit:
+        return False
+    arithmetic_ns = 2 * points / peak
+    once_ns = copied_bytes / below.bandwidth_gb_per_s
+    readings = ceil(points / copied / (device.register_limit / REGISTERS_PER_ROW))
+    return hypot(arithmetic_ns, readings * once_ns) > LEAST_PANEL_GAIN * (arithmetic_ns + 2 * once_ns)
 
 
 def rows_thrash(access: Access, extents: Mapping[str, int], reduction: Sequence[str], device: DeviceSpec) -> bool:
@@ -259,7 +280,8 @@ def rows_thrash(access: Access, extents: Mapping[str, int], reduction: Sequence[
     rows = prod(extent for step, extent in steps if step >= l2.transaction_bytes)
     way = (l2.capacity_bytes or 0) // device.l2_ways
     places = way // gcd(pitch, way)
-    return rows > places * device.l2_ways or rows * min(1.0, pitch / device.page_bytes) > device.tlb_pages
+    pages = rows * min(1.0, pitch / device.page_bytes)
+    return rows >= MOST_OF_ALL_WAYS * places * device.l2_ways or pages > device.tlb_pages
 
 
 def phase_split(access: Access, vector_axis: str, extents: Mapping[str, int]) -> tuple[int, ...] | None:

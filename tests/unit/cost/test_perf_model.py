@@ -242,10 +242,12 @@ def test_small_tiles_that_share_a_cache_are_loaded_once():
     ("k", "n", "thrashes"),
     [
         (1024, 1024, True),  # rows of 4096 bytes: 16 places of 16 ways
-        (256, 1024, False),  # as many rows as fit
+        (256, 1024, True),  # as many rows as there are ways, if pages lay in order
+        (128, 1024, False),
         (2048, 1000, False),  # rows of 4000 bytes lie in 2048 places
         (4032, 1000, True),  # but 4032 of them need more pages than the TLB covers
-        (512, 512, False),
+        (512, 512, True),
+        (256, 512, False),
     ],
 )
 def test_rows_that_push_each_other_out(k: int, n: int, thrashes: bool):
@@ -258,16 +260,18 @@ def test_rows_that_push_each_other_out(k: int, n: int, thrashes: bool):
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "copied"),
+    ("row", "m", "k", "copied"),
     [
-        (512, 1024, True),
-        (64, 1024, False),
-        (64, 30522, True),  # 125 MB come from memory for every tile that reads them anew
-        (32, 30522, False),
+        ("cpu-cascade-lake", 64, 1024, True),
+        ("cpu-cascade-lake", 16, 1024, False),
+        ("cpu-epyc-zen5", 512, 1024, True),
+        ("cpu-epyc-zen5", 64, 1024, False),  # its L3 serves five times as many bytes
+        ("cpu-epyc-zen5", 64, 30522, True),  # 125 MB come from memory for every tile that reads them anew
+        ("cpu-epyc-zen5", 16, 30522, False),
     ],
 )
-def test_panels_are_copied_where_their_reuse_pays(m: int, k: int, copied: bool):
-    device = replace(AVX512, l2_ways=16, tlb_pages=3072, page_bytes=4096)
+def test_panels_are_copied_where_their_reuse_pays(row: str, m: int, k: int, copied: bool):
+    device = device_db.lookup(row)
     expr = matmul(m, 1024, k)
     elements = access_table(expr, expr.inputs[1], expr.axes[1].name, device).packed_elements
     assert elements == (k * 1024 if copied else 0)

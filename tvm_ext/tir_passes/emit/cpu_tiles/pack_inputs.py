@@ -14,7 +14,7 @@ from math import prod
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
-from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, reuse_to_panel, rows_thrash
+from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, copied_to_panels
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, loop, new_buffer, sequence, split_index, store
 from tvm_ext.records.choice import ConstantPack
@@ -76,10 +76,10 @@ def pack_input(
     if not access.is_constant:
         extents_by_name = {name: computation.extents[p] for p, name in enumerate(names)}
         reduction = [name for name, kind in zip(names, computation.kinds, strict=True) if kind == "reduce"]
-        if stride == 1 and not rows_thrash(access, extents_by_name, reduction, device):
+        points = computation.point_count
+        if stride == 1 and not copied_to_panels(access, extents_by_name, reduction, points, device):
             return None
-        reuse = reuse_to_panel(copied * access.itemsize_bytes, device) if stride == 1 else MIN_REUSE_TO_PACK
-        if computation.point_count < reuse * copied:
+        if stride != 1 and points < MIN_REUSE_TO_PACK * copied:
             return None
     rows = [p for p in used if computation.kinds[p] == "spatial" and p != vector]
     axes = (*rows, vector, *(p for p in used if computation.kinds[p] == "reduce"), vector)
