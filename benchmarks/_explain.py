@@ -30,6 +30,7 @@ from tvm_ext.bench.placement import on_main_core, place_threads
 from tvm_ext.bench.timing import settle
 from tvm_ext.cli.explain import operators_of
 from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.relay_passes.move_padding import whole_operator
 from tvm_ext.reports.text import format_time
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -143,9 +144,9 @@ def explain(name: str, model: onnx.ModelProto) -> Explanation:
                 theirs.run()
         events = json.loads(Path(theirs.close()).read_text(encoding="utf-8"))
     kernels = [
-        _timed(op.name, our_kind(op.name), sizes[op.name], op.calls, (op.measured_s or 0.0) * op.calls)
+        _timed(op.name, our_kind(op.name), sizes[known], op.calls, (op.measured_s or 0.0) * op.calls)
         for op in report.operators
-        if op.name in sizes
+        if (known := op.name if op.name in sizes else whole_operator(op.name)) in sizes
     ]
     return match(name, kernels, list(their_nodes(events)), report.run_s or 0.0, _their_run_s(events))
 

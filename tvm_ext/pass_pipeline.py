@@ -54,6 +54,7 @@ from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
+from tvm_ext.relay_passes.move_padding import MovePadding
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.pair_products import PairProducts
@@ -69,6 +70,8 @@ from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
 from tvm_ext.tir_passes.plan.chain import judge_for
 from tvm_ext.tir_passes.plan.chosen_tiles import NO_CHOICES, TileChoices
+from tvm_ext.tir_passes.plan.cut_padding import cut_padding
+from tvm_ext.tir_passes.plan.padded_stores import stores_padded
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.split_launches import SplitLaunches
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
@@ -199,9 +202,13 @@ def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     read. Nothing for stock TVM's schedules, which would run such an operator piece by piece.
     """
     mode = options.enable_persistent_fusion
-    if mode is False or options.enable_roller is False:
+    if options.enable_roller is False:
         return []
-    return [FusePersistent(judge_for(device, options), mode)]
+    return [
+        *([FusePersistent(judge_for(device, options), mode)] if mode is not False else []),
+        # Behind chains, whose links are padded panel by panel. A GPU's kernels pad what they copy anyway.
+        *([MovePadding(cut_padding, stores_padded)] if device.kind == "cpu" else []),
+    ]
 
 
 def kernel_passes(

@@ -20,11 +20,13 @@ from tvm_ext.pass_pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.recorder import call_counts
 from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
+from tvm_ext.relay_passes.move_padding import whole_operator
 from tvm_ext.tir_passes.emit.cpu_windows.kernel import window_kernel
 from tvm_ext.tir_passes.plan.anchors import construct_anchor, construct_gpu_anchor
+from tvm_ext.tir_passes.plan.padded_stores import cpu_groups
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
-from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, plan, simplify
-from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows
+from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, simplify
+from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
 from tvm_ext.tir_passes.roller.construct import Construction
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def operator_names(operators: tvm.IRModule) -> list[tuple[str, int]]:
 def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: BuildOptions) -> Explanation:
     """Construct for the operator ``name``; raises InputError for an unknown one, with the nearest names."""
     calls = dict(operator_names(operators))
+    name = name if name in calls else whole_operator(name)
     if name not in calls:
         nearest = difflib.get_close_matches(name, calls, n=5, cutoff=0.3) or list(calls)
         raise InputError(f"the model has no operator {name!r}.", f"did you mean {', '.join(nearest)}?")
@@ -110,7 +113,7 @@ def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, S
         simple = simplify_for_gpu(operator)
         return simple, plan_for_gpu(simple)
     simple = simplify(operator)
-    return simple, take_windows(plan(simple), simple)[0]
+    return simple, cpu_groups(simple)[0]
 
 
 def _constants(function: PrimFunc, operator: OperatorBody) -> list[Buffer]:

@@ -47,6 +47,7 @@ from .emit.cpu_chains.emit import emit_panels
 from .emit.cpu_chains.padding import emit_padding
 from .emit.cpu_choices import AttentionPart, own_choices
 from .emit.cpu_forms import row_form, window_form
+from .emit.cpu_tiles.border import fill_border
 from .emit.cpu_tiles.emit import emit_tile_kernel
 from .emit.schedule_fallback import fallback_kernel
 from .emit.step_loops import is_step_loop, looped_kernel
@@ -72,9 +73,10 @@ from .plan.form import (
     with_choice,
 )
 from .plan.open_rows import with_open_rows
+from .plan.padded_stores import cpu_groups
 from .plan.panel import Panel, PanelView, check_runs, divide
 from .plan.plan_kernels import RowGroup, TileGroup, plan, simplify, size_notes
-from .plan.plan_windows import CpuGroup, WindowGroup, take_windows
+from .plan.plan_windows import CpuGroup, WindowGroup
 
 
 @module_pass(opt_level=0, name="tvm_ext.ConstructCpuKernels")
@@ -242,7 +244,7 @@ def _groups(
     tiles: TileChoices,
 ) -> tuple[Stmt, list[Form], list[str]]:
     """The operator's groups one after the other, each over whole tensors; their forms, and what to say of them."""
-    groups, refusals = take_windows(plan(operator), operator)
+    groups, refusals = cpu_groups(operator)
     forms = [form for group in groups for form in _forms(group, operator, constants, device, options, tiles)]
     return body_of(forms, operator), forms, [*refusals, *notes_of(forms)]
 
@@ -373,17 +375,18 @@ def _tile_forms(
     check_runs(anchor, views)
     program, chosen = program_for(expr, construction, device, tiles)
     if program is None:
-        single = [
-            canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *group.epilogue)
-        ]
+        behind = group.epilogue if group.border is None else (group.border,)
+        single = [canonical_rows(RowGroup(computations=(computation,))) for computation in (group.anchor, *behind)]
         first, *rest = [row_form(rows, operator, device) for rows in single]
         return [replace(first, notes=(*construction.notes, *first.notes)), *rest]
     kernel = emit_tile_kernel(anchor, expr, group.epilogue, program, device, operator.params)
+    border = () if group.border is None else (fill_border(group.border, device),)
     note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue)
+    note += ", between the borders of a padded tensor" if border else ""
     return [
         Form(
             path="rtile",
-            statements=kernel.statements,
+            statements=(*border, *kernel.statements),
             program=program,
             notes=(*construction.notes, note, *chosen),
             packs=kernel.packs,

@@ -26,8 +26,9 @@ from tvm_ext.support.arithmetic import ceil_div
 from ..roller.construct import Construction
 from .alternatives import frugal_programs
 from .anchors import construct_anchor
-from .plan_kernels import TileGroup, plan, simplify
-from .plan_windows import CpuGroup, take_windows
+from .padded_stores import cpu_groups
+from .plan_kernels import TileGroup, simplify
+from .plan_windows import CpuGroup
 
 TileChoices: TypeAlias = Mapping[str, str]
 """Configurations of `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` by the key of their workload."""
@@ -111,7 +112,7 @@ def choosable_groups(func: PrimFunc, name: str) -> tuple[OperatorBody, list[Buff
     operator = simplify(read)
     if func.attrs and CHAIN in func.attrs:
         return operator, constants, []
-    return operator, constants, take_windows(plan(operator), operator)[0]
+    return operator, constants, cpu_groups(operator)[0]
 
 
 def tunable_anchors(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> tuple[TunableAnchor, ...]:

@@ -28,12 +28,14 @@ class TileGroup:
     """A reduction with reuse, kept in tiles, with its fused epilogue.
 
     A computation of ``prologue`` is computed while the inputs are copied to shared memory: it is injective, writes at
-    its own axes, and is read by ``anchor`` alone. CPUs have none.
+    its own axes, and is read by ``anchor`` alone. CPUs have none. ``border`` is a padding whose inner part ``epilogue``
+    stores; what lies outside has to be filled besides. GPUs have none.
     """
 
     anchor: Computation
     epilogue: tuple[Computation, ...]
     prologue: tuple[Computation, ...] = ()
+    border: Computation | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
