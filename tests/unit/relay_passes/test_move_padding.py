@@ -175,7 +175,7 @@ def moved(report: Any) -> int:
     return sum(INSIDE in operator.choice.reason for operator in report.operators)
 
 
-EVERY_DAY = ("each side otherwise, strides, dilation", "a pool, outside of which is less than any number", "a batch")
+EVERY_DAY = ("each side otherwise, strides, dilation", "a pool, outside of which is less than any number")
 """What is computed by every run of the tests; the others where marked slow."""
 
 
@@ -197,7 +197,11 @@ def test_what_is_stored_between_borders_is_right(name: str) -> None:
     assert moved(check(CASES[name], CASES[name].shape)) == CASES[name].moved
 
 
-@pytest.mark.parametrize("options", [{"enable_rammer": True}, {"num_threads": 1, "layout": "NCHW"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"enable_rammer": True}, pytest.param({"num_threads": 1, "layout": "NCHW"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_other_builds_are_right(options: dict[str, Any]) -> None:
     report = check(CASES["three in a row"], (1, 16, 9, 11), guard_memory=False, **options)
     assert moved(report) == (0 if "layout" in options else 2)
