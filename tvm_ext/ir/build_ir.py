@@ -85,6 +85,12 @@ def allocate(buffer: Buffer) -> Stmt:
     return tirx.AllocBuffer(buffer, {})
 
 
+def prefetch(element: Expr) -> Stmt:
+    """Ask for the line that ``element``, a load, reads to come to the core's second cache, and do not wait for it."""
+    how = [tirx.const(number, "int32") for number in (0, 2, 1)]  # to be read; the second cache; data
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch.p0", tirx.address_of(element), *how))
+
+
 def sequence(*statements: Stmt) -> Stmt:
     return statements[0] if len(statements) == 1 else tirx.stmt_seq(*statements)
 

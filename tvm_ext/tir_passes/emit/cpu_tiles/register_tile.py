@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Expr, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of
@@ -15,6 +16,7 @@ from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index,
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
+from .ahead import NextPanel, next_panel
 from .pack_inputs import PackedInput, pack_input
 from .phase_pack import PhasePack
 
@@ -42,6 +44,7 @@ class TileLayout:
     packed: tuple[PackedInput | PhasePack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
     chunks: ReductionChunks | None  # of the reduction; None where it stays whole
+    ahead: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
 
@@ -94,22 +97,29 @@ def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, devic
         for load, access in zip(computation.loads(), expr.inputs, strict=True)
         if (made := pack_input(load, access, computation, names, vector, tile[vector], lanes, device)) is not None
     )
+    order = tuple(spatial[place] for place in loops.order)
+    blocks = dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True))
+    rows = tuple(p for p in spatial if p != vector)
+    ahead = None
+    if chunks is None and order[0] == vector and blocks[vector][0] == 1:
+        ahead = next_panel(packed, vector, reduction, prod(counts[p] for p in rows), program, device)
     return TileLayout(
         computation=computation,
         expr=expr,
         vector=vector,
-        rows=tuple(p for p in spatial if p != vector),
+        rows=rows,
         reduction=reduction,
         tile=tile,
         counts=counts,
         full={p: computation.extents[p] // tile[p] for p in spatial},
-        blocks=dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True)),
-        order=tuple(spatial[place] for place in loops.order),
+        blocks=blocks,
+        order=order,
         lanes=lanes,
         accumulator_dtype=dtype,
         packed=packed,
         round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
         chunks=chunks,
+        ahead=ahead,
         panel=Var("panel", INDEX_DTYPE),
         lane=Var("lane", INDEX_DTYPE),
     )

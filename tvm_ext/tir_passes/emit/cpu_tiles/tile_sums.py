@@ -70,7 +70,12 @@ class TileSums:
             sums = load(self.accumulators, [row, lane])
             return store(self.accumulators, combine(self.layout.computation.combiner, sums, value), [row, lane])
 
-        return self._each(one)
+        ahead = self.layout.ahead
+        if ahead is None:
+            return self._each(one)
+        layout = self.layout
+        row = flat([self.at[p] for p in layout.rows], [layout.counts[p] for p in layout.rows])
+        return sequence(ahead.ask(self.at[layout.vector], row, ks), self._each(one))
 
     def _each(self, body: Callable[[tuple[Expr, ...], Expr, Expr], Stmt]) -> Stmt:
         rows = [self.sizes[p] for p in self.layout.rows]
