@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.support.arithmetic import ceil_div
 
+from .followed_rows import UNFOLLOWED_COST
 from .perf_model import CACHE_SHARE, FIRST_PHYSICAL_LEVEL, MEMORY_OVERLAP, REPORTED_UNITS_PER_G
 from .register_tiles import overlapped
 
@@ -40,11 +41,20 @@ PANEL_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """``part_bytes`` of a tensor of ``whole_bytes`` that pass between a stage and the layer that holds the tensor."""
+    """``part_bytes`` of a tensor of ``whole_bytes`` that pass between a stage and the layer that holds the tensor.
+
+    ``followed``: as fast as that layer is, see `followed_rows.py`.
+    """
 
     part_bytes: float
     whole_bytes: float
     written: bool = False
+    followed: bool = True
+
+    @property
+    def traffic_bytes(self) -> float:
+        """What the layer is as busy with as with so many bytes that are read one after the other."""
+        return self.part_bytes * (WRITE_TRAFFIC if self.written else 1) * (1 if self.followed else UNFOLLOWED_COST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +73,7 @@ class Stage:
 
 def separate_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
     """Seconds of stages that run one after the other over whole tensors, on all units."""
-    return sum(_stage_s(stage, device, 1) + _launch_s(device) for stage in stages)
+    return sum(stage_s(stage, device, 1) + _launch_s(device) for stage in stages)
 
 
 def fused_s(
@@ -71,7 +81,7 @@ def fused_s(
 ) -> float:
     """Seconds of ``panels`` panels, divided among the units; ``stages`` are of one panel on one unit."""
     rounds = ceil_div(panels, device.unit_count)
-    one = sum(_stage_s(stage, device, device.unit_count) for stage in stages)
+    one = sum(stage_s(stage, device, device.unit_count) for stage in stages)
     reloads = reload_s(weights_bytes, panel_bytes, panels, device)
     return rounds * one + reloads + _launch_s(device)
 
@@ -95,14 +105,14 @@ def l2_bytes(device: DeviceSpec) -> float:
     return 0.0 if own is None else (own.capacity_bytes or 0) * CACHE_SHARE
 
 
-def _stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
+def stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
     """Seconds of a stage that has 1 / ``share`` of the device's bandwidths.
 
     What one core alone keeps in its L2 costs what the stage's tiles load from there, with or without a chain.
     """
     near = l2_bytes(device) if device.unit_count == 1 else 0.0
     far_s = sum(
-        item.part_bytes * (WRITE_TRAFFIC if item.written else 1) / _rate(_home(item.whole_bytes, device), share)
+        item.traffic_bytes / _rate(_home(item.whole_bytes, device), share)
         for item in stage.moved
         if item.whole_bytes > near
     )

@@ -19,7 +19,6 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import OperatorBody, read_operator
-from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind, sequence
@@ -27,6 +26,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.attention import ATTENTION, Attention, AttentionTiles
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.records.tuning import PanelTiles
 from tvm_ext.support.kernel_cache import (
@@ -57,6 +57,7 @@ from .expressions.turn_divisions import with_turned_divisions
 from .plan.alternatives import with_alternatives
 from .plan.anchors import construct_anchor
 from .plan.canonical import canonical_rows
+from .plan.chain import ChainTiming, panel_ways
 from .plan.chain_choices import chain_workload, chosen_panel
 from .plan.chosen_tiles import NO_CHOICES, TileChoices, chosen_for, frugal_choices, program_for, refuse_left_out
 from .plan.equal_functions import EqualFunctions
@@ -261,28 +262,27 @@ def _chain(
 
     One core computes a panel, so that its tiles are constructed for one.
     """
+    whole = ChainTiming(operator=operator, constants=constants, device=device, options=options)
     made, said = chosen_for(
         PanelTiles,
         tiles,
         lambda: chain_workload(operator, constants, device),
-        lambda chosen: _panels(*chosen_panel(operator, constants, chosen, device), constants, device, options),
+        lambda chosen: _panels(*chosen_panel(operator, constants, chosen, device), whole),
     )
     try:
-        body, forms, notes = made or _panels(divide(operator, panels.by_axis), NO_CHOICES, constants, device, options)
+        body, forms, notes = made or _panels(divide(operator, panels.by_axis), NO_CHOICES, whole)
         return body, forms, [*notes, *said]
     except IllegalRewrite as refusal:
         body, forms, notes = _groups(operator, constants, device, options, NO_CHOICES)
         return body, forms, [f"no chain panel by panel: {refusal}", *notes]
 
 
-def _panels(
-    panel: Panel, tiles: TileChoices, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
-) -> tuple[Stmt, list[Form], list[str]]:
+def _panels(panel: Panel, tiles: TileChoices, whole: ChainTiming) -> tuple[Stmt, list[Form], list[str]]:
     """`_chain`, of one panel that can be divided; raises IllegalRewrite where ``tiles`` are not those of its groups."""
-    core = with_unit_count(device, 1)
+    device, constants, options = whole.device, whole.constants, whole.options
     before = [form for group in plan(panel.before) for form in _forms(group, panel.before, constants, device, options)]
     groups = plan(panel.operator)
-    inside = [form for group in groups for form in _panel_forms(group, panel, constants, core, options, tiles)]
+    inside = [form for group in groups for form in _panel_forms(group, panel, whole, tiles)]
     refuse_left_out(notes_of(inside))
     kind = outer_kind(
         sum(form.program.prediction.busy_s for form in inside if form.program) * prod(panel.counts) / device.unit_count,
@@ -294,23 +294,19 @@ def _panels(
     return body, [*before, *inside], [note, *notes_of([*before, *inside])]
 
 
-def _panel_forms(
-    group: TileGroup | RowGroup,
-    panel: Panel,
-    constants: Sequence[Buffer],
-    core: DeviceSpec,
-    options: BuildOptions,
-    tiles: TileChoices,
-) -> list[Form]:
-    """How a group of a panel is run: its paddings by themselves."""
+def _panel_forms(group: TileGroup | RowGroup, panel: Panel, whole: ChainTiming, tiles: TileChoices) -> list[Form]:
+    """How a group of a panel is run: products in the tiles that make the chain fastest, paddings by themselves."""
+    core = whole.of_panel(panel)
     if isinstance(group, TileGroup):
-        return _tile_forms(group, panel.operator, constants, core, options, panel.views, tiles)
+        usual = panel_ways(group, panel, whole)[0].program
+        constants, views = whole.constants, panel.views
+        return _tile_forms(group, panel.operator, constants, core.device, whole.options, views, tiles, usual)
     forms = []
     for computation in group.computations:
         padding = next((item for item in panel.paddings if item.computation is computation), None)
         if padding is None:
             rows = canonical_rows(RowGroup(computations=(computation,)))
-            forms.append(row_form(rows, panel.operator, core))
+            forms.append(row_form(rows, panel.operator, core.device))
         else:
             note = f"{computation.name} panel by panel"
             forms.append(Form(path="rows", statements=(emit_padding(padding, panel),), program=None, notes=(note,)))
@@ -366,13 +362,16 @@ def _tile_forms(
     options: BuildOptions,
     views: Sequence[PanelView] = (),
     tiles: TileChoices = NO_CHOICES,
+    usual: RProgram | None = None,
 ) -> list[Form]:
     """The best rProgram's kernel; an anchor that no rTile suits (of a single point, say) comes before its epilogue.
 
-    ``views`` are those of a panel, where it is one.
+    ``views`` are those of a panel, where it is one, and ``usual`` goes before what is best for the product alone.
     """
     anchor, expr, construction = construct_anchor(group, operator, constants, device, options)
     check_runs(anchor, views)
+    if usual is not None:
+        construction = replace(construction, programs=(usual, *construction.programs))
     program, chosen = program_for(expr, construction, device, tiles)
     if program is None:
         behind = group.epilogue if group.border is None else (group.border,)

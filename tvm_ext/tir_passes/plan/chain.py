@@ -6,22 +6,25 @@ compute; of a few sizes of panels the model of `cost/persistent.py` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext._tvm import Buffer, PrimFunc
 from tvm_ext.analysis.computation_exprs import tensor_bytes
-from tvm_ext.analysis.computations import OperatorBody, read_operator
+from tvm_ext.analysis.computations import OperatorBody, read_operator, static_shape
 from tvm_ext.analysis.predicates import is_in
-from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s
+from tvm_ext.analysis.tensor_expr import Access, TensorExpr
+from tvm_ext.cost.cpu_tiles import tile_of
+from tvm_ext.cost.followed_rows import is_followed
+from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s, stage_s
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.persistent import ChainVerdict, PanelPlan
 from tvm_ext.records.rprogram import RProgram
+from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
@@ -114,19 +117,28 @@ class ChainTiming:
 
     def stage(self, group: TileGroup | RowGroup, kept: Sequence[Buffer] = ()) -> Stage:
         """The group over whole tensors, those of ``kept`` taken to cost nothing."""
-        compute, near = self.times(group)
+        if isinstance(group, RowGroup):
+            compute, near, unfollowed = self.row_s(group), 0.0, frozenset[str]()
+        else:
+            expr, programs = self.programs(group)
+            compute, near = program_times(programs[0])
+            unfollowed = unfollowed_tensors(group, expr, programs[0], self.device, ())
         written = stored([group])
-        touched = [buffer for buffer in (*_read(group), *written) if not is_in(buffer, kept)]
         moved = [
-            Moved(part_bytes=tensor_bytes(b), whole_bytes=tensor_bytes(b), written=is_in(b, written)) for b in touched
+            Moved(
+                part_bytes=tensor_bytes(b),
+                whole_bytes=tensor_bytes(b),
+                written=is_in(b, written),
+                followed=b.name not in unfollowed,
+            )
+            for b in (*_read(group), *written)
+            if not is_in(b, kept)
         ]
         return Stage(compute_s=compute, near_s=near, moved=tuple(moved))
 
-    def times(self, group: TileGroup | RowGroup) -> tuple[float, float]:
-        """Seconds of a group's arithmetic, and of its tiles' loads from L2."""
-        if isinstance(group, RowGroup):
-            return arithmetic_s(group.computations, self.device) / self.device.unit_count, 0.0
-        return program_times(self.programs(group)[1][0])
+    def row_s(self, group: RowGroup) -> float:
+        """Seconds of the arithmetic of rows."""
+        return arithmetic_s(group.computations, self.device) / self.device.unit_count
 
     def programs(self, group: TileGroup) -> tuple[TensorExpr, list[RProgram]]:
         """The group's expression and what is constructed for it, best first; raises IllegalRewrite for nothing."""
@@ -145,6 +157,42 @@ def program_times(program: RProgram) -> tuple[float, float]:
     return program.prediction.compute_s, near
 
 
+def unfollowed_tensors(
+    group: TileGroup, expr: TensorExpr, program: RProgram, device: DeviceSpec, views: Sequence[PanelView]
+) -> frozenset[str]:
+    """Names of the tensors whose rows the prefetcher does not follow under the loops of ``program``."""
+    tile = tile_of(program, expr)
+    seen = {view.buffer.name: view for view in views}
+    found = {
+        access.tensor
+        for access in expr.inputs
+        if not is_followed(_in_whole(access, seen.get(access.tensor)), tile, expr, device)
+    }
+    names = [buffer.name for buffer in stored([group])]
+    output = _in_whole(expr.output, next((seen[name] for name in names if name in seen), None))
+    if not is_followed(output, tile, replace(expr, output=output), device):
+        found |= set(names)
+    return frozenset(found)
+
+
+def _in_whole(access: Access, view: PanelView | None) -> Access:
+    """``access`` of a panel's tensor in the shape of the whole tensor, in which its rows are further apart.
+
+    Worked example: 4 of 56 rows of 56 in each of 64 channels, [64, 224] as one run of each, lie in [64, 3136].
+    """
+    if view is None:
+        return access
+    shape = list(access.shape)
+    extents = [part.extent for part in view.parts]
+    for d, (own, whole) in enumerate(zip(extents, static_shape(view.original), strict=True)):
+        inside = prod(extents[d:])
+        holds = (i for i, size in enumerate(access.shape) if prod(access.shape[i:]) == inside and size % own == 0)
+        place = next(holds, None) if own != whole else None
+        if place is not None:
+            shape[place] = shape[place] // own * whole
+    return replace(access, shape=tuple(shape))
+
+
 def _read(group: TileGroup | RowGroup) -> list[Buffer]:
     """The tensors that a group reads, each once, but for those that it makes itself."""
     own = group.computations if isinstance(group, RowGroup) else (group.anchor, *group.epilogue)
@@ -157,29 +205,69 @@ def _read(group: TileGroup | RowGroup) -> list[Buffer]:
 
 def _fused_s(panel: Panel, whole: ChainTiming) -> float:
     """Seconds of all panels like ``panel``."""
-    core = whole.of_panel(panel)
-    return panels_s(panel, [_panel_stage(group, panel, core) for group in plan(panel.operator)], whole.device)
-
-
-def panels_s(panel: Panel, stages: Sequence[Stage], device: DeviceSpec) -> float:
-    """Seconds of all panels like ``panel``, each in ``stages``, on the cores of ``device``."""
     groups = plan(panel.operator)
-    own = [*(view.buffer for view in panel.views), *(c.target for c in panel.operator.computations)]
-    weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
-    return fused_s(
-        stages,
-        weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
-        panel_bytes=panel_bytes(panel),
-        panels=prod(panel.counts),
-        device=device,
+    return panels_of(panel, groups).seconds(
+        [panel_ways(group, panel, whole)[0].stage for group in groups], whole.device
     )
 
 
-def _panel_stage(group: TileGroup | RowGroup, panel: Panel, core: ChainTiming) -> Stage:
-    return panel_stage(group, panel, core.times(group))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panels:
+    """All panels of a chain: how many there are, what each keeps in L2, and the weights that all of them read."""
+
+    weights_bytes: float
+    panel_bytes: float
+    count: int
+
+    def seconds(self, stages: Sequence[Stage], device: DeviceSpec) -> float:
+        """Of all panels, each in ``stages``, on the cores of ``device``."""
+        return fused_s(
+            stages,
+            weights_bytes=self.weights_bytes,
+            panel_bytes=self.panel_bytes,
+            panels=self.count,
+            device=device,
+        )
 
 
-def panel_stage(group: TileGroup | RowGroup, panel: Panel, times: tuple[float, float]) -> Stage:
+def panels_of(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> Panels:
+    """The panels like ``panel``, which is computed in ``groups``."""
+    own = [*(view.buffer for view in panel.views), *(c.target for c in panel.operator.computations)]
+    weights = {buffer for group in groups for buffer in _read(group) if not is_in(buffer, own)}
+    return Panels(
+        weights_bytes=sum(tensor_bytes(buffer) for buffer in weights),
+        panel_bytes=panel_bytes(panel),
+        count=prod(panel.counts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PanelWay:
+    """One way to compute a group of a panel; rows have one, without a program."""
+
+    program: RProgram | None
+    tile: CpuTile | None
+    stage: Stage
+
+
+def panel_ways(group: TileGroup | RowGroup, panel: Panel, whole: ChainTiming) -> list[PanelWay]:
+    """The group over one panel on one core, in each tile that is constructed for it, the fastest first."""
+    core = whole.of_panel(panel)
+    if isinstance(group, RowGroup):
+        return [PanelWay(program=None, tile=None, stage=_panel_stage(group, panel, (core.row_s(group), 0.0)))]
+    expr, programs = core.programs(group)
+    found = {}
+    for program in reversed(programs):  # of equal tiles the best program
+        unfollowed = unfollowed_tensors(group, expr, program, core.device, panel.views)
+        stage = _panel_stage(group, panel, program_times(program), unfollowed)
+        found[tile_of(program, expr)] = (program, stage)
+    ways = [PanelWay(program=program, tile=tile, stage=stage) for tile, (program, stage) in reversed(found.items())]
+    return sorted(ways, key=lambda way: stage_s(way.stage, whole.device, whole.device.unit_count))
+
+
+def _panel_stage(
+    group: TileGroup | RowGroup, panel: Panel, times: tuple[float, float], unfollowed: Collection[str] = ()
+) -> Stage:
     """The group over one panel on one core: only what views stand for passes the layers beyond L2."""
     compute, near = times
     written = stored([group])
@@ -189,6 +277,7 @@ def panel_stage(group: TileGroup | RowGroup, panel: Panel, times: tuple[float, f
             part_bytes=tensor_bytes(view.buffer),
             whole_bytes=tensor_bytes(view.original),
             written=is_in(view.buffer, written),
+            followed=view.buffer.name not in unfollowed,
         )
         for view in panel.views
         if is_in(view.buffer, touched)

@@ -11,8 +11,7 @@ from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import CHAINS, tile_machine, tile_workload, without_names
-from tvm_ext.cost.cpu_tiles import tile_of
-from tvm_ext.cost.persistent import PANEL_SHARE, Stage, l2_bytes
+from tvm_ext.cost.persistent import PANEL_SHARE, l2_bytes
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -20,14 +19,14 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.persistent import PanelPlan
 from tvm_ext.records.serialise import to_json
-from tvm_ext.records.tuning import CpuTile, PanelTiles
+from tvm_ext.records.tuning import PanelTiles
 
 from .anchors import canonical_anchor
-from .chain import ChainTiming, panel_stage, panels_s, program_times
+from .chain import ChainTiming, panel_ways, panels_of
 from .chosen_tiles import TileChoices
 from .panel import Panel, divide, panel_axes
 from .panel_sizes import panel_bytes, panel_plans
-from .plan_kernels import RowGroup, TileGroup, plan
+from .plan_kernels import TileGroup, plan
 
 MORE_FILLS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of what a panel may have: more sizes of panels than construction looks at."""
@@ -76,28 +75,16 @@ def chain_candidates(
     return list(found.items())
 
 
-def _in_panels(panels: PanelPlan, whole: ChainTiming) -> Iterator[tuple[PanelTiles, float]]:
-    """Combinations of what is constructed for each product of a panel, the best of each first."""
-    panel = divide(whole.operator, panels.by_axis)
-    core, groups = whole.of_panel(panel), plan(panel.operator)
-    rows = {id(group): panel_stage(group, panel, core.times(group)) for group in groups if isinstance(group, RowGroup)}
-    choices = [_tiled(group, panel, core) for group in groups if isinstance(group, TileGroup)]
-    most = max(1, int(MOST_TILES ** (1 / max(1, len(choices)))))
-    for combination in product(*(choice[:most] for choice in choices)):
-        stages = iter(stage for _, stage in combination)
-        every = [rows[id(group)] if isinstance(group, RowGroup) else next(stages) for group in groups]
-        yield (
-            PanelTiles(panels=panels, tiles=tuple(tile for tile, _ in combination)),
-            panels_s(panel, every, whole.device),
-        )
-
-
-def _tiled(group: TileGroup, panel: Panel, core: ChainTiming) -> list[tuple[CpuTile, Stage]]:
-    expr, programs = core.programs(group)
-    tiles = {tile_of(program, expr): program for program in reversed(programs)}  # of equal tiles the best program
-    return [
-        (tile, panel_stage(group, panel, program_times(program))) for tile, program in reversed(list(tiles.items()))
-    ]
+def _in_panels(sizes: PanelPlan, whole: ChainTiming) -> Iterator[tuple[PanelTiles, float]]:
+    """Combinations of what is constructed for each product of a panel, the fastest of each first."""
+    panel = divide(whole.operator, sizes.by_axis)
+    groups = plan(panel.operator)
+    panels = panels_of(panel, groups)
+    ways = [panel_ways(group, panel, whole) for group in groups]
+    most = max(1, int(MOST_TILES ** (1 / max(1, sum(isinstance(group, TileGroup) for group in groups)))))
+    for combination in product(*(own[:most] for own in ways)):
+        tiles = tuple(way.tile for way in combination if way.tile is not None)
+        yield PanelTiles(panels=sizes, tiles=tiles), panels.seconds([way.stage for way in combination], whole.device)
 
 
 def chosen_panel(
