@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.quick_target import UNOPTIMISED
 from tests.support.stub_driver import stub_events
 from tests.unit.benchmarks.gpu_scripts import WORKLOAD, bundled, fake_gpu, imported_scripts, run_there, start_there
 from tests.unit.compilers import needs_cc, needs_nvcc
@@ -121,7 +122,9 @@ def test_the_program_computes_what_the_reference_says(scripts: SimpleNamespace) 
         arrays = [scripts.gpu._random(item, generator) for item in case.inputs]
         expected = scripts.numpy_references.reference(case, arrays)
         assert expected.shape == case.output.shape
-        module = tvm.compile(tvm.IRModule({"main": scripts.programs.program(case).with_attr("global_symbol", "main")}))
+        module = tvm.compile(
+            tvm.IRModule({"main": scripts.programs.program(case).with_attr("global_symbol", "main")}), UNOPTIMISED
+        )
         output = tvm.runtime.tensor(np.full(case.output.shape, 77, case.output.dtype))
         module(*map(tvm.runtime.tensor, arrays), output)
         difference = np.linalg.norm(output.numpy().astype("float64") - expected) / np.linalg.norm(expected)

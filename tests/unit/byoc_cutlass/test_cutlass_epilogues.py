@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.quick_target import UNOPTIMISED
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition, patterns
 from tvm_ext._tvm import assert_structural_equal, topi
@@ -311,6 +312,6 @@ def test_regions_run_as_kernels() -> None:
     name, given, expected = random_function(builder, 3)
     cut, record = partition(relax.transform.DeadCodeElimination()(builder.get()))
     assert record.taken
-    machine = relax.VirtualMachine(tvm.compile(legalize_operators()(InlineComposites()(cut)), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(legalize_operators()(InlineComposites()(cut)), UNOPTIMISED), tvm.cpu())
     for result, wanted in zip(machine[name](tvm.runtime.tensor(given)), expected, strict=True):
         assert is_near(result.numpy(), wanted)

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.quick_target import UNOPTIMISED
 from tests.support.small_modules import module_of
 from tvm_ext._tvm import Constant
 from tvm_ext.relay_passes.fold_calls import FoldCalls
@@ -50,7 +51,7 @@ def run_by_stock(cases: Mapping[str, Callable[..., Any]], array: Array) -> dict[
     with builder.function("main", [x]):
         results = relax.Tuple([builder.emit(make(x)) for make in cases.values()])
         builder.emit_func_output(builder.emit(results))
-    built = tvm.compile(legalize_operators()(builder.get()), "llvm")
+    built = tvm.compile(legalize_operators()(builder.get()), UNOPTIMISED)
     values = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(array))
     lists = [[value] if hasattr(value, "numpy") else list(value) for value in values]
     return {name: [item.numpy() for item in items] for name, items in zip(cases, lists, strict=True)}

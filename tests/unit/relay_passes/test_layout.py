@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax, topi
 
+from tests.support.quick_target import UNOPTIMISED
 from tests.support.small_modules import inputs_of
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
@@ -94,7 +95,7 @@ def run(mod: tvm.IRModule, inputs: Sequence[np.ndarray[Any, Any]], layout: str) 
 
 
 def stock(mod: tvm.IRModule, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    executable = tvm.compile(mod, "llvm")
+    executable = tvm.compile(mod, UNOPTIMISED)
     result = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(item) for item in inputs))
     return [item.numpy() for item in (result if isinstance(result, (list, tuple, tvm.ir.Array)) else [result])]
 

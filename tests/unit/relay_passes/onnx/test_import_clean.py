@@ -11,6 +11,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper
 
+from tests.support.quick_target import UNOPTIMISED
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.onnx.clean import (
     as_identifier,
@@ -243,7 +244,7 @@ def test_one_sided_is_inf(build_model: Build, positive: int, negative: int) -> N
         output_type=TensorProto.BOOL,
     )
     mod, _ = import_model(model)
-    machine = tvm.relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = tvm.relax.VirtualMachine(tvm.compile(mod, UNOPTIMISED), tvm.cpu())
     x = np.array([np.inf, -np.inf, np.nan, 1.0, -1.0], np.float32)
     expected = (np.isposinf(x) & bool(positive)) | (np.isneginf(x) & bool(negative))
     np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), expected)
@@ -307,7 +308,7 @@ def test_empty_outputs_are_views_of_an_empty_input(build_model: Build, shape: li
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Cast", ["r"], ["y"], to=TensorProto.INT32)]
     mod, params = import_model(build_model(nodes, inputs={"x": shape}, output_type=TensorProto.INT32))
     assert not params
-    machine = tvm.relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = tvm.relax.VirtualMachine(tvm.compile(mod, UNOPTIMISED), tvm.cpu())
     result = machine["main"](tvm.runtime.tensor(np.zeros(shape, np.float32))).numpy()
     assert result.shape == tuple(shape)
     assert result.dtype == np.int32
