@@ -74,7 +74,7 @@ def place_values(sizes: Sequence[int], touched: Sequence[Sequence[int]], spans: 
     rounded = [max(1, -(-size // ALIGNMENT)) * ALIGNMENT for size in sizes]
     offsets, total = [-1] * len(sizes), 0
     placed: list[int] = []
-    lives = _Lives(starts, ends)
+    lives = _SingleLives(starts, ends) if int(ends.max()) <= 1 else _Lives(starts, ends)
     for value in sorted(range(len(sizes)), key=lambda item: (-rounded[item], item)):
         beside = lives.beside(value, np.array(placed, np.int64))
         taken = sorted((offsets[int(item)], offsets[int(item)] + rounded[int(item)]) for item in beside)
@@ -85,27 +85,37 @@ def place_values(sizes: Sequence[int], touched: Sequence[Sequence[int]], spans: 
 
 
 class _Lives:
-    """From what each value's life begins behind (``starts``) to what it ends with (``ends``), as rows.
-
-    Where each vEU has one entry, as in an order of data, rows are bits: of 4000 operators 500 bytes instead of 32,000.
-    """
+    """From what each value's life begins behind (``starts``) to what it ends with (``ends``), as rows."""
 
     def __init__(self, starts: Array, ends: Array) -> None:
-        self._single = int(ends.max()) <= 1
-        self._starts = np.packbits(starts < 1, axis=1) if self._single else starts
-        self._ends = np.packbits(ends > 0, axis=1) if self._single else ends
+        self._starts, self._ends = starts, ends
 
     def beside(self, value: int, others: Array) -> Array:
         """Those of ``others`` that may live at the same time as ``value``."""
-        before = self._reached(self._starts[others], self._ends[value])
-        after = self._reached(self._starts[value], self._ends[others])
+        before = (self._starts[others] >= self._ends[value]).all(axis=1)
+        after = (self._starts[value] >= self._ends[others]).all(axis=1)
         found: Array = others[~(before | after)]
         return found
 
-    def _reached(self, starts: Array, ends: Array) -> Array:
-        """Whether what begins at ``starts`` is behind all of ``ends``."""
-        met: Array = (starts & ends) == 0 if self._single else starts >= ends
-        found: Array = np.asarray(met.all(axis=1))
+
+class _SingleLives:
+    """The same where each vEU has one entry, as in an order of data.
+
+    A row of starts is bits, of 4000 operators 500 bytes instead of 32,000. Of the ends, which are few, the vEUs are
+    kept, so that starts are looked at there alone.
+    """
+
+    def __init__(self, starts: Array, ends: Array) -> None:
+        self._open = np.packbits(starts < 1, axis=1)  # what may not have ended when a value's life begins
+        values, self._last = np.nonzero(ends > 0)
+        self._first = np.searchsorted(values, np.arange(len(ends) + 1))  # of a value, in the vEUs of its ends
+
+    def beside(self, value: int, others: Array) -> Array:
+        """Those of ``others`` that may live at the same time as ``value``."""
+        own = self._last[self._first[value] : self._first[value + 1]]
+        early = (self._open[np.ix_(others, own // 8)] & (128 >> own % 8)).any(axis=1)
+        late = np.logical_or.reduceat(np.unpackbits(self._open[value])[self._last] > 0, self._first[:-1])
+        found: Array = others[early & late[others]]
         return found
 
 

@@ -7,7 +7,14 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from tvm_ext.relay_passes.rtask_memory import ALIGNMENT, in_order_of_data, place_values, spans_of
+from tvm_ext.relay_passes.rtask_memory import (
+    ALIGNMENT,
+    _Lives,
+    _SingleLives,
+    in_order_of_data,
+    place_values,
+    spans_of,
+)
 
 
 def ancestors(predecessors: list[list[int]]) -> list[set[int]]:
@@ -49,3 +56,15 @@ def test_values_of_a_long_chain_lie_in_three_places() -> None:
     offsets, total = place_values([64] * (count - 1), touched, spans)
     assert total <= 3 * ALIGNMENT
     assert all(one != other for one, other in pairwise(offsets))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lives_of_one_entry_each_are_those_of_any_number(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    starts, ends = generator.integers(0, 2, (30, 21)), generator.integers(0, 20, (30, 21)) < 2
+    ends[:, 20] |= ~ends.any(axis=1)
+    found, plain = _SingleLives(starts, ends.astype(np.int64)), _Lives(starts, ends.astype(np.int64))
+    others = np.arange(0, 30, 2)
+    lives = [found.beside(value, others).tolist() for value in range(30)]
+    assert lives == [plain.beside(value, others).tolist() for value in range(30)]
+    assert any(0 < len(item) < len(others) for item in lives)
