@@ -152,6 +152,18 @@ def tensor_expr_of(
     )
 
 
+def tensor_numbers(computations: Sequence[Computation]) -> tuple[tuple[int, ...], ...]:
+    """For each computation the tensors that it reads, then writes, numbered in the order in which they first occur."""
+    numbers: dict[Buffer, int] = {}
+    return tuple(
+        tuple(
+            numbers.setdefault(buffer, len(numbers))
+            for buffer in (*(load.source for load in item.loads()), item.target)
+        )
+        for item in computations
+    )
+
+
 def _fused_computation(computation: Computation) -> FusedComputation:
     loads = computation.loads()
     return FusedComputation(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm_ext._environment import SUPPORTED_VERSIONS, installed_version
@@ -16,7 +16,10 @@ from .tensor_expr import Access, LinearIndex, TensorExpr
 TILES, WINDOWS, ATTENTION, CHAINS = "cpu_tile", "cpu_window", "cpu_attention", "cpu_chain"
 """`MeasuredWorkload.kind` of what has `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` for configurations."""
 
-KERNELS: Mapping[str, str] = {TILES: "1", WINDOWS: "1", ATTENTION: "1", CHAINS: "1"}
+ROWS, JOINT = "cpu_rows", "cpu_joint"
+"""Of what has `RowTiles`; of kernels of several parts with a choice each, which have `JointTiles`."""
+
+KERNELS: Mapping[str, str] = dict.fromkeys((TILES, WINDOWS, ATTENTION, CHAINS, ROWS, JOINT), "1")
 """Versions of our CPU kernels by kind: a new one where the emitter makes other code of the same configuration."""
 
 
@@ -27,6 +30,20 @@ def tile_workload(expr: TensorExpr, device: DeviceSpec) -> MeasuredWorkload:
     """
     dtype = ",".join((*(access.dtype for access in expr.inputs), expr.output.dtype))
     return replace(tile_machine(device), structure=to_json(without_names(expr)), dtype=dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _JointStructure:
+    """The parts of a kernel, each by its kind and its own structure."""
+
+    parts: tuple[tuple[str, str], ...]
+
+
+def joint_workload(parts: Sequence[MeasuredWorkload], device: DeviceSpec) -> MeasuredWorkload:
+    """The key of a kernel of several ``parts``."""
+    structure = _JointStructure(parts=tuple((part.kind, part.structure) for part in parts))
+    dtype = ";".join(part.dtype for part in parts)
+    return replace(tile_machine(device, JOINT), structure=to_json(structure), dtype=dtype)
 
 
 def tile_machine(device: DeviceSpec, kind: str = TILES) -> MeasuredWorkload:

@@ -135,6 +135,42 @@ class PanelTiles:
         return (*self.panels.sizes, *(number for numbers in inside for number in numbers))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowTiles:
+    """How a CPU goes over rows (softmax, normalisations, reductions).
+
+    ``forks``: cores divide the rows. ``registers``: of a reduction along a row, the SIMD registers of partial results
+    that do not wait for each other.
+    """
+
+    forks: bool
+    registers: int
+
+    def __post_init__(self) -> None:
+        if self.registers < 1:
+            raise ValueError(f"{self} has no partial results")
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointTiles:
+    """What is chosen of a kernel of several parts: the configuration of each, in their order; "" is construction's.
+
+    Parts with the same key have the same configuration, and one entry.
+    """
+
+    parts: tuple[str, ...]
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+
 def product_of_matmul(
     rows: int, columns: int, depth: int, *, batch: int = 1, dtype: str = "float16", itemsize: int = 2, output: int = 4
 ) -> TunedProduct:

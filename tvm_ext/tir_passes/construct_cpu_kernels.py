@@ -140,7 +140,7 @@ class ConstructCpuKernels:
         device = self.outside if is_step_loop(func) else self.device
         is_kept = self.cache.is_on and params_of(func) is not None
         # In the key are the tiles that are chosen for this kernel, and it is made of these: others are nothing to it.
-        tiles = own_choices(func, name, device, self.tiles) if is_kept else self.tiles
+        tiles = own_choices(func, name, device, self.tiles) if params_of(func) is not None else self.tiles
         key = kernel_key(func, name, f"{context} {sorted(tiles.items())}" if tiles else context) if is_kept else None
         entry = self._entry(func, key) if key is not None else None
         if key is not None and entry is not None:
@@ -350,7 +350,7 @@ def _forms(
     if isinstance(group, WindowGroup):
         return [window_form(group, device, tiles)]
     if isinstance(group, RowGroup):
-        return [row_form(canonical_rows(group), operator, device)]
+        return [row_form(canonical_rows(group), operator, device, tiles)]
     return _tile_forms(group, operator, constants, device, options, tiles=tiles)
 
 

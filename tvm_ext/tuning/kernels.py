@@ -16,6 +16,7 @@ from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import params_of
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.emit.cpu_choices import own_choices
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, refuse_left_out
 from tvm_ext.tir_passes.plan.form import unscheduled
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
@@ -75,7 +76,8 @@ def _choice_with(
     part: TunablePart, configuration: str, func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions
 ) -> tuple[PrimFunc, KernelChoice]:
     """The kernel with the tile ``configuration``; raises IllegalRewrite where it is not made with that."""
-    made = construct_cpu_kernel(func, name, device, options, {part.workload.key: configuration})
+    tiles = own_choices(func, name, device, {part.workload.key: configuration})
+    made = construct_cpu_kernel(func, name, device, options, tiles)
     choice = _choice_of(made)
     refuse_left_out(choice.notes)
     if not any(note.startswith(CHOSEN) for note in choice.notes):

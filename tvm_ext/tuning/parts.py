@@ -1,12 +1,14 @@
-"""What can be searched of an operator's kernel: its one part with a choice of tiles, and the space of these."""
+"""What can be searched of an operator's kernel: its parts with a choice of tiles, and the space of these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import product
 from math import prod
 
 from tvm_ext._tvm import PrimFunc
+from tvm_ext.analysis.tile_workload import joint_workload
 from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.listed_space import FieldLevel, ListedSpace
 from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
@@ -16,11 +18,26 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.tuning import JointTiles
 from tvm_ext.support.kernel_cache import params_of
-from tvm_ext.tir_passes.emit.cpu_choices import ChainPart, ChoosablePart, TilePart, WindowPart, choosable_parts
+from tvm_ext.tir_passes.emit.cpu_choices import (
+    ChainPart,
+    ChoosablePart,
+    RowPart,
+    TilePart,
+    WindowPart,
+    choosable_parts,
+    part_workloads,
+)
+from tvm_ext.tir_passes.emit.cpu_rows.choices import row_candidates
 from tvm_ext.tir_passes.emit.cpu_windows.choices import window_candidates
 from tvm_ext.tir_passes.plan.chain_choices import chain_candidates
 from tvm_ext.tir_passes.plan.chosen_tiles import tunable_anchor
+
+NO_CHOICE = "it has no tiles to choose"
+
+MOST_COMBINATIONS = 1024
+"""Of a kernel of several parts; each part has as many candidates as leave that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -34,16 +51,61 @@ class TunablePart:
 
 
 def tunable_part(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> TunablePart:
-    """Of ``func``, an unscheduled operator for a CPU.
+    """Of ``func``, an unscheduled operator for a CPU; where several parts have a choice, of all of them together.
 
-    Raises IllegalRewrite, with the reason, where there is nothing to choose, or more than one choice.
+    Raises IllegalRewrite, with the reason, where there is nothing to choose.
     """
     if params_of(func) is None:
         raise IllegalRewrite("its shapes are not fixed")
-    found = [made for part in choosable_parts(func, name) if (made := _tunable(part, device, options)) is not None]
-    if len(found) != 1:
-        raise IllegalRewrite("it has no tiles to choose" if not found else f"{len(found)} products in one kernel")
-    return found[0]
+    parts = {part.workload(device).key: part for part in choosable_parts(func, name)}
+    made = {key: _tunable_or_why(part, device, options) for key, part in parts.items()}
+    found = [item for item in made.values() if isinstance(item, TunablePart)]
+    if not found:
+        raise IllegalRewrite(next((item for item in made.values() if isinstance(item, str)), NO_CHOICE))
+    return found[0] if len(found) == 1 else _joint(made, part_workloads(parts.values(), device), device)
+
+
+def _tunable_or_why(part: ChoosablePart, device: DeviceSpec, options: BuildOptions) -> TunablePart | str:
+    """Or why there is nothing to choose: construction has other kernels than in tiles, say."""
+    try:
+        return _tunable(part, device, options) or NO_CHOICE
+    except IllegalRewrite as refusal:
+        return refusal.problem
+
+
+def _joint(
+    parts: Mapping[str, TunablePart | str], workloads: Mapping[str, MeasuredWorkload], device: DeviceSpec
+) -> TunablePart:
+    """Combinations of what is predicted best for each part."""
+    found = [item for item in parts.values() if isinstance(item, TunablePart)]
+    most = max(2, int(MOST_COMBINATIONS ** (1 / len(found))))
+    columns = [_best(item, most) if isinstance(item, TunablePart) else [("", 0.0, ())] for item in parts.values()]
+    candidates, levels = [], []
+    for combination in product(*columns):
+        texts, seconds, numbers = zip(*combination, strict=True)
+        candidates.append((JointTiles(parts=texts), sum(seconds)))
+        levels.append([number for own in numbers for number in own])
+    workload = joint_workload(list(workloads.values()), device)
+    return _listed(candidates, workload, max(item.depth for item in found), levels)
+
+
+def _best(part: TunablePart, most: int) -> list[tuple[str, float, tuple[FieldLevel, ...]]]:
+    """Configurations with their seconds and their numbers: construction's, then those that are predicted best."""
+    own, predicted = part.space.index(part.constructed), part.space.predictions
+    assert own is not None
+    places = dict.fromkeys([own, *predicted.ranking[:most].tolist()])
+    items = [(part.space[place], float(predicted.time_s[place])) for place in list(places)[:most]]
+    return [(item.configuration, seconds, numbers_of(item)) for item, seconds in items]
+
+
+def numbers_of(record: object) -> tuple[FieldLevel, ...]:
+    """All numbers, truths and words of a record, those inside its fields in their place."""
+    if is_dataclass(record):
+        return tuple(number for field in fields(record) for number in numbers_of(getattr(record, field.name)))
+    if isinstance(record, tuple):
+        return tuple(number for item in record for number in numbers_of(item))
+    assert isinstance(record, int | float | str)
+    return (record,)
 
 
 def _tunable(part: ChoosablePart, device: DeviceSpec, options: BuildOptions) -> TunablePart | None:
@@ -56,6 +118,9 @@ def _tunable(part: ChoosablePart, device: DeviceSpec, options: BuildOptions) -> 
         return _listed(window_candidates(window, part.group.epilogue, device), part.workload(device), depth)
     if isinstance(part, ChainPart):
         return _chain(part, device, options)
+    if isinstance(part, RowPart):
+        depth = max(prod(map(item.extent, item.reduction)) for item in part.rows.computations)
+        return _listed(row_candidates(part.rows.computations, device), part.workload(device), max(1, depth))
     return _listed(attention_candidates(part.work, device), part.workload(device), part.work.keys + part.work.features)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from tvm import te
+from tvm import te, topi
 
 from tests.support.attentions import drawn
 from tests.support.random_operators.check import constants
@@ -12,7 +14,7 @@ from tests.support.random_operators.draw import SLOTS, draw_case
 from tests.support.random_operators.relax_module import module_of
 from tests.support.tuned_candidates import CheckedKernel, check_candidates, check_function, plan_for
 from tests.unit.chain_modules import Conv, conv_chain, gemm_chain, random_conv_chain, random_gemm_chain
-from tvm_ext.analysis.tile_workload import ATTENTION, CHAINS, TILES, WINDOWS
+from tvm_ext.analysis.tile_workload import ATTENTION, CHAINS, JOINT, ROWS, TILES, WINDOWS
 from tvm_ext.records.attention import ATTENTION as ATTRIBUTE
 from tvm_ext.records.serialise import to_json
 from tvm_ext.relay_passes.attention.definition import attention
@@ -41,6 +43,33 @@ def test_candidates_of_random_operators_are_right(kind: str) -> None:
 def test_candidates_of_a_chain_are_right() -> None:
     chain, plan = gemm_chain(70, (17, 24, 17), ("bias relu", "none")), plan_for(2, enable_persistent_fusion=True)
     assert right(check_candidates(chain.mod, {}, plan, count=3)) == {CHAINS}
+
+
+def product_of(left: Any, right: Any, name: str) -> Any:
+    k = te.reduce_axis((0, left.shape[1]), f"k_{name}")
+    return te.compute((left.shape[0], right.shape[1]), lambda i, j: te.sum(left[i, k] * right[k, j], k), name)
+
+
+def two_products(rows: int, columns: int, depths: tuple[int, int]) -> Any:
+    """``a @ b + x @ y`` as one operator."""
+    shapes = [shape for depth in depths for shape in ((rows, depth), (depth, columns))]
+    a, b, x, y = (te.placeholder(shape, "float32", f"t{number}") for number, shape in enumerate(shapes))
+    one, other = product_of(a, b, "one"), product_of(x, y, "other")
+    total = te.compute((rows, columns), lambda i, j: one[i, j] + other[i, j], "total")
+    return te.create_prim_func([a, b, x, y, total])
+
+
+def test_candidates_of_two_products_in_one_kernel_are_right() -> None:
+    found = check_function(two_products(9, 20, (8, 5)), "products", plan_for(2), count=2)
+    assert found is not None
+    assert right([found]) == {JOINT}
+
+
+def test_candidates_of_rows_are_right() -> None:
+    x = te.placeholder((37, 203), "float32", "x")
+    found = check_function(te.create_prim_func([x, topi.nn.softmax(x)]), "softmax", plan_for(2), count=5)
+    assert found is not None
+    assert right([found]) == {ROWS}
 
 
 def check_attention(seed: int, count: int) -> None:
@@ -73,7 +102,7 @@ def test_candidates_of_a_chain_of_convolutions_are_right(threads: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(400))
 def test_candidates_of_many_random_operators_are_right(index: int) -> None:
-    assert right(of_operator(7, index, 5)) <= {TILES, WINDOWS, CHAINS, ATTENTION}
+    assert right(of_operator(7, index, 5)) <= {TILES, WINDOWS, CHAINS, ATTENTION, ROWS, JOINT}
 
 
 @pytest.mark.slow

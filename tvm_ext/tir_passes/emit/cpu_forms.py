@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import outer_kind
-from tvm_ext.records.tuning import WindowTile
+from tvm_ext.ir.build_ir import PARALLEL, SERIAL
+from tvm_ext.records.tuning import RowTiles, WindowTile
 
 from ..plan.anchors import kept_buffers, row_program
-from ..plan.chosen_tiles import TileChoices, chosen_for
+from ..plan.chosen_tiles import NO_CHOICES, TileChoices, chosen_for
 from ..plan.form import Form, fused_note
 from ..plan.plan_kernels import RowGroup
 from ..plan.plan_windows import WindowGroup
-from ..plan.row_time import row_time_s
 from .cpu_choices import WindowPart
+from .cpu_rows.choices import row_kind, row_workload, usual_rows
 from .cpu_rows.emit import emit_rows
 from .cpu_windows.kernel import window_kernel
 
@@ -30,11 +30,20 @@ def window_form(group: WindowGroup, device: DeviceSpec, tiles: TileChoices) -> F
     return Form(path="rtile", statements=tuple(statements), program=program, notes=(note, *said))
 
 
-def row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
-    kind = outer_kind(row_time_s(rows.computations, device), device)
+def row_form(rows: RowGroup, operator: OperatorBody, device: DeviceSpec, tiles: TileChoices = NO_CHOICES) -> Form:
+    """``rows`` are canonical."""
+    computations = rows.computations
+    usual = usual_rows(computations, device)
+    made, said = chosen_for(
+        RowTiles,
+        tiles,
+        lambda: row_workload(computations, device),
+        lambda chosen: (row_kind(computations, chosen, device), chosen.registers),
+    )
+    kind, registers = made or (PARALLEL if usual.forks else SERIAL, usual.registers)
     return Form(
         path="rows",
-        statements=tuple(emit_rows(rows.computations, device, kept_buffers(rows, operator), kind)),
+        statements=tuple(emit_rows(computations, device, kept_buffers(rows, operator), kind, registers)),
         program=row_program(rows, operator, device),
-        notes=(f"{' + '.join(computation.name for computation in rows.computations)} row by row",),
+        notes=(f"{' + '.join(computation.name for computation in computations)} row by row", *said),
     )

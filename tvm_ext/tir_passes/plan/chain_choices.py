@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from tvm_ext._tvm import Buffer
-from tvm_ext.analysis.computation_exprs import tensor_expr_of
+from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
 from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import CHAINS, tile_machine, tile_workload, without_names
@@ -45,13 +45,11 @@ class _ChainStructure:
 
 def chain_workload(operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec) -> MeasuredWorkload:
     """The key of a chain; names do not count."""
-    numbers: dict[Buffer, int] = {}
-    exprs, tensors = [], []
-    for computation in operator.computations:
-        exprs.append(without_names(tensor_expr_of(computation, name="", constants=constants)))
-        touched = [*(load.source for load in computation.loads()), computation.target]
-        tensors.append(tuple(numbers.setdefault(buffer, len(numbers)) for buffer in touched))
-    structure = _ChainStructure(computations=tuple(exprs), tensors=tuple(tensors))
+    exprs = tuple(
+        without_names(tensor_expr_of(computation, name="", constants=constants))
+        for computation in operator.computations
+    )
+    structure = _ChainStructure(computations=exprs, tensors=tensor_numbers(operator.computations))
     dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
     return replace(tile_machine(device, CHAINS), structure=to_json(structure), dtype=dtype)
 

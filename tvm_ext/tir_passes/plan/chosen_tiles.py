@@ -31,7 +31,7 @@ from .plan_kernels import TileGroup, simplify
 from .plan_windows import CpuGroup
 
 TileChoices: TypeAlias = Mapping[str, str]
-"""Configurations of `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` by the key of their workload."""
+"""Configurations of `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles`, `RowTiles` by their workload's key."""
 
 NO_CHOICES: TileChoices = {}
 

@@ -41,7 +41,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
-from .reduce_row import contiguous_in, reduce_row, runs_inside
+from .reduce_row import PARTIAL_REGISTERS, contiguous_in, reduce_row, runs_inside
 from .rewrite_rows import in_place, with_reciprocals
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
@@ -63,11 +63,15 @@ def _task_axes(computation: Computation, device: DeviceSpec) -> int:
 
 
 def emit_rows(
-    computations: Sequence[Computation], device: DeviceSpec, keep: Sequence[Buffer], kind: ForKind
+    computations: Sequence[Computation],
+    device: DeviceSpec,
+    keep: Sequence[Buffer],
+    kind: ForKind,
+    registers: int = PARTIAL_REGISTERS,
 ) -> list[Stmt]:
     """Statements that run ``computations`` in an outer loop of ``kind``, PARALLEL or SERIAL.
 
-    Buffers in ``keep`` are read by others and written whole, the rest row by row.
+    Buffers in ``keep`` are read by others and written whole, the rest row by row. ``registers``: `reduce_row`'s.
     """
     computations = in_place(with_reciprocals(computations), keep)
     count = (
@@ -90,7 +94,7 @@ def emit_rows(
         at = split_index(task, extents) if count else ()
         moved = [_relocate(computation, shrunk, count) for computation in computations]
         body = [
-            _computation_statement(computation, producer, at, count, device)
+            _computation_statement(computation, producer, at, count, device, registers)
             for computation, producer in _paired(moved, count, device)
         ]
         return sequence(*(allocate(small) for _, small in shrunk), *body)
@@ -151,14 +155,19 @@ def _relocate(computation: Computation, shrunk: Sequence[tuple[Buffer, Buffer]],
 
 
 def _computation_statement(
-    computation: Computation, producer: Computation | None, at: Sequence[Expr], count: int, device: DeviceSpec
+    computation: Computation,
+    producer: Computation | None,
+    at: Sequence[Expr],
+    count: int,
+    device: DeviceSpec,
+    registers: int,
 ) -> Stmt:
     table = _row_table(computation, at, count)
     inner = [(v, computation.extent(v)) for v in computation.spatial[count:]]
     if producer is not None:
-        return reduce_row(computation, table, device, (producer, _row_table(producer, at, count)))
+        return reduce_row(computation, table, device, (producer, _row_table(producer, at, count)), registers)
     if computation.is_reduction:
-        return _reduction(computation, table, inner, device)
+        return _reduction(computation, table, inner, device, registers)
     return _spatial(computation, table, inner)
 
 
@@ -189,14 +198,18 @@ def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: lis
 
 
 def _reduction(
-    computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]], device: DeviceSpec
+    computation: Computation,
+    table: list[tuple[Var, Expr]],
+    inner: list[tuple[Var, int]],
+    device: DeviceSpec,
+    registers: int,
 ) -> Stmt:
     if inner and not contiguous_in(computation, computation.reduction[-1]):
         return _accumulate_in_place(computation, table, inner)
 
     def body(values: tuple[Expr, ...]) -> Stmt:
         full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return reduce_row(computation, full, device)
+        return reduce_row(computation, full, device, registers=registers)
 
     return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
 

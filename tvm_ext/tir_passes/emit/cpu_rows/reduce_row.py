@@ -76,10 +76,12 @@ def reduce_row(
     table: list[tuple[Var, Expr]],
     device: DeviceSpec,
     producer: tuple[Computation, list[tuple[Var, Expr]]] | None = None,
+    registers: int = PARTIAL_REGISTERS,
 ) -> Stmt:
     """Statements that store one element of the reduction ``computation``, its spatial variables given by ``table``.
 
-    ``producer`` is a computation that `runs_inside` it, with its own table: its row is written on the way.
+    ``producer`` is a computation that `runs_inside` it, with its own table: its row is written on the way. Partial
+    results are in ``registers`` at most.
     """
     dtype = accumulator_dtype(dtype_of(computation.target))
     last = computation.reduction[-1]
@@ -92,9 +94,9 @@ def reduce_row(
         dtype=dtype,
         extent=extent,
         lanes=lanes,
-        registers=min(PARTIAL_REGISTERS, extent // lanes) if vectorised else 0,
+        registers=min(registers, extent // lanes) if vectorised else 0,
         total=new_buffer((1,), dtype, "total", "local"),
-        partial=new_buffer((PARTIAL_REGISTERS * lanes,), dtype, "partial", "local"),
+        partial=new_buffer((registers * lanes,), dtype, "partial", "local"),
     )
     return row.vectorised() if vectorised else row.scalar()
 
@@ -198,7 +200,7 @@ class _Row:
         )
 
     def _registers(self, ks: Sequence[Expr]) -> Stmt:
-        """All whole registers of a line: blocks of `PARTIAL_REGISTERS`, then what is left of them."""
+        """All whole registers of a line: blocks of as many as have partial results, then what is left of them."""
         block = self.registers * self.lanes
         blocks = self.extent // block
         body = [loop(blocks, SERIAL, "block", lambda b: self._vectors(ks, b * index(block), self.registers))]

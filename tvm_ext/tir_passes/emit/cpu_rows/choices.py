@@ -1,0 +1,100 @@
+"""What can be chosen of computations that run row by row: `RowTiles`, how fast each should be, and their key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_ext._tvm import ForKind
+from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
+from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.analysis.tile_workload import ROWS, tile_machine, without_names
+from tvm_ext.cost.perf_model import cpu_clock_hz
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import PARALLEL, SERIAL, accumulator_dtype, lanes_of, outer_kind
+from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.serialise import to_json
+from tvm_ext.records.tuning import RowTiles
+
+from ...plan.row_time import operations_per_point, row_time_s
+from .reduce_row import PARTIAL_REGISTERS, is_vectorised
+
+REGISTER_COUNTS = (1, 2, 4, 8)
+"""Independent partial results of a reduction that are candidates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowStructure:
+    """Computations, their operations for each point, and the numbers of the tensors that each reads, then writes."""
+
+    computations: tuple[TensorExpr, ...]
+    operations: tuple[float, ...]
+    tensors: tuple[tuple[int, ...], ...]
+
+
+def row_workload(computations: Sequence[Computation], device: DeviceSpec) -> MeasuredWorkload:
+    """The key of ``computations`` that run row by row; names do not count."""
+    exprs = tuple(without_names(tensor_expr_of(computation, name="")) for computation in computations)
+    operations = tuple(float(operations_per_point(computation)) for computation in computations)
+    structure = _RowStructure(computations=exprs, operations=operations, tensors=tensor_numbers(computations))
+    dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
+    return replace(tile_machine(device, ROWS), structure=to_json(structure), dtype=dtype)
+
+
+def usual_rows(computations: Sequence[Computation], device: DeviceSpec) -> RowTiles:
+    """Construction's own choice."""
+    forks = outer_kind(row_time_s(computations, device), device) == PARALLEL
+    return RowTiles(forks=forks, registers=PARTIAL_REGISTERS)
+
+
+def row_kind(computations: Sequence[Computation], chosen: RowTiles, device: DeviceSpec) -> ForKind:
+    """Of the loop over rows as ``chosen`` has it; raises IllegalRewrite where these rows cannot have it."""
+    if all(chosen != item for item, _ in row_candidates(computations, device)):
+        raise IllegalRewrite(f"{computations[0].name} row by row on {device.unit_count} cores has no {chosen}")
+    return PARALLEL if chosen.forks else SERIAL
+
+
+def row_candidates(computations: Sequence[Computation], device: DeviceSpec) -> list[tuple[RowTiles, float]]:
+    """All choices with the seconds that the model expects of each, construction's own first."""
+    usual = usual_rows(computations, device)
+    counts = [count for count in REGISTER_COUNTS if count <= _most_registers(computations, device)]
+    shared = device.unit_count > 1 and any(computation.point_count > 1 for computation in computations)
+    ways = [
+        RowTiles(forks=forks, registers=registers)
+        for forks in ((usual.forks, not usual.forks) if shared else (usual.forks,))
+        for registers in counts or (usual.registers,)
+    ]
+    return [(way, _seconds(computations, way, device)) for way in dict.fromkeys((usual, *ways))]
+
+
+def _most_registers(computations: Sequence[Computation], device: DeviceSpec) -> int:
+    """Whole registers of the longest row that is reduced in vectors; 0 where none is."""
+    return max(
+        (
+            computation.extent(computation.reduction[-1]) // _lanes(computation, device)
+            for computation in computations
+            if computation.is_reduction and is_vectorised(computation, device)
+        ),
+        default=0,
+    )
+
+
+def _lanes(computation: Computation, device: DeviceSpec) -> int:
+    return lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
+
+
+def _seconds(computations: Sequence[Computation], way: RowTiles, device: DeviceSpec) -> float:
+    """On all cores or on one, with what additions wait for each other: 4 cycles of latency on 2 registers are 2."""
+    units = device.unit_count if way.forks else 1
+    busy_s = row_time_s(computations, device) * device.unit_count / units
+    waiting = max(0.0, (device.fma_latency_cycles or 0) / way.registers - 1)
+    steps = sum(
+        computation.point_count / _lanes(computation, device)
+        for computation in computations
+        if computation.is_reduction and is_vectorised(computation, device)
+    )
+    hz = cpu_clock_hz(device)
+    launch_s = (device.launch_overhead_us or 0.0) * 1e-6 if way.forks else 0.0
+    return busy_s + (steps * waiting / hz / units if hz else 0.0) + launch_s
