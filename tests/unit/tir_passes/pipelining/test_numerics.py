@@ -53,8 +53,14 @@ def alcop_rows() -> tuple[dict[str, str], ...]:
         return tuple(row for row in csv.DictReader(file) if not row["dup_of"])
 
 
+@cache
+def made(kernel: PipeliningKernel, device: str, wanted: Wanted) -> Pipelined:
+    """`pipelined`, once for all that is asked of it."""
+    return pipelined(kernel, device, wanted)
+
+
 def prove(kernel: PipeliningKernel, device: str, wanted: Wanted) -> Pipelined:
-    item = pipelined(kernel, device, wanted)
+    item = made(kernel, device, wanted)
     result = check(item)
     assert result.ok, f"{kernel} on {device}, {wanted}: {item.plan}\n{result}"
     return item
@@ -91,7 +97,7 @@ def test_all_kernels_are_right_with_all_numbers_of_stages(name: str, device: str
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_what_must_be_pipelined_is_and_what_must_not_is_not(name: str) -> None:
     kernel = HAND_WRITTEN[name]
-    plan = pipelined(kernel, A100, Wanted(shared_stages=3, register_stages=2)).plan
+    plan = made(kernel, A100, Wanted(shared_stages=3, register_stages=2)).plan
     planned = {buffer.name for buffer in plan.buffers}
     rules = {refusal.buffer: refusal.rule for refusal in plan.refusals}
     assert {*kernel.shared, *kernel.registers} <= planned, f"{plan}, refused: {plan.refusals}"
@@ -125,13 +131,13 @@ def _sequential() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "device"), _sequential())
 def test_on_llvm_with_threads_as_loops(name: str, device: str) -> None:
-    item = pipelined(HAND_WRITTEN[name], device, Wanted(shared_stages=3, register_stages=2))
+    item = made(HAND_WRITTEN[name], device, Wanted(shared_stages=3, register_stages=2))
     assert item.plan.buffers
     assert error_on_llvm(item) <= tolerance(item)
 
 
 def _on_opencl(name: str, wanted: Wanted) -> None:
-    item = pipelined(HAND_WRITTEN[name], OPENCL, wanted)
+    item = made(HAND_WRITTEN[name], OPENCL, wanted)
     assert error_on_opencl(item) <= tolerance(item), f"{wanted}: {item.plan}"
 
 
@@ -154,7 +160,7 @@ def test_shapes_known_at_launch(columns: int) -> None:
     """A symbolic function is pipelined as it is, and right for every extent that it is launched with."""
     function, k = symbolic_compute()
     kernel = PipeliningKernel(name="symbolic", make=lambda: function, reference=lambda a: 2.0 * a.astype("float64") + 1)
-    item = pipelined(kernel, A100, Wanted(shared_stages=3))
+    item = made(kernel, A100, Wanted(shared_stages=3))
     assert [buffer.stages for buffer in item.plan.buffers] == [3]
     fixed = specialised(item.function, k, columns)
     result = verify(fixed, A100, reference=lambda arrays: {"C": kernel.reference(arrays["A"])})
