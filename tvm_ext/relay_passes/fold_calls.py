@@ -199,7 +199,9 @@ def _legalized_values(call: Call) -> list[Array]:
     if rule is None:
         raise IllegalRewrite(f"{call.op.name} has no tensor expression")
     builder = relax.BlockBuilder()
-    made = rule(builder, builder.normalize(call))
+    with builder.function("legalized", []):  # for rules that make several calls, of which nothing is known here
+        made = rule(builder, builder.normalize(call))
+        builder.emit_func_output(made)
     return _values_of(made, call, builder.get())
 
 

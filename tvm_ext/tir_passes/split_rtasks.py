@@ -157,7 +157,7 @@ class _SteppedBody:
         self.spaces: list[AllocBuffer] = []
         self.preamble: list[Stmt] = []  # names and views, which every step that uses them gets
         self.steps: list[_KernelStep] = []
-        for statement in children_of(func.body):
+        for statement in children_of(_at_pointers(func)):
             self._take(statement)
         self._keep_small_spaces()
 
@@ -276,12 +276,21 @@ def _range_loop(loop: For, begin: Expr, end: Expr) -> Stmt:
     return For(variable, begin, end - begin, ForKind.SERIAL, body)
 
 
+def _at_pointers(func: PrimFunc) -> Stmt:
+    """The body of ``func`` for parameters that begin where their pointers say.
+
+    Stock TVM's scans and sorts take tensors from any element on, whose number is a variable of the tensor's type.
+    """
+    offsets = [param.ty.elem_offset for param in func.params]
+    return substitute(func.body, [(item, tirx.const(0, dtype_of(item))) for item in offsets if isinstance(item, Var)])
+
+
 def _pointer_to(dtype: str) -> Any:
     return ir.PointerType(ir.PrimType(dtype))
 
 
 def _view(buffer: Buffer, pointer: Var) -> Buffer:
-    """``buffer`` as a buffer that is where ``pointer`` says."""
+    """``buffer`` as a buffer that is where ``pointer`` says: arguments of a graph may begin at any element."""
     kind = buffer.ty
     return tirx.decl_buffer(
         kind.shape,
@@ -289,13 +298,13 @@ def _view(buffer: Buffer, pointer: Var) -> Buffer:
         buffer.name,
         data=pointer,
         strides=list(kind.strides) or None,
-        data_alignment=kind.data_alignment,
+        data_alignment=_alignment(buffer),
     )
 
 
 def _alignment(buffer: Buffer) -> int:
-    """The multiple of bytes at which code may expect the buffer to start."""
-    return max(int(buffer.ty.data_alignment), int(itemsize_bytes(dtype_of(buffer))), 1)
+    """The multiple of bytes at which an rKernel may expect the buffer to start."""
+    return max(int(itemsize_bytes(dtype_of(buffer))), 1)
 
 
 def _needed(preamble: Sequence[Stmt], body: Stmt) -> list[Stmt]:

@@ -215,6 +215,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], Array]] = {
     "a number that no integer is": (lambda x: op.astype(x, "int32"), np.array([np.nan, 1e30], "f4")),
     "an unknown type": (lambda x: op.add(op.astype(x, "bfloat16"), op.astype(x, "bfloat16")), np.ones(3, "f4")),
     "sorting": (lambda x: op.sort(x), np.ones(3, "f4")),
+    "what several calls compute": (
+        lambda x: op.vision.all_class_non_max_suppression(
+            x,
+            constant(np.ones((1, 1, 3), "f4")),
+            *map(constant, (np.array(2), np.array(0.5, "f4"), np.array(0.1, "f4"))),
+        ),
+        np.ones((1, 3, 4), "f4"),
+    ),
 }
 
 
