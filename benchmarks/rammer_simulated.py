@@ -274,7 +274,7 @@ def main(
     results: list[Simulated] = []
     with progress() as step:
         for name, size in itertools.product(chosen, batch):
-            mod, _ = relay.frontend.from_onnx(models.build_model(name, batch=size))
+            mod = relay.bind_params(*relay.frontend.from_onnx(models.build_model(name, batch=size)))
             for row in map(device_db.lookup, device):
                 step(f"{name} of batch {size} on {row.name}")
                 runs = _runs(name, mod, row, is_cell=bool(cells), picture=picture)

@@ -28,7 +28,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_build_s_kernels_are_operators_in_their_order(script: ModuleType) -> None:
-    graph: RTaskGraph = script.graph_of(relay.frontend.from_onnx(models.build_model("mobilenet_block"))[0], V100.name)
+    graph: RTaskGraph = script.graph_of(
+        relay.bind_params(*relay.frontend.from_onnx(models.build_model("mobilenet_block"))), V100.name
+    )
     assert [item.predecessors for item in graph.operators] == [(), (0,), (1,)]
     for operator in graph.operators:
         (kernel,) = operator.kernels
