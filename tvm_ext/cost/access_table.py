@@ -239,6 +239,7 @@ def copied_to_panels(
 
     It is where its rows thrash and the copy takes less than it saves. Read as they lie, rows come anew for every
     register tile from the layer below L2, beside the arithmetic; the copy reads them once and writes them once.
+    Where the device's table lacks the rates to compare, it is read as it lies.
 
     Worked example, one core of 150 GFLOP/s whose L3 serves 24 GB/s, B of 1024 x 1024 under 64 rows: 0.9 ms of
     arithmetic beside 8 readings of 4 MiB, 1.4 ms, together 1.7 ms; copied 0.9 + 0.35 ms. Under 16 rows: 0.22 beside
