@@ -12,8 +12,7 @@ Environment variables
 ``TVM_EXT_DATABASE``
     What ``database="auto"`` means: ``off``, a file, or (unset) the file ``measurements.db`` in ``TVM_EXT_CACHE_DIR``.
 ``TVM_EXT_CPU``
-    A recorded CPU (``tvm-ext devices`` lists them) that stands for this machine's, which is then not measured:
-    the same kernels are constructed everywhere. Unset: this machine.
+    A CPU's row (``tvm-ext devices`` lists them) or row file that stands for this machine's.
 ``TVM_EXT_NVCC``
     The CUDA compiler to use: a file, or ``off`` for none. Unset: the first that is found in ``CUDA_HOME`` or
     ``CUDA_PATH``, on the ``PATH``, among installed Python packages (`pip install tvm-ext[cuda]`), in /usr/local/cuda.
@@ -83,7 +82,7 @@ class BuildOptions:
         The bound ε on padding that construction starts from (paper §3.1: ``(S - N % S) / N <= epsilon``); it grows
         greedily while fewer than K rPrograms are found (§3.4). 0 starts from tiles that divide their axis.
     device
-        Name of the device tables' row to construct for; None: the row that belongs to the target.
+        Row of the device tables, row file or build report to construct for; None: the target's row.
     num_threads
         CPU cores that kernels are divided among; None: as many as this process may use.
     kernel_cache
@@ -164,7 +163,7 @@ class BuildOptions:
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)
         if self.device is not None and (not isinstance(self.device, str) or not self.device.strip()):
-            raise _wrong_value("device", self.device, "the name of a device (see `tvm-ext devices`) or None")
+            raise _wrong_value("device", self.device, "a device (see `tvm-ext devices`), a row file or None")
         if self.num_threads is not None:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
         _check_choice("bounds", self.bounds, ("error", "wrap"))
@@ -350,7 +349,7 @@ def cuda_settings() -> CudaSettings:
 
 
 def recorded_cpu() -> str | None:
-    """The name of the recorded CPU that stands for this machine's (``TVM_EXT_CPU``); None: this machine's own."""
+    """The row, by name or file, that stands for this machine's (``TVM_EXT_CPU``); None: this machine's own."""
     return os.environ.get(_CPU_VARIABLE, "").strip() or None
 
 

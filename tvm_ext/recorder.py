@@ -59,6 +59,7 @@ def record(
         model=str(attributes.get(MODEL_NAME, "main")),
         device=plan.device.name,
         device_description=plan.device.description,
+        row=plan.device,
         target=str(plan.target),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         options=tuple((name, str(getattr(options, name))) for name in BuildOptions.names()),

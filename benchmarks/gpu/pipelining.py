@@ -223,8 +223,8 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
 ) -> None:
     """Pipeline the operators and write what comes of it."""
-    spec = lookup(device, measure=False)
-    architecture = str(device_for_target(device, measure=False)[1].attrs["arch"])
+    spec = lookup(device)
+    architecture = str(device_for_target(device)[1].attrs["arch"])
     environment = current_environment()
     path = result_path(f"pipelining-{spec.name}", environment, output)
     outcomes = _earlier(path, environment) if resume else []

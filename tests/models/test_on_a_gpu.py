@@ -51,7 +51,7 @@ def row() -> str:
         pytest.skip(f"no row of the tables is for compute capability {device.compute_version}")
     name = ROWS[device.compute_version]
     try:
-        compile_cuda("", [str(architecture_of(str(device_for_target(name, measure=False)[1])))])
+        compile_cuda("", [str(architecture_of(str(device_for_target(name)[1])))])
     except (UnsupportedEnvironmentError, OptionError) as error:
         pytest.skip(f"no compiler for it: {error.problem}")
     return name

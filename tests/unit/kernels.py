@@ -23,7 +23,7 @@ TARGET = "llvm"
 
 
 def cpu() -> DeviceSpec:
-    return device_db.device_for_target(TARGET, measure=False)[0]
+    return device_db.device_for_target(TARGET)[0]
 
 
 def legalised(build: Any, *shapes: tuple[int, ...], dtype: str = "float32", fuse: bool = True) -> Any:
@@ -61,7 +61,7 @@ def run(
     packed = list(arrays)
     for how in choice.packs:
         packed[how.param_index] = pack(arrays[how.param_index], how)
-    target = device_db.device_for_target(TARGET, measure=False)[1]
+    target = device_db.device_for_target(TARGET)[1]
     inputs = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in packed]
     guarded = guard_workspaces(kernel)
     results = []

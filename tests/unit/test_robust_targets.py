@@ -239,8 +239,6 @@ def test_code_with_features_that_the_cpu_lacks_is_not_run(tmp_path: Path, monkey
         machine=host.machine,
         model="an old CPU",
         features=frozenset({"sse2", "sse4.1", "sse4.2"}),
-        clock_ghz=None,
-        clock_source="",
         caches=(),
     )
     monkeypatch.setattr(library, "read_cpu_info", lambda: old)
@@ -266,8 +264,6 @@ def test_what_code_needs_is_compared_with_a_cpu(needs: CpuNeeds, features: set[s
         machine="x86_64",
         model="a CPU",
         features=None if features is None else frozenset(features),
-        clock_ghz=None,
-        clock_source="",
         caches=(),
     )
     assert needs.unmet_by(cpu) == unmet

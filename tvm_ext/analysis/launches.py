@@ -123,7 +123,7 @@ def lower(
 def _target(target: TargetLike | DeviceSpec) -> tuple[Target, DeviceSpec | None]:
     if isinstance(target, DeviceSpec):
         target = target.name
-    device, resolved = device_for_target(target, measure=False)
+    device, resolved = device_for_target(target)
     return resolved, device
 
 

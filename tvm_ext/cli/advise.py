@@ -36,7 +36,7 @@ def advise(
     from .advise_text import render
     from .common import load_model, output_console, parse_shapes, progress_bar
 
-    spec = lookup(device, measure=False)
+    spec = lookup(device)
     _require_matrix_units(spec)
     if dtype not in ("float16", "keep"):
         raise OptionError(f"--dtype {dtype!r} is not known.", "write float16 or keep")

@@ -251,32 +251,34 @@ def explain(
 
 @app.command()
 def devices(
-    name: Annotated[str | None, typer.Argument(help="Show this device in full.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU anew first.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Show this device, or row file, in full.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU first: 30 s at most.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Drop what was measured: back to the tables.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the device as a row file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the devices of our tables, or show one with the source of every number."""
-    from tvm_ext.devices import device_db, measurement_cache
+    from tvm_ext.devices import device_db, microbench, probe, row_files
     from tvm_ext.records import serialise
 
     from . import devices as cli_devices
 
+    if forget:
+        row_files.forget()
     if measure:
-        measurement_cache.forget()
         name = name or "cpu"
-    if name is not None:
-        spec = device_db.lookup(name)
-        if as_json:
-            _print_json(serialise.to_json(spec))
-        else:
-            for part in cli_devices.describe(spec):
-                output_console().print(part)
-        return
-    specs = [device_db.lookup(item, measure=False) for item in device_db.names()]
+        cli_devices.require_this_machine(name)
+        with progress_bar(microbench.MOST_ROUNDS + 1) as steps:
+            probe.measure_cpu(steps.begin)
+    specs = [device_db.lookup(item) for item in ([name or "cpu"] if name or output else device_db.names())]
+    if output is not None:
+        row_files.write_row(output, specs[0])
     if as_json:
-        _print_json("[" + ",".join(map(serialise.to_json, specs)) + "]")
-    else:
-        output_console().print(cli_devices.overview(specs))
+        texts = list(map(serialise.to_json, specs))
+        _print_json(texts[0] if name or output else f"[{','.join(texts)}]")
+        return
+    for part in cli_devices.describe(specs[0]) if name or output else [cli_devices.overview(specs)]:
+        output_console().print(part)
 
 
 @app.command()

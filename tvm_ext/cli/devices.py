@@ -10,6 +10,19 @@ from rich.table import Table
 
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import OptionError
+from tvm_ext.options import recorded_cpu
+
+
+def require_this_machine(name: str) -> None:
+    """Raise OptionError where ``name`` is another device, or where a row stands for this machine."""
+    if name.strip().lower() not in device_db.HOST_NAMES:
+        raise OptionError(f"{name!r} cannot be measured here: it is not this machine's CPU.", "measure 'cpu'")
+    stand_in = recorded_cpu()
+    if stand_in is not None:
+        raise OptionError(
+            f"TVM_EXT_CPU lets {stand_in} stand for this machine.", "unset TVM_EXT_CPU to measure this machine"
+        )
 
 
 def overview(specs: Sequence[DeviceSpec]) -> Table:
@@ -29,6 +42,8 @@ def overview(specs: Sequence[DeviceSpec]) -> Table:
 def describe(spec: DeviceSpec) -> Iterator[RenderableType]:
     """One device in full: its memory layers, peaks, and every number with its source."""
     yield f"[bold]{escape(spec.name)}[/]: {escape(spec.description)}"
+    if spec.row:
+        yield f"row: {escape(spec.row)}"
     yield f"{spec.unit_count} units of {spec.teus_per_unit} TEU(s), {spec.teu_lanes} lanes each"
     peaks = ", ".join(f"{dtype} {_number(gflops)}" for dtype, gflops in spec.peak_gflops) or "unknown"
     yield f"peak GFLOP/s: {peaks}"

@@ -16,9 +16,8 @@ from tvm import relax
 
 from tvm_ext import _environment, _native, relay
 from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME, RUNTIME_LIBRARY
-from tvm_ext.devices import device_db, measurement_cache
-from tvm_ext.devices.cpu_info import read_cpu_info
-from tvm_ext.devices.probe import bench_plan, probe_cpu
+from tvm_ext.devices import device_db
+from tvm_ext.devices.rows.cpus import CPU_ROWS
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
 from tvm_ext.runtime.export import check_complete, check_seal, compile_metadata
@@ -49,7 +48,7 @@ class HealthCheck:
 def examine(libraries: Sequence[Path] = ()) -> Iterator[HealthCheck]:
     """Every finding, one after the other: some take a second. Of ``libraries`` the digest is checked."""
     checks: tuple[Callable[[], Iterator[HealthCheck]], ...] = (
-        _versions, _native_part, _pipelines, _processor, _measurement, _threads, _cache, _compiler,
+        _versions, _native_part, _pipelines, _processor, _device_row, _threads, _cache, _compiler,
         _cuda_compiler, _small_build,
     )  # fmt: skip
     for check in checks:
@@ -134,7 +133,7 @@ def _pipelines() -> Iterator[HealthCheck]:
 
 
 def _processor() -> Iterator[HealthCheck]:
-    device, target = device_db.device_for_target("llvm", measure=False)
+    device, target = device_db.device_for_target("llvm")
     model = target.attrs.get("mcpu", "generic")
     lanes = f"{device.register_limit} registers of {8 * device.register_bytes} bits"
     yield HealthCheck(
@@ -144,25 +143,17 @@ def _processor() -> Iterator[HealthCheck]:
     )
 
 
-def _measurement() -> Iterator[HealthCheck]:
-    """How old the figures are that shape kernels, and whether the rounds of their measurement agreed."""
-    name, anew = "measurement", "take it anew on a quiet machine: tvm-ext devices cpu --measure"
+def _device_row() -> Iterator[HealthCheck]:
+    """Which row of the tables shapes kernels, and whether this machine was measured."""
     stand_in = recorded_cpu()
     if stand_in is not None:
-        yield HealthCheck(name=name, state="note", detail=f"not used: TVM_EXT_CPU names {stand_in}")
+        yield HealthCheck(name="device row", state="note", detail=f"TVM_EXT_CPU names {stand_in}")
         return
-    info = read_cpu_info()
-    found = measurement_cache.kept(bench_plan(probe_cpu(measure=False, info=info), info), info.model)
-    if found is None:
-        yield HealthCheck(name=name, state="note", detail="none yet: the first build takes it (a few seconds)")
-        return
-    figures = found.measurement
-    detail = (
-        f"{found.age_s / 86400:.1f} days old, {figures.rounds} rounds that differ by {figures.disagreement:.0%}, "
-        f"medians within {figures.spread:.0%} of the best"
-    )
-    settled = found.is_settled
-    yield HealthCheck(name=name, state="ok" if settled else "note", detail=detail, remedy="" if settled else anew)
+    row = device_db.lookup("cpu").row
+    known = row not in {generic.name for generic in CPU_ROWS}
+    remedy = "" if known else "measure it on a quiet machine: tvm-ext devices cpu --measure"
+    detail = f"{row}" if known else f"{row}: the tables do not know this microarchitecture"
+    yield HealthCheck(name="device row", state="ok" if known else "note", detail=detail, remedy=remedy)
 
 
 def _threads() -> Iterator[HealthCheck]:

@@ -61,7 +61,7 @@ def operators_of(
 
     With a ``device`` the operators are in the layouts in which a build with ``options`` has them.
     """
-    _, target = device_for_target("llvm", measure=False)
+    _, target = device_for_target("llvm")
     blocked = layout_passes(device, options or BuildOptions()) if device is not None else []
     passes = [*graph_passes(), *blocked, *operator_passes(target), AnnotateConstants()]
     with target:

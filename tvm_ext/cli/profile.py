@@ -49,7 +49,7 @@ def profile(
 
     if dtype not in ("float16", "keep"):
         raise OptionError(f"--dtype {dtype!r} is not known.", "write float16 or keep")
-    spec, limits = lookup(device, measure=False), ScreeningLimits(templates=templates)
+    spec, limits = lookup(device), ScreeningLimits(templates=templates)
     check_device(spec)
     options = BuildOptions(database=database, enable_cutlass=True)
     store, cache = MeasurementStore.for_build(options), KernelCache.for_build(options)

@@ -38,7 +38,7 @@ def verify(
     from tvm_ext.verify.verification import to_json
     from tvm_ext.verify.verification import verify as check
 
-    spec = lookup(device, measure=False)
+    spec = lookup(device)
     _require_gpu(spec)
     if ":" in kernel and kernel.rpartition(":")[0].endswith(".py"):
         function, reference = load_function(kernel), None

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine's CPU: model, features, clock, caches. Reads files, runs nothing."""
+"""What the operating system says of this machine's CPU: model, features, caches. Reads files, runs nothing."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ class CacheInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuInfo:
-    """This machine's CPU. ``features`` are in LLVM's spelling and None where the system does not list them."""
+    """This machine's CPU. ``features`` are in LLVM's spelling and None where the system does not list them.
+
+    ``core_id`` is vendor, family and model as CPUID has them ("AuthenticAMD", 25, 17), or on Arm "arm", implementer and
+    part as MIDR has them; its numbers are 0 where the system does not say.
+    """
 
     machine: str  # "x86_64", "aarch64"
     model: str
     features: frozenset[str] | None
-    clock_ghz: float | None
-    clock_source: str
     caches: tuple[CacheInfo, ...]
+    core_id: tuple[str, int, int] = ("", 0, 0)
 
     def bytes_per_core(self, level: int, core_count: int) -> int | None:
         """The part of the cache of ``level`` that one of ``core_count`` busy CPUs has to itself.
@@ -71,6 +74,11 @@ class CpuInfo:
 
     def cache(self, level: int) -> CacheInfo | None:
         return next((item for item in self.caches if item.level == level), None)
+
+    def cores_of(self, cpu_count: int) -> float:
+        """How many cores ``cpu_count`` busy CPUs are: hyper-threads share one, and with it its first cache."""
+        l1 = self.cache(1)
+        return cpu_count / min(l1.sharer_count, cpu_count) if l1 else cpu_count
 
     @property
     def checked_features(self) -> tuple[str, ...]:
@@ -100,14 +108,12 @@ def read_cpu_info(cpuinfo: Path = CPUINFO, sysfs: Path = SYSFS_CPU) -> CpuInfo:
     """Read ``cpuinfo`` and ``sysfs``; what is missing there (macOS, a strict container) is None or empty."""
     fields = _first_processor(_read_text(cpuinfo))
     flags = fields.get("flags") or fields.get("Features")
-    clock, clock_source = _clock(fields, sysfs)
     return CpuInfo(
         machine=_machine(platform.machine()),
         model=fields.get("model name") or " ".join(_arm_model(fields)) or platform.processor() or "unknown CPU",
         features=frozenset(_LLVM_NAMES.get(name, name) for name in flags.split()) if flags else None,
-        clock_ghz=clock,
-        clock_source=clock_source,
         caches=_caches(sysfs),
+        core_id=_core_id(fields),
     )
 
 
@@ -126,15 +132,15 @@ def _arm_model(fields: dict[str, str]) -> list[str]:
     return [f"{key} {fields[key]}" for key in ("CPU implementer", "CPU part") if key in fields]
 
 
-def _clock(fields: dict[str, str], sysfs: Path) -> tuple[float | None, str]:
-    """Highest clock in GHz: cpufreq's maximum in kHz, else the current MHz of /proc/cpuinfo."""
-    maximum = _read_text(sysfs / "cpu0" / "cpufreq" / "cpuinfo_max_freq")
-    if maximum is not None and maximum.strip().isdigit():
-        return int(maximum) / 1e6, "cpufreq cpuinfo_max_freq"
-    current = fields.get("cpu MHz", "")
-    if re.fullmatch(r"\d+(\.\d+)?", current) and float(current) > 0:
-        return float(current) / 1e3, "/proc/cpuinfo cpu MHz"
-    return None, ""
+def _core_id(fields: dict[str, str]) -> tuple[str, int, int]:
+    """Who made the core, and which it is; Linux writes x86's numbers in decimal and Arm's as 0x41."""
+    if "CPU part" in fields:
+        return "arm", _number(fields.get("CPU implementer", "")), _number(fields["CPU part"])
+    return fields.get("vendor_id", ""), _number(fields.get("cpu family", "")), _number(fields.get("model", ""))
+
+
+def _number(text: str) -> int:
+    return int(text, 0) if re.fullmatch(r"0x[0-9a-fA-F]+|[1-9]\d*", text) else 0
 
 
 def _caches(sysfs: Path) -> tuple[CacheInfo, ...]:

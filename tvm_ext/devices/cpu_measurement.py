@@ -1,16 +1,19 @@
-"""What the micro-benchmarks of a CPU found, and how it overrules the arithmetic of the tables."""
+"""What the micro-benchmarks of a CPU found, and which of it overrules the row of the tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .device_facts import fact, with_facts
 from .hal import DeviceSpec, Fact
 
 AGREEMENT = 0.1
 """Two rounds agree where no figure differs by more: a busy neighbour takes a third or a half of one."""
+NOISE = 0.2
+"""A figure that is no further from the row's than this leaves it: measurements of one quiet machine vary by a tenth."""
+STEPS_PER_DECADE = 10
+"""Figures that overrule the row are rounded to preferred numbers (ISO 3, R10): 1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5 ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +49,44 @@ class CpuMeasurement:
 
 
 def with_measurement(spec: DeviceSpec, found: CpuMeasurement, where: str) -> DeviceSpec:
-    """``spec`` with the figures measured ``where``; the arithmetic ones stay as unused facts.
+    """``spec`` with all figures as they were measured ``where``; those of the tables stay as unused facts."""
+    return with_facts(spec, _facts(spec, found, where))
+
+
+def measured_row(spec: DeviceSpec, found: CpuMeasurement, when: str, kept: DeviceSpec | None = None) -> DeviceSpec:
+    """The row of a machine that was measured at ``when``: ``spec`` but for what stands above the noise, rounded.
+
+    Two measurements of a machine that differ by their noise thereby give one row, and kernels are constructed for rows:
+    a processor of the tables keeps its row, another the row ``kept`` from its first measurement.
+    What else runs only ever slows a benchmark down, so figures of rounds that do not agree count only where they are
+    better than what is known: memory measured at 4 GB/s beside a busy neighbour is faster than that.
+    """
+    facts, known = _facts(spec, found, f"on this machine on {when}"), _used(kept or spec)
+    standing = [item for item in facts if _stands_out(item, known.get(item.field), found.agrees)]
+    if kept is not None and not standing:
+        return kept
+    tables, fields = _used(spec), {item.field for item in standing} | {"row"}
+    earlier = [item for path, item in known.items() if path not in fields and item.value != tables[path].value]
+    differ = len(standing) + len(earlier)
+    named = fact(
+        "row",
+        f"{spec.row or spec.name} as measured on {when}",
+        "name",
+        f"{differ} of {len(facts)} figures differ from it",
+    )
+    row = with_facts(spec, [*earlier, *map(_rounded, standing), named])
+    left = tuple(replace(item, used=False) for item in facts if item not in standing)
+    return replace(row, facts=(*row.facts, *left))
+
+
+def _used(spec: DeviceSpec) -> dict[str, Fact]:
+    return {item.field: item for item in spec.facts if item.used}
+
+
+def _facts(spec: DeviceSpec, found: CpuMeasurement, where: str) -> list[Fact]:
+    """The figures as facts of ``spec``.
 
     FMA pipes follow from the rate of one core: 253 GFLOP/s at 3.95 GHz with 16 lanes = 253 / (3.95 x 16 x 2) = 2.0.
-    What else runs only ever slows a benchmark down. So figures of rounds that do not agree count only where they are
-    better than the arithmetic ones: memory measured at 4 GB/s beside a busy neighbour is faster than that.
     """
     source = f"measured {where}, best of many runs (the median up to {found.spread:.0%} slower)"
     pipes = found.float32_gflops_one_core / (found.clock_ghz * spec.teu_lanes * 2)
@@ -66,17 +102,21 @@ def with_measurement(spec: DeviceSpec, found: CpuMeasurement, where: str) -> Dev
         facts.append(fact(f"peak_gflops.{key}", found.float32_gflops * ratio, "GFLOP/s", derived))
     for layer, rate in found.streams_gb_per_s:
         facts.append(fact(f"layers.{layer}.bandwidth_gb_per_s", rate, "GB/s", f"{source}: vector loads"))
-    known = {item.field: float(item.value) for item in spec.facts if item.used and item.field in _fields(facts)}
-    return with_facts(spec, [item for item in facts if found.agrees or _is_better(item, known)])
+    return facts
 
 
-def _fields(facts: Sequence[Fact]) -> set[str]:
-    return {item.field for item in facts}
-
-
-def _is_better(item: Fact, known: Mapping[str, float]) -> bool:
-    """Whether a measured figure is better than the known one: a higher rate, a shorter time."""
-    if item.field not in known:
+def _stands_out(item: Fact, known: Fact | None, agrees: bool) -> bool:
+    """Whether a measured figure is no noise about the known one, and of a busy machine better than it."""
+    if known is None:
         return True
-    value = float(item.value)
-    return value < known[item.field] if item.field == "launch_overhead_us" else value > known[item.field]
+    ratio = float(item.value) / float(known.value)
+    better = ratio < 1 if item.field == "launch_overhead_us" else ratio > 1
+    return abs(math.log(ratio)) > math.log1p(NOISE) and (agrees or better)
+
+
+def _rounded(item: Fact) -> Fact:
+    """155.5 GB/s as 160, with the figure in its source; a count stays."""
+    if isinstance(item.value, int):
+        return item
+    value = 10 ** (round(math.log10(float(item.value)) * STEPS_PER_DECADE) / STEPS_PER_DECADE)
+    return replace(item, value=float(f"{value:.3g}"), source=f"{item.source}: {item.value:.4g}, rounded")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -19,12 +20,14 @@ from .cpu_info import CHECKED_ARM_FEATURES, CHECKED_X86_FEATURES, CpuNeeds, read
 from .device_facts import with_unit_count
 from .hal import DeviceSpec, Fact
 from .probe import isa_of, probe_cpu
+from .row_files import is_row_file, read_row
 from .rows import cpus
 from .rows.accelerators import ACCELERATOR_ROWS
 from .rows.cpus import CPU_ROWS, Isa
-from .rows.recorded_cpus import ISA_OF_RECORDED, RECORDED_ROWS
+from .rows.microarchitectures import MICROARCHITECTURE_ROWS
+from .rows.recorded_cpus import RECORDED_ROWS
 
-ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *RECORDED_ROWS, *ACCELERATOR_ROWS)
+ROWS: tuple[DeviceSpec, ...] = (*CPU_ROWS, *MICROARCHITECTURE_ROWS, *RECORDED_ROWS, *ACCELERATOR_ROWS)
 HOST_NAMES = ("cpu", "llvm", "host")
 """Names of this machine's CPU, which has no row but is probed."""
 
@@ -39,10 +42,11 @@ def names() -> tuple[str, ...]:
     return ("cpu", *(row.name for row in ROWS))
 
 
-def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
+def lookup(name: str) -> DeviceSpec:
     """The device called ``name`` (any case; aliases such as "v100", "nvidia/nvidia-a100"); "cpu" is this machine.
 
-    "opencl" is a GPU as OpenCL C reaches it. Raises `TargetError` with the nearest names where there is none.
+    "opencl" is a GPU as OpenCL C reaches it; what ends in ".json" is a row file, or a build's report, and its device.
+    Raises `TargetError` with the nearest names where there is none.
     """
     found = _find(name)
     if found is not None:
@@ -50,7 +54,7 @@ def lookup(name: str, *, measure: bool = True) -> DeviceSpec:
     if _normalised(name) == "opencl":
         return as_opencl(_default_row("opencl"))
     if _normalised(name) in HOST_NAMES:
-        return host_cpu(measure=measure)
+        return host_cpu()
     known = [*names(), *(alias for row in ROWS for alias in row.aliases)]
     raise TargetError(f"there is no device called {name!r} in the tables.", _suggestions(name, known, names()))
 
@@ -69,19 +73,17 @@ def chosen_device(name: str, target_device: DeviceSpec) -> DeviceSpec:
     return device
 
 
-def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[DeviceSpec, Target]:
+def device_for_target(target: TargetLike) -> tuple[DeviceSpec, Target]:
     """The device that ``target`` means, and the stock TVM target to build with.
 
     Parameters
     ----------
     target
-        What stock TVM accepts (a kind, a dict, a tag, a Target) or the name of a device. ``"llvm"`` without a model
-        or features means this machine's CPU with all it has, where stock TVM means SSE2; an explicit ``mcpu`` or
+        What stock TVM accepts (a kind, a dict, a tag, a Target), the name of a device or a row file. ``"llvm"`` without
+        a model or features means this machine's CPU with all it has, where stock TVM means SSE2; explicit ``mcpu`` or
         ``mattr`` is honoured, and gives the table row of its instruction set unless it is this machine's own.
         ``num-cores`` is honoured; without it a target that can run here gets the cores that this process may use.
         ``"cuda"``, ``"rocm"`` and ``"opencl"`` alone mean a row each, see `DEFAULT_ROWS`.
-    measure
-        Whether this machine's CPU may be measured (`probe.probe_cpu`).
 
     Raises
     ------
@@ -99,7 +101,7 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
     resolved = _resolve(target)
     kind = str(resolved.kind.name)
     if kind == "llvm":
-        return _cpu_device(resolved, measure)
+        return _cpu_device(resolved)
     if kind in ("cuda", "rocm"):
         return _gpu_device(resolved, kind), resolved
     if kind == "opencl":
@@ -110,14 +112,14 @@ def device_for_target(target: TargetLike, *, measure: bool = True) -> tuple[Devi
     )
 
 
-def host_cpu(*, measure: bool = True, unit_count: int | None = None) -> DeviceSpec:
-    """This machine's CPU: probed, or the recorded one that the environment names in its place.
+def host_cpu(*, unit_count: int | None = None) -> DeviceSpec:
+    """This machine's CPU: probed, or the row of a CPU that the environment names in its place.
 
-    Raises `TargetError` where the environment names none of the recorded CPUs.
+    Raises `TargetError` where the environment names none.
     """
     row = _recorded_host()
     if row is None:
-        return probe_cpu(measure=measure, unit_count=unit_count, info=read_cpu_info())
+        return probe_cpu(unit_count=unit_count, info=read_cpu_info())
     standing_in = replace(row, name="cpu", description=f"in place of this machine: {row.description}", aliases=())
     return with_unit_count(standing_in, unit_count or row.unit_count)
 
@@ -126,16 +128,23 @@ def _recorded_host() -> DeviceSpec | None:
     name = recorded_cpu()
     if name is None:
         return None
-    row = next((row for row in RECORDED_ROWS if row.name == _normalised(name)), None)
-    if row is None:
-        known = tuple(item.name for item in RECORDED_ROWS)
-        raise TargetError(f"TVM_EXT_CPU is {name!r}, which is no recorded CPU.", _suggestions(name, [*known], known))
+    row = _find(name)
+    if row is None or row.kind != "cpu":
+        known = [item.name for item in ROWS if item.kind == "cpu"]
+        raise TargetError(f"TVM_EXT_CPU is {name!r}, which is no recorded CPU.", _suggestions(name, known, (*known,)))
     return row
 
 
 def _host_isa() -> Isa:
+    """The instruction set that kernels for this machine are constructed with."""
     row = _recorded_host()
-    return isa_of(read_cpu_info()) if row is None else ISA_OF_RECORDED[row.name]
+    if row is None:
+        return isa_of(read_cpu_info())
+    return next(isa for isa in cpus.ISAS if (isa.register_name, isa.register_bytes) == _registers_of(row))
+
+
+def _registers_of(row: DeviceSpec) -> tuple[str, int]:
+    return row.layers[0].description.partition(" ")[0], row.register_bytes
 
 
 def _default_row(kind: str) -> DeviceSpec:
@@ -224,6 +233,8 @@ def _normalised(name: str) -> str:
 
 
 def _find(name: str) -> DeviceSpec | None:
+    if is_row_file(name):
+        return read_row(Path(name.strip()))
     wanted = _normalised(name)
     return next((row for row in ROWS if wanted == row.name or wanted in row.aliases), None)
 
@@ -267,18 +278,18 @@ def _suggestions(word: str, known: list[str], fallback: tuple[str, ...]) -> str:
     return "known names are " + ", ".join(fallback)
 
 
-def _cpu_device(target: Target, measure: bool) -> tuple[DeviceSpec, Target]:
+def _cpu_device(target: Target) -> tuple[DeviceSpec, Target]:
     attributes = {str(key): value for key, value in target.attrs.items()}
     cores = _core_count(attributes)
     host = read_cpu_info()
     explicit = [key for key in ("mcpu", "mattr") if key in attributes]
     foreign = not _is_native_triple(str(attributes.get("mtriple", "")), host.machine)
     if not explicit and not foreign:
-        spec = host_cpu(measure=measure, unit_count=cores)
+        spec = host_cpu(unit_count=cores)
         return spec, _merge_host(target, attributes, spec)
     isa = _isa_of_target(target, attributes, host.machine)
     if not foreign and isa is _host_isa():
-        return host_cpu(measure=measure, unit_count=cores), target
+        return host_cpu(unit_count=cores), target
     row = next(row for row in CPU_ROWS if row.name == isa.row)
     cores = cores or (None if foreign else usable_core_count())
     return (with_unit_count(row, cores) if cores else row), target

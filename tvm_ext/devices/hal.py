@@ -84,6 +84,7 @@ class DeviceSpec:
     name: str
     kind: DeviceKind
     description: str
+    row: str | None = None  # a machine's: the row of the tables that its rates are of, and whether they were measured
     aliases: tuple[str, ...] = ()
     target: tuple[tuple[str, str | int | tuple[str, ...]], ...] = ()  # stock TVM target as sorted (key, value) pairs
     compute_capability: tuple[int, int] | None = None

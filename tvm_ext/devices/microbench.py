@@ -1,27 +1,36 @@
 """Micro-benchmarks of the CPU at hand, as TensorIR kernels built by stock TVM (paper §4: what no document says).
 
 Interference only ever slows a kernel down, so every figure is the best of many short runs, in rounds that are repeated
-until two agree: a machine that was busy throughout one round must not shape kernels for ever.
+until two agree, and no longer than a limit of wall time. No build runs them: `tvm-ext devices cpu --measure` does.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tvm_ext import _tvm, forks
-from tvm_ext._tvm import Module, Tensor
+from tvm_ext._tvm import Module, PrimFunc
+from tvm_ext.errors import MeasurementError
+from tvm_ext.support import thread_pool
+from tvm_ext.support.files import temporary_folder
 
 from .cpu_measurement import CpuMeasurement
 
 REPEATS = 20
 MOST_ROUNDS = 6
+LAUNCHES = 100  # in one run of empty regions
 TARGET_SECONDS = 3e-3  # of one run: long against the timer, short against the scheduler's patience with a second thread
+LIMIT_SECONDS = 15.0
+"""Of wall time for everything. A round takes two seconds on an idle machine; on a busy one it may be the only one."""
+
+ONE_CORE, FLOAT32, FLOAT64, CLOCK, ALONE, REGION = "float32_one", "float32", "float64", "clock", "serial", "parallel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,140 +60,150 @@ class BenchPlan:
         """
         return min(16, self.register_count - 2)
 
+    def steps(self, cycles: float) -> int:
+        """How often a step of so many cycles is done in a run of `TARGET_SECONDS`."""
+        return max(1, int(TARGET_SECONDS * self.clock_ghz * 1e9 / cycles))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredTime:
-    """Seconds of one run: the best of the runs, and their median."""
+class Benchmark:
+    """One kernel with its arrays; ``work`` of one run: flops, bytes, cycles or launches."""
 
-    best_s: float
-    median_s: float
+    name: str
+    kernel: PrimFunc
+    arrays: tuple[npt.NDArray[np.generic], ...]
+    work: float
+    runs: int = 1
 
 
-def measure(plan: BenchPlan) -> CpuMeasurement:
-    """Run all micro-benchmarks of ``plan`` in rounds until two agree; with `plan.core_count` threads of TVM's pool.
+RunBenchmark = Callable[[], float]
+"""Runs one benchmark once; answers the seconds that it took."""
 
-    A round takes about two seconds. On a quiet machine two are enough; on a busy one `MOST_ROUNDS` are run, and
-    `CpuMeasurement.disagreement` says how far apart the figures still were.
+
+def measure(
+    plan: BenchPlan, *, limit_s: float = LIMIT_SECONDS, watch: Callable[[str], None] = lambda _: None
+) -> CpuMeasurement:
+    """Run all micro-benchmarks of ``plan`` in rounds until two agree, ``limit_s`` seconds have passed or `MOST_ROUNDS`.
+
+    `CpuMeasurement.disagreement` says how far apart the figures still were; ``watch`` hears what is being run.
+    Raises MeasurementError where the machine is too busy to run each of them once in that time.
     """
-    rounds: list[CpuMeasurement] = []
-    while len(rounds) < MOST_ROUNDS:
-        rounds.append(measure_once(plan))
-        found = best_of(rounds)
-        if len(rounds) > 1 and found.agrees:
-            break
+    deadline = time.monotonic() + limit_s
+    benchmarks = benchmarks_of(plan)
+    with temporary_folder("measure") as folder:
+        watch("compiling the micro-benchmarks")
+        runners = _built(plan, benchmarks, folder)
+        rounds: list[dict[str, list[float]]] = []
+        found = None
+        while len(rounds) < MOST_ROUNDS and (found is None or time.monotonic() < deadline):
+            watch(f"round {len(rounds) + 1}")
+            times = _round(runners, deadline, whole=not rounds)
+            if times is None:
+                break
+            rounds.append(times)
+            found = measurement_of(plan, benchmarks, rounds)
+            if len(rounds) > 1 and found.agrees:
+                break
+    if found is None:
+        raise MeasurementError(
+            f"this machine is too busy: its micro-benchmarks did not run once each in {limit_s:g} s.",
+            "measure it when less runs beside; builds take the row of the tables meanwhile",
+        )
     return found
 
 
-def measure_once(plan: BenchPlan) -> CpuMeasurement:
-    """One round of all micro-benchmarks."""
-    with _main_thread_on_first_core():
-        one_core = _fma_gflops(plan, "float32", cores=1)
-        all_cores = _fma_gflops(plan, "float32", cores=plan.core_count)
-        float64 = _fma_gflops(plan, "float64", cores=plan.core_count)
-        streams = [(stream.layer, *_stream_gb_per_s(plan, stream)) for stream in plan.streams]
-        return CpuMeasurement(
-            clock_ghz=_clock_ghz(plan),
-            float32_gflops_one_core=one_core[0],
-            float32_gflops=all_cores[0],
-            float64_gflops=float64[0],
-            streams_gb_per_s=tuple((layer, rate) for layer, rate, _ in streams),
-            launch_overhead_us=_launch_overhead_us(plan),
-            spread=max(all_cores[1], float64[1], *(spread for _, _, spread in streams)),
-        )
+def _round(runners: dict[str, RunBenchmark], deadline: float, *, whole: bool) -> dict[str, list[float]] | None:
+    """Seconds of up to `REPEATS` runs of each benchmark; None where the deadline passed before each had one.
+
+    The first round shares what is left of the time evenly, so that no benchmark takes it from those behind.
+    """
+    times: dict[str, list[float]] = {}
+    for index, (name, run) in enumerate(runners.items()):
+        now = time.monotonic()
+        until = now + (deadline - now) / (len(runners) - index) if whole else deadline
+        if now >= deadline:
+            return None
+        samples = [run()]
+        while len(samples) < REPEATS and time.monotonic() < until:
+            samples.append(run())
+        times[name] = samples
+    return times
 
 
-def best_of(rounds: Sequence[CpuMeasurement]) -> CpuMeasurement:
+def measurement_of(
+    plan: BenchPlan, benchmarks: Sequence[Benchmark], rounds: Sequence[dict[str, list[float]]]
+) -> CpuMeasurement:
     """The best of each figure over ``rounds``, and how far the two best of one lay apart at most.
 
     Worked example: rounds of 312, 345 and 340 GB/s give 345 and a disagreement of 345 / 340 - 1 = 1.5 %. The launch
     overhead, half a microsecond of waiting for another core, is left out of that: it differs by half between rounds.
     """
-    streams = [dict(item.streams_gb_per_s) for item in rounds]
-    rates = {
-        "clock_ghz": [item.clock_ghz for item in rounds],
-        "float32_gflops_one_core": [item.float32_gflops_one_core for item in rounds],
-        "float32_gflops": [item.float32_gflops for item in rounds],
-        "float64_gflops": [item.float64_gflops for item in rounds],
-    }
-    layers = {layer: [item[layer] for item in streams] for layer in streams[0]}
+    best = {item.name: sorted(min(times[item.name]) for times in rounds) for item in benchmarks}
+    rates = {item.name: item.work / best[item.name][0] / 1e9 for item in benchmarks}
+    steady = [name for name in best if name not in (ALONE, REGION)]
+    overhead_s = max(best[REGION][0] - best[ALONE][0], 1e-9) / LAUNCHES
     return CpuMeasurement(
-        clock_ghz=max(rates["clock_ghz"]),
-        float32_gflops_one_core=max(rates["float32_gflops_one_core"]),
-        float32_gflops=max(rates["float32_gflops"]),
-        float64_gflops=max(rates["float64_gflops"]),
-        streams_gb_per_s=tuple((layer, max(found)) for layer, found in layers.items()),
-        launch_overhead_us=min(item.launch_overhead_us for item in rounds),
-        spread=min(item.spread for item in rounds),
+        clock_ghz=rates[CLOCK],
+        float32_gflops_one_core=rates[ONE_CORE],
+        float32_gflops=rates[FLOAT32],
+        float64_gflops=rates[FLOAT64],
+        streams_gb_per_s=tuple((stream.layer, rates[stream.layer]) for stream in plan.streams),
+        launch_overhead_us=overhead_s * 1e6,
+        spread=min(max(statistics.median(times[name]) / min(times[name]) - 1 for name in steady) for times in rounds),
         rounds=len(rounds),
-        disagreement=max(map(_gap_of_best, (*rates.values(), *layers.values()))),
+        disagreement=max(best[name][1] / best[name][0] - 1 for name in steady) if len(rounds) > 1 else 0.0,
     )
 
 
-def _gap_of_best(rates: Sequence[float]) -> float:
-    """By how much the best of ``rates`` is above the second best; 0 for a single one."""
-    best, second = ([*sorted(rates, reverse=True), rates[0]])[:2]
-    return best / second - 1 if len(rates) > 1 else 0.0
+def benchmarks_of(plan: BenchPlan) -> tuple[Benchmark, ...]:
+    """All that `measure` runs, in its order."""
+    cores = plan.core_count
+    return (
+        _fma(plan, ONE_CORE, "float32", 1),
+        _fma(plan, FLOAT32, "float32", cores),
+        _fma(plan, FLOAT64, "float64", cores),
+        *(_stream(plan, stream) for stream in plan.streams),
+        _clock(plan),
+        *(_launch(name, count) for name, count in ((ALONE, 1), (REGION, cores))),
+    )
 
 
-@contextlib.contextmanager
-def _main_thread_on_first_core() -> Iterator[None]:
-    """Keep the calling thread, which works as the pool's first, off the cores that TVM binds its other threads to.
-
-    Where the kernel packs threads on few cores, the two would else share one core for many milliseconds.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
-def _fma_gflops(plan: BenchPlan, dtype: str, *, cores: int) -> tuple[float, float]:
-    """GFLOP/s and spread of independent FMA chains in registers: 2 x lanes x chains flops per step and core."""
-    kernels = _kernels()
+def _fma(plan: BenchPlan, name: str, dtype: str, cores: int) -> Benchmark:
+    """Independent FMA chains in registers: 2 x lanes x chains flops per step and core."""
     lanes = plan.register_bytes // np.dtype(dtype).itemsize
-    steps = _count(TARGET_SECONDS * plan.clock_ghz * 1e9 / (plan.chains / 2))
+    steps = plan.steps(plan.chains / 2)
     # x -> x / 2 + 1 / 2 has the fixed point 1: no overflow, no denormals, whatever the number of steps.
-    operands = np.full((2, lanes), 0.5, dtype)
-    sums = np.zeros((cores, plan.chains * lanes), dtype)
-    timing = _time(plan, kernels.fma_kernel(dtype, lanes, plan.chains, cores, steps), operands, sums)
-    flops = 2.0 * lanes * plan.chains * steps * cores
-    return flops / timing.best_s / 1e9, timing.median_s / timing.best_s - 1
+    arrays = (np.full((2, lanes), 0.5, dtype), np.zeros((cores, plan.chains * lanes), dtype))
+    kernel = _kernels().fma_kernel(dtype, lanes, plan.chains, cores, steps)
+    return Benchmark(name=name, kernel=kernel, arrays=arrays, work=2.0 * lanes * plan.chains * steps * cores)
 
 
-def _stream_gb_per_s(plan: BenchPlan, stream: StreamSize) -> tuple[float, float]:
-    """GB/s over all cores, and spread, of vector loads from a buffer of each core's own."""
-    kernels = _kernels()
+def _stream(plan: BenchPlan, stream: StreamSize) -> Benchmark:
+    """Vector loads from a buffer of each core's own."""
     lanes = plan.register_bytes // 4
-    width = kernels.LOAD_CHAINS * lanes
+    width = _kernels().LOAD_CHAINS * lanes
     blocks = max(1, stream.bytes_per_core // (4 * width))
-    passes = _count(TARGET_SECONDS * plan.clock_ghz * 1e9 * 8 / (blocks * width * 4))
+    passes = plan.steps(blocks * width * 4 / 8)
     data = np.zeros((plan.core_count, blocks * width), "float32")
-    sums = np.zeros((plan.core_count, width), "float32")
-    timing = _time(plan, kernels.load_kernel(lanes, plan.core_count, blocks, passes), data, sums)
-    moved = 4.0 * width * blocks * passes * plan.core_count
-    return moved / timing.best_s / 1e9, timing.median_s / timing.best_s - 1
+    return Benchmark(
+        name=stream.layer,
+        kernel=_kernels().load_kernel(lanes, plan.core_count, blocks, passes),
+        arrays=(data, np.zeros((plan.core_count, width), "float32")),
+        work=4.0 * width * blocks * passes * plan.core_count,
+    )
 
 
-def _clock_ghz(plan: BenchPlan) -> float:
+def _clock(plan: BenchPlan) -> Benchmark:
     """The clock of one busy core: a round of xorshift is six dependent operations of one cycle each."""
-    steps = _count(TARGET_SECONDS * plan.clock_ghz * 1e9 / 6)
-    seed, result = np.array([88172645463325252], "uint64"), np.zeros(1, "uint64")
-    timing = _time(plan, _kernels().clock_kernel(steps), seed, result)
-    return 6.0 * steps / timing.best_s / 1e9
+    steps = plan.steps(6)
+    arrays = (np.array([88172645463325252], "uint64"), np.zeros(1, "uint64"))
+    return Benchmark(name=CLOCK, kernel=_kernels().clock_kernel(steps), arrays=arrays, work=6.0 * steps)
 
 
-def _launch_overhead_us(plan: BenchPlan) -> float:
-    """Microseconds that an empty parallel region takes, beyond the same kernel run serially."""
-    times = []
-    for cores in (1, plan.core_count):
-        result = np.zeros((cores, 64), "float32")
-        times.append(_time(plan, _kernels().launch_kernel(cores), result, number=500).best_s)
-    return max(times[1] - times[0], 1e-9) * 1e6
+def _launch(name: str, cores: int) -> Benchmark:
+    """Empty parallel regions; the same on one core is what else a call takes."""
+    arrays = (np.zeros((cores, 64), "float32"),)
+    return Benchmark(name=name, kernel=_kernels().launch_kernel(cores), arrays=arrays, work=LAUNCHES, runs=LAUNCHES)
 
 
 def _kernels() -> Module:
@@ -193,15 +212,24 @@ def _kernels() -> Module:
     return microbench_kernels
 
 
-def _count(number: float) -> int:
-    return max(1, int(number))
-
-
-def _time(plan: BenchPlan, kernel: Module, *arrays: Tensor, number: int = 1) -> MeasuredTime:
+def _built(plan: BenchPlan, benchmarks: Sequence[Benchmark], folder: Path) -> dict[str, RunBenchmark]:
+    """A runner for each benchmark, from one library whose parallel loops run on the threads that kernels have."""
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.target}
+    functions = {item.name: item.kernel.with_attr("global_symbol", item.name) for item in benchmarks}
     forks.require_pool()
+    path = folder / "micro_benchmarks.so"
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes
-        built = _tvm.tvm.compile(_tvm.IRModule({"main": kernel}), target=_tvm.Target(config))
-    evaluator = built.mod.time_evaluator("main", _tvm.tvm.cpu(), number=number, repeat=REPEATS)
-    seconds: Sequence[float] = [float(item) for item in evaluator(*map(_tvm.tensor, arrays)).results]
-    return MeasuredTime(best_s=min(seconds), median_s=statistics.median(seconds))
+        _tvm.tvm.compile(_tvm.IRModule(functions), target=_tvm.Target(config)).export_library(str(path))
+    library = _tvm.tvm.runtime.load_module(str(path))
+    thread_pool.adopt(path)
+    return {item.name: _runner(library, item) for item in benchmarks}
+
+
+def _runner(library: Module, item: Benchmark) -> RunBenchmark:
+    tensors = [_tvm.tensor(array) for array in item.arrays]
+    evaluator = library.time_evaluator(item.name, _tvm.tvm.cpu(), number=item.runs, repeat=1)
+
+    def run() -> float:
+        return float(evaluator(*tensors).results[0]) * item.runs
+
+    return run

@@ -1,31 +1,35 @@
-"""Fills a `DeviceSpec` for the CPU at hand: by arithmetic at once, by micro-benchmarks once per machine."""
+"""Fills a `DeviceSpec` for the CPU at hand: its row of the tables, with what the operating system says of it."""
 
 from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
 
 from tvm_ext import _tvm, options
 from tvm_ext.errors import UnsupportedEnvironmentError
 
-from . import measurement_cache
+from . import microbench, row_files
 from .cpu_info import CpuInfo, read_cpu_info
-from .cpu_measurement import with_measurement
-from .device_facts import with_unit_count
+from .cpu_measurement import measured_row
+from .device_facts import fact, with_facts, with_unit_count
 from .hal import DeviceSpec
 from .microbench import BenchPlan, StreamSize
 from .rows import cpus
 from .rows.cpus import Isa
+from .rows.microarchitectures import microarchitecture_of
 
 _SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
 _LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
 
 
-def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuInfo | None = None) -> DeviceSpec:
-    """This machine's CPU.
+def probe_cpu(*, unit_count: int | None = None, info: CpuInfo | None = None) -> DeviceSpec:
+    """This machine's CPU, in milliseconds: nothing is measured.
+
+    Rates are those of its microarchitecture's row, or of its instruction set's where the tables do not know it; caches
+    and cores are the operating system's. A row that was measured here (`measure_cpu`) takes the place of all that.
 
     Parameters
     ----------
-    measure
-        True: peaks and bandwidths come from the micro-benchmarks of `microbench.py`, run once per machine (a few
-        seconds) and cached under `options.cache_directory`. False: from clock x width arithmetic, in milliseconds.
     unit_count
         Cores to use; None: as many as this process may use and TVM's thread pool has.
     info
@@ -36,14 +40,42 @@ def probe_cpu(*, measure: bool = True, unit_count: int | None = None, info: CpuI
     UnsupportedEnvironmentError
         on a CPU that is neither an x86-64 nor an AArch64.
     """
-    info = info or read_cpu_info()
+    spec = _from_tables(info or read_cpu_info())
+    return with_unit_count(row_files.kept_row(spec) or spec, unit_count or spec.unit_count)
+
+
+def measure_cpu(watch: Callable[[str], None] = lambda _: None) -> DeviceSpec:
+    """This machine's row as its micro-benchmarks have it, kept for later builds.
+
+    Takes `microbench.LIMIT_SECONDS` at most. Raises MeasurementError on a machine that is too busy, ExportError where
+    the cache folder cannot be written.
+    """
+    info = read_cpu_info()
+    spec = _from_tables(info)
+    found = microbench.measure(bench_plan(spec, info), watch=watch)
+    row = measured_row(spec, found, datetime.date.today().isoformat(), row_files.kept_row(spec))
+    row_files.write_row(row_files.kept_file(spec), row)
+    return row
+
+
+def _from_tables(info: CpuInfo) -> DeviceSpec:
     cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
-    isa = isa_of(info)
-    shape, description = _shape(info, isa, cores), f"this machine: {info.model}, {isa.name}"
-    spec = cpus.cpu_spec("cpu", description, isa, shape, host_target(info, cores), ("llvm", "host"))
-    if measure:
-        spec = with_measurement(spec, measurement_cache.measured(bench_plan(spec, info), info.model), "on this machine")
-    return with_unit_count(spec, unit_count or cores)
+    best = isa_of(info)
+    known = microarchitecture_of(info.core_id)
+    isa = known and known.isa_named(best.name)
+    table = known.row if known and isa else next(row for row in cpus.CPU_ROWS if row.name == best.row)
+    busy = info.cores_of(cores)
+    dram = known.dram_gb_per_s(busy) if known and isa else cpus.DRAM_GB_PER_S_PER_CORE * busy
+    shape = _shape(info, table, cores, busy, dram)
+    description = f"this machine: {info.model}, {best.name}"
+    spec = cpus.cpu_spec("cpu", description, isa or best, shape, host_target(info, cores), ("llvm", "host"))
+    return with_facts(spec, [fact("row", table.name, "name", _identified(info))])
+
+
+def _identified(info: CpuInfo) -> str:
+    vendor, family, model = info.core_id
+    numbers = f"{family:#x}, {model:#x}" if vendor == "arm" else f"family {family}, model {model}"
+    return f"{vendor or info.machine} {numbers}, and the instruction set"
 
 
 def bench_plan(spec: DeviceSpec, info: CpuInfo) -> BenchPlan:
@@ -126,24 +158,22 @@ def _features(info: CpuInfo) -> frozenset[str]:
     return frozenset(name for name in info.checked_features if _tvm.target_has_feature(name, guess))
 
 
-def _shape(info: CpuInfo, isa: Isa, cores: int) -> cpus.CpuShape:
-    """Sizes from the operating system; what it does not say is taken from the table row of the instruction set."""
-    row = next(row for row in cpus.CPU_ROWS if row.name == isa.row)
+def _shape(info: CpuInfo, row: DeviceSpec, cores: int, busy: float, dram_gb_per_s: float) -> cpus.CpuShape:
+    """``cores`` CPUs of ``row``'s kind, ``busy`` whole cores of them; sizes from the operating system, else the row."""
     l1, l2 = (info.bytes_per_core(level, cores) for level in (1, 2))
     line, l3 = info.cache(1), info.cache(3)
-    known = "sysfs, a core's share" if l1 and l2 else f"table row {row.name}: the system describes no caches"
-    row_clock = row.clock_ghz
-    assert row_clock is not None
+    assert row.clock_ghz is not None
     return cpus.CpuShape(
         core_count=cores,
-        clock_ghz=info.clock_ghz or row_clock,
+        whole_cores=busy,
+        clock_ghz=row.clock_ghz,
         line_bytes=line.line_bytes if line else cpus.DEFAULT_LINE_BYTES,
         l1_bytes=l1 or int(row.layer("L1").capacity_bytes or 0),
         l2_bytes=l2 or int(row.layer("L2").capacity_bytes or 0),
         l3_bytes=l3.size_bytes if l3 else None,
-        dram_gb_per_s=cpus.DRAM_GB_PER_S_PER_CORE * cores,
+        dram_gb_per_s=dram_gb_per_s,
         count_source="affinity mask and control group quota of this process",
-        clock_source=info.clock_source or f"table row {row.name}: the system names no clock",
-        cache_source=known,
-        dram_source=f"{cpus.DRAM_GB_PER_S_PER_CORE:g} GB/s per core, {cpus.ASSUMED}",
+        clock_source=f"row {row.name}",
+        cache_source="sysfs, a core's share" if l1 and l2 else f"row {row.name}: the system describes no caches",
+        dram_source=f"row {row.name}: so much a core, all channels at most",
     )

@@ -51,8 +51,9 @@ def _build(kind: Any, value: Any) -> Any:
 
 
 def _alternative(kinds: list[Any], value: Any) -> Any:
-    """The kind of a union that ``value`` is: the type that it has, where that is one of them, else the first."""
-    return next((kind for kind in kinds if type(value) is kind), kinds[0])
+    """The kind of a union that ``value`` is: the type that it has (a list: a tuple), else the first."""
+    wanted = tuple if isinstance(value, list) else type(value)
+    return next((kind for kind in kinds if wanted in (kind, get_origin(kind))), kinds[0])
 
 
 @cache

@@ -103,6 +103,7 @@ class BuildRecord:
     notes: tuple[str, ...] = ()  # what limits have changed about the graph; an operator's are in its reason
     tiles: TileUse = field(default_factory=TileUse)  # which were chosen by measurement
     tuning: TuningRecord | None = None  # None where the build was not asked to tune
+    row: DeviceSpec | None = None  # what kernels were constructed for; a build with it as `device` makes the same
     device_code: DeviceCode | None = None  # of GPU kernels, as last exported; None for a CPU
 
     def bound_of(self, operator: OperatorReport) -> str:

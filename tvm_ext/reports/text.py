@@ -106,8 +106,9 @@ def summary(report: BuildRecord) -> str:
     imported = "" if report.import_s is None else f"import {report.import_s:.2f} s, "
     built = f"build {report.build_s:.2f} s (of it code generation {report.code_generation_s:.2f} s)"
     run = "" if report.run_s is None else f"; one run {format_time(report.run_s)}"
+    row = f"; row {report.row.row}" if report.row is not None and report.row.row else ""
     lines = (
-        f"{report.model} for {report.device} ({report.device_description})",
+        f"{report.model} for {report.device} ({report.device_description}{row})",
         f"{len(report.operators)} kernels: {counts}; {calls} calls; {size}{graph}",
         f"{imported}{built}{run}",
         report.device_code_summary(),

@@ -74,7 +74,7 @@ def run_threads_as_loops(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]
     shapes = [tuple(int(size) for size in param.ty.shape) for param in func.params]
     dtypes = [str(param.ty.dtype) for param in func.params]
     check_inputs("main", shapes, dtypes, inputs)
-    _, target = device_for_target("llvm", measure=False)
+    _, target = device_for_target("llvm")
     library = tvm.compile(threads_as_loops(func).with_attr("global_symbol", "main"), target=target)
     arrays = [np.ascontiguousarray(array).reshape(shape) for array, shape in zip(inputs, shapes, strict=False)]
     rest = list(zip(shapes, dtypes, strict=True))[len(inputs) :]

@@ -110,7 +110,7 @@ def verify(
         From inputs by name to expected outputs by name. If None, the function's threads run as loops on the CPU
         (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
     """
-    spec = lookup(device, measure=False) if isinstance(device, str) else device
+    spec = lookup(device) if isinstance(device, str) else device
     kernels = simt.lower(function, spec if target is None else target)
     arrays = _inputs(kernels, inputs or {}, seed)
     result = simt.run(kernels, arrays, device=spec, blocks=blocks)
@@ -137,7 +137,7 @@ def cpu_reference(function: PrimFunc) -> Reference:
     wide = _without_halves(function)
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        _, target = device_for_target("llvm", measure=False)
+        _, target = device_for_target("llvm")
         library = tvm.compile(wide.with_attr("global_symbol", "main"), target=target)
         tensors = []
         for name, param in zip(names, wide.params, strict=True):

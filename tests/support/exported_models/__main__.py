@@ -66,7 +66,7 @@ def main(
 
 def _devices(given: Sequence[str] | None) -> tuple[str, ...]:
     for name in given or ():
-        lookup(name, measure=False)  # raises for a name that is not in the tables
+        lookup(name)  # raises for a name that is not in the tables
     return tuple(given or (CPU,))
 
 

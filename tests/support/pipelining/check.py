@@ -60,7 +60,7 @@ class Pipelined:
 
 def device_of(name: str) -> DeviceSpec | str:
     """What the passes take for a device of `PipeliningKernel.devices`."""
-    spec, target = device_for_target(name, measure=False)
+    spec, target = device_for_target(name)
     return target if spec is None else spec
 
 

@@ -81,7 +81,7 @@ def convolution_reference(stride: int, pad: int) -> Callable[[Array, Array], Arr
 
 def constructed(make: Callable[[], Any], name: str, device: str) -> Any:
     """Roller's kernel of an unscheduled function for ``device``."""
-    return construct_gpu_kernel(make(), name, lookup(device, measure=False), BuildOptions(enable_pipelining=False))
+    return construct_gpu_kernel(make(), name, lookup(device), BuildOptions(enable_pipelining=False))
 
 
 def _kernel(name: str, make: Callable[[], Any], reference: Any, device: str, **rest: Any) -> PipeliningKernel:

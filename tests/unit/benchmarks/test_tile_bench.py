@@ -29,7 +29,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def case_of(tiles: Any, model: Any, **how: Any) -> Any:
-    device, target = device_for_target("llvm", measure=False)
+    device, target = device_for_target("llvm")
     return tiles.prepare("small", model, with_unit_count(device, 1), target, 5, **how)
 
 
@@ -78,7 +78,7 @@ def test_evaluation_reports_each_program(scripts: Any) -> None:
 def test_every_variant_of_the_ablations_computes_the_same(scripts: Any) -> None:
     """`ablation.measure` raises where two variants disagree."""
     tiles, _, ablation = scripts
-    device, target = device_for_target("llvm", measure=False)
+    device, target = device_for_target("llvm")
     one = with_unit_count(device, 1)
     rules = ablation.alignment("small", convolution(), one, target, 1)
     assert [item.variant for item in rules] == list(ablation.RULES)

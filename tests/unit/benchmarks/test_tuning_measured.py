@@ -55,7 +55,7 @@ def test_visits_are_those_of_the_loops(scripts: Any, inner: Any, outer: Any, ord
 
 def test_measured_candidates_compute_the_operator(scripts: Any, tmp_path: Path) -> None:
     tiles, families, measured = scripts
-    device, target = device_for_target("llvm", measure=False)
+    device, target = device_for_target("llvm")
     case = tiles.prepare("small", tiles.matmul_model("small", 21, 24, 70), with_unit_count(device, 1), target, 3)
     space = families.space_of(case)
     keys = sorted({families.key_of(space[place]) for place in range(len(space))})[:3]

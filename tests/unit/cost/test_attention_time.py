@@ -10,7 +10,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.records.attention import Attention, AttentionTiles
 from tvm_ext.records.serialise import from_json, to_json
 
-CPUS = [name for name in device_db.names() if device_db.lookup(name, measure=False).kind == "cpu"]
+CPUS = [name for name in device_db.names() if device_db.lookup(name).kind == "cpu"]
 MEASURED = ["cpu-epyc-zen5", "cpu-cascade-lake", "cpu-xeon-amx", "cpu-cascade-lake-avx2"]
 SHAPES = [(128, 128, 64), (512, 512, 64), (1, 1024, 64), (197, 197, 80), (17, 17, 64), (1024, 77, 256), (5, 3, 1)]
 
@@ -32,7 +32,7 @@ def attention(queries: int, keys: int, features: int, dtype: str = "float32", or
 
 
 def tiles_of(work: Attention, cpu: str) -> AttentionTiles:
-    tiles = choose_tiles(work, device_db.lookup(cpu, measure=False))
+    tiles = choose_tiles(work, device_db.lookup(cpu))
     assert tiles is not None
     return tiles
 
@@ -40,7 +40,7 @@ def tiles_of(work: Attention, cpu: str) -> AttentionTiles:
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_fit_registers_and_first_cache(cpu: str, shape: tuple[int, int, int]) -> None:
-    device, tiles = device_db.lookup(cpu, measure=False), tiles_of(attention(*shape), cpu)
+    device, tiles = device_db.lookup(cpu), tiles_of(attention(*shape), cpu)
     _, keys, features = shape
     for rows in (tiles.key_rows, tiles.feature_rows):
         assert rows >= 1 and rows * tiles.query_vectors + tiles.query_vectors + 1 <= device.register_limit
@@ -69,7 +69,7 @@ def test_what_is_copied() -> None:
 @pytest.mark.parametrize("length", [128, 512, 2048])
 @pytest.mark.parametrize("cpu", MEASURED)
 def test_the_attentions_of_bert_are_worth_one_kernel(cpu: str, length: int) -> None:
-    device, work = device_db.lookup(cpu, measure=False), attention(length, length, 64)
+    device, work = device_db.lookup(cpu), attention(length, length, 64)
     assert kernel_seconds(work, tiles_of(work, cpu), device) < separate_seconds(work, device)
 
 

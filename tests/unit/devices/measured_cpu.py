@@ -21,7 +21,7 @@ FIGURES = CpuMeasurement(
 
 
 def plan_of(**changes: object) -> BenchPlan:
-    spec = probe.probe_cpu(measure=False)
+    spec = probe.probe_cpu()
     return dataclasses.replace(probe.bench_plan(spec, read_cpu_info()), **changes)
 
 
@@ -34,8 +34,6 @@ def cpu_info_of(**changes: object) -> CpuInfo:
         machine=read_cpu_info().machine,
         model="a test's CPU",
         features=read_cpu_info().features,
-        clock_ghz=2.0,
-        clock_source="a test",
         caches=caches,
     )
     return dataclasses.replace(info, **changes)

@@ -126,7 +126,7 @@ def test_lookup_by_name_and_alias(name: str, expected: str) -> None:
 
 
 def test_lookup_of_every_name() -> None:
-    assert [device_db.lookup(name, measure=False).name for name in device_db.names()] == list(device_db.names())
+    assert [device_db.lookup(name).name for name in device_db.names()] == list(device_db.names())
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_lookup_suggests_the_nearest_names(wrong: str, nearest: str) -> None:
     ],
 )
 def test_device_for_target(target: object, device: str, attribute: str, value: str) -> None:
-    spec, resolved = device_db.device_for_target(target, measure=False)
+    spec, resolved = device_db.device_for_target(target)
     assert spec.name == device
     assert str(resolved.attrs[attribute]) == value
 
@@ -180,7 +180,7 @@ def test_a_target_object_is_used_as_it_is() -> None:
 @pytest.mark.usefixtures("this_cpu")
 @pytest.mark.parametrize("target", ["llvm", "cpu", {"kind": "llvm"}, Target("llvm")])
 def test_plain_llvm_is_this_machine_with_its_features(target: object) -> None:
-    spec, resolved = device_db.device_for_target(target, measure=False)
+    spec, resolved = device_db.device_for_target(target)
     assert spec.name == "cpu"
     assert "mcpu" in resolved.attrs
     assert int(resolved.attrs["num-cores"]) == spec.unit_count
@@ -193,16 +193,16 @@ def test_plain_llvm_is_this_machine_with_its_features(target: object) -> None:
 
 
 def test_what_else_a_plain_llvm_target_says_is_kept() -> None:
-    _, resolved = device_db.device_for_target({"kind": "llvm", "fast-math": True, "libs": ["a"]}, measure=False)
+    _, resolved = device_db.device_for_target({"kind": "llvm", "fast-math": True, "libs": ["a"]})
     assert resolved.attrs["fast-math"]
     assert list(resolved.attrs["libs"]) == ["a"]
-    _, hosted = device_db.device_for_target(Target("llvm", "llvm"), measure=False)
+    _, hosted = device_db.device_for_target(Target("llvm", "llvm"))
     assert hosted.host.kind.name == "llvm"
 
 
 def test_the_number_of_cores_is_honoured() -> None:
-    one, target = device_db.device_for_target({"kind": "llvm", "num-cores": 1}, measure=False)
-    three, _ = device_db.device_for_target({"kind": "llvm", "num-cores": 3}, measure=False)
+    one, target = device_db.device_for_target({"kind": "llvm", "num-cores": 1})
+    three, _ = device_db.device_for_target({"kind": "llvm", "num-cores": 3})
     assert (one.unit_count, three.unit_count, int(target.attrs["num-cores"])) == (1, 3, 1)
     assert dict(three.peak_gflops)["float32"] == pytest.approx(3 * dict(one.peak_gflops)["float32"])
     assert three.lowest_layer.bandwidth_gb_per_s == one.lowest_layer.bandwidth_gb_per_s
@@ -219,7 +219,7 @@ def test_the_number_of_cores_is_honoured() -> None:
 )
 @pytest.mark.skipif(not HAS_AVX512, reason="the CPU's own instruction set is AVX2, so it is this machine's row")
 def test_an_avx2_target_is_the_avx2_row_on_an_avx512_machine(target: dict[str, Any]) -> None:
-    spec, resolved = device_db.device_for_target(target, measure=False)
+    spec, resolved = device_db.device_for_target(target)
     assert (spec.name, spec.unit_count, spec.register_bytes, spec.register_limit) == ("cpu-avx2", 2, 32, 16)
     assert list(resolved.attrs.get("mattr", [])) == target.get("mattr", [])
 
@@ -252,7 +252,7 @@ def test_an_avx2_target_is_the_avx2_row_on_an_avx512_machine(target: dict[str, A
 )
 def test_bad_targets_are_named_with_a_remedy(target: object, problem: str, remedy: str) -> None:
     with pytest.raises(TargetError) as caught:
-        device_db.device_for_target(target, measure=False)
+        device_db.device_for_target(target)
     assert problem in caught.value.problem
     assert remedy in caught.value.remedy
 

@@ -3,89 +3,105 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.unit.devices.measured_cpu import FIGURES, cpu_info_of, plan_of
+from tests.unit.devices.measured_cpu import cpu_info_of, plan_of
 from tvm_ext._tvm import IRModule, Target, tensor, tvm
 from tvm_ext.devices import microbench, microbench_kernels, probe
 from tvm_ext.devices.cpu_info import CacheInfo
-from tvm_ext.devices.cpu_measurement import CpuMeasurement, with_measurement
-from tvm_ext.devices.microbench import StreamSize
+from tvm_ext.devices.microbench import BenchPlan, StreamSize
+from tvm_ext.errors import MeasurementError
 
 
-def _round(**figures: float) -> CpuMeasurement:
-    return dataclasses.replace(FIGURES, **figures)
+def times_of(plan: BenchPlan, **seconds: float) -> dict[str, list[float]]:
+    """A round in which each benchmark took 1 ms but those of ``seconds``."""
+    return {item.name: [seconds.get(item.name, 1e-3)] for item in microbench.benchmarks_of(plan)}
 
 
-def test_rounds_are_repeated_until_two_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[dict[str, list[float]]]], None]:
+    """Replaces the runs of the benchmarks by the given rounds."""
+
+    def replace(times: list[dict[str, list[float]]]) -> None:
+        left = iter(times)
+        monkeypatch.setattr(microbench, "_built", lambda *_: {})
+        monkeypatch.setattr(microbench, "_round", lambda *_args, **_words: next(left))
+
+    return replace
+
+
+def test_rounds_are_repeated_until_two_agree(rounds: Callable[..., None]) -> None:
     """A neighbour takes half of the first two rounds; the third and fourth agree, so there is no fifth."""
-    peaks = iter([100.0, 180.0, 250.0, 240.0, 999.0])
-    monkeypatch.setattr(microbench, "measure_once", lambda plan: _round(float32_gflops=next(peaks)))
-    found = microbench.measure(plan_of())
-    assert (found.float32_gflops, found.rounds) == (250.0, 4)
-    assert found.disagreement == pytest.approx(250 / 240 - 1)
+    plan = plan_of()
+    rounds([times_of(plan, float32=time) for time in (2e-3, 1.5e-3, 1e-3, 1.04e-3, 5e-4)])
+    found = microbench.measure(plan)
+    (work,) = (item.work for item in microbench.benchmarks_of(plan) if item.name == microbench.FLOAT32)
+    assert (found.float32_gflops, found.rounds) == (pytest.approx(work / 1e-3 / 1e9), 4)
+    assert found.disagreement == pytest.approx(0.04)
 
 
-def test_a_machine_that_never_agrees_with_itself_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = iter([1.0, 1.2, 1.5, 1.9, 2.4, 3.0, 4.0])
-    monkeypatch.setattr(microbench, "measure_once", lambda plan: _round(clock_ghz=next(clocks)))
-    found = microbench.measure(plan_of())
-    assert (found.clock_ghz, found.rounds) == (3.0, microbench.MOST_ROUNDS)
-    assert found.disagreement == pytest.approx(3.0 / 2.4 - 1)
+def test_a_machine_that_never_agrees_with_itself_is_said_to(rounds: Callable[..., None]) -> None:
+    plan = plan_of()
+    rounds([times_of(plan, clock=time) for time in (9e-3, 7e-3, 5e-3, 4e-3, 3e-3, 2e-3, 1e-3)])
+    found = microbench.measure(plan)
+    assert found.rounds == microbench.MOST_ROUNDS
+    assert found.disagreement == pytest.approx(0.5)
+    assert not found.agrees
 
 
 def test_the_best_of_each_figure_counts() -> None:
-    slow = _round(float64_gflops=120.0, streams_gb_per_s=(("L1", 510.0), ("L2", 190.0), ("L3", 90.0)))
-    found = microbench.best_of([FIGURES, dataclasses.replace(slow, launch_overhead_us=1.0)])
-    assert found.float64_gflops == 125.0
-    assert found.streams_gb_per_s == (("L1", 510.0), ("L2", 200.0), ("L3", 100.0))
-    assert found.launch_overhead_us == 1.0
-    assert found.disagreement == pytest.approx(100 / 90 - 1)
+    plan = plan_of()
+    first, last = plan.streams[0].layer, plan.streams[-1].layer
+    times = [times_of(plan, parallel=3e-3, **{first: 2e-3}), times_of(plan, parallel=2e-3, **{last: 2e-3})]
+    benchmarks = microbench.benchmarks_of(plan)
+    found = microbench.measurement_of(plan, benchmarks, times)
+    work = {item.name: item.work for item in benchmarks}
+    assert dict(found.streams_gb_per_s)[first] == pytest.approx(work[first] / 1e-3 / 1e9)
+    assert dict(found.streams_gb_per_s)[last] == pytest.approx(work[last] / 1e-3 / 1e9)
+    assert found.launch_overhead_us == pytest.approx(1e-3 / microbench.LAUNCHES * 1e6)
 
 
-def test_of_a_busy_machine_only_what_is_better_counts() -> None:
-    """Rates that were halved by a neighbour do not overrule arithmetic, where two rounds did not agree on them."""
-    spec = probe.probe_cpu(measure=False)
-    rates = {layer.name: layer.bandwidth_gb_per_s or 0.0 for layer in spec.layers[1:]}
-    slow, fast = spec.layers[1].name, spec.layers[2].name
-    figures = dataclasses.replace(
-        FIGURES,
-        streams_gb_per_s=((slow, rates[slow] / 2), (fast, rates[fast] * 2)),
-        launch_overhead_us=2 * (spec.launch_overhead_us or 0.0),
-    )
-    busy = with_measurement(spec, dataclasses.replace(figures, rounds=6, disagreement=5.0), "in a test")
-    quiet = with_measurement(spec, dataclasses.replace(figures, rounds=2, disagreement=0.05), "in a test")
-    assert busy.layer(slow).bandwidth_gb_per_s == rates[slow]
-    assert quiet.layer(slow).bandwidth_gb_per_s == rates[slow] / 2
-    assert busy.layer(fast).bandwidth_gb_per_s == quiet.layer(fast).bandwidth_gb_per_s == rates[fast] * 2
-    assert busy.launch_overhead_us == spec.launch_overhead_us
-    assert quiet.launch_overhead_us == figures.launch_overhead_us
+def test_the_wall_time_of_a_measurement_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine so busy that each run takes a second of its clock, every benchmark has its runs and then it ends."""
+    now = [0.0]
+    monkeypatch.setattr(microbench.time, "monotonic", lambda: now[0])
+
+    def run() -> float:
+        now[0] += 1.0
+        return 1e-3
+
+    plan = plan_of()
+    names = [item.name for item in microbench.benchmarks_of(plan)]
+    monkeypatch.setattr(microbench, "_built", lambda *_: dict.fromkeys(names, run))
+    limit = 2.0 * len(names)
+    assert microbench.measure(plan, limit_s=limit).rounds == 1
+    assert now[0] <= limit + 1
+    with pytest.raises(MeasurementError, match="too busy") as caught:
+        microbench.measure(plan, limit_s=3.0)
+    assert "row of the tables" in caught.value.remedy
 
 
-def test_micro_benchmarks_are_plausible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_micro_benchmarks_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing, once: measured rates against what arithmetic with the measured clock allows.
 
-    Of a few runs each, for the bounds are wide; what came of it is no measurement that other tests should find.
+    Of a few runs each, for the bounds are wide.
     """
     monkeypatch.setattr(microbench, "MOST_ROUNDS", 1)
     monkeypatch.setattr(microbench, "REPEATS", 5)
-    monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path))
-    spec = probe.probe_cpu()
-    assert spec.clock_ghz is not None
-    assert spec.fma_pipes is not None
-    assert 0.5 < spec.clock_ghz < 8
-    assert 1 <= spec.fma_pipes <= 4
-    arithmetic = spec.clock_ghz * spec.teu_lanes * 2 * spec.fma_pipes * spec.unit_count
-    assert 0.1 * arithmetic < (spec.peak_gflops_of("float32") or 0) < 1.5 * arithmetic
-    assert (spec.peak_gflops_of("float64") or 0) < (spec.peak_gflops_of("float32") or 0)
-    first, last = spec.layer("L1").bandwidth_gb_per_s, spec.lowest_layer.bandwidth_gb_per_s
-    assert first is not None
-    assert last is not None
-    # At most four loads of a register per cycle and core; DRAM is the slowest of all.
-    assert last < first < spec.clock_ghz * spec.register_bytes * 4 * spec.unit_count * 1.5
+    plan = plan_of()
+    found = microbench.measure(plan, limit_s=120.0)
+    lanes = plan.register_bytes // 4
+    assert 0.5 < found.clock_ghz < 8
+    one_pipe = found.clock_ghz * lanes * 2
+    assert 0.2 <= found.float32_gflops_one_core / one_pipe <= 4.5
+    assert 0.1 <= found.float32_gflops / one_pipe <= 4.5 * plan.core_count
+    assert 0.05 <= found.float64_gflops / one_pipe <= 2.25 * plan.core_count
+    # At most four loads of a register per cycle and core.
+    for rate in dict(found.streams_gb_per_s).values():
+        assert 0.1 < rate < found.clock_ghz * plan.register_bytes * 4 * plan.core_count * 1.5
 
 
 def test_the_benchmarks_compute_what_they_say() -> None:
@@ -120,7 +136,7 @@ def test_the_benchmarks_compute_what_they_say() -> None:
 def test_the_plan_fits_each_layer() -> None:
     caches = (*cpu_info_of().caches, CacheInfo(level=3, size_bytes=32 * 1024 * 1024, line_bytes=64, sharer_count=2))
     info = cpu_info_of(caches=tuple(dataclasses.replace(cache, sharer_count=1) for cache in caches))
-    spec = probe.probe_cpu(measure=False, info=info)
+    spec = probe.probe_cpu(info=info)
     plan = probe.bench_plan(spec, info)
     sizes = {stream.layer: stream.bytes_per_core for stream in plan.streams}
     assert sizes["L1"] == 24 * 1024

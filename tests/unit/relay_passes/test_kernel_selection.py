@@ -149,7 +149,8 @@ def test_a_cpu_s_kernels_share_packed_constants_and_the_chosen_alone_are_linked(
     """Tiles of no less work than the constructed ones, which the model would not offer, and measured times."""
     monkeypatch.setattr(alternatives, "WORTH", 1.5)
     mod = weights()
-    plan = plan_build("llvm", BuildOptions.create(enable_rammer=True, num_threads=4, kernel_cache="off"))
+    options = BuildOptions.create(enable_rammer=True, num_threads=4, kernel_cache="off", device="cpu-epyc-zen5")
+    plan = plan_build("llvm", options)
     values = values_of(mod)
     results, linked = [], []
     with plan.target:

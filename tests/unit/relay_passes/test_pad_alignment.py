@@ -266,7 +266,7 @@ def test_an_nchw_network_is_transposed_and_padded_by_one_kernel() -> None:
 
 def _kernels(mod: tvm.IRModule) -> list[str]:
     """Names of the fused operators, which say what is in them."""
-    _, target = device_for_target("llvm", measure=False)
+    _, target = device_for_target("llvm")
     with target:
         fused = tvm.transform.Sequential(operator_passes(target))(mod)
     return [gv.name_hint for gv, func in fused.functions_items() if isinstance(func, PrimFunc)]

@@ -216,7 +216,7 @@ def test_equal_functions_are_constructed_once(tmp_path: Path) -> None:
     from tvm_ext.devices.device_db import device_for_target
     from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
 
-    device, target = device_for_target("llvm", measure=False)
+    device, target = device_for_target("llvm")
     with target:
         legal = relax.transform.LegalizeOps()(model())
         (product,) = (f for gv, f in legal.functions_items() if gv.name_hint == "matmul")

@@ -106,9 +106,7 @@ def test_an_unaligned_numpy_array_may_be_passed(rng):
     kernel, choice = constructed(func)
     from tvm_ext.devices import device_db
 
-    library = tvm.compile(
-        kernel.with_attr("global_symbol", "main"), target=device_db.device_for_target("llvm", measure=False)[1]
-    )
+    library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=device_db.device_for_target("llvm")[1])
     store = np.zeros(33 * 48 + 48 * 70 + 33 * 70 + 3, "f4")
     a, b = store[1:1585].reshape(33, 48), store[1586 : 1586 + 3360].reshape(48, 70)
     c = store[-2310:].reshape(33, 70)

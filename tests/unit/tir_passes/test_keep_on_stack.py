@@ -17,7 +17,7 @@ POOL = "TVMBackendAllocWorkspace"
 
 
 def _code(kernel: Any, pipeline: str) -> str:
-    target = device_for_target("llvm", measure=False)[1]
+    target = device_for_target("llvm")[1]
     module = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     with target:
         return str(tvm.tirx.build(module, target=target, pipeline=pipeline).inspect_source("ll"))

@@ -6,9 +6,7 @@ Their code is that of the instruction set alone (x86-64-v4 or v3), so that it ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from ..cpu_measurement import CpuMeasurement, with_measurement
 from ..hal import DeviceSpec
@@ -119,6 +117,3 @@ CPU_CASCADE_LAKE_AVX2 = _recorded(
     ),
 )
 RECORDED_ROWS = (CPU_EPYC_ZEN5, CPU_CASCADE_LAKE, CPU_XEON_AMX, CPU_CASCADE_LAKE_AVX2)
-ISA_OF_RECORDED: Mapping[str, Isa] = MappingProxyType(
-    {row.name: AVX512 if row.register_bytes == AVX512.register_bytes else AVX2 for row in RECORDED_ROWS}
-)

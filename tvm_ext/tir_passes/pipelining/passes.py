@@ -168,7 +168,7 @@ def _device_of(func: PrimFunc, device: str | DeviceSpec | None) -> DeviceSpec:
             "it is not known which device to pipeline for",
             'name one: AutoPipeline("nvidia-a100"), or run the pass under a target',
         )
-    return device_for_target(target, measure=False)[0]
+    return device_for_target(target)[0]
 
 
 def _check_count(name: str, value: int | None, least: int, most: int) -> None:

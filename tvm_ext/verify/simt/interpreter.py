@@ -80,7 +80,7 @@ def run(
     InputError
         for a missing or wrong array, and for anything in a kernel that the interpreter does not know.
     """
-    spec = lookup(device, measure=False) if isinstance(device, str) else device
+    spec = lookup(device) if isinstance(device, str) else device
     hardware, findings = Hardware.of(spec), Findings()
     programs = [(kernel, *compile_kernel(kernel)) for kernel in kernels]
     granules = _granules(programs)

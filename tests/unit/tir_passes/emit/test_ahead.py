@@ -86,7 +86,7 @@ def places(axes: list[tuple[str, Any]], values: dict[str, int]) -> Iterator[dict
 
 def test_what_is_asked_for_changes_no_number() -> None:
     """In guarded memory: questions behind the end of the weights read nothing."""
-    kernel, choice = dense(100, 256, 500, device=device_db.device_for_target("llvm", measure=False)[0])
+    kernel, choice = dense(100, 256, 500, device=device_db.device_for_target("llvm")[0])
     assert questions(kernel)
     random = np.random.default_rng(0)
     x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((100, 256), (256, 500)))

@@ -48,7 +48,7 @@ def kernel_output(work: Attention, arrays: list[Any], device: DeviceSpec | None 
 def compiled(work: Attention, device: DeviceSpec | None = None) -> Callable[[list[Any]], Any]:
     kernel, choice = constructed(function_of(work), device=device)
     assert choice.path == "rtile" and choice.program is not None, choice.reason
-    target = device_db.device_for_target("llvm", measure=False)[1]
+    target = device_db.device_for_target("llvm")[1]
     library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
 
     def call(arrays: list[Any]) -> Any:

@@ -162,7 +162,7 @@ def test_small_local_buffers_go_where_stock_tvm_keeps_them_on_the_stack(elements
 
 def test_a_row_kernel_allocates_nothing_from_the_workspace():
     kernel, _ = constructed(legalised(op.nn.softmax, (64, 128)))
-    target = device_db.device_for_target("llvm", measure=False)[1]
+    target = device_db.device_for_target("llvm")[1]
     library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
     assert "TVMBackendAllocWorkspace" not in library.mod.inspect_source("asm")
 

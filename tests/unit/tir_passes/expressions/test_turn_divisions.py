@@ -96,7 +96,7 @@ def test_what_no_emitter_takes_is_turned_as_well(rng: np.random.Generator, monke
 
     monkeypatch.setattr(construct_cpu_kernels, "_constructed", refuse)
     func, x = backwards_over_tiles("int64"), rng.standard_normal((6, 4), dtype="float32")
-    device, target = device_db.device_for_target("llvm", measure=False)
+    device, target = device_db.device_for_target("llvm")
     kernel = construct_cpu_kernel(func, "operator", device, BuildOptions())
     library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
     output = tvm.runtime.tensor(np.zeros((6, 12), "float32"))

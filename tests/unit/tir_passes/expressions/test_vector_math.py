@@ -18,7 +18,7 @@ from tvm_ext._tvm import tirx
 from tvm_ext.devices import device_db
 from tvm_ext.tir_passes.expressions.vector_math import exp_below_one, expand_math, has_scale
 
-TARGET = device_db.device_for_target("llvm", measure=False)[1]
+TARGET = device_db.device_for_target("llvm")[1]
 NAMES = ("tirx.exp", "tirx.log", "tirx.erf", "tirx.tanh", "tirx.sigmoid", "tirx.pow")
 NARROW = dataclasses.replace(cpu(), register_bytes=32)  # has no instruction that scales by powers of two
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-38, -1e-38, 1e-20, 88.5, 88.8, -87.0, -100.0, -104.0], "f4")

@@ -35,7 +35,7 @@ FUNCTIONS: Mapping[str, tuple[Function, Callable[[Array], Array]]] = {
 
 def built(function: Any, device: str) -> tuple[Any, PipelinePlan]:
     options = BuildOptions(enable_pipelining=True)
-    kernel = construct_gpu_kernel(function, "operator", lookup(device, measure=False), options)
+    kernel = construct_gpu_kernel(function, "operator", lookup(device), options)
     plan = from_json(KernelChoice, str(kernel.attrs[CHOICE])).pipeline
     assert plan is not None
     return kernel, plan

@@ -97,7 +97,7 @@ def judged(case: Case, *, every: int = 1) -> list[Judged]:
     item = _item(case)
     judge = Judge(item)
     found = judge.judge(m for number, m in enumerate(pipeline_mutants(item.function)) if number % every == 0)
-    staged, lowering = with_primitives(item.kernel.make(), item.plan, lookup(case.device, measure=False))
+    staged, lowering = with_primitives(item.kernel.make(), item.plan, lookup(case.device))
     primitives = (
         mutant for number, mutant in enumerate(pipeline_mutants(staged))
         if number % every == 0 and mutant.kind in SYNCHRONISATION

@@ -45,7 +45,7 @@ def is_of_resources(refusal: PipelineRefusal) -> bool:
 def refused_for_their_form(function: Any, device: str, count: int) -> Iterator[str]:
     """What is wrong with the pipelines of ``count`` tiles of an operator."""
     options = BuildOptions(enable_pipelining=True)
-    for program, kernel in candidates(function, lookup(device, measure=False), count, options=options):
+    for program, kernel in candidates(function, lookup(device), count, options=options):
         choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
         if choice.pipeline is None:  # a matrix by a vector: nothing in shared memory
             if "not pipelined" in choice.reason:
@@ -193,7 +193,7 @@ def _check(condition: bool) -> None:
 
 def _detected(body: Any, loops: Any) -> Any:
     function = Function(loops.with_body(body))
-    device = lookup("nvidia-v100", measure=False)
+    device = lookup("nvidia-v100")
     return detect(function, lambda load_use: make_loader(function, load_use, device))
 
 

@@ -35,7 +35,7 @@ def _read(tensors: list[Any]) -> OperatorBody:
 
 
 def predicted(operator: OperatorBody, device: str) -> Prediction:
-    program = row_program(RowGroup(computations=tuple(operator.computations)), operator, lookup(device, measure=False))
+    program = row_program(RowGroup(computations=tuple(operator.computations)), operator, lookup(device))
     assert program is not None
     return program.prediction
 
@@ -58,7 +58,7 @@ def test_a_table_that_is_not_gathered_from_has_no_such_axes() -> None:
 @pytest.mark.parametrize("device", [CPU, A100])
 def test_a_gather_moves_the_rows_that_it_reads(device: str) -> None:
     """Rows are read and written once, and the table has nothing to do with it."""
-    spec = lookup(device, measure=False)
+    spec = lookup(device)
     moved = 2 * ROWS * WIDTH * 4
     rate = spec.lowest_layer.bandwidth_gb_per_s
     assert rate is not None
@@ -70,7 +70,7 @@ def test_a_gather_moves_the_rows_that_it_reads(device: str) -> None:
 
 def test_rows_of_a_table_come_from_where_the_table_is() -> None:
     """94 MB lie in DRAM, and 393 KB of them are read; 256 KB lie in a cache."""
-    spec = lookup(CPU, measure=False)
+    spec = lookup(CPU)
     large, small = (row_time_s(gather(entries, WIDTH, ROWS).computations, spec) for entries in (ENTRIES, 85))
     assert spec.lowest_layer.bandwidth_gb_per_s is not None
     from_memory = ROWS * WIDTH * 4 / (spec.lowest_layer.bandwidth_gb_per_s * 1e9)

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[], Any], Reference]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_harmful_mutants_of_constructed_kernels_are_caught(name: str) -> None:
     make, reference = CASES[name]
-    function = construct_gpu_kernel(make(), name, lookup(DEVICE, measure=False), BuildOptions(enable_pipelining=False))
+    function = construct_gpu_kernel(make(), name, lookup(DEVICE), BuildOptions(enable_pipelining=False))
     kernel = GoodKernel(name=name, function=function, reference=reference)
     kernels, expected = lowered(kernel), reference(*kernel.inputs())
     assert interpreted(kernel, kernels, expected) == ((), False)
