@@ -61,6 +61,7 @@ from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 from tvm_ext.relay_passes.roll_steps import RollSteps
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
+from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
@@ -86,6 +87,8 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
     return [
         # Inference forms of batch_norm, dropout, ...: they return tuples, which would hide their consumers from fusion.
         relax.transform.DecomposeOpsForInference(),
+        # Before anything is legalised: stock rules divide by an extent of 0, and tilings have nothing to cover.
+        SettleEmptyTensors(),
         # What is known becomes a constant before anything looks at it: known indices need no check at run time.
         FoldCalls(),
         # Importers ask for unchecked gathers and divisions; neither may crash the process. GPU kernels raise no errors.

@@ -21,7 +21,7 @@ from tvm_ext.bench.environment import current_environment
 
 from ..case_workers import run_trials
 from ..commands import Jobs, LimitS, Output, console, write
-from .cases import all_cases
+from .cases import all_cases, empty_cases
 from .check import TRIAL
 from .record import TypeResult
 
@@ -31,6 +31,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     match: Annotated[str, typer.Option(help="A regular expression that the cases' names contain.")] = "",
+    empty: Annotated[bool, typer.Option(help="Axes of 0 elements in place of other types.")] = False,
     jobs: Jobs = 1,
     limit_s: LimitS = 60.0,
     refusals: Annotated[bool, typer.Option(help="Print refusals too.")] = False,
@@ -39,7 +40,7 @@ def main(
 ) -> None:
     """Try every operator with every type, and compare with ONNX Runtime or ONNX's reference."""
     results = []
-    cases = [case for case in all_cases() if re.search(match, case.name)]
+    cases = [case for case in (empty_cases() if empty else all_cases()) if re.search(match, case.name)]
     for result in run_trials(cases, TRIAL, jobs=jobs, limit_s=limit_s):
         results.append(result)
         if log is not None:

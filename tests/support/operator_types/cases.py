@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import ml_dtypes  # noqa: F401 - NumPy learns bfloat16 and its like from it
@@ -33,6 +34,10 @@ _PLAIN = (
     "float32",
     "float64",
 )
+
+
+NOT_EMPTIED = ("DynamicQuantizeLinear",)
+"""By ONNX's definition the scale of nothing is 0, by ONNX Runtime 1."""
 
 
 def newest_operators() -> dict[str, onnx.defs.OpSchema]:
@@ -68,9 +73,8 @@ def _permitted(schema: onnx.defs.OpSchema) -> dict[str, list[str]]:
 
 def cases_of(operator: str) -> list[TypeCase]:
     """The cases of one operator, in the order of its type parameters."""
-    schema, recipe = SCHEMAS[operator], RECIPES[operator]
-    permitted = {name: types for name, types in _permitted(schema).items() if _is_chosen(name, schema, recipe)}
-    usual = {name: recipe.fixed.get(name, _usual(types)) for name, types in permitted.items()}
+    recipe, permitted = RECIPES[operator], _chosen_types(operator)
+    usual = dict(_usual_types(operator))
     found = [
         TypeCase(operator=operator, types=tuple((usual | {name: chosen}).items()), tried=(name,))
         for name, types in permitted.items()
@@ -97,6 +101,28 @@ def all_cases() -> Iterator[TypeCase]:
         yield from cases_of(operator)
 
 
+def empty_cases() -> Iterator[TypeCase]:
+    """Each operator in its usual types, once for each extent of its operands that can be 0."""
+    for operator in sorted(set(RECIPES) - set(NOT_EMPTIED)):
+        usual = replace(cases_of(operator)[0], types=_usual_types(operator), tried=())
+        drawn = [
+            operand.shape for operand in RECIPES[operator].operands if operand is not None and not operand.is_known
+        ]
+        for extent in sorted({extent for shape in drawn for extent in shape}):
+            yield replace(usual, empty=extent)
+
+
+def _usual_types(operator: str) -> tuple[tuple[str, str], ...]:
+    fixed = RECIPES[operator].fixed
+    return tuple((name, fixed.get(name, _usual(types))) for name, types in _chosen_types(operator).items())
+
+
+def _chosen_types(operator: str) -> dict[str, list[str]]:
+    """Type parameter to what it may be, where an operand or an attribute chooses it."""
+    schema, recipe = SCHEMAS[operator], RECIPES[operator]
+    return {name: types for name, types in _permitted(schema).items() if _is_chosen(name, schema, recipe)}
+
+
 def slice_of(part: int, parts: int) -> list[TypeCase]:
     """One case of every `parts`-th operator; another of its types for each operator, by rotation."""
     chosen = sorted(RECIPES)[part::parts]
@@ -116,8 +142,19 @@ def inputs_of(case: TypeCase) -> dict[str, Array]:
         if operand is not None:
             item = schema.inputs[min(position, len(schema.inputs) - 1)]
             generator = np.random.default_rng(zlib.crc32(f"{case.operator} {position}".encode()))
-            found[f"x{position}"] = _value(operand, _type_of(item.type_str, case), generator)
+            found[f"x{position}"] = _value(_emptied(operand, case), _type_of(item.type_str, case), generator)
     return found
+
+
+def _emptied(operand: Operand, case: TypeCase) -> Operand:
+    """The operand with 0 in place of an extent; values that the model knows stay, and most extents of 1."""
+    first = RECIPES[case.operator].operands[0]
+    if case.empty not in operand.shape or operand.is_known:
+        return operand
+    if case.empty == 1 and first is not None and operand.shape != first.shape:
+        return operand
+    shape = tuple(0 if size == case.empty else size for size in operand.shape)
+    return replace(operand, shape=shape, values=None if operand.values is None else ())
 
 
 def _type_of(text: str, case: TypeCase) -> str:

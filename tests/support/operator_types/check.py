@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from tvm_ext import relay
 from tvm_ext._tvm import tensor
@@ -43,6 +44,20 @@ NOT_WIDENED = ("BitCast",)
 """Whose results depend on the type's bits."""
 
 
+NOT_BY_RUNTIME = (
+    "AveragePool",
+    "CausalConvWithState",
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "Einsum",
+    "GRU",
+    "LSTM",
+    "RNN",
+)
+"""On tensors without elements ONNX Runtime kills the process, or gives memory that it has not written."""
+
+
 class NoReferenceError(LookupError):
     """Neither ONNX Runtime nor the ONNX package computes a case that we build."""
 
@@ -68,6 +83,10 @@ def _outcome(case: TypeCase) -> tuple[str, str]:
         given = [tensor(value) for name, value in values.items() if name not in known]
         outputs = [item.numpy() for item in flatten_outputs(machine["main"](*given))]
         problem = _problem(outputs, expected_outputs(case, values), model, _tolerance(case))
+    except NoReferenceError:
+        if case.empty is not None:  # that it runs, and its shape is the model's, is what is tried
+            return "right", ""
+        raise
     except EXPECTED_ERRORS as error:
         return "raised", f"{type(error).__name__}: {error}"
     return ("wrong", problem) if problem else ("right", "")
@@ -91,12 +110,13 @@ def expected_outputs(case: TypeCase, values: Mapping[str, Array]) -> Iterator[li
         case, values = _in_other_types(case, values, dict.fromkeys(WIDENED, "float32"))
     given = {name: value for name, value in values.items() if name not in known_names(case)}
     has_any = False
-    for compute, opset in ((_by_onnx_runtime, OPSET), (_by_onnx_runtime, OLDER_OPSET), (by_evaluator, OPSET)):
+    ways = [(_by_onnx_runtime, OPSET), (_by_onnx_runtime, OLDER_OPSET), (by_evaluator, OPSET)]
+    for compute, opset in ways[2:] if case.empty is not None and case.operator in NOT_BY_RUNTIME else ways:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
                 outputs = compute(model_of(case, values, opset), given)
-            except (*LACKING, *EXPECTED_ERRORS, *MODEL_ERRORS):
+            except (*LACKING, *EXPECTED_ERRORS, *MODEL_ERRORS, InvalidArgument):
                 continue
         has_any = True
         yield outputs

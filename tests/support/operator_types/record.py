@@ -66,17 +66,22 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeCase:
-    """An operator and a type ("float16") for each of its type parameters, those in `tried` first."""
+    """An operator and a type ("float16") for each of its type parameters, those in `tried` first.
+
+    ``empty``: the extent in whose place all operands have 0, say every axis of 4 elements.
+    """
 
     operator: str
     types: tuple[tuple[str, str], ...]
     tried: tuple[str, ...]
+    empty: int | None = None
 
     @property
     def name(self) -> str:
         """``Gather Tind=int32``."""
         chosen = dict(self.types)
-        return " ".join([self.operator, *(f"{parameter}={chosen[parameter]}" for parameter in self.tried)])
+        empty = [] if self.empty is None else [f"{self.empty}->0"]
+        return " ".join([self.operator, *(f"{parameter}={chosen[parameter]}" for parameter in self.tried), *empty])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
