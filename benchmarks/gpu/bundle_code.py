@@ -11,8 +11,9 @@ from typing import Any
 from tvm_ext._tvm import pack_imports
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.support.shared_library import LIBRARY_SYMBOL
 from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda
-from tvm_ext.toolchains.device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from tvm_ext.toolchains.device_modules import assembly, replace_source
 
 OURS, DLIGHT = "ours", "dlight"
 

@@ -26,6 +26,7 @@ from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.measurement import TrialOutcome
 from tvm_ext.support.arrays import Array, DType, pack
 from tvm_ext.support.roundoff import UNIT_ROUNDOFF, allowed_error, relative_error
+from tvm_ext.support.shared_library import load_library
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Device, Module
@@ -98,11 +99,7 @@ class LocalDevice:
         self.name = "" if self.kind == "cpu" else str(self.device.device_name)
 
     def open(self, library: Path) -> Module:
-        if self.kind != "cpu":
-            return tvm_ffi.load_module(library, keep_module_alive=False)
-        from tvm_ext.support.shared_library import load_library  # on our own threads, which GPUs' kernels do not need
-
-        return load_library(library)
+        return load_library(library, own_threads=self.kind == "cpu")
 
     def is_there(self) -> bool:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from tvm_ext._tvm import Device, Module, rpc
 
 from .kernel_host import BIG_CORES, CONFIGURE_POOL, KERNEL_ERRORS, KernelError, first_line
 from .tracker import Tracker
+
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -22,8 +25,9 @@ class RemoteDevice:
     own_clock: bool = False
 
     def open(self, library: Path) -> Module:
-        self.session.upload(str(library))
-        return self.session.load_module(library.name)
+        name = f"{next(_numbers)}_{library.name}"  # for one that it has loaded, a server returns what it was
+        self.session.upload(str(library), name)
+        return self.session.load_module(name)
 
     def use_threads(self, count: int) -> int:
         """Of the server's session, which otherwise takes all of its cores."""

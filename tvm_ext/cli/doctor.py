@@ -20,7 +20,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.devices.rows.cpus import CPU_ROWS
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions, cache_directory, kernel_cache_directory, recorded_cpu, usable_core_count
-from tvm_ext.runtime.export import check_complete, check_seal, compile_metadata
+from tvm_ext.runtime.export import check_library, compile_metadata
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import entries
 from tvm_ext.toolchains import cuda_toolchain
@@ -60,8 +60,7 @@ def examine(libraries: Sequence[Path] = ()) -> Iterator[HealthCheck]:
 def _library(path: Path) -> HealthCheck:
     name = f"library {path.name}"
     try:
-        check_complete(path)
-        digest = check_seal(path)
+        digest = check_library(path)
     except OSError as error:
         return HealthCheck(name=name, state="problem", detail=f"{path} cannot be read: {error.strerror or error}")
     except TvmExtError as error:

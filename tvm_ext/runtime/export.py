@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 METADATA_FUNCTION = "tvm_ext_metadata"
 _PIECE_LENGTH = 1000
 _SHOWN_LINES = 15
+_REPLACED = "copy the file before it is replaced, or export the model where it was built"
 
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _ELF_HEADER = struct.Struct("<40xQ10xHH2x")
@@ -77,7 +79,26 @@ def export_executable(
         produce_atomically(path, produce)
 
 
-def check_complete(path: Path) -> None:
+def check_library(path: Path, name: Path | None = None) -> str:
+    """`check_complete`, then `check_seal` of ``path``, which errors call ``name``; the digest."""
+    check_complete(path, name)
+    return check_seal(path, name)
+
+
+def export_again(source: Path, path: str | Path, digest: str) -> None:
+    """Copy the exported library ``source``, which must still have ``digest``; raises ExportError."""
+
+    def copy(temporary: Path) -> None:
+        if not source.is_file():
+            raise ExportError(f"{source}, which this library was loaded from, is gone.", _REPLACED)
+        shutil.copyfile(source, temporary)
+        if check_library(temporary, source) != digest:
+            raise ExportError(f"{source} is another library than the one that was loaded from it.", _REPLACED)
+
+    produce_atomically(path, copy)
+
+
+def check_complete(path: Path, name: Path | None = None) -> None:
     """Raise ExportError for a shared library that was cut off, e.g. by an interrupted copy.
 
     The loader maps a file without looking at its length: touching what is missing ends the process (SIGBUS). In an ELF
@@ -91,7 +112,9 @@ def check_complete(path: Path) -> None:
     section_table, entry_size, entry_count = _ELF_HEADER.unpack(header)
     needed = section_table + entry_size * entry_count
     if size < needed:
-        raise ExportError(f"{path} was cut off: it has {size} of at least {needed} bytes.", "copy or export it again")
+        raise ExportError(
+            f"{name or path} was cut off: it has {size} of at least {needed} bytes.", "copy or export it again"
+        )
 
 
 def seal(path: Path) -> None:
@@ -101,7 +124,7 @@ def seal(path: Path) -> None:
         file.write(_SEAL + digest.encode() + b"\n")
 
 
-def check_seal(path: Path) -> str:
+def check_seal(path: Path, name: Path | None = None) -> str:
     """The digest that the library ``path`` carries; "" for a library of somebody else, which carries none.
 
     Loading a library whose bytes have changed runs whatever they have become. Raises ExportError where the digest is
@@ -113,11 +136,15 @@ def check_seal(path: Path) -> str:
         tail = file.read()
     if size < 0 or not tail.startswith(_SEAL):
         if _mentions(path, METADATA_FUNCTION.encode()):
-            raise ExportError(f"{path} was cut off or stripped: it has lost its digest.", "copy or export it again")
+            raise ExportError(
+                f"{name or path} was cut off or stripped: it has lost its digest.", "copy or export it again"
+            )
         return ""
     digest = _digest(path, size)
     if tail[len(_SEAL) :] != digest.encode() + b"\n":
-        raise ExportError(f"{path} is not what was exported: its digest does not fit.", "copy or export it again")
+        raise ExportError(
+            f"{name or path} is not what was exported: its digest does not fit.", "copy or export it again"
+        )
     return digest
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,12 @@ from tvm_ext.records.rammer import MeasuredRun
 from tvm_ext.records.rtask_times import measurements_of
 from tvm_ext.reports.report import BuildReport
 from tvm_ext.support.arrays import Array
-from tvm_ext.support.files import produce_atomically
-from tvm_ext.support.shared_library import load_library
+from tvm_ext.support.shared_library import load_copy, private_copy
 from tvm_ext.support.stderr_filter import CONSTANT_SCOPES, without_lines
 
 from .cuda_runtime import CUDA_LOADER, cuda_is_loaded, load_cuda_runtime
 from .cuda_source import own_cuda_compiler
-from .export import METADATA_FUNCTION, check_complete, check_seal, export_executable
+from .export import METADATA_FUNCTION, check_library, export_again, export_executable
 from .graph_module import GraphModule, TensorSpec
 from .guarded_memory import guard
 from .machine import ThreadSafeMachine
@@ -88,25 +86,32 @@ class Library:
     """
 
     def __init__(
-        self, executable: Executable, signature: Signature, path: Path | None = None, code: ExportParts | None = None
+        self,
+        executable: Executable,
+        signature: Signature,
+        file: tuple[Path, str] | None = None,
+        code: ExportParts | None = None,
     ) -> None:
         self.executable = executable
         self._code = code
         self.inputs, self.outputs, self.report = signature.inputs, signature.outputs, signature.report
         self.cpu = signature.cpu
-        self._path = path
+        self._file = file
         self._runs_here = False
 
     @classmethod
-    def from_module(cls, module: tvm.runtime.Module, path: Path | None = None) -> Library:
-        """The library behind a module loaded with `tvm.runtime.load_module`; raises ExportError for a foreign one."""
+    def from_module(cls, module: tvm.runtime.Module, file: tuple[Path, str] | None = None) -> Library:
+        """The library behind a module loaded with `tvm.runtime.load_module`; raises ExportError for a foreign one.
+
+        ``file``: where it was, and its digest.
+        """
         function = module.get_function(METADATA_FUNCTION, query_imports=True) if _has_metadata(module) else None
         if function is None:
             raise ExportError(
                 "this module was not exported by tvm_ext: it carries no description of its inputs.",
                 "use tvm.relax.VirtualMachine for it, or export it with tvm_ext's export_library",
             )
-        return cls(module, serialise.from_json(Signature, str(function())), path)
+        return cls(module, serialise.from_json(Signature, str(function())), file)
 
     def __getitem__(self, name: str) -> Callable[..., GraphModule]:
         if name != "default":
@@ -184,9 +189,8 @@ class Library:
                 "build and export on a machine of that kind, or link `executable` with a cross compiler: "
                 "executable.export_library(path, fcompile=tvm.support.cc.cross_compiler(...))",
             )
-        if self._path is not None:
-            source = self._path
-            produce_atomically(path, lambda temporary: shutil.copyfile(source, temporary))
+        if self._file is not None:
+            export_again(self._file[0], path, self._file[1])
             return
         if architectures is None:
             from tvm_ext.toolchains.cuda_export import (
@@ -252,34 +256,35 @@ class Library:
 def load(path: str | Path) -> Library:
     """Load a library that `Library.export_library` wrote; raises ExportError where it is not one, or was changed.
 
+    What is loaded is the file as it is now: it may be exported again, changed or deleted afterwards.
+
     Raises UnsupportedEnvironmentError where it holds CUDA kernels and this machine has no CUDA driver or runtime.
     """
     path = Path(path)
     if not path.is_file():
         raise ExportError(f"there is no file {path}.", "check the path")
-    check_complete(path)
-    check_seal(path)
     native.is_available()  # loads what runs schedules, which the library may hold
     try:
-        with without_lines(CONSTANT_SCOPES), own_cuda_compiler():
-            module = _open(path.absolute())
+        with private_copy(path) as copy, without_lines(CONSTANT_SCOPES), own_cuda_compiler():
+            digest = check_library(copy, path)
+            module = _open(copy, path)
     except TvmExtError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ExportError(f"{path} cannot be loaded: {reason}", "export it again, with the same TVM") from error
-    return Library.from_module(module, path.absolute())
+    return Library.from_module(module, (path.absolute(), digest))
 
 
-def _open(path: Path) -> Module:
-    """The module in ``path``. TVM's runtime for CUDA is loaded when a library turns out to need it."""
+def _open(copy: Path, path: Path) -> Module:
+    """The module in the ``copy`` of ``path``. TVM's runtime for CUDA is loaded when it turns out to be needed."""
     try:
-        return load_library(path)
+        return load_copy(copy)
     except RuntimeError as error:
         if CUDA_LOADER not in str(error):
-            raise
+            raise RuntimeError(str(error).replace(str(copy), str(path))) from error
     load_cuda_runtime()
-    return tvm.runtime.load_module(str(path))
+    return load_copy(copy)
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:

@@ -20,9 +20,10 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions, cuda_settings
 from tvm_ext.records.build_profile import DeviceCode
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.support.shared_library import LIBRARY_SYMBOL
 
 from .cuda_toolchain import CompiledCuda, compile_cuda
-from .device_modules import LIBRARY_SYMBOL, assembly, replace_source
+from .device_modules import assembly, replace_source
 
 WHOLE_MODULE_FACTOR = 10.0
 """A module holds all kernels of a model: so many times the limit of one kernel may compiling it take."""

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 
 from tvm_ext.errors import ExportError
 
-LIBRARY_SYMBOL = "__tvm_ffi__library_bin"
 OWN_CODE = "_lib"
 _COUNT = struct.Struct("<Q")
 _ASSEMBLY = """\

@@ -100,10 +100,23 @@ def test_a_device_with_fewer_threads_gives_no_time() -> None:
     assert wrong.value.outcome == "lost"  # which is not the candidate's fault
 
 
-def _who_runs() -> IRModule:
-    """A parallel loop that writes down which thread runs it."""
+def test_a_kernel_under_the_name_of_another_is_itself(tmp_path: Path) -> None:
+    """Clients of a server, and searches of one process, may use a file's name again."""
+    device, found = LocalDevice(), []
+    for value in (1, 2):
+        module = _who_runs(tirx.IntImm("int32", value))
+        found.append(device.open(_library_of(module, tmp_path))["kernel"])
+    for value, kernel in zip((1, 2), found, strict=True):
+        result = tvm.runtime.empty((64,), "int32")
+        kernel(result)
+        assert set(result.numpy().tolist()) == {value}
+
+
+def _who_runs(value: Any = None) -> IRModule:
+    """A parallel loop that writes down which thread runs it; or ``value``."""
     buffer = tirx.decl_buffer((64,), "int32", "A", data_alignment=4)
-    body = loop(64, PARALLEL, "i", lambda i: store(buffer, tirx.call_extern("int32", "gettid"), [i]))
+    value = tirx.call_extern("int32", "gettid") if value is None else value
+    body = loop(64, PARALLEL, "i", lambda i: store(buffer, value, [i]))
     return IRModule({"kernel": tirx.PrimFunc([buffer], body).with_attrs({"global_symbol": "kernel", "s_tir": True})})
 
 

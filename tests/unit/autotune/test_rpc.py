@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.unit.autotune.test_runners import outcomes, processes_of
 from tvm_ext.autotune.builders import ExecutorBuilder
 from tvm_ext.autotune.kernel_host import KernelError
 from tvm_ext.autotune.measure import Measurer
+from tvm_ext.autotune.rpc_device import RemoteDevice
 from tvm_ext.autotune.rpc_servers import main
 from tvm_ext.autotune.runners import RpcRunner, TrackerFleet
 from tvm_ext.autotune.tracker import Tracker
@@ -209,6 +211,16 @@ def test_a_session_that_ends_is_the_kernels_fault_only_where_its_server_is_still
         assert isinstance(runner.judge(ended), kind)
         assert isinstance(runner.judge(KernelError("lost", "no server is free")), DeviceLost)
         assert isinstance(runner.judge(KernelError("wrong", "errs")), KernelError)
+
+
+def test_a_name_is_sent_to_a_session_once(tmp_path: Path) -> None:
+    """For a name that a server has loaded, it returns what it was."""
+    sent: list[str] = []
+    session = SimpleNamespace(upload=lambda _path, name: sent.append(name), load_module=lambda name: name)
+    device = RemoteDevice(session, None, "a server")
+    assert [device.open(tmp_path / "kernel.so") for _ in range(3)] == sent
+    assert len(set(sent)) == 3
+    assert all(name.endswith(".so") for name in sent)
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

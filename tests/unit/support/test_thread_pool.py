@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from tests.unit.rammer_runtime.tables import needs_runtime
 from tvm_ext import _native, relay
 from tvm_ext.errors import OptionError
 from tvm_ext.rammer_runtime import native
+from tvm_ext.runtime import library
 from tvm_ext.support import thread_pool
-from tvm_ext.support.shared_library import load_library
+from tvm_ext.support.shared_library import load_copy, private_copy
 
 pytestmark = needs_runtime
 PARTS = 64
@@ -53,17 +55,18 @@ def library_bytes(folder: Path) -> bytes:
 
 
 @pytest.fixture
-def path(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library of its own: what is loaded already is adopted already."""
+def path(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of a library, under a name that can be loaded again."""
     monkeypatch.delenv("TVM_EXT_THREAD_POOL", raising=False)
     path = tmp_path / "loops.so"
     path.write_bytes(library_bytes(tmp_path_factory.getbasetemp()))
-    return path
+    with private_copy(path) as copy:
+        yield copy
 
 
 @pytest.fixture
 def loops(path: Path) -> tvm.runtime.Module:
-    return load_library(path)
+    return load_copy(path)
 
 
 def is_adopted(path: Path) -> bool:
@@ -81,7 +84,7 @@ def check(library: tvm.runtime.Module, seed: int = 0) -> None:
 
 def test_own_threads_unless_those_of_tvm_are_asked_for(path, monkeypatch):
     monkeypatch.setenv("TVM_EXT_THREAD_POOL", "tvm")
-    library = load_library(path)
+    library = load_copy(path)
     check(library)
     assert not is_adopted(path)
     monkeypatch.delenv("TVM_EXT_THREAD_POOL")
@@ -100,7 +103,7 @@ def test_without_a_native_part_that_loads_kernels_run_on_the_threads_of_tvm(path
     monkeypatch.setattr(_native, "library_path", lambda _name: broken)
     thread_pool._is_ready.cache_clear()
     request.addfinalizer(thread_pool._is_ready.cache_clear)
-    check(load_library(path))
+    check(load_copy(path))
     assert not is_adopted(path)
     assert not native.is_available()
 
@@ -112,9 +115,11 @@ def test_a_model_runs_on_own_threads_where_this_package_loads_it_and_on_those_of
     assert libraries.is_right(built.vm()["main"](libraries.value(0)), 0)
     built.export_library(first)
     second.write_bytes(first.read_bytes())
+    names: list[Path] = []
+    monkeypatch.setattr(library, "load_copy", lambda copy: names.append(copy) or load_copy(copy))
     ours = relay.load(first)
     assert libraries.is_right(ours.vm()["main"](libraries.value(1)), 1)
-    assert is_adopted(first)
+    assert is_adopted(names[0])
     stock = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(second)), tvm.cpu())
     assert libraries.is_right(stock["main"](tvm.runtime.tensor(libraries.value(2))), 2)
     assert not is_adopted(second)
