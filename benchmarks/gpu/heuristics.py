@@ -1,6 +1,6 @@
 """Our ranking of CUTLASS's templates beside the vendor's heuristics, product by product; nothing here is measured.
 
-    pip install 'tvm-ext[cutlass,heuristics]'
+    pip install 'tvm-ext[heuristics]'
     python benchmarks/gpu/heuristics.py                    # A100 and H200
 
 The list: every matrix product of Roller's, ALCOP's and Bolt's evaluations, in half precision. "place" is where the
@@ -99,10 +99,15 @@ def compare(shape: Shape, device: DeviceSpec) -> Row | None:
     )  # fmt: skip
 
 
-def main(device: Annotated[list[str] | None, typer.Option(help="Devices of the tables.")] = None) -> None:
+def main(
+    device: Annotated[list[str] | None, typer.Option(help="Devices of the tables.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A folder to write to instead.")] = None,
+) -> None:
     """Compare the two rankings and write what came of it."""
     environment, names = current_environment(), device or DEVICES
-    paths = [result_path(f"heuristics-{name}", environment) for name in names]  # refuses before anything is ranked
+    own = [output / f"heuristics-{name}.json" if output else None for name in names]
+    # refuses before anything is ranked
+    paths = [result_path(f"heuristics-{name}", environment, path) for name, path in zip(names, own, strict=True)]
     for name, path in zip(names, paths, strict=True):
         rows = [row for shape in products() if (row := compare(shape, lookup(name)))]
         show(table_of(name, rows))

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from .onnx_runtime import onnxruntime
 from .random_operators.record import Array
 
 OPSET, IR_VERSION = 20, 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dev
+from tests.support import extras
 
 ROOT = Path(dev.__file__).resolve().parent
 
@@ -133,3 +135,60 @@ def test_an_incomplete_wheel_is_refused(tmp_path: Path, name: str, left_out: str
             archive.writestr(member, "")
     with pytest.raises(dev.SetupError, match=problem):
         dev._check_wheel(tmp_path / name)
+
+
+# --- extras -----------------------------------------------------------------------------------------------------------
+def test_every_extra_has_commands_and_a_row_in_the_readme() -> None:
+    section = re.split(r"^\[.*\]$", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    (declared,) = [set(re.findall(r"^(\w+) = \[", text, re.MULTILINE)) for text in section if "\ncutlass = [" in text]
+    rows = set(re.findall(r"^\| `(\w+)` \| ", (ROOT / "README.md").read_text().partition("| extra |")[2], re.MULTILINE))
+    assert declared == set(extras.EXTRAS) - {""}
+    assert declared <= rows
+
+
+@pytest.mark.parametrize("name", extras.EXTRAS)
+def test_what_is_tried_of_an_extra_is_documented(name: str) -> None:
+    assert extras.EXTRAS[name]
+    for item in extras.EXTRAS[name]:
+        assert item.text in (ROOT / item.page).read_text(), f"{item.page} does not have {item.text!r}"
+        assert not item.script or item.more == ""
+
+
+def test_a_script_ends_with_its_first_failure_and_with_what_it_has_started(tmp_path: Path) -> None:
+    def run(*commands: extras.Documented) -> subprocess.CompletedProcess[str]:
+        script = extras.shell_script(commands).replace("python make_model.py", "true")
+        return subprocess.run(
+            ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=10, check=False
+        )
+
+    sleep = extras.Documented("", "sleep 60", "&")
+    done = run(
+        sleep, extras.Documented("", "echo", "one"), extras.Documented("", "false"), extras.Documented("", "echo two")
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["+ sleep 60 &", "+ echo one", "one", "+ false "]
+    assert run(extras.Documented("", "it", script="print(6 * 7)")).stdout.splitlines()[-1] == "42"
+
+
+def test_extras_are_tried_each_in_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def run_in(environment: Path, *command: str, **_options: object) -> int:
+        commands.append((str(environment), *command))
+        return int(command[0] == "/bin/sh" and "rpc_servers" in command[2])
+
+    monkeypatch.setattr(dev, "run_in", run_in)
+    monkeypatch.setattr(dev, "make_environment", lambda folder: folder.mkdir())
+    assert dev._environments(None) == [("", "rpc")]
+    assert ("models",) not in dev._environments([])
+    assert dev._environments(["cuda", "models"]) == [("cuda",), ("models",)]
+    with pytest.raises(dev.SetupError, match=r"there is no extra cudda; there are .*bench"):
+        dev._environments(["cudda"])
+    assert dev._try_extras(tmp_path / "a.whl", ("", "bench"))
+    assert not dev._try_extras(tmp_path / "a.whl", ("rpc", "bench"))
+    assert "'rpc' failed" in capsys.readouterr().err
+    installed = [command[-1].removeprefix(f"{tmp_path}/") for command in commands if "install" in command]
+    assert installed == ["a.whl", "a.whl[bench]", "a.whl[rpc]"]
+    assert len({command[0] for command in commands}) == 2

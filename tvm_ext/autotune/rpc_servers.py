@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm_ext._tvm import rpc_listen, rpc_serve_loop, rpc_tracker, tvm
-from tvm_ext.errors import MeasurementError, OptionError
+from tvm_ext.errors import MeasurementError, TvmExtError
 
 from .tracker import Tracker
 
@@ -34,7 +34,10 @@ _LOG = logging.getLogger("tvm_ext.rpc")
 
 
 def serve_tracker(host: str, port: int) -> None:
-    """Be a tracker until the process ends; raises MeasurementError where the port is taken."""
+    """Be a tracker until the process ends; raises MeasurementError where the port is taken.
+
+    UnsupportedEnvironmentError where a package is missing that TVM's tracker needs.
+    """
     try:
         thread = rpc_tracker(host, port)
     except (ValueError, OSError) as error:
@@ -115,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             serve_tracker(chosen.host, 9190 if chosen.port is None else chosen.port)
         else:
             serve(Tracker.parse(chosen.tracker), chosen.key, chosen.host, chosen.port or 0)
-    except (MeasurementError, OptionError) as error:
+    except TvmExtError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     except KeyboardInterrupt:

@@ -26,9 +26,7 @@ OPENVINO = "openvino_f32"
 """With the precision that it is told to use."""
 PEERS = (ONNX_RUNTIME, STOCK_TVM)
 
-OPENVINO_REMEDY = "pip install openvino"
-ONNX_RUNTIME_REMEDY = "pip install onnxruntime"
-THREADPOOLCTL_REMEDY = "pip install threadpoolctl"
+INSTALL_PEERS = "install it with `pip install 'tvm-ext[bench]'`"
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -51,7 +49,7 @@ def missing_peer(name: str) -> UnsupportedEnvironmentError | None:
     if name not in PEERS:
         raise InputError(f"there is no peer called {name!r}.", f"the peers are {', '.join(PEERS)}")
     if name == ONNX_RUNTIME and importlib.util.find_spec("onnxruntime") is None:
-        return UnsupportedEnvironmentError("comparing with ONNX Runtime needs it installed.", ONNX_RUNTIME_REMEDY)
+        return UnsupportedEnvironmentError("comparing with ONNX Runtime needs it installed.", INSTALL_PEERS)
     return None
 
 
@@ -97,7 +95,7 @@ def prepare_onnx_runtime(
     try:
         import onnxruntime
     except ImportError as error:
-        raise UnsupportedEnvironmentError("this needs ONNX Runtime.", ONNX_RUNTIME_REMEDY) from error
+        raise UnsupportedEnvironmentError("this needs ONNX Runtime.", INSTALL_PEERS) from error
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
     settings.log_severity_level = 3
@@ -133,7 +131,7 @@ def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], thread
     try:
         import openvino
     except ImportError as error:
-        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", OPENVINO_REMEDY) from error
+        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": threads,
@@ -167,7 +165,7 @@ def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Pla
     try:
         import threadpoolctl
     except ImportError as error:
-        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", THREADPOOLCTL_REMEDY) from error
+        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", INSTALL_PEERS) from error
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     blas.limit(limits=threads)
     for library in blas.info():

@@ -96,7 +96,10 @@ def _optional(name: str, use: str) -> HealthCheck:
     version = _environment.installed_version(name)
     if version is None:
         return HealthCheck(
-            name=name, state="note", detail=f"not installed; needed for {use} only", remedy=f"pip install {name}"
+            name=name,
+            state="note",
+            detail=f"not installed; needed for {use} only",
+            remedy="pip install 'tvm-ext[bench]'",
         )
     return HealthCheck(name=name, state="ok", detail=version)
 

