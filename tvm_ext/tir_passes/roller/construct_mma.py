@@ -1,8 +1,7 @@
-"""rPrograms for tensor cores: tiles of whole fragments, ranked by the model (paper §3.1 and §3.2).
+"""rPrograms for tensor cores: lists of tiles of whole fragments, ranked by a model of their own (`mma_model.py`).
 
-Alignment leaves few tiles: warp tiles of whole 16 x 16 fragments that fit the registers, threadblock tiles of one to
-eight of them, reduction steps of whole memory transactions. All are predicted; ordinary tiles are too many for that
-and are grown greedily (`search.py`).
+Whole fragments leave few tiles: fixed sides of a warp's, one to eight warps, three reduction steps, as far as they fit
+the device. All are predicted, which is not the paper's construction: ordinary tiles are grown greedily (`search.py`).
 """
 
 from __future__ import annotations
