@@ -9,7 +9,6 @@ import numpy as np
 from tvm_ext._tvm import IRModule, PassContext, Target, load_json, tensor, tvm
 from tvm_ext.errors import TvmExtError
 from tvm_ext.records.kernel_job import KernelJob
-from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import temporary_folder
 
 from .kernel_host import KERNEL_ERRORS, KernelError, draw_inputs, first_line
@@ -47,11 +46,6 @@ def reference_results(job: KernelJob) -> bytes:
     file = io.BytesIO()
     np.savez(file, *wide)
     return file.getvalue()
-
-
-def build_in_worker(job: str) -> bytes:
-    """`compile_job` of a job as JSON."""
-    return compile_job(from_json(KernelJob, job))
 
 
 def _library(module: str, target: str) -> bytes:

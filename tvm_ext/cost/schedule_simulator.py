@@ -47,11 +47,6 @@ class ScheduleTimes:
         """Of all the time that vEUs had, the share in which rTasks ran: 0 to 1."""
         return self.work_s / self.veu_seconds
 
-    @property
-    def unit_utilisation(self) -> tuple[float, ...]:
-        """By vEU, the share of the whole time in which it ran rTasks."""
-        return tuple(work / self.makespan_s for work in self.unit_work_s)
-
 
 def unit_activity(schedule: RTaskSchedule, times: ScheduleTimes) -> float:
     """The share of the time in which a unit runs at least one rTask, 0 to 1, as nvprof's SM efficiency (§5.2.2).

@@ -56,10 +56,6 @@ class Occupancy:
         """0 where not one block fits."""
         return min(count for _, count in self.limits)
 
-    @property
-    def limited_by(self) -> Resource:
-        return min(self.limits, key=lambda limit: limit[1])[0]
-
 
 def occupancy(use: BlockUse, device: DeviceSpec) -> Occupancy:
     """How many blocks of ``use`` a unit of ``device`` runs at a time, and what sets the limit."""

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tvm_ext._tvm import Buffer, Call, Expr, PrimFunc, Stmt, structural_map, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 
 from .build_ir import cast_to
 
@@ -190,14 +190,3 @@ inline int tvm_ext_end_run(__global int* cell) {{ *cell = (int)((uint)*cell + 1u
 def opencl_text(orders: SyncOrders = ORDERS) -> str:
     """The functions in OpenCL C, to stand before a kernel's source; compile with ``-cl-std=CL2.0`` or later."""
     return _OPENCL.format(wait=orders.wait, arrive=orders.arrive)
-
-
-def without_texts(function: PrimFunc) -> PrimFunc:
-    """``function`` with calls that do not bring CUDA's text: for OpenCL, with `opencl_text` before the source."""
-
-    def plain(call: Call) -> Expr:
-        if str(getattr(call.op, "name", "")) != CALL or str(call.args[0].value) not in ALL:
-            return call
-        return tirx.call_extern("int32", *call.args[:-1])
-
-    return function.with_body(structural_map(function.body, (Call, plain)))

@@ -42,7 +42,6 @@ from tvm_ext.records.rtasks import Waits
 
 MAGIC = b"tvmxRAM\n"
 VERSION = 1
-ARENA_ALIGNMENT = 64
 _ARENA = 0xFFFFFFFF
 _HEADER = struct.Struct("<8sIIQ")
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from .choice import ConstantPack
 from .measurement import MeasuredWorkload, TrialOutcome
 
-CPU_KINDS = ("llvm", "c")
-"""Kinds of targets whose kernels run on a CPU; the others' times are taken on the device."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobArgument:

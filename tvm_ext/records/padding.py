@@ -38,11 +38,6 @@ class ProductPadding:
         """Predicted: as it was, over padded with what makes the padding."""
         return self.plain_us / (self.padded_us + self.padding_us)
 
-    @property
-    def padding_share(self) -> float:
-        """Predicted share of padding in the time of the padded form (Table 3's cost)."""
-        return self.padding_us / (self.padded_us + self.padding_us)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddingRecord:

@@ -67,10 +67,6 @@ class PipelinePlan:
     notes: tuple[str, ...] = ()
     bulk_copies: bool = False
 
-    @property
-    def by_name(self) -> dict[str, PipelinedBuffer]:
-        return {item.name: item for item in self.buffers}
-
     def __str__(self) -> str:
         if not self.buffers:
             return "not pipelined"

@@ -146,14 +146,6 @@ class RTaskGraph:
             if wrong:
                 raise ValueError(f"operator {index} ({operator.name!r}) comes before its predecessors {wrong}")
 
-    def successors(self) -> list[list[int]]:
-        """By operator, those that wait for it."""
-        found: list[list[int]] = [[] for _ in self.operators]
-        for index, operator in enumerate(self.operators):
-            for predecessor in operator.predecessors:
-                found[predecessor].append(index)
-        return found
-
     def to_json(self) -> str:
         """As JSON that names a kernel once; `from_json` gives an equal record back."""
         places: dict[RKernel, int] = {}

@@ -13,7 +13,7 @@ body. Three levels:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -88,14 +88,6 @@ def merge(
     for program in RTaskSchedule.from_json(plan.schedule).programs:
         merger.add(program)
     return merger.result()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Tried:
-    """A launch that could be: ``use`` is what the compiler says of it."""
-
-    launch: LaunchForm
-    use: CompiledUse | str
 
 
 class _Merger:

@@ -22,7 +22,6 @@ from tvm_ext.support.limited_process import run_limited
 
 from .remedies import AMD_LINKER
 
-LINKED = 3  # ELF file type of a shared object, which the HIP runtime loads; 1 is one that was not linked
 _BITCODE = "tvm_callback_rocm_bitcode_path"
 _LINK = "tvm_callback_rocm_link"
 _LINKERS = ("ld.lld", *(f"ld.lld-{major}" for major in range(22, 13, -1)), "/opt/rocm/llvm/bin/ld.lld")
@@ -84,8 +83,3 @@ def _explained(error: CompileError) -> CompileError:
         f"a kernel for AMD GPUs calls {', '.join(missing)} of ROCm's device library, which is not installed.",
         "install ROCm and set ROCM_PATH, or leave this operator to another device",
     )
-
-
-def elf_type(code: bytes) -> int:
-    """The file type in an ELF header (`LINKED` for a code object); 0 for what is no ELF file."""
-    return int.from_bytes(code[16:18], "little") if code.startswith(b"\x7fELF") else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fatbins import read_fatbin
 from tests.support.random_templates.products import architecture_of, device_of, epilogue_of
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass import _cutlass
@@ -18,7 +19,6 @@ from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.records.partition import EpilogueOperand
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.toolchains.cuda_fatbin import read_fatbin
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 needs_package = pytest.mark.skipif(

@@ -41,7 +41,7 @@ def test_the_times_of_figure_9() -> None:
     assert times.overhead_s == 2.0
     assert times.launch_s == 10.0
     assert times.utilisation == pytest.approx(20 / 48)
-    assert times.unit_utilisation == pytest.approx((11 / 24, 9 / 24))
+    assert times.unit_work_s == (11.0, 9.0)
 
 
 def test_programs_follow_each_other() -> None:

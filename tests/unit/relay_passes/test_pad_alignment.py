@@ -209,7 +209,8 @@ def test_table_3(device: str) -> None:
         after = padded(mod, device)
         (verdict,) = record(after)
         assert verdict.padded and verdict.source == "kernel", shape
-        assert 1.3 < verdict.speed_up < 2.2 and 0.01 < verdict.padding_share < 0.3, shape
+        share = verdict.padding_us / (verdict.padded_us + verdict.padding_us)  # Table 3's cost
+        assert 1.3 < verdict.speed_up < 2.2 and 0.01 < share < 0.3, shape
         (region,) = decided(after, device).taken
         assert {operand.alignment for operand in region.problem.operands} == {8}, shape
 

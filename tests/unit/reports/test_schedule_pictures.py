@@ -60,7 +60,7 @@ def test_names_of_units_and_their_shares_are_drawn() -> None:
     times = simulate(made, graph)
     text = gantt(made, graph, times.entries)
     assert all(f">vEU {unit}<" in text for unit in range(3))
-    assert f">{100 * times.unit_utilisation[0]:.0f} %<" in text
+    assert f">{100 * times.unit_work_s[0] / times.makespan_s:.0f} %<" in text
 
 
 def test_wide_schedules_stay_small() -> None:

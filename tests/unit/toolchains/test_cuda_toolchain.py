@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fatbins import read_fatbin
 from tests.unit.compilers import needs_nvcc
 from tvm_ext import options
 from tvm_ext.devices import device_db
@@ -19,7 +20,6 @@ from tvm_ext.errors import CompileError, OptionError, UnsupportedEnvironmentErro
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.limited_process import run_limited
 from tvm_ext.toolchains import cuda_nvrtc, cuda_toolchain
-from tvm_ext.toolchains.cuda_fatbin import read_fatbin
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, compile_many, find_nvcc, gencode
 from tvm_ext.toolchains.remedies import NVRTC
 

@@ -9,11 +9,23 @@ import pytest
 
 from tests.support.simt.persistent_kernels import expected
 from tests.unit.verify.simt.test_persistent import FIGURE_9, TICKETS
-from tvm_ext.ir.device_sync import opencl_text, without_texts
+from tvm_ext._tvm import Call, Expr, PrimFunc, structural_map, tirx
+from tvm_ext.ir.device_sync import ALL, CALL, opencl_text
 from tvm_ext.verify import opencl_cpu
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 RUNS = 20
+
+
+def without_texts(function: PrimFunc) -> PrimFunc:
+    """``function`` with calls that do not bring CUDA's text: for OpenCL, with `opencl_text` before the source."""
+
+    def plain(call: Call) -> Expr:
+        if str(getattr(call.op, "name", "")) != CALL or str(call.args[0].value) not in ALL:
+            return call
+        return tirx.call_extern("int32", *call.args[:-1])
+
+    return function.with_body(structural_map(function.body, (Call, plain)))
 
 
 @needs_opencl

@@ -176,11 +176,7 @@ _CONSTANT = re.compile(r"\bconst(?:expr)?\s+(?:unsigned\s+)?(?:int|size_t|unsign
 def constants_of(source: str) -> dict[str, int]:
     """The integers that ``source`` names by ``#define`` or as constants."""
     found: dict[str, int] = {}
-    for name, value in re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+([^\n]+)$", source, re.MULTILINE):
-        found.update(_named(name, value, found))
-    for name, value in re.findall(
-        r"\bconst(?:expr)?\s+(?:unsigned\s+)?(?:int|size_t|unsigned)\s+(\w+)\s*=([^;,]+);", source
-    ):
+    for name, value in (*_DEFINED.findall(source), *_CONSTANT.findall(source)):
         found.update(_named(name, value, found))
     return found
 

@@ -95,7 +95,6 @@ class CudaFunction:
     name: str
     words: frozenset[str]  # before its parameters: __global__, template, static ...
     begin: int
-    name_at: int
     parameters: tuple[int, int]
     body: tuple[int, int]
 
@@ -143,7 +142,7 @@ def _function(tokens: Sequence[Token], begin: int, brace: int) -> CudaFunction |
                 "template" in words or not any(t.text == "=" for t in tokens[begin:place])
             ):
                 kind = frozenset(words - {tokens[name].text})
-                return CudaFunction(tokens[name].text, kind, begin, name, (place, end), (brace, closing(tokens, brace)))
+                return CudaFunction(tokens[name].text, kind, begin, (place, end), (brace, closing(tokens, brace)))
             place, name = end, -1
         elif token.kind == "mark" and token.text in "([":
             place = closing(tokens, place)
