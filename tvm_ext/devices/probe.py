@@ -54,7 +54,7 @@ def measure_cpu(watch: Callable[[str], None] = lambda _: None) -> DeviceSpec:
     spec = _from_tables(info)
     found = microbench.measure(bench_plan(spec, info), watch=watch)
     row = measured_row(spec, found, datetime.date.today().isoformat(), row_files.kept_row(spec))
-    row_files.write_row(row_files.kept_file(spec), row)
+    row_files.keep_row(spec, row)
     return row
 
 

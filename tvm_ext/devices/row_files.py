@@ -12,9 +12,9 @@ import warnings
 from pathlib import Path
 
 from tvm_ext import options
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import ExportError, TargetError
 from tvm_ext.records.serialise import from_json, to_json
-from tvm_ext.support.files import write_atomically
+from tvm_ext.support.files import make_own_folder, write_atomically
 
 from .device_facts import with_facts
 from .hal import DeviceSpec, Fact
@@ -31,8 +31,6 @@ def is_row_file(name: object) -> bool:
 
 def write_row(path: Path, spec: DeviceSpec) -> None:
     """Write ``spec`` to ``path``, whole or not at all; raises ExportError."""
-    if path.parent == options.cache_directory():
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"{to_json(spec)}\n".encode())
 
 
@@ -67,10 +65,27 @@ def _is_plausible(item: Fact) -> bool:
     return isinstance(item.value, str) or (math.isfinite(item.value) and item.value > 0)
 
 
+def keep_row(spec: DeviceSpec, measured: DeviceSpec) -> None:
+    """Make ``measured`` the row of the machine ``spec`` (`kept_row`); raises ExportError."""
+    path = kept_file(spec)
+    try:
+        make_own_folder(path.parent)
+    except OSError as error:
+        raise ExportError(
+            f"cannot make the folder {path.parent}: {error.strerror or error}.",
+            "name another by TVM_EXT_CACHE_DIR",
+        ) from error
+    write_row(path, measured)
+
+
 def kept_file(spec: DeviceSpec) -> Path:
-    """Where the row is kept that was measured on the machine ``spec``, as the operating system and tables have it."""
+    """Where the row is kept that was measured on the machine ``spec``, as the operating system and tables have it.
+
+    A folder may be shared by machines: code for the features of one ends the process on another that lacks them.
+    """
     sizes = [layer.capacity_bytes for layer in spec.layers]
-    identity = repr((spec.description, spec.row, sizes, spec.register_bytes))
+    features = [pair for pair in spec.target if pair[0] != "num-cores"]
+    identity = repr((spec.description, spec.row, sizes, features))
     return options.cache_directory() / f"cpu-{hashlib.sha256(identity.encode()).hexdigest()[:16]}{SUFFIX}"
 
 

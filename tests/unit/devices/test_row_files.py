@@ -12,9 +12,10 @@ import pytest
 
 from tests.unit.devices.measured_cpu import FIGURES
 from tvm_ext.devices import device_db, microbench, probe, row_files
+from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.cpu_measurement import CpuMeasurement, measured_row
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import ExportError, TargetError
 
 WHEN = "2026-11-23"
 
@@ -134,6 +135,27 @@ def test_a_measured_row_is_this_machines_until_it_is_forgotten(
     assert one.row == measured.row
     assert row_files.forget() == 1
     assert probe.probe_cpu() == before
+
+
+def test_a_machine_with_other_features_does_not_take_the_row(cache_folder: Path, figures: list[CpuMeasurement]) -> None:
+    """A folder that two machines of one name share: code for what the other's hypervisor hides would be SIGILL."""
+    probe.measure_cpu()
+    info = read_cpu_info()
+    assert info.features is not None
+    hidden = next(name for name in ("gfni", "vaes", "bmi2", "dotprod") if name in info.features)
+    other = dataclasses.replace(info, features=info.features - {hidden})
+    assert probe.probe_cpu(info=info).row != probe.probe_cpu(info=other).row
+    assert "measured" not in (probe.probe_cpu(info=other).row or "")
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, figures: list[CpuMeasurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TVM_EXT_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ExportError, match="cannot make the folder") as caught:
+        probe.measure_cpu()
+    assert "TVM_EXT_CACHE_DIR" in caught.value.remedy
 
 
 def test_nothing_is_measured_unasked(cache_folder: Path, figures: list[CpuMeasurement]) -> None:
