@@ -131,7 +131,9 @@ def _recorded_host() -> DeviceSpec | None:
     row = _find(name)
     if row is None or row.kind != "cpu":
         known = [item.name for item in ROWS if item.kind == "cpu"]
-        raise TargetError(f"TVM_EXT_CPU is {name!r}, which is no recorded CPU.", _suggestions(name, known, (*known,)))
+        raise TargetError(
+            f"TVM_EXT_CPU is {name!r}, which is no CPU of the tables.", _suggestions(name, known, (*known,))
+        )
     return row
 
 
@@ -140,11 +142,7 @@ def _host_isa() -> Isa:
     row = _recorded_host()
     if row is None:
         return isa_of(read_cpu_info())
-    return next(isa for isa in cpus.ISAS if (isa.register_name, isa.register_bytes) == _registers_of(row))
-
-
-def _registers_of(row: DeviceSpec) -> tuple[str, int]:
-    return row.layers[0].description.partition(" ")[0], row.register_bytes
+    return _isa_of_target(_target_of(row), _as_dict(row), read_cpu_info().machine)
 
 
 def _default_row(kind: str) -> DeviceSpec:

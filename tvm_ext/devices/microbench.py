@@ -18,8 +18,8 @@ import numpy.typing as npt
 from tvm_ext import _tvm, forks
 from tvm_ext._tvm import Module, PrimFunc
 from tvm_ext.errors import MeasurementError
-from tvm_ext.support import thread_pool
 from tvm_ext.support.files import temporary_folder
+from tvm_ext.support.shared_library import load_library
 
 from .cpu_measurement import CpuMeasurement
 
@@ -220,8 +220,7 @@ def _built(plan: BenchPlan, benchmarks: Sequence[Benchmark], folder: Path) -> di
     path = folder / "micro_benchmarks.so"
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes
         _tvm.tvm.compile(_tvm.IRModule(functions), target=_tvm.Target(config)).export_library(str(path))
-    library = _tvm.tvm.runtime.load_module(str(path))
-    thread_pool.adopt(path)
+    library = load_library(path)
     return {item.name: _runner(library, item) for item in benchmarks}
 
 

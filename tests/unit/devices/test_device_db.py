@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_facts import LayerText, fact, spec_from_facts, with_facts, with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.probe import isa_of
+from tvm_ext.devices.row_files import write_row
 from tvm_ext.devices.rows import cpus
 from tvm_ext.devices.rows.recorded_cpus import RECORDED_ROWS
 from tvm_ext.errors import TargetError
 
 TEXT_FIELDS = {"name", "kind", "description", "aliases", "target", "facts", "layers", "peak_gflops"}
+X86_CPUS = [row.name for row in device_db.ROWS if row.kind == "cpu" and "mtriple" not in dict(row.target)]
 ROW_IDS = [row.name for row in device_db.ROWS]
 HAS_AVX512 = read_cpu_info().machine == "x86_64" and isa_of(read_cpu_info()) is cpus.AVX512
 
@@ -313,3 +316,15 @@ def test_an_unknown_recorded_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(TargetError, match="TVM_EXT_CPU is 'cpu-epic-zen5'") as caught:
         device_db.lookup("cpu")
     assert "cpu-epyc-zen5" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", X86_CPUS)
+@pytest.mark.skipif(read_cpu_info().machine != "x86_64", reason="x86-64 rows")
+def test_any_cpus_row_file_stands_for_this_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever somebody calls its layers: the instruction set is the target's."""
+    row = device_db.lookup(name)
+    layers = tuple(dataclasses.replace(layer, description="renamed") for layer in row.layers)
+    write_row(tmp_path / "row.json", dataclasses.replace(row, layers=layers))
+    monkeypatch.setenv("TVM_EXT_CPU", str(tmp_path / "row.json"))
+    spec, _ = device_db.device_for_target({"kind": "llvm", "mcpu": dict(row.target)["mcpu"]})
+    assert (spec.name, spec.register_bytes) == ("cpu", row.register_bytes)

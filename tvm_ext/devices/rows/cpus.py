@@ -117,7 +117,6 @@ SSE2 = Isa(
     latency_source="Nehalem: the addition that a chain of accumulations waits for takes 3, Skylake's takes 4",
 )
 X86_ISAS = (AVX512, AVX2, SSE2)  # best first; every x86-64 has the last
-ISAS = (*X86_ISAS, NEON)
 LAUNCH_OVERHEAD_US = 0.7
 LAUNCH_SOURCE = (
     "an empty region on this package's threads, measured on two cores of an EPYC (Zen 4); of more cores assumed"
