@@ -77,14 +77,6 @@ def set_thread_limit(threads: int | None) -> None:
     _function("set_thread_limit")(threads or 0)
 
 
-def empty_loop_us(loops: int = 500, limit_s: float = 0.05) -> float:
-    """Microseconds that a parallel loop with nothing in it takes on this package's threads: what a launch costs.
-
-    The mean of ``loops`` loops; ``limit_s`` seconds end it sooner, whatever else the machine does.
-    """
-    return float(_function("empty_loop_ns")(loops, int(limit_s * 1e9))) / 1e3
-
-
 def record(module: Module, on: bool = True) -> None:
     """Have each run of ``module`` note when its entries started and ended, at about 50 ns each."""
     module.get_function("tvm_ext.rammer.record")(on)

@@ -105,8 +105,3 @@ def test_wrong_arguments_are_refused(arguments, reason):
 def test_a_kernel_that_no_library_has_is_an_error():
     with pytest.raises(RuntimeError, match="kernel axpy of chain is in none of the libraries"):
         run(native.make_module(chain(LENGTH, 2), []), "chain", INPUTS)
-
-
-def test_what_a_launch_costs_is_measured_within_a_limit():
-    assert 0 < native.empty_loop_us(loops=10) < float("inf")
-    assert native.empty_loop_us(loops=10**15, limit_s=0.005) > 0  # ends at all

@@ -17,7 +17,6 @@
 #include "fork_join.h"
 #include "module.h"
 #include "team.h"
-#include "wait_cell.h"
 
 namespace tvm_ext {
 namespace rammer {
@@ -76,20 +75,6 @@ int Barrier(int task, ParallelEnv* env) {
   return IsOwnLoop(env) || tvm == nullptr ? ParallelBarrier(task, env) : tvm(task, env);
 }
 
-int Nothing(int, ParallelEnv*, void*) { return 0; }
-
-// Nanoseconds that a parallel loop with nothing in it takes, as a kernel starts it: the mean of `loops`, of fewer where
-// limit_ns pass first.
-double EmptyLoopNs(int64_t loops, int64_t limit_ns) {
-  const int64_t start_ns = NowNs();
-  int64_t done = 0, passed_ns = 0;
-  do {
-    Launch(Nothing, nullptr, 0);
-    passed_ns = NowNs() - start_ns;
-  } while (++done < loops && passed_ns < limit_ns);
-  return static_cast<double>(passed_ns) / static_cast<double>(done);
-}
-
 // From now on runtime.config_threadpool(mode, threads[, cores]) also counts for loops that come here. As before it is
 // about the thread that calls it.
 void FollowConfiguration() {
@@ -142,7 +127,6 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   if (ffi::Function::GetGlobal("tvm_ext.rammer.adopt_library").has_value()) return;
   refl::GlobalDef()
       .def("tvm_ext.rammer.adopt_library", Adopt)
-      .def("tvm_ext.rammer.empty_loop_ns", EmptyLoopNs)
       .def("tvm_ext.rammer.parallel_launch", [] { return reinterpret_cast<void*>(Launch); })
       .def("tvm_ext.rammer.parallel_barrier", [] { return reinterpret_cast<void*>(Barrier); })
       .def("tvm_ext.rammer.follow_tvm", [](void* max_concurrency) {
