@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "attention.py",
         "rammer.py",
         "rammer_runtime.py",
+        "threads_beside.py",
         "compile_time.py",
         "model_quality.py",
         "rammer_runtime.py",

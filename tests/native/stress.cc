@@ -1,8 +1,9 @@
 // Runs the core of the rTask runtime without Python, for sanitizers and mutants: random tables, many runs, several
-// threads, tasks that fail, forks, parallel loops with barriers, damaged bytes. Ends with 0, or 1 and what went wrong.
+// threads, tasks that fail, forks, parallel loops with barriers, cores that others want, damaged bytes. Ends with 0, or 1 and what went wrong.
 //
-//   stress [seconds=2] [seed=0] [parts=walk,fail,epoch,threads,loops,bytes,fork,hang]
+//   stress [seconds=2] [seed=0] [parts=walk,fail,epoch,threads,loops,beside,bytes,fork,hang]
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "fork_join.h"
 #include "table.h"
 #include "team.h"
@@ -287,6 +289,80 @@ void Loops(Random* random) {
   other.join();
 }
 
+// --- Cores that somebody else wants too ---------------------------------------------------------------------
+void BindHere(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  sched_setaffinity(0, sizeof(one), &one);
+}
+
+// A thread that never gives up a core, for as long as it lives.
+class Spinner {
+ public:
+  explicit Spinner(int cpu) : thread_([this, cpu] {
+    BindHere(cpu);
+    while (!stop_.load(std::memory_order_relaxed)) Pause();
+  }) {}
+  ~Spinner() {
+    stop_.store(true);
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// Repeats `step` until it returns true.
+void Until(const std::string& what, const std::function<bool()>& step) {
+  const int64_t start_ns = NowNs();
+  while (!step()) Require(NowNs() - start_ns < kLimitNs, what + " never happened");
+}
+
+void YieldBeside() {
+  const int cpu = sched_getcpu();
+  BindHere(cpu);
+  {
+    const Spinner spinner(cpu);
+    Until("a yield that noticed who took the core", [] { return !Yield(); });
+    const int64_t start_ns = NowNs();
+    const bool offers = Yield();
+    Require(!offers || NowNs() - start_ns > 10000000, "a thread that lost its core offers it again at once");
+  }
+  Until("a yield on a core that is free again", Yield);
+}
+
+// The worker's part outlasts slices of the scheduler, the caller has next to nothing to do.
+void LongPart(void* done, int thread) {
+  const int64_t start_ns = NowNs();
+  while (thread != 0 && NowNs() - start_ns < 10000000) Pause();
+  static_cast<std::atomic<int>*>(done)->fetch_add(1);
+}
+
+void RunBeside() {
+  const int caller_cpu = sched_getcpu();
+  BindHere(caller_cpu);
+  TeamLease lease(UsableCores(), true);  // as many as cores: each worker is bound to its own
+  const auto run = [&lease] {
+    std::atomic<int> done{0};
+    Require(lease.Run(LongPart, &done, true) && done.load() == lease.threads(), "a part was left out");
+  };
+  run();
+  const Spinner spinner(lease.team()->cpu_of(1));
+  const int before = lease.team()->times_lent();
+  Until("a caller that lends its core", [&] { return run(), lease.team()->times_lent() > before; });
+  const int lent = lease.team()->times_lent();
+  run();
+  const bool is_here = lease.team()->cpu_of(1) == caller_cpu;
+  Require(!is_here || lease.team()->times_lent() > lent, "a worker stays on the core that it was lent");
+}
+
+void Beside(Random*) {
+  std::thread(YieldBeside).join();
+  if (UsableCores() > 1) std::thread(RunBeside).join();
+}
+
 // --- Bytes --------------------------------------------------------------------------------------------------
 void Put(std::string* out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out->push_back(static_cast<char>(value >> (8 * i)));
@@ -467,7 +543,7 @@ void HangPart(Random*) {
   usleep(50000);  // the hung thread leaves the table
 }
 
-const std::map<std::string, void (*)(Random*)> kParts = {{"walk", Walk},   {"fail", Fail},   {"epoch", Epoch},
+const std::map<std::string, void (*)(Random*)> kParts = {{"beside", Beside}, {"walk", Walk},   {"fail", Fail},   {"epoch", Epoch},
                                                          {"threads", Threads}, {"loops", Loops}, {"bytes", Bytes},
                                                          {"fork", Fork},   {"hang", HangPart}};
 

@@ -21,9 +21,9 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
-    "": "bytes,epoch,fail,fork,hang,loops,threads,walk",
-    "address": "bytes,epoch,fail,fork,hang,loops,threads,walk",
-    "thread": "epoch,fail,hang,loops,threads,walk",  # ThreadSanitizer knows nothing of threads after a fork
+    "": "beside,bytes,epoch,fail,fork,hang,loops,threads,walk",
+    "address": "beside,bytes,epoch,fail,fork,hang,loops,threads,walk",
+    "thread": "beside,epoch,fail,hang,loops,threads,walk",  # ThreadSanitizer knows nothing of threads after a fork
 }
 
 

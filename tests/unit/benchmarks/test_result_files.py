@@ -40,6 +40,7 @@ BESIDE = {
     "metaschedule_model.py": "MetaSchedule's records, in a folder of their own",
     "tuning_measured.py": "which kernels a folder of compiled ones has, beside them",
     "rammer_simulated.py": "pictures of the schedules, where a folder is named for them",
+    "threads_beside.py": "the limits of a control group that it makes and removes",
 }
 
 
@@ -107,7 +108,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
-    "gpu/schedules.py": {},
+    "gpu/schedules.py": {}, "threads_beside.py": {},
     "tuning.py": {}, "tuning_curves.py": {}, "tuning_measured.py": {}, "tuning_metaschedule.py": {},
 }  # fmt: skip
 

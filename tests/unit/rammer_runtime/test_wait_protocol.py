@@ -182,3 +182,46 @@ def test_work_is_done_by_the_worker_or_by_the_caller():
     assert Checker([caller, worker]).problem() is None
     unordered = [Swap("mine", "gate", 1, 2, RELAXED), *worker[1:]]
     assert "does not see" in str(Checker([caller, unordered]).problem())
+
+
+def arrival(orders: dict[str, str], mine: str, other: str, wakes: bool = True) -> Program:
+    """`ParallelBarrier` of two tasks, which then read what the other one wrote before."""
+    return (
+        Store(mine, 1, RELAXED),
+        Add("_", "value", 1, orders["PUBLISH"]),
+        Load("parked", "parked", orders["LOOK_FOR_PARKED"]),
+        Jump("look", lambda it: it["parked"] == 0 or not wakes),
+        Add("_", "event", 1, SEQ_CST),
+        Wake("event"),
+        Label("look"),
+        Load("value", "value", orders["OBSERVE"]),
+        Jump("done", lambda it: it["value"] == 2),
+        Load("seen", "event", ACQUIRE),
+        Add("_", "parked", 1, orders["ANNOUNCE"]),
+        Load("value", "value", orders["LOOK_AGAIN"]),
+        Jump("awake", lambda it: it["value"] == 2),
+        Sleep("event", "seen"),
+        Label("awake"),
+        Add("_", "parked", -1, RELAXED),
+        Jump("look"),
+        Label("done"),
+        Load("data", other, RELAXED),
+        Demand(lambda it: it["data"] == 1, "it passes the barrier before it can see what the other one wrote"),
+    )
+
+
+def barrier(orders: dict[str, str], **how: bool) -> list[Program]:
+    return [arrival(orders, "a", "b", **how), arrival(orders, "b", "a", **how)]
+
+
+def test_tasks_pass_a_barrier_together():
+    assert Checker(barrier(ORDERS), 2).problem() is None
+
+
+@pytest.mark.parametrize(("name", "problem"), [("PUBLISH", "passes the barrier"), ("LOOK_AGAIN", "sleeps for ever")])
+def test_weaker_orders_of_a_barrier_are_caught(name, problem):
+    assert problem in str(Checker(barrier({**ORDERS, name: RELAXED}), 2).problem())
+
+
+def test_an_arrival_in_silence_is_caught():
+    assert "sleeps for ever" in str(Checker(barrier(ORDERS, wakes=False), 2).problem())

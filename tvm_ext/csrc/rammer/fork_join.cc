@@ -21,7 +21,7 @@ struct Loop {
   void* closure;
   int threads;
   std::atomic<int> next;
-  std::atomic<uint32_t> arrived{0};  // at barriers, over all of them
+  WaitCell arrived;  // at barriers, over all of them
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::vector<std::pair<int, void*>> errors;
@@ -38,7 +38,8 @@ void RunTask(Loop* loop, int task) {
   void* const error = hooks.take();
   const std::lock_guard<std::mutex> lock(loop->mutex);
   loop->errors.emplace_back(task, error);
-  loop->failed.store(true, std::memory_order_release);
+  loop->failed.store(true, kPublish);
+  loop->arrived.WakeParked();
 }
 
 void RunTasks(void* context, int thread) {
@@ -85,19 +86,19 @@ int ParallelBarrier(int, ParallelEnv* env) {
     return -1;
   }
   // Arrivals are numbered through all barriers: whoever is number n belongs to barrier n / tasks.
-  const uint32_t number = loop->arrived.fetch_add(1, std::memory_order_acq_rel);
+  const uint32_t number = loop->arrived.value.fetch_add(1, kPublish);
+  loop->arrived.WakeParked();
   const uint32_t whole = (number / tasks + 1) * tasks;
-  for (int looks = 0; static_cast<int32_t>(loop->arrived.load(std::memory_order_acquire) - whole) < 0; ++looks) {
-    if (loop->failed.load(std::memory_order_acquire)) {
-      hooks.refuse("another task of the loop has failed");
-      return -1;
-    }
-    if (looks < kJoinPatience.pauses)
-      Pause();
-    else
-      Yield();
-  }
-  return 0;
+  const auto all_here = [loop, whole](std::memory_order order) {
+    return static_cast<int32_t>(loop->arrived.value.load(order) - whole) >= 0;
+  };
+  const auto may_go_on = [loop, &all_here](std::memory_order order) {
+    return all_here(order) || loop->failed.load(order);
+  };
+  loop->arrived.Wait(may_go_on, kJoinPatience);
+  if (all_here(kObserve)) return 0;
+  hooks.refuse("another task of the loop has failed");
+  return -1;
 }
 
 }  // namespace rammer

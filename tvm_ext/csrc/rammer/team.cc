@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "cores.h"
 
 namespace tvm_ext {
 namespace rammer {
 namespace {
+
+// A caller that sleeps until a worker has ended looks so often whether that one has a core.
+constexpr int64_t kLookInNs = 100000;
 
 thread_local bool inside_job = false;
 
@@ -23,6 +27,33 @@ class Inside {
 
  private:
   bool before_;
+};
+
+// What the thread of a clock has run; -1: it has ended.
+int64_t RanNs(clockid_t clock) {
+  timespec ran{};
+  if (clock_gettime(clock, &ran) != 0) return -1;
+  return static_cast<int64_t>(ran.tv_sec) * 1000000000 + ran.tv_nsec;
+}
+
+// Tells of a thread that is at work whether it has a core, by its clock: one without stands still.
+class Standstill {
+ public:
+  explicit Standstill(clockid_t clock) : clock_(clock) {}
+
+  // To be asked again and again.
+  bool operator()() {
+    const int64_t now_ns = NowNs();
+    if (now_ns - looked_ns_ < kWindowNs) return false;
+    looked_ns_ = now_ns;
+    const int64_t before_ns = std::exchange(ran_ns_, RanNs(clock_));
+    return before_ns >= 0 && ran_ns_ >= 0 && ran_ns_ - before_ns < kWindowNs / 4;
+  }
+
+ private:
+  static constexpr int64_t kWindowNs = 20000;
+  clockid_t clock_;
+  int64_t looked_ns_ = 0, ran_ns_ = -1;
 };
 
 // All teams that nobody leases. Never destroyed: threads may be at work while the process ends.
@@ -75,6 +106,7 @@ int Team::Grow(int threads) {
     worker->cpu = -1;
     worker->roams = false;
     if (pthread_create(&worker->thread, nullptr, Work, worker.get()) != 0) break;
+    if (pthread_getcpuclockid(worker->thread, &worker->clock) != 0) worker->clock = CLOCK_MONOTONIC;  // goes on
     pthread_detach(worker->thread);
     workers_.push_back(std::move(worker));
   }
@@ -123,9 +155,39 @@ void Team::Bind(Worker* worker, const cpu_set_t& allowed, int caller_cpu) {
 void Team::KeepOffCaller() {
   const int cpu = sched_getcpu();
   if (cpu == caller_cpu_) return;
+  const bool has_lent = caller_cpu_ < 0;
   caller_cpu_ = cpu;
   for (const auto& worker : workers_)
-    if (worker != nullptr && (worker->cpu == cpu || worker->roams)) Bind(worker.get(), AllowedCores(), cpu);
+    if (worker != nullptr && (worker->cpu == cpu || worker->roams || has_lent)) Bind(worker.get(), AllowedCores(), cpu);
+}
+
+// Bind the worker to the core of this thread, which sleeps meanwhile. The next run binds all workers anew.
+void Team::Lend(Worker* worker) {
+  const int cpu = sched_getcpu();
+  if (cpu < 0 || worker->cpu == cpu) return;
+  cpu_set_t here;
+  CPU_ZERO(&here);
+  CPU_SET(cpu, &here);
+  if (pthread_setaffinity_np(worker->thread, sizeof(here), &here) != 0) return;
+  worker->cpu = cpu;
+  caller_cpu_ = -1;
+  ++times_lent_;
+}
+
+// False: the worker has not come back by the deadline (NowNs; negative: none).
+bool Team::Join(Worker* worker, int64_t deadline_ns) {
+  WaitCell& gate = worker->gate;
+  const auto idle = [&gate](std::memory_order order) { return gate.value.load(order) == kIdle; };
+  Standstill standstill(worker->clock);
+  bool has_no_core = false;
+  const auto look = [&standstill, &has_no_core] { return has_no_core = standstill(); };
+  while (!WaitCell::Look(idle, kJoinPatience, look)) {
+    if (std::exchange(has_no_core, false)) Lend(worker);
+    const int64_t left_ns = deadline_ns < 0 ? kLookInNs : std::min(kLookInNs, deadline_ns - NowNs());
+    if (left_ns <= 0) return false;
+    gate.Park(idle, left_ns);
+  }
+  return true;
 }
 
 bool Team::Run(Job job, void* context, int threads, bool must_run, int64_t limit_ns) {
@@ -143,11 +205,8 @@ bool Team::Run(Job job, void* context, int threads, bool must_run, int64_t limit
     }
   }
   const int64_t deadline_ns = limit_ns < 0 ? -1 : NowNs() + limit_ns;
-  for (int i = 1; i < threads; ++i) {
-    WaitCell& gate = workers_[i]->gate;
-    const auto idle = [&gate](std::memory_order order) { return gate.value.load(order) == kIdle; };
-    if (!gate.Wait(idle, kJoinPatience, deadline_ns)) return false;
-  }
+  for (int i = 1; i < threads; ++i)
+    if (!Join(workers_[i].get(), deadline_ns)) return false;
   return true;
 }
 

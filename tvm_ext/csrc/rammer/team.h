@@ -4,10 +4,15 @@
 // to every other thread. A worker that has not begun by the time the caller has nothing else to do is passed over, so
 // that a job never waits for a thread which the system does not let run. Teams are made on demand and never end: their
 // threads sleep. A forked child starts without any and makes its own.
+//
+// Others want the cores too. A worker that has begun and then lost its core to somebody else is not waited for through
+// that one's slice: the caller, who has nothing else to do, lends it its own.
 #ifndef TVM_EXT_RAMMER_TEAM_H_
 #define TVM_EXT_RAMMER_TEAM_H_
 
+#include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 #include <atomic>
 #include <cstdint>
@@ -42,8 +47,9 @@ class Team {
   // limit_ns of that (negative: no limit), and neither team nor context may ever be used again.
   bool Run(Job job, void* context, int threads, bool must_run, int64_t limit_ns = -1);
 
-  // The core that worker `thread` is bound to; -1: to none. For tests.
+  // For tests: the core that worker `thread` is bound to (-1: to none), and how often the caller has lent its own.
   int cpu_of(int thread) const { return workers_[thread]->cpu; }
+  int times_lent() const { return times_lent_; }
 
  private:
   enum State : uint32_t { kIdle = 0, kPosted = 1, kRunning = 2 };
@@ -55,16 +61,20 @@ class Team {
     int cpu;     // that it is bound to; -1: to none
     bool roams;  // over all cores but the caller's
     pthread_t thread;
+    clockid_t clock;  // what it has run
   };
 
   static void* Work(void* worker);
   void KeepOffCaller();
+  bool Join(Worker* worker, int64_t deadline_ns);
+  void Lend(Worker* worker);
   void Bind(Worker* worker, const cpu_set_t& allowed, int caller_cpu);
 
   std::vector<std::unique_ptr<Worker>> workers_ = std::vector<std::unique_ptr<Worker>>(1);  // [0] stands for the caller
   Job job_ = nullptr;
   void* context_ = nullptr;
-  int caller_cpu_ = -1;
+  int caller_cpu_ = -1;  // -1: workers are to be bound anew
+  int times_lent_ = 0;
 };
 
 // Leases a team for as long as it lives.

@@ -1,6 +1,7 @@
 // One number that threads publish and wait for: step counters, and the posts of a team's workers.
 //
-// A waiter spins, then yields, then sleeps in the kernel. Worked example of why sleeping needs the strongest orders:
+// A waiter spins, then yields while nobody else wants its core, then sleeps in the kernel. Worked example of why
+// sleeping needs the strongest orders:
 //
 //     waiter                                 publisher
 //     parked += 1          (kAnnounce)       value = 7            (kPublish)
@@ -65,7 +66,10 @@ inline void Pause() {
 #endif
 }
 
-void Yield();
+// Offers the core to whoever wants it. False: somebody took it, and kept it for a scheduler's slice. For a while it is
+// then not offered again, and this returns false at once: the thread had better sleep. One that is woken goes before
+// who has used its slice up; one that yields goes behind.
+bool Yield();
 
 // How long a waiter looks before it sleeps. A pause takes 10 to 60 ns; during yields other threads get the core.
 struct Patience {
@@ -107,10 +111,10 @@ struct alignas(kLineBytes) WaitCell {
     parked.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Wait until `ready(order)`, which loads with the order that it is given. False: the deadline (NowNs; negative: none)
-  // has passed.
-  template <typename Ready>
-  bool Wait(const Ready& ready, Patience patience, int64_t deadline_ns = -1) {
+  // Whether `ready(order)`, which loads with the order that it is given, before patience ends. It ends at once where
+  // somebody else wants the core, or `in_vain()` holds.
+  template <typename Ready, typename InVain>
+  static bool Look(const Ready& ready, Patience patience, InVain in_vain) {
     for (int i = 0; i < patience.pauses; ++i) {
       if (ready(kObserve)) return true;
       Pause();
@@ -118,8 +122,14 @@ struct alignas(kLineBytes) WaitCell {
     const int64_t start_ns = NowNs();
     do {
       if (ready(kObserve)) return true;
-      Yield();
-    } while (NowNs() - start_ns < patience.yield_ns);
+    } while (!in_vain() && Yield() && NowNs() - start_ns < patience.yield_ns);
+    return ready(kObserve);
+  }
+
+  // Wait until `ready`. False: the deadline (NowNs; negative: none) has passed.
+  template <typename Ready>
+  bool Wait(const Ready& ready, Patience patience, int64_t deadline_ns = -1) {
+    if (Look(ready, patience, [] { return false; })) return true;
     while (!ready(kObserve)) {
       const int64_t left_ns = deadline_ns < 0 ? -1 : deadline_ns - NowNs();
       if (deadline_ns >= 0 && left_ns <= 0) return false;
