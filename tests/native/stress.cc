@@ -333,11 +333,20 @@ void YieldBeside() {
   Until("a yield on a core that is free again", Yield);
 }
 
-// The worker's part outlasts slices of the scheduler, the caller has next to nothing to do.
-void LongPart(void* done, int thread) {
+struct LongJob {
+  int threads;
+  std::atomic<int> begun{0}, done{0};
+};
+
+// A worker's part outlasts slices of the scheduler. The caller's is to wait until workers have begun, so that it does not
+// take their parts back; for long enough where one cannot.
+void LongPart(void* context, int thread) {
+  LongJob* const job = static_cast<LongJob*>(context);
   const int64_t start_ns = NowNs();
-  while (thread != 0 && NowNs() - start_ns < 10000000) Pause();
-  static_cast<std::atomic<int>*>(done)->fetch_add(1);
+  job->begun.fetch_add(1);
+  const auto goes_on = [job, thread] { return thread != 0 || job->begun.load() < job->threads; };
+  while (goes_on() && NowNs() - start_ns < (thread == 0 ? 50000000 : 10000000)) Pause();
+  job->done.fetch_add(1);
 }
 
 void RunBeside() {
@@ -345,8 +354,8 @@ void RunBeside() {
   BindHere(caller_cpu);
   TeamLease lease(UsableCores(), true);  // as many as cores: each worker is bound to its own
   const auto run = [&lease] {
-    std::atomic<int> done{0};
-    Require(lease.Run(LongPart, &done, true) && done.load() == lease.threads(), "a part was left out");
+    LongJob job{lease.threads()};
+    Require(lease.Run(LongPart, &job, true) && job.done.load() == job.threads, "a part was left out");
   };
   run();
   const Spinner spinner(lease.team()->cpu_of(1));
