@@ -1,5 +1,6 @@
 // Runs the core of the rTask runtime without Python, for sanitizers and mutants: random tables, many runs, several
-// threads, tasks that fail, forks, parallel loops with barriers, cores that others want, damaged bytes. Ends with 0, or 1 and what went wrong.
+// threads, tasks that fail, forks, parallel loops with barriers, cores that others want, damaged bytes. Ends with
+// 0, or 1 and what went wrong.
 //
 //   stress [seconds=2] [seed=0] [parts=walk,fail,epoch,threads,loops,beside,bytes,fork,hang]
 
@@ -321,16 +322,22 @@ void Until(const std::string& what, const std::function<bool()>& step) {
 }
 
 void YieldBeside() {
+  constexpr int64_t kCautionNs = 20000000, kLostCoreNs = 100000;
   const int cpu = sched_getcpu();
   BindHere(cpu);
+  int64_t before_ns = 0;
+  const auto yields = [&before_ns] {
+    before_ns = NowNs();
+    return Yield();
+  };
   {
     const Spinner spinner(cpu);
-    Until("a yield that noticed who took the core", [] { return !Yield(); });
-    const int64_t start_ns = NowNs();
+    Until("a yield that noticed who took the core", [&] { return !yields(); });
     const bool offers = Yield();
-    Require(!offers || NowNs() - start_ns > 10000000, "a thread that lost its core offers it again at once");
+    Require(!offers || NowNs() - before_ns >= kCautionNs, "a thread that lost its core offers it again at once");
   }
-  Until("a yield on a core that is free again", Yield);
+  // Where others want the core still, an offer is one that took long.
+  Until("a core that is offered again", [&] { return yields() || NowNs() - before_ns >= kLostCoreNs; });
 }
 
 struct LongJob {
@@ -338,8 +345,8 @@ struct LongJob {
   std::atomic<int> begun{0}, done{0};
 };
 
-// A worker's part outlasts slices of the scheduler. The caller's is to wait until workers have begun, so that it does not
-// take their parts back; for long enough where one cannot.
+// A worker's part outlasts slices of the scheduler. The caller's is to wait until workers have begun, so that it does
+// not take their parts back. It gives up where one does not get to run.
 void LongPart(void* context, int thread) {
   LongJob* const job = static_cast<LongJob*>(context);
   const int64_t start_ns = NowNs();
@@ -552,9 +559,9 @@ void HangPart(Random*) {
   usleep(50000);  // the hung thread leaves the table
 }
 
-const std::map<std::string, void (*)(Random*)> kParts = {{"beside", Beside}, {"walk", Walk},   {"fail", Fail},   {"epoch", Epoch},
-                                                         {"threads", Threads}, {"loops", Loops}, {"bytes", Bytes},
-                                                         {"fork", Fork},   {"hang", HangPart}};
+const std::map<std::string, void (*)(Random*)> kParts = {
+    {"walk", Walk},   {"fail", Fail},     {"epoch", Epoch}, {"threads", Threads}, {"loops", Loops},
+    {"bytes", Bytes}, {"beside", Beside}, {"fork", Fork},   {"hang", HangPart}};
 
 }  // namespace
 
