@@ -29,6 +29,7 @@ from tvm_ext._tvm import (
     Buffer,
     BufferStore,
     Call,
+    Expr,
     For,
     ForKind,
     Node,
@@ -44,6 +45,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.float_ir import is_float, is_number
 from tvm_ext.support.arrays import Array
 
 from .opencl_cpu import check_inputs, poison
@@ -62,7 +64,7 @@ def threads_as_loops(func: PrimFunc) -> PrimFunc:
     _refuse_exchanges(func)
     # In a stock schedule (blocks) a copy has thread loops of its own, inside the consumer's: it is repeated already.
     body = func.body if isinstance(func.body, SBlockRealize) else _with_repeated_copies(func.body, ())
-    body = structural_map(body, (For, _serial))
+    body = structural_map(body, [(For, _serial), (tirx.Max, _of_numbers), (tirx.Min, _of_numbers)])
     return func.with_body(_in_plain_memory(body))
 
 
@@ -171,6 +173,11 @@ def _serial(loop: For) -> Stmt:
     if loop.kind != ForKind.THREAD_BINDING:
         return loop
     return For(loop.loop_var, loop.min, loop.extent, ForKind.SERIAL, loop.body, None, {}, loop.step)
+
+
+def _of_numbers(extreme: Expr) -> Expr:
+    """As GPUs have it: of a number and a NaN the number. On x86 a NaN in the second place is kept."""
+    return tirx.Select(is_number(extreme.b), extreme, extreme.a) if is_float(extreme) else extreme
 
 
 def _tag(loop: For) -> str:

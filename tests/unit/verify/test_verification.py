@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.simt import good_kernels
+from tests.unit.float_expressions import EXPRESSIONS, assert_same, function_of, operands
 from tests.unit.verify.simt.small_kernels import DEVICE, function, numbers, tensors
 from tvm_ext._tvm import Schedule, te, tirx
 from tvm_ext.devices.device_db import lookup
@@ -129,3 +130,24 @@ def test_the_reference_of_half_precision_is_not_in_half_precision() -> None:
     k = te.reduce_axis((0, 4096), "k")
     long_sums = te.create_prim_func([x, te.compute((2,), lambda i: te.sum(x[i, k], axis=k), "S")])
     assert cpu_reference(long_sums)({"X": np.ones((2, 4096), np.float16)})["S"].tolist() == [4096.0, 4096.0]
+
+
+@pytest.mark.parametrize("name", [*(name for name in EXPRESSIONS if name.startswith(("max", "min"))), "x + C - C"])
+def test_floats_are_no_reals_in_the_reference(name: str) -> None:
+    """Stock TVM's max(NaN, y) is y, and (x + C) - C is x."""
+    expression, reference = EXPRESSIONS[name]
+    x, y = operands("float32")
+    found = cpu_reference(function_of(expression, "float32", len(x)))({"x": x, "y": y})["z"]
+    with np.errstate(all="ignore"):
+        assert_same(name, found, np.asarray(reference(x, y)).astype("float32"))
+
+
+def test_a_kernel_of_the_callers_own_keeps_the_number_beside_a_nan() -> None:
+    """CUDA's max has the number where one operand is NaN, on either side; its threads as loops have it too."""
+    a, b, c = tensors("A", "B", "C", size=64)
+    body = launch(1, 64, lambda _, t: store(c, tirx.Max(load(a, [t]), load(b, [t])), [t]))
+    first, second = numbers(64), numbers(64)[::-1].copy()
+    first[::3] = second[1::3] = np.nan
+    result = verify(function([a, b, c], body), DEVICE, inputs={"A": first, "B": second})
+    assert result.ok and result.errors, str(result)
+    assert np.array_equal(result.outputs["C"], np.fmax(first, second))

@@ -21,6 +21,7 @@ def fallback_kernel(
         scheduled, what = schedule_fallback(func)
     except IllegalRewrite as second:
         notes = (f"no kernel constructed: {refusal}", f"not scheduled either: {second}")
+        func = func.with_body(pass_nan_on(func.body))
         return func, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
     notes = (f"no kernel constructed: {refusal}", what)
     scheduled = scheduled.with_body(pass_nan_on(scheduled.body))

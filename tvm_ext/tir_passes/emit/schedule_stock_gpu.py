@@ -20,7 +20,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.records.choice import KernelChoice
 
-from ..expressions.exact_floats import keep_floats_outside_reductions
+from ..expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 from ..expressions.turn_divisions import with_turned_divisions
 from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
 
@@ -42,11 +42,12 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
     target = Target.current(allow_none=True) or Target(dict(device.target))
     for rule in gpu_schedule_rules():
         schedule = _apply(rule, func, target)
-        if schedule is not None and runs_on_device(schedule.mod["main"]) and _can_be_lowered(schedule.mod):
+        if schedule is None or not runs_on_device(schedule.mod["main"]):
+            continue
+        scheduled = _exact(schedule.mod["main"])
+        if _can_be_lowered(scheduled):
             notes = (reason, f"stock TVM's dlight.gpu.{type(rule).__name__}")
-            return with_turned_divisions(schedule.mod["main"]), KernelChoice(
-                operator=name, path="stock", notes=notes, device=device.name
-            )
+            return scheduled, KernelChoice(operator=name, path="stock", notes=notes, device=device.name)
     try:
         scheduled, note = schedule_gpu_fallback(func)
     except IllegalRewrite as refusal:
@@ -54,7 +55,12 @@ def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str
         problem += f"schedules takes it, and the fallback does not: {refusal.problem}."
         raise TargetError(problem, "build it for a CPU") from refusal
     choice = KernelChoice(operator=name, path="fallback", notes=(reason, note), device=device.name)
-    return with_turned_divisions(scheduled), choice
+    return _exact(scheduled), choice
+
+
+def _exact(func: PrimFunc) -> PrimFunc:
+    """``func``, scheduled, with what stock TVM's lowering gets wrong in other words."""
+    return with_turned_divisions(func.with_body(pass_nan_on(func.body)))
 
 
 _HOST_CALLS = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked", "tirx.tvm_call_packed_lowered")
@@ -78,13 +84,13 @@ def _shapes(func: PrimFunc) -> str:
     return ", ".join(f"[{', '.join(str(getattr(size, 'value', size)) for size in shape)}]" for shape in shapes)
 
 
-def _can_be_lowered(mod: IRModule) -> bool:
+def _can_be_lowered(func: PrimFunc) -> bool:
     """Whether stock TVM has a reduction across threads for each that its rule asked for.
 
-    It knows those that begin at finite numbers: none for a maximum that begins at -inf, as ours do.
+    It knows those that begin at finite numbers: none for a maximum that begins at -inf, or passes NaN on, as ours do.
     """
     try:
-        s_tir.transform.LowerCrossThreadReduction()(mod)
+        s_tir.transform.LowerCrossThreadReduction()(IRModule({"main": func}))
     except (RuntimeError, ValueError):
         return False
     return True

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from tvm import te, topi
 
 from tests.unit.float_expressions import EXPRESSIONS, assert_same, function_of, operands
 from tvm_ext import pass_pipeline, relay
@@ -17,6 +18,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_by_stock
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, find_nvcc
 from tvm_ext.verify import opencl_cpu, simt
 from tvm_ext.verify.opencl_graph import run_graph
@@ -62,6 +64,35 @@ def test_cuda_kernels_as_lowered_compute_what_the_expressions_say(dtype: str) ->
         result = simt.run(simt.lower(kernel, A100), {"x": x, "y": y}, device=A100)
         assert not result.findings, (name, list(map(str, result.findings)))
         assert_same(name, np.asarray(result.outputs["z"]), expected(name, dtype))
+
+
+def reduction_of(extreme: Callable[..., Any], shape: tuple[int, ...], axis: int) -> Any:
+    x = te.placeholder(shape, "float32", "x")
+    return te.create_prim_func([x, extreme(x, axis=axis)])
+
+
+def check_reduction(kernel: Any, x: Any, wanted: Any) -> None:
+    result = simt.run(simt.lower(kernel.with_attr("global_symbol", "main"), A100), {"x": x}, device=A100)
+    assert not result.findings, list(map(str, result.findings))
+    np.testing.assert_array_equal(result.outputs[str(list(kernel.params)[-1].name)], wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "stock_tvm"),
+    [((4, 64), 1, False), ((2, 1000), 1, False), ((64, 4), 0, False), ((2, 2000, 3), 1, False), ((3, 70), 1, True)],
+    ids=["shuffles", "warps", "columns", "parts", "stock"],
+)
+def test_reductions_pass_nan_on_as_cuda(shape: tuple[int, ...], axis: int, stock_tvm: bool) -> None:
+    """By shuffles, between warps, across rows and in parts; and of what stock TVM schedules."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[..., 1] = np.where(np.arange(shape[0]).reshape(-1, *[1] * (x.ndim - 2)) % 2, x[..., 1], NAN)
+    for extreme, reference in ((topi.max, np.max), (topi.min, np.min)):
+        func, device = reduction_of(extreme, shape, axis), device_db.lookup(A100)
+        if stock_tvm:
+            kernel, _ = schedule_by_stock(func, "operator", device, "for a test")
+        else:
+            kernel = construct_gpu_kernel(func, "operator", device, BuildOptions())
+        check_reduction(kernel, x, reference(x, axis=axis))
 
 
 def test_nvcc_takes_the_text_of_every_expression() -> None:
