@@ -500,19 +500,33 @@ int InChild(const std::function<void()>& body) {
   return status;
 }
 
+// Have two teams whose workers have all come to work: no loop passes its barrier without them.
+void StartTwoTeams() {
+  {
+    const TeamLease other(kLoopTasks, true);
+    RunLoops(1, 1);
+  }
+  RunLoops(1, 1);
+}
+
+// AddressSanitizer's allocator stays locked in a child for ever where another thread was in it at the fork. Threads
+// allocate when they start: all of them are at work before the first fork, and then allocate nothing.
 void Fork(Random* random) {
   Case drawn = Draw(random, 12, 3);
   ExportLast(&drawn);
   Instance instance(drawn.table, Kernels(drawn.table), kHooks);
-  std::atomic<bool> stop{false};
+  std::atomic<bool> started{false}, stop{false};
   SetLaunchHooks({ThreadCount, Take, RaiseLoop, Refuse});
+  StartTwoTeams();
   std::thread busy([&] {  // somebody else is at work while we fork
     Instance own(drawn.table, Kernels(drawn.table), kHooks);
     while (!stop.load()) {
       RunOnce(&own, 1, 3);
       RunLoops(1, 1);
+      started.store(true);
     }
   });
+  Until("a thread at work", [&started] { return sched_yield() == 0 && started.load(); });
   for (uint64_t input = 0; input < 5; ++input) {
     Require(RunOnce(&instance, input, 3) == Expected(drawn, input), "a wrong result before a fork");
     const int status = InChild([&] {
