@@ -118,12 +118,13 @@ def _call(item: FoundAttention, builder: BlockBuilder, variable: type[Var]) -> t
     """
     bindings = [_flat(source, variable) for source in item.sources]
     output = item.work.output
-    made = builder.call_te(
+    call = builder.call_te(
         lambda *tensors: attention(*tensors, work=item.work),
         *(binding.var for binding in bindings),
         primfunc_name_hint="attention",
         primfunc_attrs={"op_pattern": _OPAQUE, ATTENTION: to_json(item.work)},
     )
+    made = builder.normalize(call)  # with its type, which the next pass would else write into this module
     result = variable("attention", relax.TensorType((output.size,), output.dtype))
     shaped = _reshape(result, static_shape(item.result) or ())
     return made.args[0].name_hint, [*bindings, VarBinding(result, made), VarBinding(item.result, shaped)]
