@@ -33,6 +33,8 @@ _PRODUCTS = frozenset(
         *(f"relax.nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")),
     ]
 )
+_SAMPLERS = frozenset(["relax.image.grid_sample", "relax.vision.roi_align", "relax.vision.roi_pool"])
+"""They read pixels wherever their kernels clamp them to, which is outside an image that has none."""
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -42,7 +44,7 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 _OF_NOTHING: dict[str, Callable[[np.dtype[Any]], float]] = {
-    **dict.fromkeys(_PRODUCTS, lambda _: 0),
+    **dict.fromkeys(_PRODUCTS | _SAMPLERS, lambda _: 0),
     "relax.sum": lambda _: 0,
     "relax.prod": lambda _: 1,
     "relax.mean": lambda _: nan,
@@ -50,6 +52,9 @@ _OF_NOTHING: dict[str, Callable[[np.dtype[Any]], float]] = {
     "relax.min": lambda dtype: _limits(dtype)[1],
 }
 """Operator to what it makes of no elements, by ONNX's definitions of the reductions: their neutral element."""
+
+_UPDATES = frozenset(["relax.scatter_elements", "relax.scatter_nd", "relax.index_put"])
+"""Operators that give their first operand back where their third one has no elements."""
 
 
 @module_pass(opt_level=0, name="tvm_ext.SettleEmptyTensors")
@@ -78,6 +83,8 @@ class _Settler(PyExprMutator):  # type: ignore[misc]
             return call
         if 0 in extents:
             return _filled(extents, kind.dtype, 0)
+        if call.op.name in _UPDATES and _is_empty(call.args[2].ty):
+            return call.args[0]
         value = _OF_NOTHING.get(_name_of(call))
         if value is None or not any(_is_empty(argument.ty) for argument in call.args):
             return call

@@ -54,6 +54,7 @@ NOT_BY_RUNTIME = (
     "GRU",
     "LSTM",
     "RNN",
+    "RoiAlign",
 )
 """On tensors without elements ONNX Runtime kills the process, or gives memory that it has not written."""
 

@@ -143,7 +143,12 @@ WINDOWS: dict[str, Recipe] = {
     "LpNormalization": _one(_drawn(3, 4)),
     "MaxPool": _one(_any(1, 4, 5, 6), kernel_shape=[2, 3]),
     "MaxRoiPool": _of(_IMAGE, _given(0, 0, 0, 4, 3, shape=(1, 5)), pooled_shape=[2, 2]),
-    "MaxUnpool": _of(_drawn(1, 1, 2, 2), _given(5, 7, 13, 15, shape=(1, 1, 2, 2)), kernel_shape=[2, 2], strides=[2, 2]),
+    "MaxUnpool": _of(
+        _drawn(1, 1, 2, 2),
+        _given(5, 7, 13, 15, shape=(1, 1, 2, 2), is_known=False),
+        kernel_shape=[2, 2],
+        strides=[2, 2],
+    ),
     "MeanVarianceNormalization": _one(_IMAGE),
     "RMSNormalization": _of(_drawn(3, 4), _SCALE),
     "Resize": _of(_drawn(1, 2, 4, 5), None, _given(1, 1, 2, 2), mode="nearest"),

@@ -42,20 +42,22 @@ def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
     for _ in range(_MAX_ROUNDS):
         rewritten = _apply_rules(graph)
         if rewritten is graph:
-            _check_inputs(graph)
+            _check_ends(graph)
             _check_steps(graph)
             return graph
         graph = fold_constants(sort_nodes(rewritten))
     raise AssertionError("the rules of onnx/operators/ do not come to an end")
 
 
-def _check_inputs(graph: OnnxGraph) -> None:
+def _check_ends(graph: OnnxGraph) -> None:
     """Types narrower than a byte, even of what only a Shape reads, lie otherwise in NumPy's memory than in TVM's."""
-    for value in graph.inputs:
-        name = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    context = context_of(graph)
+    ends = [("input", name) for name in graph.input_names] + [("output", name) for name in graph.output_names]
+    for end, tensor in ends:
+        name = TensorProto.DataType.Name(context.element_type(tensor))
         if name in _SUB_BYTE_NAMES.split():
             raise ModelError(
-                f"input '{value.name}' has the element type {name}, which is less than a byte",
+                f"{end} '{tensor}' has the element type {name}, which is less than a byte",
                 "export the model with types of 8 bits or more",
             )
 

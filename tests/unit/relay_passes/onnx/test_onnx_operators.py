@@ -128,6 +128,15 @@ def test_boxes_that_overlap_by_the_threshold_stay() -> None:
         assert rows[:, 2].tolist() == kept
 
 
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_conditions_beyond_the_last_slice_select_nothing(axis: int | None) -> None:
+    inputs = {"x": floats(2, 3), "keep": np.tile([True, False, True, True], 2)}
+    node = helper.make_node("Compress", ["x", "keep"], ["y"], **({} if axis is None else {"axis": axis}))
+    extent = 6 if axis is None else (2, 3)[axis]
+    wanted = np.compress(inputs["keep"][:extent], inputs["x"], axis)
+    np.testing.assert_array_equal(built(model_of(node, inputs), inputs)[0], wanted)
+
+
 @pytest.mark.parametrize(("position", "order"), [(None, "xyz"), (-1, "xzy"), (0, "zxy"), (2, "xyz")])
 def test_positions_in_sequences(position: int | None, order: str) -> None:
     inputs = {name: floats(2, seed=index) for index, name in enumerate("xyz")}

@@ -44,6 +44,20 @@ ROW = {"x": floats(2, 5)}
         ("SpaceToDepth", IMAGE, {"blocksize": 4}, {}, "block"),
         ("DepthToSpace", {"x": floats(1, 6, 4, 4)}, {"blocksize": 2}, {}, "block"),
         ("ReduceSum", ROW, {}, {"axes": np.asarray([0, -2])}, "each once"),
+        (
+            "MaxUnpool",
+            {**IMAGE, "i": np.zeros((1, 1, 6, 6), np.int64)},
+            {"kernel_shape": [2, 2]},
+            {},
+            "indices of shape",
+        ),
+        (
+            "NonMaxSuppression",
+            {"x": floats(1, 3, 4), "s": floats(1, 1, 2)},
+            {},
+            {"n": np.asarray([3])},
+            "scores of",
+        ),
         ("Mod", {"x": np.asarray([3])}, {}, {"z": np.asarray([0])}, "zero"),
     ],
 )

@@ -18,9 +18,20 @@ from .number_types import sampled
 _LIMIT, _OVERLAP, _SCORE = 2, 3, 4
 
 
-def _check_suppression(node: onnx.NodeProto, context: Context) -> None:
+def _suppression(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Without boxes, classes or images nothing is selected: a table of no rows."""
     for index in (_LIMIT, _OVERLAP, _SCORE):
         context.known_value(node, index)
+    boxes, scores = context.shape(node.input[0]), context.shape(node.input[1])
+    if boxes is None or scores is None:
+        return None
+    if len(boxes) != 3 or len(scores) != 3 or boxes[2] != 4 or (boxes[0], boxes[1]) != (scores[0], scores[2]):
+        raise refusal(node, f"has boxes of shape {boxes} and scores of {scores}", "expected (b, n, 4) and (b, c, n)")
+    if 0 not in (*boxes, *scores):
+        return None
+    pen = Pen(node=node, context=context)
+    pen.add("Identity", pen.constant(np.zeros((0, 3), np.int64)), out=node.output[0])
+    return pen.nodes
 
 
 def _suppress(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
@@ -72,6 +83,6 @@ def _roi_align(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] |
     return pen.nodes
 
 
-CHECKS: Mapping[str, Check] = {"NonMaxSuppression": _check_suppression, "RoiAlign": _check_roi_align}
-RULES: Mapping[str, Rule] = {"RoiAlign": _roi_align}
+CHECKS: Mapping[str, Check] = {"RoiAlign": _check_roi_align}
+RULES: Mapping[str, Rule] = {"NonMaxSuppression": _suppression, "RoiAlign": _roi_align}
 CONVERTERS: Mapping[str, Converter] = {"NonMaxSuppression": _suppress}

@@ -182,8 +182,29 @@ def _scatter_elements(node: onnx.NodeProto, context: Context) -> list[onnx.NodeP
     return pen.nodes
 
 
+def _compress(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Conditions beyond the last slice select nothing; nor do any where there are no slices."""
+    shape, condition = context.shape(node.input[0]), context.shape(node.input[1])
+    if shape is None or condition is None:
+        return None
+    axis = attribute(node, "axis", None)
+    extent = prod(shape) if axis is None else shape[axis]
+    if condition[0] <= extent:
+        return None
+    pen = Pen(node=node, context=context)
+    if extent == 0:
+        left = (0,) if axis is None else shape
+        dtype = helper.tensor_dtype_to_np_dtype(context.known_type(node, node.input[0]))
+        pen.add("Identity", pen.constant(np.zeros(left, dtype)), out=node.output[0])
+        return pen.nodes
+    first = pen.add("Slice", node.input[1], pen.integers(0), pen.integers(extent))
+    pen.add("Compress", node.input[0], first, out=node.output[0], **({} if axis is None else {"axis": axis}))
+    return pen.nodes
+
+
 RULES: Mapping[str, Rule] = {
     "Col2Im": _col2im,
+    "Compress": _compress,
     "EyeLike": _eye_like,
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
@@ -191,4 +212,4 @@ RULES: Mapping[str, Rule] = {
     "ScatterElements": _scatter_elements,
     "TensorScatter": _tensor_scatter,
 }
-REPLACED = frozenset(RULES) - {"Scatter", "ScatterElements"}
+REPLACED = frozenset(RULES) - {"Compress", "Scatter", "ScatterElements"}

@@ -91,7 +91,9 @@ def _rounded_up(windows: Windows, axis: int, count: int) -> int:
 
 def _max_unpool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     """Without pads, by a smaller kernel; a wider `output_shape` is the inferred one with zeros behind it."""
-    shape = context.known_shape(node, node.input[0])
+    shape, indices = context.known_shape(node, node.input[0]), context.known_shape(node, operand(node, 1))
+    if shape != indices:
+        raise refusal(node, f"has indices of shape {indices} for values of {shape}", "give one index for each value")
     kernel, rank = list(attribute(node, "kernel_shape", [])), len(shape) - 2
     pads = list(attribute(node, "pads", [0] * 2 * rank))
     wanted = context.known_value(node, 2)
