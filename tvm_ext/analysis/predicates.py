@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, structural_walk
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, structural_equal, structural_walk, tirx
 
 from .computations import Computation, reads, static_shape
 
@@ -20,6 +20,28 @@ def has_call(computation: Computation, *, besides_if_then_else: bool = False) ->
     found: list[Any] = []
     structural_walk(computation.value, (Call, found.append))
     return any(not (besides_if_then_else and call.op.same_as(IF_THEN_ELSE)) for call in found)
+
+
+def factors_of(computation: Computation) -> tuple[TensorLoad, TensorLoad] | None:
+    """The loads of two tensors that ``computation`` multiplies, in the order of its loads; None where it does not.
+
+    Casts are looked through: products of what is narrow are exact in what it is widened to. Worked example: none of
+    ``tanh(x) * w``, which reads two tensors as a product does.
+    """
+    value = computation.value.value if isinstance(computation.value, tirx.Cast) else computation.value
+    if not isinstance(value, tirx.Mul):
+        return None
+    sides = [_without_casts(side) for side in (value.a, value.b)]
+    loads = computation.loads()
+    found = [side for load in loads for side in sides if side.same_as(load) or structural_equal(side, load)]
+    distinct = len(loads) == 2 and not loads[0].source.same_as(loads[1].source)
+    return (found[0], found[1]) if distinct and len(found) == 2 else None
+
+
+def _without_casts(value: Expr) -> Expr:
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return value
 
 
 def reads_only_its_own_element(consumer: Computation, anchor: Computation) -> bool:

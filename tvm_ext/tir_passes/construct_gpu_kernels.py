@@ -24,7 +24,6 @@ from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.limits import check_time, timed_construction
 
 from .emit.gpu_chains.emit import emit_chain
-from .emit.gpu_chains.parts import read_operands_of
 from .emit.gpu_rows.emit import emit_simt_rows
 from .emit.mma_tiles.emit import emit_mma_tile
 from .emit.schedule_stock_gpu import schedule_by_stock
@@ -255,14 +254,7 @@ def _plan(
     groups = plan_for_gpu(operator)
     if options.enable_persistent_fusion is False:
         return groups, ()
-    chained, reasons = with_chains(groups, operator, device, always=options.enable_persistent_fusion is True)
-    try:
-        for group in chained:
-            if isinstance(group, ChainGroup):
-                read_operands_of(group, operator.params)
-    except IllegalRewrite as refusal:
-        return groups, (*reasons, f"products apart: {refusal.problem}")
-    return chained, reasons
+    return with_chains(groups, operator, device, always=options.enable_persistent_fusion is True)
 
 
 def _read(func: PrimFunc, name: str, device: DeviceSpec) -> OperatorBody:

@@ -15,6 +15,7 @@ from math import prod
 from tvm_ext._tvm import PrimFunc
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes, tensor_expr_of
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator
+from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ChainTime, ChainUnits, ProductChain, separate_s, why_apart
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
@@ -188,6 +189,8 @@ def _link(group: TileGroup, before: ChainLink | None, operator: OperatorBody) ->
     name = computation.name
     if isinstance(form, str):
         return f"{name}: {form}"
+    if factors_of(computation) is None:  # a function of one row and column is computed in its reader
+        return f"{name} multiplies something else than two tensors"
     source = None if before is None else made_by(before.group)
     wanted = form.row_input
     if source is not None:

@@ -253,6 +253,20 @@ def test_a_product_that_reads_rows_around_its_own() -> None:
     assert "apart" in _reason(te.create_prim_func([x, w0, w1, second]))
 
 
+def test_a_function_that_one_element_alone_is_read_of() -> None:
+    """It is computed where it is read: the second product multiplies a function of what the first one makes."""
+    layers = (Layer(columns=1, epilogue="tanh"), Layer(columns=1, epilogue=""))
+    case = Products(rows=2, depth=1, layers=layers, dtype="bfloat16", wide=False)
+    func = function_of(case)
+    assert "product1 multiplies something else" in _reason(func)
+    made = construct_gpu_kernel(
+        func, "chain", device_db.lookup(AMPERE), BuildOptions(enable_persistent_fusion=True)
+    ).with_attr("global_symbol", "main")
+    inputs = inputs_of(func)
+    result = simt.run(simt.lower(made, AMPERE), inputs, device=AMPERE)
+    assert result.ok and relative_error(result.outputs["product1"], reference_of(case, inputs)) <= ROUNDING["bfloat16"]
+
+
 def test_a_value_that_is_the_second_factor_of_the_next_product() -> None:
     """W1 . (X . W0) is the chain of the transposed products, (W0' . X') . W1', whose results lie across memory."""
     x, w0, w1 = (

@@ -86,13 +86,9 @@ class ChainParts:
 
 
 def read_chain(group: ChainGroup, tile: ChainTile, device: DeviceSpec, params: Sequence[Buffer]) -> ChainParts:
-    """The parts of a chain; raises as `read_operands_of`."""
-    return ChainParts(group=group, tile=tile, device=device, operands=read_operands_of(group, params))
-
-
-def read_operands_of(group: ChainGroup, params: Sequence[Buffer]) -> tuple[tuple[Factor, Factor], ...]:
-    """Both factors of each product; raises IllegalRewrite where its value is not the product of two tensors."""
-    return tuple(read_operands(link.computation, link.form, link.group.prologue, params) for link in group.links)
+    """The parts of a chain, whose products are of two tensors each (`plan.gpu_chain` has made sure of that)."""
+    operands = tuple(read_operands(link.computation, link.form, link.group.prologue, params) for link in group.links)
+    return ChainParts(group=group, tile=tile, device=device, operands=operands)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, Call, Expr, TensorLoad,
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
+from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
@@ -89,35 +90,14 @@ def read_operands(
     ``prologue`` computations are computed while their consumer's tile is copied; ``params`` are laid out row-major, so
     that a run of their memory may be addressed as one.
     """
-    loads = computation.loads()
-    factors = [_strip_cast(side, loads) for side in _sides(computation)]
-    order = [next((f for f in factors if f[1] == i), None) for i in (form.row_input, form.column_input)]
-    if order[0] is None or order[1] is None:
-        raise IllegalRewrite(f"{computation.name} multiplies something else than its two tensors")
-    lines = (form.rows, form.columns)
+    factors = factors_of(computation)
+    if factors is None:
+        raise IllegalRewrite(f"{computation.name} multiplies something else than two tensors")
+    parts = ((form.row_input, form.rows), (form.column_input, form.columns))
     return tuple(  # type: ignore[return-value]
-        _operand(name, factor[0], computation, form, positions, prologue, params)
-        for name, factor, positions in zip("AB", order, lines, strict=True)
-        if factor is not None
+        _operand(name, factors[position], computation, form, lines, prologue, params)
+        for name, (position, lines) in zip("AB", parts, strict=True)
     )
-
-
-def _sides(computation: Computation) -> tuple[Expr, Expr]:
-    value = computation.value
-    if type(value).__name__ == "Cast":
-        value = value.value
-    if type(value).__name__ != "Mul":
-        raise IllegalRewrite(f"{computation.name} does not add up products: its value is {type(value).__name__}")
-    return value.a, value.b
-
-
-def _strip_cast(side: Expr, loads: Sequence[TensorLoad]) -> tuple[Expr, int | None]:
-    """The side without a widening cast (products are exact in the accumulator), and which of ``loads`` it is."""
-    while type(side).__name__ == "Cast":
-        side = side.value
-    is_load = isinstance(side, TensorLoad)
-    found = [i for i, item in enumerate(loads) if is_load and item.source.same_as(side.source)]
-    return side, found[0] if len(found) == 1 else None
 
 
 def _operand(
