@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm_ext._tvm import (
+    Analyzer,
     Buffer,
     Call,
+    Expr,
+    For,
+    ForKind,
     IRModule,
     Node,
     PassContext,
@@ -24,7 +28,6 @@ from tvm_ext._tvm import (
     pass_instrument,
     s_tir,
     split_host_device_mods,
-    structural_walk,
     tir_pipelines,
     tirx,
 )
@@ -35,6 +38,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.records.merged import MERGED
 
 from .computation_exprs import itemsize_bytes
+from .computations import substitute
 from .device_code import constant_int, op_name, pointer_variable, split_dtype, thread_extents
 
 ASYNC_COPY = "tirx.use_async_copy"
@@ -56,8 +60,9 @@ class GlobalTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeviceKernel:
-    """One launch: ``function`` is what code generation gets, ``arguments`` name the tensors of its parameters.
+    """One launch: ``function`` is what code generation gets, ``arguments`` name the tensors of its first parameters.
 
+    Further parameters are numbers that the host hands over; in the body stand their values at this launch.
     ``tensors`` are all tensors of the whole PrimFunc (the same for each of its kernels); those in ``workspaces`` live
     between its kernels only. ``extents`` is the launch, thread tag to extent.
     """
@@ -138,17 +143,17 @@ def _module(function: PrimFunc | IRModule) -> IRModule:
 
 def _launches(module: IRModule, kernels: Mapping[str, PrimFunc]) -> tuple[DeviceKernel, ...]:
     (host,) = (f for gv, f in module.functions.items() if str(gv.name_hint) not in kernels)
-    reader = _HostReader(host)
+    reader = _HostReader(host, kernels)
     return tuple(
         DeviceKernel(
             name=name,
-            function=kernels[name],
+            function=function,
             arguments=arguments,
             tensors=tuple(reader.tensors.values()),
             workspaces=tuple(reader.workspaces),
-            extents=thread_extents(kernels[name]),
+            extents=thread_extents(function),
         )
-        for name, arguments in reader.launches
+        for name, function, arguments in reader.launches
     )
 
 
@@ -160,16 +165,25 @@ def own_name(name: str, taken: Container[str]) -> str:
 
 
 class _HostReader:
-    """Reads a host function that allocates workspaces and launches kernels, and does nothing else."""
+    """Reads a host function that allocates workspaces and launches kernels, and does nothing else.
 
-    def __init__(self, host: PrimFunc) -> None:
+    Loops and conditions around launches are followed, as their numbers are constants. Stock TVM's sort is of that kind:
+    it merges longer and longer runs, a launch for each length. A tensor's first element is where its memory begins.
+    """
+
+    def __init__(self, host: PrimFunc, kernels: Mapping[str, PrimFunc]) -> None:
         self.tensors: dict[str, GlobalTensor] = {}
         self.workspaces: list[str] = []
-        self.launches: list[tuple[str, tuple[str, ...]]] = []
+        self.launches: list[tuple[str, PrimFunc, tuple[str, ...]]] = []
+        self._kernels = kernels
         self._names: dict[int, str] = {}
         self._kept: list[Node] = []
+        self._numbers: list[tuple[Var, Expr]] = []
         for parameter in host.params:
             self._add(parameter)
+            offset = parameter.ty.elem_offset
+            if isinstance(offset, Var):
+                self._numbers.append((offset, tirx.IntImm(str(offset.ty.dtype), 0)))
         self._read(host.body)
 
     def _add(self, buffer: Buffer) -> str:
@@ -197,25 +211,54 @@ class _HostReader:
             self.workspaces.append(self._add(statement.buffer))
         elif kind == "DeclBuffer":
             self._name(statement.buffer, self._names[hash(pointer_variable(statement.data))])
+        elif kind == "Bind":
+            self._numbers.append((statement.var, self._number(statement.value)))
+        elif kind == "IfThenElse" and (branch := self._branch(statement)) is not None:
+            self._read(branch)
+        elif kind == "For" and statement.kind == ForKind.SERIAL:
+            self._repeat(statement)
         elif kind == "Evaluate":
             self._launch(statement.value)
-        else:
+        elif kind != "IfThenElse":
             raise InputError(
                 f"the host code has a {kind} around its launches: {str(statement)[:200]}",
-                "a function whose kernels are launched once each, in order",
+                "a function whose kernels are launched in an order that is known",
             )
+
+    def _number(self, expr: Expr) -> Expr:
+        return Analyzer().simplify(substitute(expr, self._numbers))
+
+    def _branch(self, statement: Stmt) -> Stmt | None:
+        condition = self._number(statement.condition)
+        return statement.then_case if constant_int(condition, "a condition of the host") else statement.else_case
+
+    def _repeat(self, loop: For) -> None:
+        first, count = (constant_int(self._number(item), "a loop of the host") for item in (loop.min, loop.extent))
+        outside = self._numbers
+        for turn in range(first, first + count):
+            self._numbers = [*outside, (loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), turn))]
+            self._read(loop.body)
+        self._numbers = outside
 
     def _launch(self, call: Call) -> None:
         if type(call).__name__ != "Call" or op_name(call) not in ("tirx.call_ffi_kernel", "tirx.call_kernel"):
             return
-        arguments = []
-        for argument in call.args[1:]:
-            found: list[Call] = []
-            structural_walk(argument, [(Call, found.append)], order="pre")
-            if not found:
-                break  # extents follow the buffers
-            arguments.append(self._names[hash(pointer_variable(argument))])
-        self.launches.append((str(call.args[0].value), tuple(arguments)))
+        name = str(call.args[0].value)
+        arguments: list[str] = []
+        numbers: list[tuple[Var, Expr]] = []
+        for parameter, argument in zip(self._kernels[name].params, call.args[1:], strict=False):
+            if hasattr(parameter.ty, "element_type"):
+                arguments.append(self._names[hash(pointer_variable(argument))])
+            else:
+                numbers.append((parameter, self._number(argument)))
+        self.launches.append((name, _with_numbers(self._kernels[name], numbers), tuple(arguments)))
+
+
+def _with_numbers(kernel: PrimFunc, numbers: Sequence[tuple[Var, Expr]]) -> PrimFunc:
+    if not numbers:
+        return kernel
+    module = IRModule({"main": kernel.with_body(substitute(kernel.body, numbers))})
+    return tirx.transform.StmtSimplify()(module)["main"]
 
 
 def is_merged(func: Node) -> bool:

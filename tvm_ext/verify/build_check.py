@@ -23,6 +23,7 @@ from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 
 from . import simt
+from .threads_as_loops import is_thread_bound
 from .verification import OutputError, cpu_reference, errors_of, random_inputs_of
 
 WHOLE_THREADS = 32_768
@@ -176,7 +177,7 @@ def check_module(
 ) -> tuple[KernelCheck, ...]:
     """`check_kernel` for every distinct PrimFunc of ``module``, a build's as it is lowered; operators by their names.
 
-    Kernels that stock TVM brings scheduled have no operator.
+    Kernels that stock TVM brings scheduled, or writes in threads, have no operator.
     """
     checked: list[KernelCheck] = []
     for name, function in distinct_kernels(module).items():
@@ -223,10 +224,10 @@ def distinct_kernels(module: IRModule) -> dict[str, PrimFunc]:
 
 
 def _operator(operators: IRModule, name: str, function: PrimFunc) -> PrimFunc | None:
-    """The unscheduled function of that name and those parameters."""
+    """The unscheduled function of that name and those parameters; None for one that stock TVM wrote for a GPU."""
     known = {str(v.name_hint): f for v, f in operators.functions_items() if isinstance(f, PrimFunc)}
     found = known.get(name)
-    if found is None or "tirx.is_scheduled" in (found.attrs or {}):
+    if found is None or "tirx.is_scheduled" in (found.attrs or {}) or is_thread_bound(found):
         return None
     assert [str(p.name) for p in found.params] == [str(p.name) for p in function.params], name
     return found

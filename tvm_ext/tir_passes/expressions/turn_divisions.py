@@ -40,15 +40,15 @@ def turn_divisions(body: Stmt) -> Stmt:
 
 def _turned(node: Expr) -> Expr | None:
     """``x - c - 1`` up to multiples of the divisor for a remainder, where the dividend is ``c - x``; else None."""
-    divisor = getattr(node.b, "value", None)
-    if divisor is None or int(divisor) < 1:
+    if not isinstance(node.b, tirx.IntImm) or int(node.b.value) < 1:
         return None
+    divisor = int(node.b.value)
     constant, terms = _sum(node.a, 1)
     if not terms or any(sign > 0 for sign, _ in terms):
         return None
     first = -constant - 1
     if isinstance(node, tirx.FloorMod):
-        first %= int(divisor)
+        first %= divisor
     total: Expr = terms[0][1]
     for _, term in terms[1:]:
         total = total + term
@@ -63,6 +63,6 @@ def _sum(node: Expr, sign: int) -> tuple[int, list[tuple[int, Expr]]]:
     if kind in ("Add", "Sub"):
         (left, first), (right, second) = _sum(node.a, sign), _sum(node.b, sign if kind == "Add" else -sign)
         return left + right, [*first, *second]
-    if kind == "Mul" and getattr(node.b, "value", 0) < 0:
+    if kind == "Mul" and isinstance(node.b, tirx.IntImm) and int(node.b.value) < 0:
         return 0, [(-sign, node.a * tirx.IntImm(dtype_of(node), -int(node.b.value)))]
     return 0, [(sign, node)]
