@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from tvm.script import from_source
 
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, structural_walk, tirx
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import DeviceKernel, GlobalTensor
 from tvm_ext.devices.device_db import TargetLike, device_for_target, lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -35,7 +37,11 @@ TEXT_ATTRIBUTES = ("global_symbol", "s_tir", "tirx.noalias")
 Reference = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-"""By an output's dtype: the largest error allowed, relative to the largest value of the reference. Others: exact."""
+"""By dtype: the largest error allowed, relative to the largest value of the reference. Outputs of others: exact.
+
+It is that of the output's dtype, or of the shortest one that it was computed in: a convolution of halves that is cast
+to float32 at its end errs as halves do.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +112,7 @@ def verify(
     blocks
         Linear numbers of the blocks to run; all if None.
     rtol
-        Allowed error relative to the largest value of an output's reference; by dtype (`TOLERANCES`) if None.
+        Allowed error relative to the largest value of an output's reference; by dtypes (`TOLERANCES`) if None.
     reference
         From inputs by name to expected outputs by name. If None, the function's threads run as loops on the CPU
         (`threads_as_loops`) where they have such a meaning; where not, values are not compared.
@@ -120,37 +126,60 @@ def verify(
         device=spec.name,
         kernels=tuple(kernel.name for kernel in kernels),
         findings=result.findings,
-        errors=tuple(errors_of(expected, result, rtol)),
+        errors=tuple(errors_of(expected, result, rtol, reference.types if isinstance(reference, CpuReference) else ())),
         no_reference=why_not,
         counters=result.counters,
         outputs=result.outputs,
     )
 
 
-def cpu_reference(function: PrimFunc) -> Reference:
+@dataclass(frozen=True, slots=True)
+class CpuReference:
+    """A reference for `verify`: an operator that is not scheduled, run on this machine's CPU."""
+
+    operator: PrimFunc
+
+    def __call__(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        _, target = device_for_target("llvm")
+        wide = _without_halves(self.operator)
+        wide = wide.with_body(pass_nan_on(keep_floats_outside_reductions(wide.body)))
+        library = tvm.compile(wide.with_attr("global_symbol", "main"), target=target)
+        tensors = []
+        for name, param in zip(self._names, wide.params, strict=True):
+            shape, dtype = tuple(int(size) for size in param.ty.shape), storage_dtype(str(param.ty.dtype))
+            value = arrays[name].astype(dtype) if name in arrays else np.zeros(shape, dtype)
+            tensors.append(tvm.runtime.tensor(value))
+        library(*tensors)
+        return {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True) if name not in arrays}
+
+    @property
+    def _names(self) -> list[str]:
+        names: list[str] = []
+        for param in self.operator.params:
+            names.append(simt.own_name(str(param.name), names))
+        return names
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The dtypes that the operator rounds to: of its arithmetic and casts, not of what it only reads or moves."""
+        found: set[str] = set()
+        kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Cast, Call)
+        rules = [(kind, lambda node: found.add("" if _is_choice(node) else dtype_of(node))) for kind in kinds]
+        structural_walk(self.operator.body, rules)
+        return frozenset(found & TOLERANCES.keys())
+
+
+def _is_choice(node: Expr) -> bool:
+    return isinstance(node, Call) and bool(node.op.same_as(IF_THEN_ELSE))
+
+
+def cpu_reference(function: PrimFunc) -> CpuReference:
     """A reference for `verify`: ``function``, an operator that is not scheduled, run on this machine's CPU.
 
     Its parameters are matched with the kernel's by their names. Halves are computed and summed in float32, and floats
     are no reals here either: stock TVM's ``max(sqrt(x), c)`` is c where the root is NaN.
     """
-    names: list[str] = []
-    for param in function.params:
-        names.append(simt.own_name(str(param.name), names))
-    wide = _without_halves(function)
-    wide = wide.with_body(pass_nan_on(keep_floats_outside_reductions(wide.body)))
-
-    def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        _, target = device_for_target("llvm")
-        library = tvm.compile(wide.with_attr("global_symbol", "main"), target=target)
-        tensors = []
-        for name, param in zip(names, wide.params, strict=True):
-            shape, dtype = tuple(int(size) for size in param.ty.shape), storage_dtype(str(param.ty.dtype))
-            value = arrays[name].astype(dtype) if name in arrays else np.zeros(shape, dtype)
-            tensors.append(tvm.runtime.tensor(value))
-        library(*tensors)
-        return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True) if name not in arrays}
-
-    return run
+    return CpuReference(function)
 
 
 def _without_halves(function: PrimFunc) -> PrimFunc:
@@ -186,9 +215,11 @@ def random_inputs_of(kernels: Sequence[DeviceKernel], seed: int = 0, *, workspac
     return {t.name: random_array(t.shape, t.dtype, generator) for t in tensors if t.name not in written}
 
 
-def errors_of(expected: Mapping[str, Array], result: simt.SimtRun, rtol: float | None = None) -> list[OutputError]:
-    """How far the outputs of a run are from the expected ones, where they were written."""
-    return [_error(name, value, result, rtol) for name, value in expected.items()]
+def errors_of(
+    expected: Mapping[str, Array], result: simt.SimtRun, rtol: float | None = None, types: Collection[str] = ()
+) -> list[OutputError]:
+    """How far the outputs of a run, which were computed in ``types``, are from the expected ones, where written."""
+    return [_error(name, value, result, rtol, types) for name, value in expected.items()]
 
 
 def _inputs(kernels: tuple[DeviceKernel, ...], given: Mapping[str, Array], seed: int) -> dict[str, Array]:
@@ -234,11 +265,17 @@ def _function_of(function: PrimFunc | IRModule) -> PrimFunc:
     return only
 
 
-def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None) -> OutputError:
+def _tolerance(dtype: str, types: Collection[str]) -> float:
+    if dtype not in TOLERANCES:
+        return 0.0
+    return max(TOLERANCES[item] for item in (dtype, *types))
+
+
+def _error(name: str, expected: Array, result: simt.SimtRun, rtol: float | None, types: Collection[str]) -> OutputError:
     if name not in result.outputs:
         raise InputError(f"no kernel writes {name!r}", f"the outputs are {', '.join(result.outputs)}")
     got, written = result.outputs[name], result.written[name]
-    tolerance = TOLERANCES.get(str(got.dtype), 0.0) if rtol is None else rtol
+    tolerance = _tolerance(str(got.dtype), types) if rtol is None else rtol
     wanted = np.asarray(expected).astype(np.float64).reshape(got.shape)[written]
     found = got.astype(np.float64)[written]
     if not found.size:

@@ -213,11 +213,18 @@ def test_what_a_clip_leaves_of_large_sums_is_looked_at_twice(
     given, errors = [], [first, second]
     arrays = {"x": np.ones((2, 3), "f4"), "bound": np.float32(0.5).reshape(()), "index": np.ones(4, "i4")}
 
-    def found(_expected: Any, _result: Any) -> list[OutputError]:
+    class Reference:
+        types = frozenset({"float32"})
+
+        def __call__(self, arrays: Any) -> None:
+            given.append(arrays)
+
+    def found(_expected: Any, _result: Any, *, types: Any) -> list[OutputError]:
+        assert types == Reference.types
         return [OutputError(name="y", error=errors.pop(0), tolerance=1e-4)]
 
     monkeypatch.setattr(build_check, "errors_of", found)
-    monkeypatch.setattr(build_check, "cpu_reference", lambda _operator: given.append)
+    monkeypatch.setattr(build_check, "cpu_reference", lambda _operator: Reference())
     monkeypatch.setattr(build_check.simt, "run", lambda *_given, **_more: None)
     anything: Any = None
     done = build_check._errors(anything, anything, anything, arrays, anything, anything)

@@ -151,3 +151,18 @@ def test_a_kernel_of_the_callers_own_keeps_the_number_beside_a_nan() -> None:
     result = verify(function([a, b, c], body), DEVICE, inputs={"A": first, "B": second})
     assert result.ok and result.errors, str(result)
     assert np.array_equal(result.outputs["C"], np.fmax(first, second))
+
+
+@pytest.mark.parametrize(("stored", "tolerance"), [("float16", 1e-2), ("float32", 1e-4)])
+def test_the_tolerance_is_that_of_what_was_computed_in(stored: str, tolerance: float) -> None:
+    """Sums of products of halves, kept as ``stored`` and cast to float32 at the end; halves that are read are exact."""
+    x, y = (te.placeholder((32, 32), "float16", name) for name in "XY")
+    k = te.reduce_axis((0, 32), "k")
+    wide = lambda value: value if stored == "float16" else value.astype("float32")  # noqa: E731
+    padded = te.compute((32, 33), lambda i, j: tirx.if_then_else(j < 32, x[i, j], tirx.const(0, "float16")), "padded")
+    total = te.compute((32, 32), lambda i, j: te.sum(wide(padded[i, k]) * wide(y[k, j]), axis=k), "total")
+    func = te.create_prim_func([x, y, te.compute((32, 32), lambda i, j: total[i, j].astype("float32"), "S")])
+    kernel = construct_gpu_kernel(func, "product", lookup(DEVICE), BuildOptions())
+    result = verify(kernel, DEVICE, reference=cpu_reference(func))
+    assert result.ok and [error.tolerance for error in result.errors] == [tolerance]
+    assert (result.errors[0].error > 1e-4) == (stored == "float16")
