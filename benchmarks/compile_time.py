@@ -1,20 +1,26 @@
-"""Where the time of an import and a build goes, cold (an empty kernel cache) and warm (the cache it left), per model.
+"""Where the time of an import and a build goes, per model: cold, known and warm.
 
     python benchmarks/compile_time.py resnet50 densenet121
+    python benchmarks/compile_time.py --beside 4 --no-stock
 
-Each build runs in a process of its own, as a user's first one does; stock TVM takes its turn in another. Time is given
-twice: elapsed, and of the processor, which other work on the machine disturbs less. Writes
-``benchmarks/results/<date>-compile-time.json`` after each model.
+A cold build is a user's first one, with an empty cache folder. A known one has no kernels but the row that
+``tvm-ext devices cpu --measure`` keeps; a warm one has what the cold one left. Each runs in a process of its own;
+stock TVM takes its turn in another. ``--beside`` keeps processes busy meanwhile. Time is given twice: elapsed, and of
+the processor, which other work on the machine disturbs less. Writes
+``benchmarks/results/<date>-compile-time.json`` (``-beside-4``) after each model.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -58,20 +64,25 @@ class CompileTime:
     model: str
     batch: int
     load_average: float  # of the machine's other work when the measurement began
+    beside: int  # processes that this benchmark kept busy meanwhile
     cold: Build
+    known: Build
     warm: Build
     stock: Build | None
     cache_bytes: int
     missed: tuple[str, ...]
 
 
-def measure(name: str, batch: int, with_stock: bool) -> CompileTime:
-    """Build ``name`` cold, then warm, then with stock TVM."""
+def measure(name: str, batch: int, with_stock: bool, measured: Path, beside: int) -> CompileTime:
+    """Build ``name`` cold, known, warm, then with stock TVM; ``measured``: a cache folder with this machine's row."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="compile-time-") as folder:
-        cold, warm = (_in_process(name, batch, "ours", folder) for _ in range(2))
-        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-    stock = _in_process(name, batch, "stock", "off") if with_stock else None
+        empty, full = Path(folder, "empty"), Path(folder, "measured")
+        empty.mkdir()
+        shutil.copytree(measured, full)
+        cold, known, warm = (_in_process(name, batch, "ours", cache) for cache in (empty, full, empty))
+        size = sum(path.stat().st_size for path in empty.rglob("*") if path.is_file())
+        stock = _in_process(name, batch, "stock", empty) if with_stock else None
     taken = {"cold": cold.total_s, "warm": warm.total_s}
     missed = [
         f"{kind}: {taken[kind]:.1f} s instead of {limit:.0f} s"
@@ -82,7 +93,9 @@ def measure(name: str, batch: int, with_stock: bool) -> CompileTime:
         model=name,
         batch=batch,
         load_average=load,
+        beside=beside,
         cold=cold,
+        known=known,
         warm=warm,
         stock=stock,
         cache_bytes=size,
@@ -90,12 +103,38 @@ def measure(name: str, batch: int, with_stock: bool) -> CompileTime:
     )
 
 
-def _in_process(name: str, batch: int, who: str, cache: str) -> Build:
+def _in_process(name: str, batch: int, who: str, cache: Path) -> Build:
     command = [sys.executable, __file__, "--inside", who, "--batch", str(batch), "--started", str(time.time()), name]
-    environment = {**os.environ, "TVM_EXT_KERNEL_CACHE": cache}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, env=_environment(cache), stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     return Build(**{**found, "phases_s": tuple(map(tuple, found["phases_s"]))})
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "TVM_EXT_CACHE_DIR": str(cache), "TVM_EXT_KERNEL_CACHE": "auto"}
+
+
+@contextmanager
+def measured_cache() -> Iterator[Path]:
+    """A cache folder whose only content is the row that the documented command measures."""
+    with tempfile.TemporaryDirectory(prefix="compile-time-measured-") as folder:
+        command = [sys.executable, "-m", "tvm_ext.cli", "devices", "cpu", "--measure"]
+        subprocess.run(command, env=_environment(Path(folder)), stdout=subprocess.DEVNULL, check=True)
+        yield Path(folder)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """As many processes as ``count`` that never give up a core."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def build_here(name: str, batch: int, who: str, started: float) -> Build:
@@ -165,7 +204,7 @@ def table(results: list[CompileTime]) -> Table:
         "model", "build", "kernels", "start s", "import s", "build s", "first run s", "processor s", "phases", "missed"
     )
     for item in results:
-        for kind, build in (("cold", item.cold), ("warm", item.warm), ("stock", item.stock)):
+        for kind, build in (("cold", item.cold), ("known", item.known), ("warm", item.warm), ("stock", item.stock)):
             if build is not None:
                 times = (build.start_s, build.import_s, build.build_s, build.first_run_s, build.processor_s)
                 phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in build.phases_s if seconds >= 0.05)
@@ -178,6 +217,7 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help=f"Built-in models; {', '.join(DEFAULT)}.")] = None,
     batch: Annotated[int, typer.Option(min=1)] = 1,
     stock: Annotated[bool, typer.Option(help="Also build with stock TVM.")] = True,
+    beside: Annotated[int, typer.Option(min=0, help="Processes to keep busy meanwhile.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
     inside: Annotated[str | None, typer.Option(hidden=True)] = None,
     started: Annotated[float, typer.Option(hidden=True)] = 0.0,
@@ -187,17 +227,19 @@ def main(
         print(json.dumps(asdict(build_here((names or DEFAULT)[0], batch, inside, started))))
         return
     environment = current_environment()
-    path = result_path("compile-time", environment, output)
+    what = f"compile-time-beside-{beside}" if beside else "compile-time"
+    path = result_path(what, environment, output)
     results: list[CompileTime] = []
-    for name in names or DEFAULT:
-        try:
-            with progress() as tell:
-                tell(f"building {name}")
-                results.append(measure(name, batch, stock))
-        except subprocess.CalledProcessError as error:
-            print(f"skipped {name}: its build failed with exit code {error.returncode}")
-            continue
-        write_results(path, "compile-time", environment, results)
+    with measured_cache() as measured, busy_processes(beside):
+        for name in names or DEFAULT:
+            try:
+                with progress() as tell:
+                    tell(f"building {name}")
+                    results.append(measure(name, batch, stock, measured, beside))
+            except subprocess.CalledProcessError as error:
+                print(f"skipped {name}: its build failed with exit code {error.returncode}")
+                continue
+            write_results(path, what, environment, results)
     show(table(results))
     print(f"written: {path}")
 
