@@ -1,4 +1,4 @@
-"""How blocks of one launch hand work to each other: five device functions, their calls and their text.
+"""How blocks of one launch hand work to each other: six device functions, their calls and their text.
 
 A persistent kernel walks a schedule: its blocks wait for counters that other blocks raise. TensorIR has no words for
 that, so kernels call these functions, whose CUDA text comes with the call, and whose meaning `verify.simt` knows. A
@@ -27,13 +27,13 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 
 from .build_ir import cast_to
 
-WAIT, ARRIVE, TAKE = "tvm_ext_wait_until", "tvm_ext_arrive", "tvm_ext_take"
+WAIT, ARRIVE, TAKE, SETTLE = "tvm_ext_wait_until", "tvm_ext_arrive", "tvm_ext_take", "tvm_ext_settle"
 READ_EPOCH, END_RUN = "tvm_ext_read_epoch", "tvm_ext_end_run"
 CALL = "tirx.cuda.func_call"
 """Stock TVM's call of a function whose text is the last argument: (name, arguments ..., text)."""
 
-ALL = (WAIT, ARRIVE, TAKE, READ_EPOCH, END_RUN)
-WRITING = (ARRIVE, TAKE, END_RUN)
+ALL = (WAIT, ARRIVE, TAKE, SETTLE, READ_EPOCH, END_RUN)
+WRITING = (ARRIVE, TAKE, SETTLE, END_RUN)
 """Functions that change the memory which their first argument points to."""
 
 
@@ -69,6 +69,17 @@ def take(state: Buffer, ticket: Expr, epoch: Expr, per_run: Expr) -> Expr:
     Where blocks leave at the first number that stands for no work, that is the work and one for each block.
     """
     return _call(TAKE, state, ticket, epoch, per_run)
+
+
+def settle(state: Buffer, arrived: Expr, epoch: Expr, blocks: Expr) -> Expr:
+    """1 where all ``blocks`` of the launch are on the device in run ``epoch``, else 0 (int32): the same for all.
+
+    Each block calls it once, before it waits for another. ``state[arrived]`` counts them, and the word behind it says
+    what was found: the last to come finds all there; who has looked for long enough and seen no answer finds that they
+    are not. So blocks that have no room, on a device of fewer units than the schedule was made for or beside another
+    kernel, are noticed and not waited for. Behind a run that ended so, blocks look for a shorter time.
+    """
+    return _call(SETTLE, state, arrived, epoch, blocks)
 
 
 def read_epoch(state: Buffer, cell: Expr) -> Expr:
@@ -139,6 +150,33 @@ _TAKE_TEXT = """
 }}
 """
 
+_LOOKS, _FEW_LOOKS = 512, 16
+"""How often a block looks whether all others have come, every 64 ns and more: 40 us at least, and behind a run in which
+they did not come 1 us. Blocks of one launch begin within a few microseconds where they have room."""
+
+_SETTLE_TEXT = """
+{head} tvm_ext_settle(int* arrived, int epoch, int blocks) {{
+  const unsigned undecided = 2u * (unsigned)epoch;
+  unsigned before, seen, found = undecided + 1u;
+  asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(arrived + 1) : "memory");
+  asm volatile("atom.relaxed.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+  if (before + 1u != ((unsigned)epoch + 1u) * (unsigned)blocks) {{
+    for (int looks = seen == undecided ? {few} : {looks}; looks > 0 && (int)(seen - undecided) <= 0; --looks) {{
+      __nanosleep(64);
+      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(arrived + 1) : "memory");
+    }}
+    found = undecided + 2u;
+  }}
+  if ((int)(seen - undecided) <= 0) {{
+    unsigned old;
+    asm volatile("atom.relaxed.gpu.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old) : "l"(arrived + 1), "r"(seen), "r"(found) : "memory");
+    seen = old == seen ? found : old;
+  }}
+  return (int)(seen & 1u);
+}}
+"""
+
 _READ_EPOCH_TEXT = """
 {head} tvm_ext_read_epoch(int* cell) {{ return *cell; }}
 """
@@ -157,8 +195,9 @@ def cuda_texts(orders: SyncOrders = ORDERS) -> Mapping[str, str]:
     """
     words = {
         "head": _HEAD, "limit": WAIT_LIMIT, "pause": _LONGEST_PAUSE_NS, "wait": orders.wait, "arrive": orders.arrive,
+        "looks": _LOOKS, "few": _FEW_LOOKS,
     }  # fmt: skip
-    texts = (_WAIT_TEXT, _ARRIVE_TEXT, _TAKE_TEXT, _READ_EPOCH_TEXT, _END_RUN_TEXT)
+    texts = (_WAIT_TEXT, _ARRIVE_TEXT, _TAKE_TEXT, _SETTLE_TEXT, _READ_EPOCH_TEXT, _END_RUN_TEXT)
     return {name: text.format(**words) for name, text in zip(ALL, texts, strict=True)}
 
 
@@ -182,6 +221,26 @@ inline int tvm_ext_take(__global int* ticket, int epoch, int per_run) {{
       (volatile __global atomic_int*)ticket, 1, memory_order_relaxed, memory_scope_device);
   return (int)(taken - (uint)epoch * (uint)per_run);
 }}
+inline int tvm_ext_settle(__global int* arrived, int epoch, int blocks) {{
+  const uint undecided = 2u * (uint)epoch;
+  volatile __global atomic_int* const chosen = (volatile __global atomic_int*)(arrived + 1);
+  uint found = undecided + 1u;
+  uint seen = (uint)atomic_load_explicit(chosen, memory_order_relaxed, memory_scope_device);
+  const uint before = (uint)atomic_fetch_add_explicit(
+      (volatile __global atomic_int*)arrived, 1, memory_order_relaxed, memory_scope_device);
+  if (before + 1u != ((uint)epoch + 1u) * (uint)blocks) {{
+    for (int looks = {looks}; looks > 0 && (int)(seen - undecided) <= 0; --looks)
+      seen = (uint)atomic_load_explicit(chosen, memory_order_relaxed, memory_scope_device);
+    found = undecided + 2u;
+  }}
+  if ((int)(seen - undecided) <= 0) {{
+    int old = (int)seen;
+    const bool is_ours = atomic_compare_exchange_strong_explicit(
+        chosen, &old, (int)found, memory_order_relaxed, memory_order_relaxed, memory_scope_device);
+    seen = is_ours ? found : (uint)old;
+  }}
+  return (int)(seen & 1u);
+}}
 inline int tvm_ext_read_epoch(__global int* cell) {{ return *cell; }}
 inline int tvm_ext_end_run(__global int* cell) {{ *cell = (int)((uint)*cell + 1u); return 0; }}
 """
@@ -189,4 +248,4 @@ inline int tvm_ext_end_run(__global int* cell) {{ *cell = (int)((uint)*cell + 1u
 
 def opencl_text(orders: SyncOrders = ORDERS) -> str:
     """The functions in OpenCL C, to stand before a kernel's source; compile with ``-cl-std=CL2.0`` or later."""
-    return _OPENCL.format(wait=orders.wait, arrive=orders.arrive)
+    return _OPENCL.format(wait=orders.wait, arrive=orders.arrive, looks=1 << 14)

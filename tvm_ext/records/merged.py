@@ -12,14 +12,18 @@ BODY_SCOPE = "tvm_ext.rtask_body"
 """Statement attribute around what runs one rTask: `OutlineRTasks` makes a function of it."""
 
 MergeLevel = Literal["static", "ticket", "waves"]
-"""``static``: each block has its stream; ``ticket``: blocks take entries in an order in which nothing waits for what
-comes later; ``waves``: a launch for what waits for nothing in it."""
+"""``static``: each block has its stream, in a run whose blocks are all on the device at once, else tickets; ``ticket``:
+blocks take entries in an order in which nothing waits for what comes later; ``waves``: a launch for what waits for
+nothing in it."""
 
-TICKET, MARK = range(2)
-"""The first words of a launch's state: tickets taken, and a number that keeps states of several launches from being
-taken for one constant. A counter for each operator follows, and for each block how many runs it has ended."""
+TICKET, MARK, ARRIVED, CHOSEN = range(4)
+"""The first words of a launch's state: tickets taken; a number that keeps states of several launches from being
+taken for one constant; blocks that have begun, and whether they found all others there (`ir.device_sync.settle`). A
+counter for each operator follows, and for each block how many runs it has ended."""
 
-HEAD_WORDS = 2
+HEAD_WORDS = 4
+NOT_CHOSEN = -1
+"""What is in `CHOSEN` before the first run."""
 
 BODY, OPERANDS, BEGIN, END, FIRST_WAIT, LAST_WAIT, COUNTER = range(7)
 """The words of an entry: which body; where its operands' places begin; rTasks ``BEGIN`` to ``END`` - 1; its waits, from

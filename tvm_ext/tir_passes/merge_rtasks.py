@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -29,7 +30,7 @@ from tvm_ext.devices.capabilities import ACQUIRING_LOADS_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit, static_shared_bytes
 from tvm_ext.ir.build_ir import sequence
-from tvm_ext.records.merged import HEAD_WORDS, MERGED, CompiledUse, MergedKernel, MergedLaunch, MergeLevel
+from tvm_ext.records.merged import HEAD_WORDS, MERGED, NOT_CHOSEN, CompiledUse, MergedKernel, MergedLaunch, MergeLevel
 from tvm_ext.records.rammer import RAMMER, RTASK_PLANS, RammerRecord, SchedulePlan
 from tvm_ext.records.rtask_split import RKERNEL
 from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry
@@ -145,15 +146,18 @@ class _Merger:
     def _add_waiting(self, program: RTaskProgram, waits: OperatorWaits) -> None:
         """Static streams where they are resident for certain, else tickets; waves where bodies spill for each other."""
         streams = [list(stream) for stream in program.streams if stream]
-        static = self._launch("static", streams, waits, len(streams), program.device.veus_per_unit)
+        order = in_one_order(program, waits)
+        starts = list(accumulate(map(len, program.streams), initial=0))
+        numbers = [starts[stream] + place for stream, place in order]
+        static = self._launch("static", streams, waits, len(streams), program.device.veus_per_unit, numbers)
         use = self._measured(static)
         reason = use if isinstance(use, str) else self._obstacle(static, use)
         if not isinstance(use, str) and not reason:
             self._keep(static, f"{self._room(static, use)} blocks are resident", use)
             return
-        order = in_one_order(program, waits)
+        ranked = [program.streams[stream][place] for stream, place in order]
         # One resident block is enough; saying so keeps ptxas from spilling for the sake of more.
-        ticket = self._launch("ticket", [order], waits, min(len(order), len(streams)), 1)
+        ticket = self._launch("ticket", [ranked], waits, min(len(order), len(streams)), 1)
         taken = self._measured(ticket)
         if isinstance(taken, CompiledUse) and taken.spill_bytes:
             self._add_waves(program, waits, f"{reason}; with tickets it would spill {taken.spill_bytes} bytes a thread")
@@ -181,7 +185,13 @@ class _Merger:
     # --- launches -----------------------------------------------------------------------------------------------------
 
     def _launch(
-        self, level: MergeLevel, streams: Streams, waits: OperatorWaits, blocks: int, least_resident: int = 0
+        self,
+        level: MergeLevel,
+        streams: Streams,
+        waits: OperatorWaits,
+        blocks: int,
+        least_resident: int = 0,
+        order: Sequence[int] = (),
     ) -> LaunchForm:
         bodies = Bodies(self.plan, self.kernels, self.operands)
         kernel = {entry.operator: entry.kernel for stream in streams for entry in stream}
@@ -196,7 +206,7 @@ class _Merger:
             shared_bytes=shared_bytes,
             shared_scope="shared" if fits else "shared.dyn",
             bodies=tuple(bodies.found),
-            table=launch_table([self._tasks(stream) for stream in streams], codes, waits, len(self.words)),
+            table=launch_table([self._tasks(stream) for stream in streams], codes, waits, len(self.words), order),
             state_at=len(self.state),
             least_resident=least_resident,
         )
@@ -215,7 +225,8 @@ class _Merger:
         self.launches.append(launch)
         self.words += table.words
         if launch.level != "waves":
-            self.state += [0, len(self.launches) + (self.number << 16), *[0] * (table.counters + launch.blocks)]
+            mark = len(self.launches) + (self.number << 16)
+            self.state += [0, mark, 0, NOT_CHOSEN, *[0] * (table.counters + launch.blocks)]
         self.records.append(
             MergedLaunch(
                 level=launch.level,

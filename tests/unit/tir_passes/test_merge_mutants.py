@@ -68,5 +68,12 @@ def test_weaker_orders_are_found(orders: SyncOrders) -> None:
     assert "cross-block race" in findings(tickets, Concurrency(order="random", seed=2, orders=orders))
 
 
-def test_streams_that_find_no_room_are_found() -> None:
-    assert "block deadlock" in findings(merged("branches"), Concurrency(resident=1))
+def test_tickets_of_streams_that_find_no_room_need_their_order() -> None:
+    """One resident block that takes the last entry first waits for what no other block can run."""
+    graph = merged("branches")
+    (kernel,) = graph.kernels.values()
+    (launch,) = kernel.launches
+    table = np.array(kernel.table, np.int32)
+    assert findings(graph, Concurrency(resident=1), table) == ""
+    table[-launch.entries :] = table[-launch.entries :][::-1].copy()
+    assert "block deadlock" in findings(graph, Concurrency(resident=1), table)

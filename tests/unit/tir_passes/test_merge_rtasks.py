@@ -104,6 +104,9 @@ def assert_right(name: str, graph: MergedGraph, orders: list[Concurrency | None]
         ("branches", fits, "static", [None, BACKWARD, RANDOM[0]]),
         ("branches", nobody, "ticket", [Concurrency(order="random", seed=3, resident=2), Concurrency(resident=1)]),
         ("chain", fits, "static", RANDOM),
+        # Fewer blocks are on the device than the schedule was made for, then all, then fewer again.
+        ("branches", fits, "static", [Concurrency(resident=1), None, Concurrency(order="random", seed=5, resident=2)]),
+        ("chain", fits, "static", [Concurrency(order="backward", resident=2), Concurrency(resident=1), None]),
         ("chain", nobody, "ticket", [BACKWARD]),
     ],
 )

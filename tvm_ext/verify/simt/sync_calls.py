@@ -141,10 +141,10 @@ class SyncLaunch:
             m.tell("wrong arrival count", site, element=element, detail=detail)
 
     # --- the functions --------------------------------------------------------------------------------------------
-    def pause(self, m: Machine, may_go_on: Callable[[], bool] | None = None) -> None:
+    def pause(self, m: Machine, may_go_on: Callable[[], bool] | None = None, *, gives_up: bool = False) -> None:
         """The others' turn."""
         assert self._turns is not None
-        self._turns.pause(int(m.lanes.blocks[0]), may_go_on)
+        self._turns.pause(int(m.lanes.blocks[0]), may_go_on, gives_up=gives_up)
 
     def counter(self, m: Machine, site: Site, slot: int, element: int) -> Counter:
         """The counter at a place of a memory; its first value is what is there."""
@@ -265,6 +265,25 @@ def _take(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: i
     return _signed(launch.add(m, call.view, call.slot, lane, element, 1, releases=False) - epoch * per_run)
 
 
+def _settle(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+    epoch, blocks = numbers
+    launch.expect(m, call.view.site, call.slot, element, epoch, blocks)
+    chosen = launch.counter(m, call.view.site, call.slot, element + 1)
+    undecided = 2 * epoch % WRAP
+
+    def is_chosen() -> bool:
+        return 0 < (chosen.value - undecided) % WRAP < WRAP // 2
+
+    before = launch.add(m, call.view, call.slot, lane, element, 1, releases=False)
+    is_last = (before + 1 - (epoch + 1) * blocks) % WRAP == 0
+    if not is_last:
+        launch.pause(m, is_chosen, gives_up=True)
+    if not is_chosen():
+        found = undecided + (1 if is_last else 2)
+        launch.add(m, call.view, call.slot, lane, element + 1, (found - chosen.value) % WRAP, releases=False)
+    return chosen.value & 1
+
+
 def _read_epoch(scope: Scope, arguments: list[Expr]) -> Closure:
     call = _SyncCall(scope, arguments, 1)
     return lambda m: m.memory[call.slot].read(m, call.view, call.pointer.index(m))
@@ -292,5 +311,6 @@ def install(scope: Scope) -> None:
     scope.special_externs.update({
         device_sync.WAIT: _lane_by_lane(4, _wait, pauses=False), device_sync.ARRIVE: _lane_by_lane(2, _arrive),
         device_sync.TAKE: _lane_by_lane(3, _take, has_value=True),
+        device_sync.SETTLE: _lane_by_lane(3, _settle, has_value=True),
         device_sync.READ_EPOCH: _read_epoch, device_sync.END_RUN: _end_run,
     })  # fmt: skip

@@ -18,6 +18,9 @@ import numpy as np
 from tvm_ext.errors import InputError
 from tvm_ext.ir.device_sync import ORDERS, SyncOrders
 
+_EARLY = 0.1
+"""How often a random order ends a block's patience though others go on."""
+
 TurnOrder = Literal["forward", "backward", "random"]
 
 
@@ -52,6 +55,7 @@ class _Block:
     run: Callable[[], None]
     ends: Future[None] | None = None
     may_go_on: Callable[[], bool] | None = None
+    gives_up: bool = False
     has_ended: bool = False
 
 
@@ -88,6 +92,8 @@ class BlockTurns:
             while self._waiting or self._resident:
                 self._admit()
                 able = [block for block in self._resident if block.may_go_on is None or block.may_go_on()]
+                if not able or self._is_early():
+                    able += [block for block in self._resident if block.gives_up and block not in able]
                 if not able or self.turns >= self._how.most_turns:
                     when_stuck(bool(able))
                     return
@@ -95,15 +101,22 @@ class BlockTurns:
         finally:
             self._take_down()
 
-    def pause(self, block: int, may_go_on: Callable[[], bool] | None = None) -> None:
-        """The running block gives up its turn, until ``may_go_on()``."""
+    def pause(self, block: int, may_go_on: Callable[[], bool] | None = None, *, gives_up: bool = False) -> None:
+        """The running block gives up its turn, until ``may_go_on()``; with ``gives_up``, or until its patience ends.
+
+        That ends where no block can go on, and in random order now and then before.
+        """
         state = next(item for item in self._resident if item.number == block)
-        state.may_go_on = may_go_on
+        state.may_go_on, state.gives_up = may_go_on, gives_up
         self._back.release()
         self._goes[block].acquire()
         if self._stops:
             raise _EndedError
-        state.may_go_on = None
+        state.may_go_on, state.gives_up = None, False
+
+    def _is_early(self) -> bool:
+        waits = self._how.order == "random" and any(block.gives_up for block in self._resident)
+        return waits and self._random.random() < _EARLY
 
     def _admit(self) -> None:
         room = len(self._waiting) if self._how.resident is None else self._how.resident - len(self._resident)

@@ -33,18 +33,20 @@ def test_waves_are_what_waits_for_earlier_ones() -> None:
 
 
 def test_in_one_order_nothing_waits_for_what_comes_later() -> None:
-    order = [item.operator for item in in_one_order(PROGRAM, needed_waits(range(4), PREDECESSORS))]
-    assert order == [0, 1, 2, 3]
+    order = in_one_order(PROGRAM, needed_waits(range(4), PREDECESSORS))
+    assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [STREAMS[stream][place].operator for stream, place in order] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="in a circle"):
         in_one_order(PROGRAM, {0: (2,), 1: (0,), 2: (1,), 3: ()})
 
 
 def test_the_table_has_streams_entries_waits_and_operands() -> None:
     codes = {number: EntryCode(body=number % 2, operands=(16 * number, 7)) for number in range(4)}
-    table = launch_table(STREAMS, codes, needed_waits(range(4), PREDECESSORS), at=100)
+    table = launch_table(STREAMS, codes, needed_waits(range(4), PREDECESSORS), at=100, order=(0, 2, 1, 3))
     words = {100 + place: word for place, word in enumerate(table.words)}
     assert [words[table.streams_at + stream] for stream in range(3)] == [0, 2, 4]
     assert (table.entry_count, table.counters) == (4, 4)
+    assert table.words[table.order_at - 100 :] == (0, 2, 1, 3)
     last = table.entries_at + ENTRY_WORDS  # of stream 0: operator 2
     assert [words[last + field] for field in (BODY, BEGIN, END, COUNTER)] == [0, 0, 1, 2]
     assert [words[place] for place in range(words[last + FIRST_WAIT], words[last + LAST_WAIT])] == [1, 1]

@@ -21,7 +21,20 @@ from tests.support.simt.persistent_kernels import (
     static_tables,
     ticket_tables,
 )
-from tests.support.weak_memory import ACQUIRE, RELAXED, RELEASE, Add, Checker, Demand, Jump, Label, Load, Program, Store
+from tests.support.weak_memory import (
+    ACQUIRE,
+    RELAXED,
+    RELEASE,
+    Add,
+    Checker,
+    Demand,
+    Jump,
+    Label,
+    Load,
+    Program,
+    Store,
+    Swap,
+)  # fmt: skip
 from tests.unit.verify.simt.test_persistent import DEVICE, FIGURE_9, PROGRAM, entry, operator
 from tvm_ext.ir.device_sync import ORDERS, SyncOrders
 from tvm_ext.records.rtasks import RTaskGraph, VDevice
@@ -236,3 +249,48 @@ def test_weaker_orders_are_caught(programs: Programs, weaker: dict[str, Any]) ->
 
 def test_a_wait_for_one_of_two_is_caught() -> None:
     assert "does not see" in str(Checker(several(ORDERS, 1), most_jumps=1).problem())
+
+
+def settling(number: int, blocks: int) -> Program:
+    """`settle` in run 0, of a block with no patience at all; then it looks at what the others have found."""
+    others = [other for other in range(blocks) if other != number]
+    return (
+        Load("seen", "chosen", RELAXED),
+        Add("before", "arrived", 1, RELAXED),
+        Jump("decided", lambda it: it["seen"] > 0),
+        Jump("last", lambda it: it["before"] == blocks - 1),
+        Load("seen", "chosen", RELAXED),
+        Jump("decided", lambda it: it["seen"] > 0),
+        Swap("mine", "chosen", 0, 2, RELAXED),
+        Jump("swapped"),
+        Label("last"),
+        Swap("mine", "chosen", 0, 1, RELAXED),
+        Label("swapped"),
+        Add("seen", "chosen", 0, RELAXED),  # what the compare-and-swap found or left
+        Label("decided"),
+        Jump("streams", lambda it: it["seen"] == 1),
+        Store(f"by_ticket{number}", 1, RELAXED),
+        *(Load(f"by_stream{other}", f"by_stream{other}", RELAXED) for other in others),
+        Demand(lambda it: not any(it[f"by_stream{other}"] for other in others), "blocks walk in two ways"),
+        Jump("end"),
+        Label("streams"),
+        Store(f"by_stream{number}", 1, RELAXED),
+        *(Load(f"by_ticket{other}", f"by_ticket{other}", RELAXED) for other in others),
+        Demand(lambda it: not any(it[f"by_ticket{other}"] for other in others), "blocks walk in two ways"),
+        Label("end"),
+    )
+
+
+@pytest.mark.parametrize("blocks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_blocks_settle_on_one_way_in_every_execution(blocks: int) -> None:
+    assert Checker([settling(number, blocks) for number in range(blocks)]).problem() is None
+
+
+def test_a_block_that_trusts_its_own_count_is_caught() -> None:
+    """The last to come says that all are there, though another's patience has ended before."""
+    programs = [settling(number, 2) for number in range(2)]
+    trusting = [
+        Load("seen", "one", RELAXED) if step == Add("seen", "chosen", 0, RELAXED) else step for step in programs[1]
+    ]
+    problem = Checker([(Store("one", 1, RELAXED),), programs[0], trusting]).problem()
+    assert "two ways" in str(problem)

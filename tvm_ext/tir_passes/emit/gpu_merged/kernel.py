@@ -3,7 +3,7 @@
 A block takes entries: from its own stream, or one after another by tickets. Of each it waits for the counters that the
 entry names, runs the rTasks by the body that the entry names, and adds one to the entry's counter:
 
-    for e in range(streams[block], streams[block + 1]):         # static; or: while (e = take()) < entries
+    for e in its stream, or: while (ticket = take()) < entries: e = order[ticket]
         if thread == 0: for w in waits of e: wait until counter >= (epoch + 1) * entries of its operator
         barrier
         for task in range(begin, end):
@@ -12,7 +12,9 @@ entry names, runs the rTasks by the body that the entry names, and adds one to t
         if thread == 0: fence; counter += 1
 
 A ticket is only waited for by who took a later one, and whoever has taken one runs: that needs no more blocks to be
-resident than one. Static streams do: all of them.
+resident than one. Streams need all of them, which the compiler's count promises for the units of the device's row. The
+device that runs the kernel may have fewer, or others may use them: so the blocks of a run look first whether all are
+there (`settle`), and take tickets where they are not.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, For, ForKind, IterVar, PrimFunc, Stmt, Var, tirx
 from tvm_ext.ir.build_ir import sequence
-from tvm_ext.ir.device_sync import arrive, end_run, read_epoch, take, wait_until
+from tvm_ext.ir.device_sync import arrive, end_run, read_epoch, settle, take, wait_until
 from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
 from tvm_ext.records.merged import (
+    ARRIVED,
     BEGIN,
     BODY,
     BODY_SCOPE,
@@ -102,36 +105,62 @@ class _LaunchWriter:
     # --- what a block takes -------------------------------------------------------------------------------------------
 
     def _streams(self) -> list[Stmt]:
-        """Its own stream, from the first entry to the last."""
-        first, behind = (self._word(self.block.var + (self.launch.table.streams_at + more)) for more in (0, 1))
-        return [self._epoch(), _loop("e", first, behind, self._waiting_entry), self._leave()]
+        """Its own stream where all blocks are there, else by tickets; one loop, so that each body is there once."""
+        launch, table, by_stream, last = self.launch, self.launch.table, Var("by_stream", _INT), Var("last", _INT)
+        first, behind = (self._word(self.block.var + (table.streams_at + more)) for more in (0, 1))
+        entry, ticket = _scalar("entry"), self._shared("ticket", 1, _INT)
+        there = settle(self.state, _number(launch.state_at + ARRIVED), self.epoch, _number(launch.blocks))
+        ranked = tirx.IfThenElse(
+            _get(entry) < table.entry_count,
+            _put(entry, self._word(_get(entry) + table.order_at)),
+            _put(entry, _number(table.entry_count)),  # which is none, and ends the walk
+        )
+        taken = sequence(*self._told(ticket, self._ticket(), lambda value: _put(entry, value)), ranked)
+
+        def advance(own: Expr) -> Stmt:
+            return tirx.IfThenElse(by_stream > 0, _put(entry, own), taken)
+
+        # The tickets of a run that takes none.
+        unused = arrive(self.state, _number(launch.state_at + TICKET), self._tickets_each_run())
+        return [
+            *(tirx.AllocBuffer(buffer, {}) for buffer in (entry, ticket)),
+            self._epoch(),
+            *self._told(ticket, there, lambda value: tirx.Bind(by_stream, value)),
+            tirx.Bind(last, tirx.Select(by_stream > 0, behind, _number(table.entry_count))),
+            advance(first),
+            self._walk(entry, last, advance(_get(entry) + 1)),
+            tirx.IfThenElse(tirx.all(by_stream > 0, self.block.var.equal(0)), self._first_thread(unused), None),
+            self._leave(),
+        ]
 
     def _tickets(self) -> list[Stmt]:
         """Entries in the table's order, each taken by whichever block is free."""
-        launch = self.launch
-        ticket, goes_on = self._shared("ticket", 1, _INT), tirx.decl_buffer([1], _INT, "goes_on", scope="local")
-        entry = Var("e", _INT)
-        each_run = _number(launch.table.entry_count + launch.blocks)  # every block takes one that is none
-        taken = take(self.state, _number(launch.state_at + TICKET), self.epoch, each_run)
-        turn = sequence(
-            self._first_thread(tirx.BufferStore(ticket, taken, [_number(0)])),
-            _barrier(),
-            tirx.Bind(entry, tirx.BufferLoad(ticket, [_number(0)])),
-            _barrier(),
-            tirx.IfThenElse(
-                entry < launch.table.entry_count,
-                self._waiting_entry(entry),
-                tirx.BufferStore(goes_on, _number(0), [_number(0)]),
-            ),
-        )
+        entry, ticket = _scalar("entry"), self._shared("ticket", 1, _INT)
+        taken = sequence(*self._told(ticket, self._ticket(), lambda value: _put(entry, value)))
         return [
-            tirx.AllocBuffer(ticket, {}),
-            tirx.AllocBuffer(goes_on, {}),
+            *(tirx.AllocBuffer(buffer, {}) for buffer in (entry, ticket)),
             self._epoch(),
-            tirx.BufferStore(goes_on, _number(1), [_number(0)]),
-            tirx.While(tirx.BufferLoad(goes_on, [_number(0)]) > 0, turn),
+            taken,
+            self._walk(entry, _number(self.launch.table.entry_count), taken),
             self._leave(),
         ]
+
+    def _walk(self, entry: Buffer, last: Expr, advance: Stmt) -> Stmt:
+        """``entry`` and those to which it is advanced, until one is no less than ``last``."""
+        number = Var("e", _INT)
+        return tirx.While(
+            _get(entry) < last, sequence(tirx.Bind(number, _get(entry)), self._waiting_entry(number), advance)
+        )
+
+    def _told(self, ticket: Buffer, value: Expr, use: Callable[[Expr], Stmt]) -> list[Stmt]:
+        """The first thread's ``value``, for all threads."""
+        return [self._first_thread(_put(ticket, value)), _barrier(), use(_get(ticket)), _barrier()]
+
+    def _ticket(self) -> Expr:
+        return take(self.state, _number(self.launch.state_at + TICKET), self.epoch, self._tickets_each_run())
+
+    def _tickets_each_run(self) -> Expr:
+        return _number(self.launch.table.entry_count + self.launch.blocks)  # every block takes one that is none
 
     def _own_entry(self) -> list[Stmt]:
         """The one entry that has the block's number: nothing in the launch waits."""
@@ -215,6 +244,19 @@ def _loop(name: str, first: Expr, behind: Expr, body: Callable[[Expr], Stmt]) ->
     step, number, start = Var(f"{name}_step", _INT), Var(name, _INT), Var(f"{name}_begin", _INT)
     inner = sequence(tirx.Bind(number, start + step), body(number))
     return sequence(tirx.Bind(start, first), For(step, _number(0), behind - start, ForKind.SERIAL, inner))
+
+
+def _scalar(name: str) -> Buffer:
+    """A number of each thread's own that changes."""
+    return tirx.decl_buffer([1], _INT, name, scope="local")
+
+
+def _get(scalar: Buffer) -> Expr:
+    return tirx.BufferLoad(scalar, [_number(0)])
+
+
+def _put(scalar: Buffer, value: Expr) -> Stmt:
+    return tirx.BufferStore(scalar, value, [_number(0)])
 
 
 def _barrier() -> Stmt:

@@ -26,7 +26,7 @@ class EntryCode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchTable:
-    """A launch's part of the table: where in it the first words of streams and entries are.
+    """A launch's part of the table: where in it the first words of streams, entries and their order are.
 
     ``counters`` is how many operators there are, each with one.
     """
@@ -34,6 +34,7 @@ class LaunchTable:
     words: tuple[int, ...]
     streams_at: int
     entries_at: int
+    order_at: int
     entry_count: int
     counters: int
 
@@ -65,15 +66,17 @@ def waves_of(operators: Sequence[int], waits: dict[int, tuple[int, ...]]) -> lis
     return found
 
 
-def in_one_order(program: RTaskProgram, waits: dict[int, tuple[int, ...]]) -> list[ScheduleEntry]:
-    """All entries so that each comes behind what it waits for; among those that could, by their places in streams."""
+def in_one_order(program: RTaskProgram, waits: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
+    """All entries, as (stream, place in it), so that each comes behind what it waits for; among those that could, by
+    their places.
+    """
     total: dict[int, int] = {}
     for _, _, entry in program.entries():
         total[entry.operator] = total.get(entry.operator, 0) + 1
     done = dict.fromkeys(total, 0)
     ready = [(0, unit) for unit, stream in enumerate(program.streams) if stream]
     blocked: list[tuple[int, int]] = []
-    order: list[ScheduleEntry] = []
+    order: list[tuple[int, int]] = []
     while ready or blocked:
         if not ready:
             raise ValueError("entries wait for each other in a circle")
@@ -82,7 +85,7 @@ def in_one_order(program: RTaskProgram, waits: dict[int, tuple[int, ...]]) -> li
         if any(done[item] < total[item] for item in waits[entry.operator]):
             blocked.append((place, unit))
             continue
-        order.append(entry)
+        order.append((unit, place))
         done[entry.operator] += 1
         if place + 1 < len(program.streams[unit]):
             heapq.heappush(ready, (place + 1, unit))
@@ -94,11 +97,16 @@ def in_one_order(program: RTaskProgram, waits: dict[int, tuple[int, ...]]) -> li
 
 
 def launch_table(
-    streams: Streams, codes: dict[int, EntryCode], waits: dict[int, tuple[int, ...]], at: int
+    streams: Streams,
+    codes: dict[int, EntryCode],
+    waits: dict[int, tuple[int, ...]],
+    at: int,
+    order: Sequence[int] = (),
 ) -> LaunchTable:
     """The table of a launch whose blocks run ``streams``, to lie at word ``at``.
 
-    In this order: the first entry of each stream and that behind the last, entries, waits, operands.
+    In this order: the first entry of each stream and that behind the last, entries, waits, operands; then ``order``,
+    numbers of entries such that each comes behind what it waits for.
     """
     operators = list(dict.fromkeys(entry.operator for stream in streams for entry in stream))
     counter = {operator: number for number, operator in enumerate(sorted(operators))}
@@ -126,9 +134,10 @@ def launch_table(
             entries += [first, first + WAIT_WORDS * waited, counter[entry.operator], 0]
         starts.append(len(entries) // ENTRY_WORDS)
     return LaunchTable(
-        words=(*starts, *entries, *tail),
+        words=(*starts, *entries, *tail, *order),
         streams_at=streams_at,
         entries_at=entries_at,
+        order_at=tail_at + len(tail),
         entry_count=count,
         counters=len(counter),
     )
