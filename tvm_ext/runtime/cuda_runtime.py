@@ -20,22 +20,27 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 CUDA_LOADER = "ffi.Module.load_from_bytes.cuda"
 _RUNTIME = "libtvm_runtime_cuda.so"
 _CUDART = "libcudart.so.13"
+_DRIVER = "libcuda.so.1"
+_INSTALL_DRIVER = "install an NVIDIA driver of version 580 or later, or build the model for 'llvm' to run it on the CPU"
 _kept: list[ctypes.CDLL] = []  # a library that is collected would be unloaded
 
 
-def load_cuda_runtime() -> None:
+def load_cuda_runtime(why: str = "") -> None:
     """Make TVM able to open CUDA modules; nothing where it already is.
 
-    Raises UnsupportedEnvironmentError naming what is missing: the driver, the CUDA runtime, or TVM's part.
+    Raises UnsupportedEnvironmentError naming what is missing: the driver, the CUDA runtime, or TVM's part; the error
+    begins with ``why`` it is needed.
     """
     if cuda_is_loaded():
         return
     cudart = [_CUDART, *map(str, _package_files(_CUDART))]
-    _load_first(_CUDART, cudart, "install it: `pip install nvidia-cuda-runtime==13.*`")
+    _load_first(why, _CUDART, cudart, "install it: `pip install nvidia-cuda-runtime==13.*`")
     runtime = [str(folder / "lib" / _RUNTIME) for folder in _tvm_folders()]
-    _load_first(_RUNTIME, runtime, "install an NVIDIA driver (libcuda.so.1) of version 580 or later")
+    _load_first(why, _RUNTIME, runtime, _INSTALL_DRIVER)
     if not cuda_is_loaded():
-        raise UnsupportedEnvironmentError(f"{_RUNTIME} was loaded but registers no CUDA.", "install the supported TVM")
+        raise UnsupportedEnvironmentError(
+            f"{why}{_RUNTIME} was loaded but registers no CUDA.", "install the supported TVM"
+        )
 
 
 def cuda_is_loaded() -> bool:
@@ -43,14 +48,17 @@ def cuda_is_loaded() -> bool:
     return tvm_ffi.get_global_func(CUDA_LOADER, allow_missing=True) is not None
 
 
-def _load_first(name: str, places: list[str], remedy: str) -> None:
+def _load_first(why: str, name: str, places: list[str], remedy: str) -> None:
     reasons = []
     for place in places:
         reason = _try(place, ctypes.RTLD_GLOBAL if name == _CUDART else ctypes.RTLD_LOCAL)
         if reason is None:
             return
         reasons.append(reason)
-    raise UnsupportedEnvironmentError(f"{name} cannot be loaded: {'; '.join(reasons) or 'it was not found'}.", remedy)
+    if any(_DRIVER in reason for reason in reasons):
+        raise UnsupportedEnvironmentError(f"{why}this machine has no CUDA driver ({_DRIVER}).", _INSTALL_DRIVER)
+    said = "; ".join(reasons) or "it was not found"
+    raise UnsupportedEnvironmentError(f"{why}{name} cannot be loaded: {said}.", remedy)
 
 
 def _try(place: str, mode: int) -> str | None:

@@ -283,7 +283,7 @@ def _open(copy: Path, path: Path) -> Module:
     except RuntimeError as error:
         if CUDA_LOADER not in str(error):
             raise RuntimeError(str(error).replace(str(copy), str(path))) from error
-    load_cuda_runtime()
+    load_cuda_runtime(f"{path} holds CUDA kernels: ")
     return load_copy(copy)
 
 

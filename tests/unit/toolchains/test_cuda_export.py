@@ -241,8 +241,12 @@ def test_without_a_driver_opening_a_library_says_what_is_missing(executable: Any
         pytest.skip("this machine has a CUDA driver")
     path = tmp_path / "double.so"
     export_executable(executable, "{}", path, 1 << 20)
-    with pytest.raises(UnsupportedEnvironmentError, match=r"libtvm_runtime_cuda|libcudart"):
+    with pytest.raises(UnsupportedEnvironmentError, match=r"double.so holds CUDA kernels: ") as refused:
         library.load(path)
+    assert "\n" not in refused.value.problem
+    if "libcudart" not in refused.value.problem:
+        assert refused.value.problem.endswith("this machine has no CUDA driver (libcuda.so.1).")
+        assert "580" in refused.value.remedy and "'llvm'" in refused.value.remedy
 
 
 @needs_cc
