@@ -25,6 +25,7 @@ from tests.support.operator_types.cases import (
     without_recipe,
 )
 from tests.support.operator_types.check import TRIAL, expected_outputs
+from tests.support.operator_types.draw import KINDS, draw_case
 from tests.support.operator_types.recipes import NOT_TRIED, RECIPES
 from tests.support.operator_types.record import TypeCase, TypeResult
 
@@ -64,6 +65,25 @@ def test_every_operator_with_an_axis_of_no_elements_is_right_or_refused() -> Non
 @pytest.mark.timeout(3600)
 def test_every_operator_is_right_or_refused_in_every_type() -> None:
     assert _failures(_results(list(all_cases()))) == []
+
+
+def test_drawn_nodes_are_right_or_refused() -> None:
+    """One of each kind."""
+    assert _failures(_results([draw_case(0, index) for index in range(len(KINDS))])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_drawn_nodes_are_right_or_refused() -> None:
+    assert _failures(_results([draw_case(1, index) for index in range(450)])) == []
+
+
+def test_a_drawn_node_follows_from_its_number() -> None:
+    first, second = draw_case(3, 1), draw_case(3, 1)
+    assert first.name == second.name and first.drawn is not None and second.drawn is not None
+    assert first.drawn[1].operands == second.drawn[1].operands
+    assert first.drawn[1].attributes == second.drawn[1].attributes
+    assert draw_case(4, 1).drawn != first.drawn
 
 
 def test_every_operator_is_tried_or_excused() -> None:

@@ -144,9 +144,8 @@ def operands(node: RecurrentNode, seed: int = 0) -> dict[str, Array]:
     return values
 
 
-def model_of(node: RecurrentNode, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """The node as a model whose weights are constants, or inputs."""
-    order = ["x", "w", "r", "b", "lengths", "h0", *(["c0", "p"] if node.kind == "LSTM" else [])]
+def attributes_of(node: RecurrentNode) -> dict[str, Any]:
+    """Those of the node, without defaults."""
     attributes: dict[str, Any] = {"hidden_size": node.hidden, "direction": node.direction}
     attributes |= {"activations": list(node.activations)} if node.activations else {}
     attributes |= {"activation_alpha": list(node.alphas)} if node.alphas else {}
@@ -158,8 +157,14 @@ def model_of(node: RecurrentNode, values: Mapping[str, Array]) -> onnx.ModelProt
         ("linear_before_reset", node.linear_before_reset),
     ):
         attributes |= {name: value} if value else {}
+    return attributes
+
+
+def model_of(node: RecurrentNode, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """The node as a model whose weights are constants, or inputs."""
+    order = ["x", "w", "r", "b", "lengths", "h0", *(["c0", "p"] if node.kind == "LSTM" else [])]
     inputs = [name if name in values else "" for name in order]
-    made = helper.make_node(node.kind, inputs, node.results, **attributes)
+    made = helper.make_node(node.kind, inputs, node.results, **attributes_of(node))
     given = list(values) if node.are_weights_inputs else [name for name in values if name in ("x", "lengths")]
     graph = helper.make_graph(
         [made],

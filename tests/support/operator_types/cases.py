@@ -134,10 +134,14 @@ def without_recipe() -> set[str]:
     return set(SCHEMAS) - set(RECIPES) - set(NOT_TRIED)
 
 
+def recipe_of(case: TypeCase) -> Recipe:
+    return RECIPES[case.operator] if case.drawn is None else case.drawn[1]
+
+
 def inputs_of(case: TypeCase) -> dict[str, Array]:
     """The operands by name, constants too, in order; the same in every run."""
     found = {}
-    schema, recipe = SCHEMAS[case.operator], RECIPES[case.operator]
+    schema, recipe = SCHEMAS[case.operator], recipe_of(case)
     for position, operand in enumerate(recipe.operands):
         if operand is not None:
             item = schema.inputs[min(position, len(schema.inputs) - 1)]
@@ -148,7 +152,7 @@ def inputs_of(case: TypeCase) -> dict[str, Array]:
 
 def _emptied(operand: Operand, case: TypeCase) -> Operand:
     """The operand with 0 in place of an extent; values that the model knows stay, and most extents of 1."""
-    first = RECIPES[case.operator].operands[0]
+    first = recipe_of(case).operands[0]
     if case.empty not in operand.shape or operand.is_known:
         return operand
     if case.empty == 1 and first is not None and operand.shape != first.shape:
@@ -182,29 +186,32 @@ def _value(operand: Operand, dtype: str, generator: np.random.Generator) -> Arra
 
 def known_names(case: TypeCase) -> set[str]:
     """Those of `inputs_of` that are constants of the model."""
-    operands = RECIPES[case.operator].operands
+    operands = recipe_of(case).operands
     return {f"x{i}" for i, operand in enumerate(operands) if operand is not None and operand.is_known}
 
 
 def model_of(case: TypeCase, values: Mapping[str, Array], opset: int = OPSET) -> onnx.ModelProto:
     """The model of one node, whose operands have the types of `values`."""
-    recipe, schema = RECIPES[case.operator], SCHEMAS[case.operator]
+    recipe, schema = recipe_of(case), SCHEMAS[case.operator]
     types = dict(case.types)
     attributes = dict(recipe.attributes) | {
         attribute: CODES[types[parameter]] for parameter, attribute in recipe.type_attributes.items()
     }
-    if case.operator == "Mod" and "int" not in types["T"]:
+    if case.operator == "Mod" and case.drawn is None and "int" not in types["T"]:
         attributes["fmod"] = 1
     operands = [f"x{i}" if operand is not None else "" for i, operand in enumerate(recipe.operands)]
     outputs = [f"y{i}" for i in range(recipe.outputs)]
     node = helper.make_node(case.operator, operands, outputs, "tried", **attributes)
+    followers = [
+        helper.make_node(name, outputs[:1], [f"z{i}"], f"follower{i}") for i, name in enumerate(recipe.followers)
+    ]
     known = known_names(case)
     codes = {name: _code(value) for name, value in values.items()}
     graph = helper.make_graph(
-        [node],
+        [node, *followers],
         "case",
         [helper.make_tensor_value_info(n, codes[n], v.shape) for n, v in values.items() if n not in known],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [onnx.ValueInfoProto(name=name) for item in (node, *followers) for name in item.output],
         [numpy_helper.from_array(value, name) for name, value in values.items() if name in known],
     )
     if schema.since_version > OPSET:

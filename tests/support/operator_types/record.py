@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..random_operators.record import Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,10 @@ class Recipe:
         Type parameter to the attribute that chooses it, where no operand does.
     is_crossed
         Besides one parameter's types after another's, all pairs of the usual types are tried.
+    followers
+        Unary operators that each read the first output; what they make are outputs too.
+    definition
+        Operands, None for absent ones, to outputs, by ONNX's text: asked instead of what is wrong about the operator.
     """
 
     operands: tuple[Operand | None, ...]
@@ -62,6 +68,8 @@ class Recipe:
     fixed: Mapping[str, str] = field(default_factory=dict)
     type_attributes: Mapping[str, str] = field(default_factory=dict)
     is_crossed: bool = False
+    followers: tuple[str, ...] = ()
+    definition: Callable[[Sequence[Array | None]], list[Array]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,19 +77,23 @@ class TypeCase:
     """An operator and a type ("float16") for each of its type parameters, those in `tried` first.
 
     ``empty``: the extent in whose place all operands have 0, say every axis of 4 elements.
+    ``drawn``: a recipe of its own, drawn at random, with its number.
     """
 
     operator: str
     types: tuple[tuple[str, str], ...]
     tried: tuple[str, ...]
     empty: int | None = None
+    drawn: tuple[int, Recipe] | None = None
 
     @property
     def name(self) -> str:
         """``Gather Tind=int32``."""
         chosen = dict(self.types)
         empty = [] if self.empty is None else [f"{self.empty}->0"]
-        return " ".join([self.operator, *(f"{parameter}={chosen[parameter]}" for parameter in self.tried), *empty])
+        number = [] if self.drawn is None else [f"#{self.drawn[0]}"]
+        types = [f"{parameter}={chosen[parameter]}" for parameter in self.tried]
+        return " ".join([self.operator, *types, *empty, *number])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

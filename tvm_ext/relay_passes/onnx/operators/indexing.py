@@ -11,7 +11,7 @@ from onnx import helper
 
 from ..graph import attribute
 from .context import Context, Pen, Rule, operand, refusal, text_attribute
-from .windows import Windows, check_windows, contributions
+from .windows import Windows, check_table, check_windows, contributions
 
 _WIDE_INDICES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 _NUMBERS_ONLY = (
@@ -125,6 +125,7 @@ def _col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     )
     batch, rows, count = context.known_shape(node, columns)
     check_windows(node, windows)
+    check_table(node, windows)
     taps = prod(windows.kernel)
     if rows % taps or count != prod(windows.counts) or context.known_type(node, columns) in _NUMBERS_ONLY:
         raise refusal(

@@ -22,7 +22,7 @@ _FAMILIES: tuple[ModuleType, ...] = tuple(
         "integers",
         "linear_algebra",
         "logarithms",
-        "max_pool_indices",
+        "pools",
         "normalization",
         "number_types",
         "quantized",

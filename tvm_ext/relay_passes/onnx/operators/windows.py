@@ -31,21 +31,29 @@ class Windows:
     @property
     def counts(self) -> tuple[int, ...]:
         """How many windows there are along each axis, the last partial one not counted."""
-        return tuple(
-            (extent + self.pads[axis] + self.pads[axis + self.rank] - (kernel - 1) * dilation - 1) // stride + 1
-            for axis, (extent, kernel, stride, dilation) in enumerate(
-                zip(self.extents, self.kernel, self.strides, self.dilations, strict=True)
-            )
-        )
+        return tuple(self._steps(axis) // stride + 1 for axis, stride in enumerate(self.strides))
+
+    def rest(self, axis: int) -> int:
+        """How many elements are left behind the last whole window."""
+        return self._steps(axis) % self.strides[axis]
+
+    def _steps(self, axis: int) -> int:
+        """How far a window can move."""
+        padded = self.extents[axis] + self.pads[axis] + self.pads[axis + self.rank]
+        return padded - (self.kernel[axis] - 1) * self.dilations[axis] - 1
 
 
 def check_windows(node: onnx.NodeProto, windows: Windows) -> None:
-    """Raises a ModelError where extents contradict each other, or the table of indices would be too big."""
+    """Raises a ModelError where extents contradict each other."""
     lengths = {len(windows.kernel), len(windows.strides), len(windows.dilations), len(windows.pads) / 2}
     if lengths != {windows.rank} or min(*windows.kernel, *windows.strides, *windows.dilations, *windows.extents) < 1:
         raise refusal(node, f"has contradictory windows: {windows}", "export the model again")
     if min(windows.counts) < 1 or min(windows.pads) < 0:
         raise refusal(node, f"has windows that do not fit: {windows}", "export the model again")
+
+
+def check_table(node: onnx.NodeProto, windows: Windows) -> None:
+    """Raises a ModelError where the table of indices would be too big."""
     size = 8 * int(np.prod(windows.counts)) * int(np.prod(windows.kernel))
     if size > _TABLE_BYTES:
         raise refusal(

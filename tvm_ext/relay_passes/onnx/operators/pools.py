@@ -1,34 +1,63 @@
-"""MaxPool's second output, and MaxUnpool, which reads it."""
+"""Where the windows of pools lie, MaxPool's second output, and MaxUnpool, which reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
 
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
 from ..graph import attribute
 from .context import Context, Pen, Rule, operand, refusal, result, text_attribute
-from .windows import Windows, check_windows, positions
+from .windows import Windows, check_table, check_windows, positions
+
+
+def _pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """`auto_pad` and `ceil_mode` become pads: stock TVM forgets dilations, and windows that start behind the image.
+
+    Worked example of ceil_mode: 6 elements, windows of 3 in steps of 2: 3 windows, the last with one more pad behind.
+    What is padded for that counts in no average. Where that asks for padding of both kinds, zeros are padded first.
+    """
+    is_automatic = text_attribute(node, "auto_pad", "NOTSET") != "NOTSET"
+    if not is_automatic and not attribute(node, "ceil_mode", 0):
+        return None
+    pen, data = Pen(node=node, context=context), node.input[0]
+    rank = len(attribute(node, "kernel_shape", ()))
+    windows, counts = _pool_windows(node, context.known_shape(node, data)[2:])
+    ends = [
+        max(0, (count - windows.counts[axis]) * windows.strides[axis] - windows.rest(axis))
+        for axis, count in enumerate(counts)
+    ]
+    options = _options(node, "auto_pad", "ceil_mode", "pads")
+    pads = [*windows.pads[:rank], *map(sum, zip(windows.pads[rank:], ends, strict=True))]
+    if any(ends) and options.pop("count_include_pad", 0) and any(windows.pads):
+        around = [0, 0, *windows.pads[:rank], 0, 0, *windows.pads[rank:]]
+        data = pen.add("Pad", data, pads=around) if context.opset < 11 else pen.add("Pad", data, pen.integers(*around))
+        pads = [*[0] * rank, *ends]
+    pen.add(node.op_type, data, out=node.output[0], pads=pads, **options)
+    return pen.nodes
+
+
+def _options(node: onnx.NodeProto, *left_out: str) -> dict[str, Any]:
+    values = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    return {name: value for name, value in values.items() if name not in left_out}
 
 
 def _max_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     """The values by MaxPool itself; the index is the first one in the window (row-major) that holds the value."""
     if not result(node, 1):
-        return None
+        return _pool(node, context)
     pen, x = Pen(node=node, context=context), node.input[0]
     shape = context.known_shape(node, x)
     windows, counts = _pool_windows(node, shape[2:])
-    values = result(node, 0) or pen.name("values")
-    kept = [item for item in node.attribute if item.name != "storage_order"]
-    pen.nodes.append(helper.make_node("MaxPool", [x], [values], node.name))
-    pen.nodes[-1].attribute.extend(kept)
+    check_table(node, windows)
+    values = pen.add("MaxPool", x, out=result(node, 0), **_options(node, "storage_order"))
     pixels, sources = prod(shape[2:]), positions(windows, counts)
     flat = pen.add("Reshape", x, pen.integers(*shape[:2], pixels))
     terms = pen.add("Gather", flat, pen.constant(np.maximum(sources, 0)), axis=2)
@@ -83,10 +112,8 @@ def _automatic_pads(windows: Windows, *, same: bool, lower: bool) -> tuple[int, 
 
 def _rounded_up(windows: Windows, axis: int, count: int) -> int:
     """One window more where a partial one is left that starts before the end padding."""
-    extent, stride = windows.extents[axis], windows.strides[axis]
-    padded = extent + windows.pads[axis] + windows.pads[axis + windows.rank]
-    rest = padded - (windows.kernel[axis] - 1) * windows.dilations[axis] - 1 - (count - 1) * stride
-    return count + (rest > 0 and count * stride < extent + windows.pads[axis])
+    starts_inside = count * windows.strides[axis] < windows.extents[axis] + windows.pads[axis]
+    return count + (windows.rest(axis) > 0 and starts_inside)
 
 
 def _max_unpool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
@@ -116,4 +143,4 @@ def _max_unpool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] 
     return pen.nodes
 
 
-RULES: Mapping[str, Rule] = {"MaxPool": _max_pool, "MaxUnpool": _max_unpool}
+RULES: Mapping[str, Rule] = {"AveragePool": _pool, "LpPool": _pool, "MaxPool": _max_pool, "MaxUnpool": _max_unpool}
