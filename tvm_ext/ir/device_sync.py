@@ -101,7 +101,10 @@ def _call(name: str, state: Buffer, place: Expr, *numbers: Expr) -> Expr:
 
 # --- CUDA -----------------------------------------------------------------------------------------------------------
 WAIT_LIMIT = "TVM_EXT_WAIT_LIMIT_NS"
-"""Defined (by a compiler's ``-D``), a wait of more nanoseconds says what it waits for and ends the kernel by a trap."""
+"""A wait of more nanoseconds says what it waits for and ends the kernel by a trap; 0 (``-D``): it waits for ever."""
+
+_LIMIT_NS = 30_000_000_000
+"""Far beyond any run, for a wait lasts no longer than its launch. What has come already is never timed."""
 
 _LONGEST_PAUSE_NS = 256
 
@@ -111,26 +114,31 @@ _WAIT_TEXT = """
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "blocks that wait for each other need sm_70: before, the threads of a warp do not go on by themselves"
 #endif
+#ifndef {limit}
+#define {limit} {limit_ns}
+#endif
+static __device__ __noinline__ void tvm_ext_waited_too_long(int* counter, unsigned target, unsigned seen) {{
+  printf("block %d waits for the counter at %p to reach %u: it is at %u\\n",
+         (int)blockIdx.x, (void*)counter, target, seen);
+  __trap();
+}}
 {head} tvm_ext_wait_until(int* counter, int epoch, int per_run, int count) {{
   const unsigned target = (unsigned)epoch * (unsigned)per_run + (unsigned)count;
-#ifdef {limit}
+  unsigned seen, pause = 8;
+  asm volatile("ld.{wait}.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  if ((int)(seen - target) >= 0) return 0;
   unsigned long long begin, now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-#endif
-  for (unsigned pause = 8;;) {{
-    unsigned seen;
-    asm volatile("ld.{wait}.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    if ((int)(seen - target) >= 0) return 0;
-#ifdef {limit}
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    if (now - begin > (unsigned long long)({limit})) {{
-      printf("block %d waits for the counter at %p to reach %u: it is at %u\\n",
-             (int)blockIdx.x, (void*)counter, target, seen);
-      __trap();
-    }}
-#endif
+  for (;;) {{
     __nanosleep(pause);
     if (pause < {pause}) pause *= 2;
+    asm volatile("ld.{wait}.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    if ((int)(seen - target) >= 0) return 0;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if ({limit} && now - begin > (unsigned long long)({limit})) {{
+      tvm_ext_waited_too_long(counter, target, seen);
+      __builtin_unreachable();
+    }}
   }}
 }}
 """
@@ -194,7 +202,8 @@ def cuda_texts(orders: SyncOrders = ORDERS) -> Mapping[str, str]:
     the block wrote, ``ld.acquire.gpu`` before ``bar.sync`` acquires it for all of them (causality is transitive).
     """
     words = {
-        "head": _HEAD, "limit": WAIT_LIMIT, "pause": _LONGEST_PAUSE_NS, "wait": orders.wait, "arrive": orders.arrive,
+        "head": _HEAD, "limit": WAIT_LIMIT, "limit_ns": f"{_LIMIT_NS}ull",
+        "pause": _LONGEST_PAUSE_NS, "wait": orders.wait, "arrive": orders.arrive,
         "looks": _LOOKS, "few": _FEW_LOOKS,
     }  # fmt: skip
     texts = (_WAIT_TEXT, _ARRIVE_TEXT, _TAKE_TEXT, _SETTLE_TEXT, _READ_EPOCH_TEXT, _END_RUN_TEXT)

@@ -51,8 +51,12 @@ extern "C" __global__ void caller(int* state) {
 @pytest.mark.parametrize("architectures", [("sm_75",), pytest.param(ARCHITECTURES, marks=pytest.mark.slow)])
 def test_nvcc_takes_them(architectures: tuple[str, ...]) -> None:
     texts = "".join(cuda_texts().values())
-    compiled = compile_cuda(texts + CALLER, architectures, extra_flags=(f"-D{WAIT_LIMIT}=1000000000",))
-    assert {use.architecture for use in compiled.uses} == set(architectures)
+    endless, limited = (
+        compile_cuda(texts + CALLER, architectures, extra_flags=flags) for flags in ((f"-D{WAIT_LIMIT}=0",), ())
+    )
+    assert {use.architecture for use in limited.uses} == set(architectures)
+    assert b"waits for the counter" in limited.image  # by default
+    assert b"waits for the counter" not in endless.image
 
 
 @needs_nvcc
