@@ -10,17 +10,16 @@ from tvm_ext.support.limits import limits
 from .cut_expressions import cut_nested, name_of
 from .deep_bindings import store_deep_bindings
 from .exact_floats import keep_floats, pass_nan_on
-from .vector_math import FUNCTIONS, expand_math, has_scale
+from .vector_math import FUNCTIONS, by_c_library, expand_math, has_scale
 
 
 def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
     """A kernel's statements in a form that stock TVM lowers to the values that they mean, functions as arithmetic."""
     exact = pass_nan_on(keep_floats(cut_nested(body, FUNCTIONS), by_product=True))
-    if uses_bfloat16(exact):
-        return exact  # with the C library's functions: those written as arithmetic bind what they are applied to
-    if call_notes(exact):
-        return exact
-    return store_deep_bindings(expand_math(exact, scales_by_instruction=has_scale(device)))
+    # Functions written as arithmetic bind what they are applied to, which bfloat16 must not be.
+    if uses_bfloat16(exact) or call_notes(exact):
+        return by_c_library(exact)
+    return store_deep_bindings(by_c_library(expand_math(exact, scales_by_instruction=has_scale(device))))
 
 
 def call_notes(body: Stmt) -> list[str]:

@@ -5,7 +5,8 @@ polynomials below are our own fits, made in float64 by Chebyshev interpolation a
 least squares; tests/unit/tir_passes/expressions/test_vector_math.py holds erf and tanh within 6 units in the last
 place of float32 and the others within 4.
 
-Only float32 is rewritten; half precision is computed in float32 and rounded, as the C library is used too.
+Half precision is computed in float32 and rounded. Calls that stay, those in float64 among them, are the C library's:
+`by_c_library` names it where stock TVM would write arithmetic that cancels, or has no code for vectors.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from dataclasses import dataclass
 from tvm_ext._tvm import Call, Expr, Node, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import HALF_TYPES
 from tvm_ext.ir.float_ir import bound
 
 from .cut_expressions import binds, name_of
 
 FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
+LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("tanh", "sinh", "cosh"))
 AVX512_REGISTER_BYTES = 64
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
 EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below
@@ -94,6 +97,24 @@ def expand_math(node: Node, *, scales_by_instruction: bool = False) -> Node:
     C library.
     """
     return structural_map(node, (Call, lambda call: _expand(call, _Maker(scales_by_instruction))))
+
+
+def by_c_library(node: Node) -> Node:
+    """``node`` with calls of the C library for the functions that stock TVM does not lower exactly, or not at all.
+
+    Its tanh is (1 - e^-2x) / (1 + e^-2x), which has no digit right near 0; sinh and cosh of vectors end the build.
+    """
+    return structural_map(node, (Call, _called))
+
+
+def _called(call: Call) -> Expr:
+    if name_of(call) not in LIBRARY_FUNCTIONS:
+        return call
+    dtype, name = dtype_of(call), name_of(call).removeprefix("tirx.")
+    if dtype in HALF_TYPES:
+        wide = [tirx.Cast("float32", argument) for argument in call.args]
+        return tirx.Cast(dtype, tirx.call_pure_extern("float32", f"{name}f", *wide))
+    return tirx.call_pure_extern(dtype, name if dtype == "float64" else f"{name}f", *call.args)
 
 
 def _expand(call: Call, make: _Maker) -> Expr:
