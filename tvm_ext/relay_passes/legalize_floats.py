@@ -24,6 +24,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext._tvm import topi as stock
 from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.ir.build_ir import HALF_TYPES
 from tvm_ext.ir.float_ir import hidden, is_float, is_number
 
 from .infinite_identities import InfiniteIdentities
@@ -90,6 +91,16 @@ def _erf(builder: BlockBuilder, call: Call) -> Expr:
     return builder.call_te(erf, call.args[0], primfunc_name_hint="erf")
 
 
+def _in_float32(builder: BlockBuilder, call: Call) -> Expr:
+    """A mean of half precision is rounded once: stock TVM's sum is, too, and beyond 65504 it is infinite."""
+    dtype = dtype_of(call)
+    if dtype not in HALF_TYPES:
+        return _stock_way(call)(builder, call)
+    wide = [builder.normalize(relax.op.astype(call.args[0], "float32")), *call.args[1:]]
+    mean = builder.normalize(Call(call.op, wide, call.attrs, call.ty_args))
+    return relax.op.astype(builder.normalize(_stock_way(call)(builder, mean)), dtype)
+
+
 def _equality(comparison: Callable[[Expr, Expr], Expr]) -> Legalization:
     """Truth values are compared as bytes: the LLVM code generator takes vectors of them for floats."""
 
@@ -145,6 +156,12 @@ def _first_position(
     return stock.min(te.compute(x.shape, position, name="position"), axis=list(axes), keepdims=keepdims)
 
 
+_MEANS = (
+    "relax.mean",
+    "relax.variance",
+    "relax.std",
+    *(f"relax.nn.{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in (1, 2, 3)),
+)
 LEGALIZATIONS: dict[str, Legalization] = {
     "relax.add": _arithmetic(stock.add),
     "relax.subtract": _arithmetic(stock.subtract),
@@ -156,4 +173,5 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.sign": _sign,
     "relax.argmax": _arg_reduction(stock.max),
     "relax.argmin": _arg_reduction(stock.min),
+    **dict.fromkeys(_MEANS, _in_float32),
 }

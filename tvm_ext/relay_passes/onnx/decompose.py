@@ -13,7 +13,7 @@ from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_n
 from .import_limits import raise_limit
 from .infer import infer_types
 from .operators.context import Context, refusal
-from .operators.number_types import WIDENED_BFLOAT16, in_float32
+from .operators.number_types import in_float32, is_widened
 from .operators.recurrent_attributes import unrolled_calls
 from .operators.tables import CHECKS, RULES
 
@@ -93,7 +93,7 @@ def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
     if node.domain not in STANDARD_DOMAINS:
         return None
     try:
-        if node.op_type in WIDENED_BFLOAT16 and TensorProto.BFLOAT16 in map(context.element_type, node.input):
+        if is_widened(node, context):
             return in_float32(node, context)
         if node.op_type in CHECKS:
             CHECKS[node.op_type](node, context)

@@ -32,19 +32,27 @@ _SORTED_AS: Mapping[int, int] = {
     onnx.TensorProto.UINT32: onnx.TensorProto.INT64,
 }
 
-_WIDENED_BFLOAT16_NAMES = "Clip GlobalLpPool IsInf IsNaN LayerNormalization LpPool Mod Pow RoiAlign"
-WIDENED_BFLOAT16 = frozenset(_WIDENED_BFLOAT16_NAMES.split())
-"""What stock TVM computes in bfloat16 wrongly or not at all: computed in float32 and rounded once."""
+_WIDENED_BFLOAT16_NAMES = "Clip IsInf IsNaN LayerNormalization Mod Pow RoiAlign"
+# What stock TVM computes in bfloat16 wrongly or not at all.
+_WIDENED_BFLOAT16 = frozenset(_WIDENED_BFLOAT16_NAMES.split())
 
-# Computed in float32 where an operand is in half precision, and rounded once.
-_WIDENED_NAMES = "Acos Acosh Asin Asinh Atan Cosh Sinh Tan"
-_DEFAULTS = {"HardSigmoid": ("alpha", 0.2), "LeakyRelu": ("alpha", 0.01)}
+# Where a step of the operator, or a constant, would be rounded or pass the largest float16.
+_WIDENED_NAMES = (
+    "Acos Acosh Asin Asinh Atan Cosh CumSum Elu Gelu GlobalLpPool HardSigmoid HardSwish InstanceNormalization LRN "
+    "LpNormalization LpPool MeanVarianceNormalization PRelu ReduceL2 ReduceLogSum Selu Sinh Softsign Tan"
+)
+_WIDENED = frozenset(_WIDENED_NAMES.split())
+_DEFAULTS = {"HardSigmoid": ("alpha", 0.2), "InstanceNormalization": ("epsilon", 1e-5), "LeakyRelu": ("alpha", 0.01)}
 # Values that each converter of stock TVM writes as float32 constants, whatever the operand's type.
 _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
 
-def _widened(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    return in_float32(node, context) if context.element_type(node.input[0]) in _NARROW else None
+def is_widened(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether ``node`` has an operand in half precision, and is computed in float32 and rounded once."""
+    if node.op_type not in _WIDENED | _WIDENED_BFLOAT16:
+        return False
+    codes = set(map(context.element_type, node.input))
+    return onnx.TensorProto.BFLOAT16 in codes or (node.op_type in _WIDENED and onnx.TensorProto.FLOAT16 in codes)
 
 
 def in_float32(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -64,9 +72,8 @@ def in_float32(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 def _elu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     """x, and below 0 alpha (exp(x) - 1); Selu scales the whole by gamma."""
-    code = context.element_type(node.input[0])
-    if code != _DOUBLE:
-        return _widened(node, context)
+    if context.element_type(node.input[0]) != _DOUBLE:
+        return None
     pen, x = Pen(node=node, context=context), node.input[0]
     defaults = _SELU if node.op_type == "Selu" else {"alpha": 1.0, "gamma": 1.0}
     alpha, gamma = (pen.constant(attribute(node, name, defaults[name]), np.float64) for name in ("alpha", "gamma"))
@@ -88,19 +95,10 @@ def _with_defaults(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProt
     return [spelt]
 
 
-def _hard_swish(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """x hardsigmoid(x), as ONNX defines it."""
-    if context.element_type(node.input[0]) != _DOUBLE:
-        return None
-    pen, x = Pen(node=node, context=context), node.input[0]
-    pen.add("Mul", x, pen.add("HardSigmoid", x, alpha=1 / 6, beta=0.5), out=node.output[0])
-    return pen.nodes
-
-
 def _gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     """Stock TVM's has the accuracy of float32: x / 2 (1 + erf(x / sqrt 2)) in float64."""
     if context.element_type(node.input[0]) != _DOUBLE or text_attribute(node, "approximate", "none") != "none":
-        return _widened(node, context)
+        return None
     pen, x = Pen(node=node, context=context), node.input[0]
     half, one, root = (pen.constant(value, np.float64) for value in (0.5, 1.0, 0.5**0.5))
     share = pen.add("Add", one, pen.add("Erf", pen.add("Mul", x, root)))
@@ -109,9 +107,9 @@ def _gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None
 
 
 def _mean_variance(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """(x - mean) / (deviation + 1e-9), as ONNX defines it; half precision is widened."""
+    """(x - mean) / (deviation + 1e-9), as ONNX defines it."""
     if context.element_type(node.input[0]) != _DOUBLE:
-        return _widened(node, context)
+        return None
     pen, x = Pen(node=node, context=context), node.input[0]
     axes = list(attribute(node, "axes", [0, 2, 3]))
     centred = pen.add("Sub", x, pen.mean(x, axes))
@@ -200,7 +198,7 @@ def _legacy_prelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto
     """Before operator set 7 a vector of slopes had one for each channel; later it broadcasts from the right."""
     rank, slopes = context.rank(node.input[0]), context.shape(operand(node, 1))
     if context.opset >= 7 or slopes is None or rank is None or len(slopes) != 1 or slopes[0] == 1 or rank < 3:
-        return _widened(node, context)
+        return None
     pen = Pen(node=node, context=context)
     per_channel = pen.add("Reshape", node.input[1], pen.integers(-1, *[1] * (rank - 2)))
     pen.add("PRelu", node.input[0], per_channel, out=node.output[0])
@@ -232,13 +230,11 @@ def _bit_cast(bb: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[st
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_WIDENED_NAMES.split(), _widened),
     **dict.fromkeys(_DEFAULTS, _with_defaults),
     "Celu": _celu,
     "Elu": _elu,
     "Gelu": _gelu,
     "GridSample": sampled,
-    "HardSwish": _hard_swish,
     "MeanVarianceNormalization": _mean_variance,
     "Mod": _floor_mod,
     "PRelu": _legacy_prelu,
