@@ -374,9 +374,27 @@ void RunBeside() {
   Require(!is_here || lease.team()->times_lent() > lent, "a worker stays on the core that it was lent");
 }
 
+// A caller's team takes cores from callers on other cores, and none from those that share its own.
+void ShareCores() {
+  const cpu_set_t allowed = AllowedCores();
+  const int cores = CPU_COUNT(&allowed), here = sched_getcpu();
+  BindHere(here);
+  int elsewhere = 0;
+  while (elsewhere == here || !CPU_ISSET(elsewhere, &allowed)) ++elsewhere;
+  const TeamLease first(cores);
+  Require(first.threads() == cores, "a caller on its own does not have all cores");
+  Require(TeamLease(cores).threads() == cores, "a caller is alone because of one that cannot run now");
+  std::thread([cores, elsewhere] {
+    BindHere(elsewhere);
+    Require(TeamLease(cores).threads() == 1, "cores were given to two callers at once");
+  }).join();
+}
+
 void Beside(Random*) {
   std::thread(YieldBeside).join();
-  if (UsableCores() > 1) std::thread(RunBeside).join();
+  if (UsableCores() == 1) return;
+  std::thread(RunBeside).join();
+  std::thread(ShareCores).join();
 }
 
 // --- Bytes --------------------------------------------------------------------------------------------------

@@ -56,11 +56,11 @@ class Standstill {
   int64_t looked_ns_ = 0, ran_ns_ = -1;
 };
 
-// All teams that nobody leases. Never destroyed: threads may be at work while the process ends.
+// All leases, and the teams that nobody leases. Never destroyed: threads may be at work while the process ends.
 struct Registry {
   std::mutex mutex;
   std::vector<Team*> idle;
-  int busy_threads = 0;  // of leased teams, their callers counted
+  std::vector<const TeamLease*> leases;
   std::atomic<uint32_t> generation{0};
 };
 
@@ -75,7 +75,7 @@ void AfterForkInChild() {
   Registry& registry = TheRegistry();
   ForgetWitness();
   registry.idle.clear();
-  registry.busy_threads = 0;
+  registry.leases.clear();
   registry.generation.fetch_add(1, std::memory_order_relaxed);
   registry.mutex.unlock();
 }
@@ -210,15 +210,26 @@ bool Team::Run(Job job, void* context, int threads, bool must_run, int64_t limit
   return true;
 }
 
+// Threads of all leases whose callers are on other cores than this one's. A caller that was on this core does not run
+// now, and its workers end soon: a system that packs threads on few cores keeps all callers there, and leaves the
+// other cores to bound workers.
+int TeamLease::BusyElsewhere(const std::vector<const TeamLease*>& leases) const {
+  int threads = 0;
+  for (const TeamLease* lease : leases)
+    if (lease->cpu_ != cpu_) threads += lease->counted_;
+  return threads;
+}
+
 TeamLease::TeamLease(int wanted, bool exactly) : generation_(ForkGeneration()) {
   if (wanted <= 1 || inside_job) return;
   const int cores = UsableCores();
   Registry& registry = TheRegistry();
   {
     const std::lock_guard<std::mutex> lock(registry.mutex);
-    const int free_cores = std::max(1, cores - registry.busy_threads);
+    cpu_ = sched_getcpu();
+    const int free_cores = std::max(1, cores - BusyElsewhere(registry.leases));
     counted_ = exactly ? wanted : std::min(wanted, free_cores);
-    registry.busy_threads += counted_;
+    registry.leases.push_back(this);
     if (counted_ > 1 && !registry.idle.empty()) {
       team_ = registry.idle.back();
       registry.idle.pop_back();
@@ -234,7 +245,7 @@ TeamLease::~TeamLease() {
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   if (generation_ != registry.generation.load(std::memory_order_relaxed)) return;  // forked meanwhile
-  registry.busy_threads -= counted_;
+  registry.leases.erase(std::find(registry.leases.begin(), registry.leases.end(), this));
   if (team_ != nullptr) registry.idle.push_back(team_);
 }
 

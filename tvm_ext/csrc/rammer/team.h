@@ -80,8 +80,8 @@ class Team {
 // Leases a team for as long as it lives.
 class TeamLease {
  public:
-  // A team of `wanted` threads, the caller counted. Not `exactly`: fewer where other callers' teams occupy the cores
-  // that this process may use; 1, the caller alone, needs no team.
+  // A team of `wanted` threads, the caller counted. Not `exactly`: fewer where teams of callers on other cores occupy
+  // those that this process may use; 1, the caller alone, needs no team.
   explicit TeamLease(int wanted, bool exactly = false);
   ~TeamLease();
   TeamLease(const TeamLease&) = delete;
@@ -94,9 +94,12 @@ class TeamLease {
   bool Run(Job job, void* context, bool must_run, int64_t limit_ns = -1);
 
  private:
+  int BusyElsewhere(const std::vector<const TeamLease*>& leases) const;
+
   Team* team_ = nullptr;
   int threads_ = 1;
   int counted_ = 0;
+  int cpu_ = -1;  // that the caller was on when it began
   uint32_t generation_;
 };
 
