@@ -6,8 +6,8 @@ A loop's library reaches the pool through a data symbol that the loader sets; `a
   TVM binds a worker and lets the caller run on the same core, where the two take turns of milliseconds.
 * A part of a loop whose worker does not get to run is run by the caller. A worker that loses its core in the middle of
   its part gets the caller's.
-* Workers belong to nobody: a thread that calls takes a team for one loop. Where others' loops keep all cores busy, it
-  runs its loop alone. TVM starts a pool for each thread that ever called.
+* Workers belong to nobody: a thread that calls takes a team for one loop. Where loops of callers on
+  other cores keep all cores busy, it runs its loop alone. TVM starts a pool for each thread that ever called.
 * They look for work for 2 ms before they sleep, TVM's for 80 to 160 ms.
 * In a child process after a fork they are made anew.
 
