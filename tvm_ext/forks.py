@@ -220,6 +220,15 @@ def _configure_pool(used: int) -> None:
     tvm_ffi.get_global_func("runtime.config_threadpool")(_BIG_CORES, used)
 
 
+def max_concurrency() -> int:
+    """With how many threads TVM's pools start: ``TVM_NUM_THREADS``, else the machine's cores.
+
+    Unlike `tvm.runtime.num_threads` it starts no pool. On a busy machine the end of a process waits for a pool's
+    workers, each of which yields 300,000 times first: minutes, where others want its core.
+    """
+    return int(_runtime_function("MaxConcurrency")())
+
+
 def address_of_max_concurrency() -> int:
     """Of ``int tvm::runtime::threading::MaxConcurrency()``: how many threads TVM's pools start with."""
     return int(ctypes.cast(_runtime_function("MaxConcurrency"), ctypes.c_void_p).value or 0)

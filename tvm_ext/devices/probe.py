@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 
-from tvm_ext import _tvm, options
+from tvm_ext import _tvm, forks, options
 from tvm_ext.errors import UnsupportedEnvironmentError
 
 from . import microbench, row_files
@@ -59,7 +59,7 @@ def measure_cpu(watch: Callable[[str], None] = lambda _: None) -> DeviceSpec:
 
 
 def _from_tables(info: CpuInfo) -> DeviceSpec:
-    cores = min(options.usable_core_count(), int(_tvm.tvm.runtime.num_threads()))
+    cores = min(options.usable_core_count(), forks.max_concurrency())
     best = isa_of(info)
     known = microarchitecture_of(info.core_id)
     isa = known and known.isa_named(best.name)

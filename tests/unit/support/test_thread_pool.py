@@ -3,6 +3,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,3 +185,24 @@ def test_a_forked_child_has_threads_of_its_own(loops):
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         check(loops)
+
+
+NO_POOL = """
+import os
+import subprocess
+import sys
+from tests.support.small_modules import inputs_of, module_of
+from tvm_ext import relay
+from tvm_ext._tvm import relax
+inputs = inputs_of((256, 256), (256, 256))
+before = len(os.listdir("/proc/self/task"))
+library = relay.build(module_of(inputs, relax.op.matmul(*inputs)), "llvm", kernel_cache="off")
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_a_build_starts_no_pool_of_tvms() -> None:
+    """The end of a process waits for the pool's workers: minutes, where others keep their cores busy."""
+    environment = {name: value for name, value in os.environ.items() if name != "TVM_EXT_CPU"}
+    run = subprocess.run([sys.executable, "-c", NO_POOL], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout.split() == ["0"]
