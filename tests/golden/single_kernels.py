@@ -125,7 +125,8 @@ def _fallbacks() -> Iterator[HashedKernels]:
         ),
     }
     for name, graph in graphs.items():
-        for device in (WIDE, A100):
-            yield HashedKernels(name=name, device=device, emit=partial(kernels_of, graph, device))
+        yield HashedKernels(name=name, device=A100, emit=partial(kernels_of, graph, A100))
+    pool = graphs["adaptive pool"]
+    yield HashedKernels(name="adaptive pool", device=WIDE, emit=partial(kernels_of, pool, WIDE))
     stock = of(lambda x, y: nn.relu(op.matmul(x, y)), (40, 30), (30, 20))
     yield HashedKernels(name="stock product", device=A100, emit=partial(kernels_of, stock, A100, enable_roller=False))

@@ -210,13 +210,18 @@ def _values_of(made: Expr, call: Call, mod: IRModule) -> list[Array]:
         return _arrays(made)
     if not isinstance(made, Call) or made.op != CALL_TIR:
         if isinstance(made, Call) and made.op != call.op:
-            return _legalized_values(made)
+            # Of what the rule has made a function of already: the cast of a mean.
+            known = [_constant(_operand(item, mod)) if isinstance(item, (Call, Var)) else item for item in made.args]
+            return _legalized_values(Call(made.op, known, made.attrs, made.ty_args))
         raise IllegalRewrite(f"{call.op.name} is not one function of tensors")
     return _function_values(mod[made.args[0]], [_operand(field, mod) for field in made.args[1].fields])
 
 
 def _operand(field: Expr, mod: IRModule) -> Array:
     """An operand of a legalized call, which may be a call itself: of a cast of what the operator was given, say."""
+    if isinstance(field, Var):
+        bindings = (item for block in mod["legalized"].body.blocks for item in block.bindings)
+        return _operand(next(item.value for item in bindings if item.var.same_as(field)), mod)
     if isinstance(field, Call):
         return _values_of(field, field, mod)[0] if field.op == CALL_TIR else _legalized_values(field)[0]
     if not isinstance(field, Constant):

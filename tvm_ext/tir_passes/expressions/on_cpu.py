@@ -10,7 +10,7 @@ from tvm_ext.support.limits import limits
 from .cut_expressions import cut_nested, name_of
 from .deep_bindings import store_deep_bindings
 from .exact_floats import keep_floats, pass_nan_on
-from .vector_math import FUNCTIONS, by_c_library, expand_math, has_scale
+from .vector_math import FUNCTIONS, by_c_library, expand_math, has_scale, is_called
 
 
 def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
@@ -25,6 +25,6 @@ def on_cpu(body: Stmt, device: DeviceSpec) -> Stmt:
 def call_notes(body: Stmt) -> list[str]:
     """For the report: that there are too many functions in ``body`` to write all of them as arithmetic."""
     calls: list[bool] = []
-    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS)))
+    structural_walk(body, (Call, lambda call: calls.append(name_of(call) in FUNCTIONS or is_called(call, FUNCTIONS))))
     most = limits().expanded_functions
     return [f"functions by the C library: {sum(calls)} of them (limit {most})"] if sum(calls) > most else []

@@ -11,7 +11,7 @@ Half precision is computed in float32 and rounded. Calls that stay, those in flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Call, Expr, Node, structural_map, tirx
@@ -105,6 +105,13 @@ def by_c_library(node: Node) -> Node:
     Its tanh is (1 - e^-2x) / (1 + e^-2x), which has no digit right near 0; sinh and cosh of vectors end the build.
     """
     return structural_map(node, (Call, _called))
+
+
+def is_called(call: Call, functions: Set[str]) -> bool:
+    """Whether ``call`` is `by_c_library`'s, of one of ``functions``."""
+    if name_of(call) != "tirx.call_pure_extern":
+        return False
+    return f"tirx.{str(call.args[0].value).removesuffix('f')}" in functions
 
 
 def _called(call: Call) -> Expr:
