@@ -194,7 +194,7 @@ _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_v
 
 def _woken_workers() -> set[int]:
     """The system's numbers of the workers of this thread's pool, which each were given something to do."""
-    used, workers = int(_runtime_function("NumThreads")()), int(_runtime_function("MaxConcurrency")())
+    used, workers = int(_runtime_function("NumThreads")()), max_concurrency()
     if used < workers:  # somebody set fewer (runtime.config_threadpool), which would leave the others asleep
         _configure_pool(workers)
     seen: list[int] = []

@@ -7,7 +7,6 @@ kernels that run that function until one of them has another hash, or fails.
 from __future__ import annotations
 
 import ast
-import copy
 import importlib
 import os
 import pkgutil
@@ -145,7 +144,7 @@ def is_noticed(mutant: Mutant, kernels: list[HashedKernels], hashes: dict[str, s
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.alarm(LIMIT_S)
     try:
-        apply(copy.copy(mutant))
+        apply(mutant)
         same = all(digest(item.emit()) == hashes[str(item)] for item in kernels)
     except BaseException:  # noqa: BLE001 - what fails is noticed, whatever it is
         same = False
