@@ -159,9 +159,12 @@ _TAKE_TEXT = """
 """
 
 _LOOKS, _FEW_LOOKS = 512, 16
-"""How often a block looks whether all others have come, and behind a run in which they did not. Between looks it asks to
-sleep for 64 ns, which PTX lets be anything from none to twice that: some 30 us, and 1 us. Assumed, not measured, is that
-blocks of one launch begin within that time where they have room; where they do not, tickets are as right."""
+"""How often a block looks whether all others have come, and behind a run in which they did not.
+
+Between looks it asks to sleep for 64 ns, which PTX lets be anything from none to twice that: some 30 us, and 1 us.
+Assumed, not measured, is that blocks of one launch begin within that time where they have room; where they do not,
+tickets are as right.
+"""
 
 _LOOKS_WITHOUT_SLEEP = 1 << 14
 """The same in OpenCL, which knows no sleep. Assumed."""
