@@ -20,8 +20,6 @@ Environment variables
     Seconds after which one run of a device compiler is stopped; default 60.
 ``TVM_EXT_IMPORT_LIMITS``
     How large an imported model may be, where ``from_onnx(limits=...)`` says nothing; see `import_limits`.
-``OCL_ICD_VENDORS``
-    Where OpenCL's loader looks for drivers; respected if set, chosen by `offer_opencl_drivers` if not.
 ``TVM_NUM_THREADS``, ``OMP_NUM_THREADS``
     TVM's thread count; respected if set, chosen by `configure_threads` if not.
 ``TVM_EXT_THREAD_POOL``
@@ -57,7 +55,6 @@ _NVCC_TIME_LIMIT_S = 60.0
 IMPORT_LIMITS_VARIABLE = "TVM_EXT_IMPORT_LIMITS"
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _THREAD_VARIABLES = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
-_OPENCL_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
 _CHOSEN_THREADS_VARIABLE = "TVM_EXT_CHOSEN_NUM_THREADS"
 _THREAD_POOL_VARIABLE = "TVM_EXT_THREAD_POOL"
 _SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
@@ -392,8 +389,3 @@ def configure_threads() -> int | None:
     count = usable_core_count()
     os.environ[_THREAD_VARIABLES[0]] = os.environ[_CHOSEN_THREADS_VARIABLE] = str(count)
     return count
-
-
-def offer_opencl_drivers(folder: Path) -> None:
-    """Let OpenCL's loader find the drivers whose ``.icd`` files are in ``folder``, unless the user chose a place."""
-    os.environ.setdefault(_OPENCL_DRIVERS_VARIABLE, str(folder))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tests.support.opencl_cpu import compile_opencl
 from tests.support.pipelining.check import cuda_source
 from tests.support.pipelining.constructed import applied_product, convolution, single_product
 from tests.support.product_chains import chain, function_of
@@ -22,7 +23,6 @@ from tvm_ext.devices.device_db import as_opencl, lookup
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
-from tvm_ext.verify.opencl_cpu import compile_opencl
 
 op = relax.op
 AVX512, AVX2 = "cpu-epyc-zen5", "cpu-cascade-lake-avx2"

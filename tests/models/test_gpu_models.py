@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import opencl_cpu
+from tests.support.opencl_graph import run_graph
 from tvm_ext import pass_pipeline, recorder, relay
 from tvm_ext.bench import models
 from tvm_ext.bench.compare import relative_error
@@ -16,8 +18,6 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
 from tvm_ext.records.layout import LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
-from tvm_ext.verify import opencl_cpu
-from tvm_ext.verify.opencl_graph import run_graph
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 slow = pytest.mark.slow

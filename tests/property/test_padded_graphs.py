@@ -9,13 +9,13 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.inline_composites import InlineComposites
 from tests.support.padding_graphs import padding_graph
 from tests.support.quick_target import UNOPTIMISED
 from tvm_ext._tvm import IRModule
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.padding import PADDING, PaddingRecord
 from tvm_ext.records.serialise import from_json
-from tvm_ext.relay_passes.inline_composites import InlineComposites
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 

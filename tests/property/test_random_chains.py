@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.support import opencl_cpu
 from tests.support.case_workers import Trial, run_trials
 from tests.support.random_chains import check, summary
 from tests.support.random_chains.__main__ import app
@@ -31,7 +32,6 @@ from tests.support.random_chains.reference import difference, expected_outputs
 from tests.support.random_operators.opencl import DEVICES, in_turn
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
-from tvm_ext.verify import opencl_cpu
 
 EVERYDAY = 2 * len(PRODUCERS)
 EVERYDAY_GPU = 12

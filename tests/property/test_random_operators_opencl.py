@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import opencl_cpu
 from tests.support.random_operators.check import attempt
 from tests.support.random_operators.draw import SLOTS, draw_case
 from tests.support.random_operators.opencl import DEVICES, in_turn, is_gpu
@@ -15,7 +16,6 @@ from tests.support.random_operators.record import OperatorCase
 from tests.support.random_operators.summary import document
 from tests.support.random_operators.workers import run_cases
 from tvm_ext.errors import CompileError, IllegalRewrite
-from tvm_ext.verify import opencl_cpu
 
 pytestmark = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 

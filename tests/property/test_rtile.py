@@ -7,12 +7,12 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.bench.tensor_exprs import conv2d, depthwise_conv2d, elementwise, matmul, pool2d, reduce_sum
+from tests.support.alignment_facts import alignment_facts
+from tests.support.tensor_exprs import conv2d, depthwise_conv2d, elementwise, matmul, pool2d, reduce_sum
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
 from tvm_ext.tir_passes.roller.align import ALL_RULES, next_shape_aligned, padding_waste
 from tvm_ext.tir_passes.roller.canonical import canonicalise
-from tvm_ext.tir_passes.roller.check import alignment_facts
 from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.tir_passes.roller.rtile import bank_padding, conflict_degree
 

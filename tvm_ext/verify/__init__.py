@@ -1,9 +1,9 @@
-"""Whether GPU kernels are right, without a GPU: the interpreter (`simt`), OpenCL on the CPU, threads as loops.
+"""Whether GPU kernels are right, without a GPU: the interpreter (`simt`), threads as loops.
 
 >>> from tvm_ext.verify import verify
 >>> print(verify(func, "nvidia-a100"))  # doctest: +SKIP
 
-Not here: kernels and mutants to test all that with (`tests/support/` of the repository).
+Not here: kernels and mutants to test all that with, and OpenCL on the CPU (`tests/support/` of the repository).
 Start at `verification.verify`.
 """
 

@@ -20,6 +20,7 @@ allreduce or matrix fragments - have no such sequential form and are refused, wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 import tvm
@@ -44,11 +45,10 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices.device_db import device_for_target
-from tvm_ext.errors import IllegalRewrite
+from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.float_ir import is_float, is_number
 from tvm_ext.support.arrays import Array
 
-from .opencl_cpu import check_inputs, poison
 from .plain_copies import synchronous
 
 _EXCHANGES = ("shfl", "allreduce", "mma", "ldmatrix", "ptx", "cp_async", "matrix_sync", "fill_fragment", "storage_sync")
@@ -228,3 +228,22 @@ def is_thread_bound(func: PrimFunc) -> bool:
         structural_walk(func.body, (For, lambda loop: found.append(loop.kind == ForKind.THREAD_BINDING)))
         structural_walk(func.body, (tirx.AttrStmt, lambda node: found.append(node.attr_key == "thread_extent")))
     return any(found)
+
+
+def poison(shape: Sequence[int], dtype: str) -> Array:
+    """An array that a kernel must overwrite: NaN, the lowest integer, or True."""
+    kind = np.dtype(dtype).kind
+    value = np.nan if kind == "f" else (True if kind == "b" else np.iinfo(dtype).min if kind == "i" else 255)
+    return np.full(tuple(shape), value, dtype)
+
+
+def check_inputs(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], inputs: Sequence[Array]) -> None:
+    """Raises InputError for an input whose shape, element count or type is not the parameter's."""
+    for position, array in enumerate(inputs):
+        shape, dtype = tuple(shapes[position]), dtypes[position]
+        if str(array.dtype) != dtype or prod(array.shape) != prod(shape):
+            raise InputError(
+                f"input {position} of function {name} should be {dtype} of shape {list(shape)}, "
+                f"but is {array.dtype} of shape {list(array.shape)}.",
+                "pass arrays in the order of the function's parameters",
+            )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.opencl_cpu import run_opencl
 from tvm_ext._tvm import Call, For, IRModule, PassContext, Sequential, Target, structural_mutate, structural_walk, tvm
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
@@ -16,7 +17,6 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import PIPELINED
-from tvm_ext.verify.opencl_cpu import run_opencl
 from tvm_ext.verify.threads_as_loops import run_threads_as_loops
 from tvm_ext.verify.verification import TOLERANCES, Verification, verify
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from tests.support.opencl_graph import run_graph
 from tvm_ext import recorder
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.reports.record import OperatorReport
-from tvm_ext.verify.opencl_graph import run_graph
 
 from .record import Array
 

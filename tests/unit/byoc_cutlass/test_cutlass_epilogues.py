@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.inline_composites import InlineComposites
 from tests.support.quick_target import UNOPTIMISED
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, number, op, partition, patterns
@@ -19,7 +20,6 @@ from tvm_ext._tvm import assert_structural_equal, topi
 from tvm_ext.byoc_cutlass.activations import ACTIVATIONS, KNOWN_REFERENCES, TOLERANCE
 from tvm_ext.relay_passes.composites import is_composite
 from tvm_ext.relay_passes.fold_calls import FoldCalls
-from tvm_ext.relay_passes.inline_composites import InlineComposites
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tvm_ext.bench.tensor_exprs import conv2d, matmul
+from tests.support.tensor_exprs import conv2d, matmul
 from tvm_ext.cost.load_ports import PortTimes, set_share
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tvm_ext
-from tvm_ext.bench.tensor_exprs import conv2d, elementwise, matmul, reduce_sum
+from tests.support.tensor_exprs import conv2d, elementwise, matmul, reduce_sum
 from tvm_ext.cost.access_table import access_table, rows_thrash, vector_lanes, vector_use
 from tvm_ext.cost.perf_model import PerfModel, predict
 from tvm_ext.devices import device_db

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.opencl_sync import opencl_text
 from tests.support.simt.persistent_kernels import PersistentKernel
 from tests.unit.compilers import needs_nvcc
 from tests.unit.verify.simt.test_persistent import TICKETS
 from tvm_ext._tvm import Target, tvm
-from tvm_ext.ir.device_sync import ALL, SETTLE, WAIT_LIMIT, SyncOrders, cuda_texts, opencl_text
+from tvm_ext.ir.device_sync import ALL, SETTLE, WAIT_LIMIT, SyncOrders, cuda_texts
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tests.support.cutlass_on_cpu import put_on_cpu
+from tests.support.inline_composites import InlineComposites
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import op, partition
 from tests.unit.compilers import needs_cc
@@ -23,7 +24,6 @@ from tvm_ext.errors import IllegalRewrite, OptionError, UnsupportedEnvironmentEr
 from tvm_ext.records.partition import CUTLASS, CutlassBuild, CutlassKernel, CutlassRegion
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.compile_cutlass import CompileCutlass
-from tvm_ext.relay_passes.inline_composites import InlineComposites
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 
 DEVICE = lookup("nvidia-a100")

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tests.support.cutlass_on_cpu import HostLibrary, put_on_cpu
+from tests.support.inline_composites import InlineComposites
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import op, partition
 from tests.unit.compilers import needs_cc
@@ -24,7 +25,6 @@ from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.composites import composite_of, inlined, is_composite, region_of, twin_of
-from tvm_ext.relay_passes.inline_composites import InlineComposites
 from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend

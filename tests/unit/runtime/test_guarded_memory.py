@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support import opencl_cpu
 from tests.support.small_modules import module_of
 from tvm_ext import pass_pipeline, relay
 from tvm_ext._tvm import BufferStore, PrimFunc, Var, copy_module, module_pass, structural_map, tirx
@@ -18,7 +19,6 @@ from tvm_ext.errors import MemoryGuardError, OptionError
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, index, load, loop, sequence, store
 from tvm_ext.runtime.guarded_memory import GUARD_BYTES, GuardedTensor, call_guarded, patterns_of
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces, guard_workspaces
-from tvm_ext.verify import opencl_cpu
 
 SIZE = 5
 TYPES = ("float32", "float16", "float64", "bfloat16", "int8", "uint8", "int32", "int64", "bool")

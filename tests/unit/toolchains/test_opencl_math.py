@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import opencl_cpu
 from tvm_ext._tvm import Schedule, te, tirx
 from tvm_ext.toolchains.opencl_math import FUNCTIONS, enable_opencl_math
-from tvm_ext.verify import opencl_cpu
 
 OF_TWO = {"atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot, "nextafter": np.nextafter}
 OF_ONE = {

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import opencl_cpu
+from tests.support.opencl_sync import opencl_text
 from tests.support.simt.persistent_kernels import expected
 from tests.unit.verify.simt.test_persistent import FIGURE_9, TICKETS
 from tvm_ext._tvm import Call, Expr, PrimFunc, structural_map, tirx
-from tvm_ext.ir.device_sync import ALL, CALL, opencl_text
+from tvm_ext.ir.device_sync import ALL, CALL
 from tvm_ext.records.merged import NOT_CHOSEN
-from tvm_ext.verify import opencl_cpu
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 RUNS = 20

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 
+from tests.support import opencl_cpu
 from tests.support.pipelining.check import cuda_source
 from tests.unit.compilers import needs_nvcc
 from tests.unit.tir_passes.emit.simt_operators import (
@@ -35,7 +36,6 @@ from tests.unit.tir_passes.emit.simt_operators import (
 )
 from tvm_ext.devices import device_db
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
-from tvm_ext.verify import opencl_cpu
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, topi
 
+from tests.support import opencl_cpu
 from tests.support.pipelining.check import cuda_source
 from tests.support.product_chains import (
     EPILOGUES,
@@ -31,7 +32,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
-from tvm_ext.verify import opencl_cpu, simt, verify
+from tvm_ext.verify import simt, verify
 from tvm_ext.verify.verification import cpu_reference
 
 AMPERE, HOPPER, VOLTA, TURING, AMD = "nvidia-a100", "nvidia-h200", "nvidia-v100", "nvidia-t4", "amd-mi50"

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T  # noqa: N812 - TVMScript's own name
 
+from tests.support import opencl_cpu
 from tests.unit.kernels import legalised, relative_error
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, TargetError
@@ -18,7 +19,6 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.emit.schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
-from tvm_ext.verify import opencl_cpu
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 A100 = lookup("nvidia-a100")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tvm import relax, te, topi
 
+from tests.support import opencl_cpu
 from tests.unit.kernels import from_te, legalised, relative_error
 from tests.unit.row_kernels import check, interpreted, launch_count, row_kernel
 from tvm_ext._tvm import Target, tirx, tvm
 from tvm_ext.errors import IllegalRewrite, UnsupportedEnvironmentError
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, find_nvcc
-from tvm_ext.verify import opencl_cpu
 
 op = relax.op
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -11,6 +11,8 @@ import pytest
 from onnx import helper
 from tvm import te, topi
 
+from tests.support import opencl_cpu
+from tests.support.opencl_graph import run_graph
 from tests.unit.float_expressions import EXPRESSIONS, assert_same, function_of, operands
 from tvm_ext import pass_pipeline, relay
 from tvm_ext._tvm import tvm
@@ -20,8 +22,8 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_by_stock
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, find_nvcc
-from tvm_ext.verify import opencl_cpu, simt
-from tvm_ext.verify.opencl_graph import run_graph
+from tvm_ext.verify import simt
+from tvm_ext.verify.threads_as_loops import poison
 
 A100 = "nvidia-a100"
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
@@ -52,7 +54,7 @@ def test_opencl_computes_what_the_expressions_say(dtype: str) -> None:
     found, values = kernels(dtype), operands(dtype)
     device = opencl_cpu.OpenClDevice(opencl_cpu.compile_opencl(module_of(found)))
     for name, kernel in found.items():
-        buffers = [device.buffer(value) for value in (*values, opencl_cpu.poison(values[0].shape, dtype))]
+        buffers = [device.buffer(value) for value in (*values, poison(values[0].shape, dtype))]
         device.call(str(kernel.attrs["global_symbol"]), buffers)
         assert_same(name, device.read(buffers[2], values[0].shape, dtype), expected(name, dtype))
 

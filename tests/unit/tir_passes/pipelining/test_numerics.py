@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.opencl_cpu import why_not
 from tests.support.pipelining.check import (
     Pipelined,
     Wanted,
@@ -27,7 +28,6 @@ from tests.support.pipelining.simt import simt_kernels
 from tests.support.pipelining.stock import specialised, symbolic_compute
 from tests.support.pipelining.tiles import tile_kernels
 from tests.support.pipelining.traps import trap_kernels
-from tvm_ext.verify.opencl_cpu import why_not
 from tvm_ext.verify.verification import verify
 
 ALCOP = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "alcop_ops.csv"

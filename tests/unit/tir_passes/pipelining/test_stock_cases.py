@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from tests.support.opencl_cpu import why_not
 from tests.support.pipelining.check import Wanted, check, error_on_llvm, error_on_opencl, pipelined, tolerance
 from tests.support.pipelining.kernels import A100, OPENCL, PipeliningKernel, product_reference
 from tests.support.pipelining.schedules import (
@@ -18,7 +19,6 @@ from tests.support.pipelining.stock import stock_cases
 from tvm_ext._tvm import IRModule
 from tvm_ext.errors import InputError
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline
-from tvm_ext.verify.opencl_cpu import why_not
 
 CASES = {kernel.name: kernel for kernel in stock_cases()}
 PAIRS = [(name, device) for name, kernel in CASES.items() for device in kernel.devices]

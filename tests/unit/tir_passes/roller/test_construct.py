@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ext.analysis.tensor_expr import Access, LinearIndex, TensorExpr
-from tvm_ext.bench.tensor_exprs import (
+from tests.support.alignment_facts import alignment_facts
+from tests.support.tensor_exprs import (
     access,
     conv2d,
     depthwise_conv2d,
@@ -20,13 +20,13 @@ from tvm_ext.bench.tensor_exprs import (
     reduce_sum,
     roller_operators,
 )
+from tvm_ext.analysis.tensor_expr import Access, LinearIndex, TensorExpr
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.tir_passes.roller.align import ALL_RULES
 from tvm_ext.tir_passes.roller.canonical import canonicalise
-from tvm_ext.tir_passes.roller.check import alignment_facts
 from tvm_ext.tir_passes.roller.construct import construct
 
 V100 = device_db.lookup("nvidia-v100")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tensor_exprs import conv2d, matmul
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.bench.tensor_exprs import conv2d, matmul
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram
@@ -130,7 +130,7 @@ def test_more_work_takes_longer_and_padding_counts() -> None:
 
 
 def test_nothing_for_what_is_no_product() -> None:
-    from tvm_ext.bench.tensor_exprs import depthwise_conv2d
+    from tests.support.tensor_exprs import depthwise_conv2d
 
     found = construct_mma(half(depthwise_conv2d(1, 32, 28, 28, (3, 3))), device_db.lookup("a100"))
     assert found.programs == ()

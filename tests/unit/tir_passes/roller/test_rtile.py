@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.bench.tensor_exprs import conv2d, matmul
+from tests.support.tensor_exprs import conv2d, matmul
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
 from tvm_ext.records.rprogram import RTile

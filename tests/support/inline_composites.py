@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tvm_ext._tvm import IRModule, PassContext, module_pass
-
-from .composites import inlined
+from tvm_ext.relay_passes.composites import inlined
 
 
 @module_pass(opt_level=0, name="tvm_ext.InlineComposites")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support import opencl_cpu
 from tests.unit.verify.small_gpu_kernels import reversed_rows, shared_matmul, two_launches
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
-from tvm_ext.verify import opencl_cpu
+from tvm_ext.verify.threads_as_loops import poison
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 
@@ -64,6 +65,6 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
 def test_poison_is_what_no_kernel_would_leave(dtype: str) -> None:
-    array = opencl_cpu.poison((3,), dtype)
+    array = poison((3,), dtype)
     assert str(array.dtype) == dtype
     assert np.isnan(array).all() if dtype == "float32" else (array != 0).all()

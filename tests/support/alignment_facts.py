@@ -7,9 +7,8 @@ from tvm_ext.cost.access_table import AccessTable, Shape
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.records.rprogram import RProgram
-
-from .align import TENSOR_CORE, Aligner, padding_waste, tensor_core_steps
-from .rtile import conflict_degree, storage_padding
+from tvm_ext.tir_passes.roller.align import TENSOR_CORE, Aligner, padding_waste, tensor_core_steps
+from tvm_ext.tir_passes.roller.rtile import conflict_degree, storage_padding
 
 
 def alignment_facts(expr: TensorExpr, program: RProgram, device: DeviceSpec) -> dict[str, bool | None]:

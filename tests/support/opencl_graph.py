@@ -18,8 +18,9 @@ import tvm
 from tvm_ext._tvm import CALL_TIR, Call, Constant, Expr, IRModule, PrimFunc, Type, Var, relax
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.support.arrays import Array
+from tvm_ext.verify.threads_as_loops import poison
 
-from .opencl_cpu import OpenClDevice, compile_opencl, poison
+from .opencl_cpu import OpenClDevice, compile_opencl
 
 
 @dataclass(frozen=True, slots=True)

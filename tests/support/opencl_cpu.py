@@ -28,7 +28,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,10 +50,13 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.launches import AfterSplit
-from tvm_ext.errors import CompileError, IllegalRewrite, InputError, MemoryGuardError, UnsupportedEnvironmentError
-from tvm_ext.options import offer_opencl_drivers
+from tvm_ext.errors import CompileError, IllegalRewrite, MemoryGuardError, UnsupportedEnvironmentError
 from tvm_ext.support.arrays import Array
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
+from tvm_ext.verify.threads_as_loops import check_inputs, poison
+
+_DRIVERS_VARIABLE = "OCL_ICD_VENDORS"
+"""Where OpenCL's loader looks for drivers."""
 
 _REMEDY = "pip install tvm-ext[opencl]"
 _INTEL_LIBRARIES = ("libintlc.so.5", "libirng.so", "libimf.so", "libsvml.so")
@@ -162,7 +164,7 @@ def offer_intel_driver() -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"tvm_ext-icd-{os.getpid()}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "intel.icd").write_text(f"{driver}\n", encoding="utf-8")
-    offer_opencl_drivers(folder)
+    os.environ.setdefault(_DRIVERS_VARIABLE, str(folder))  # unless the user chose a place
 
 
 def compile_opencl(module: IRModule | PrimFunc) -> OpenClProgram:
@@ -324,13 +326,6 @@ class OpenClDevice:
                     raise MemoryGuardError(f"kernel {launch.kernel} writes {side} its buffer {position}.")
 
 
-def poison(shape: Sequence[int], dtype: str) -> Array:
-    """An array that a kernel must overwrite: NaN, the lowest integer, or True."""
-    kind = np.dtype(dtype).kind
-    value = np.nan if kind == "f" else (True if kind == "b" else np.iinfo(dtype).min if kind == "i" else 255)
-    return np.full(tuple(shape), value, dtype)
-
-
 def run_opencl(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a thread-bound ``func`` whose first parameters are ``inputs``; what they hold before is poison.
 
@@ -345,15 +340,3 @@ def run_opencl(func: PrimFunc, inputs: Sequence[Array]) -> list[Array]:
     buffers = [device.buffer(array) for array in arrays]
     device.call(function.name, buffers)
     return [device.read(buffers[i], function.shapes[i], function.dtypes[i]) for i in rest]
-
-
-def check_inputs(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], inputs: Sequence[Array]) -> None:
-    """Raises InputError for an input whose shape, element count or type is not the parameter's."""
-    for position, array in enumerate(inputs):
-        shape, dtype = tuple(shapes[position]), dtypes[position]
-        if str(array.dtype) != dtype or prod(array.shape) != prod(shape):
-            raise InputError(
-                f"input {position} of function {name} should be {dtype} of shape {list(shape)}, "
-                f"but is {array.dtype} of shape {list(array.shape)}.",
-                "pass arrays in the order of the function's parameters",
-            )
