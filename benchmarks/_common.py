@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for benchmarks.networks and tests.support
+
 from rich.console import Console
 
 from tvm_ext.bench.environment import DIRTY, Environment, current_environment, is_clean

@@ -22,9 +22,9 @@ from rich.table import Table
 from tvm import relax
 from tvm.runtime.vm import VirtualMachine
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext._tvm import import_onnx
 from tvm_ext.bench.contenders import OURS, Contender
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.placement import place_threads
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.runtime.graph_module import flatten_outputs

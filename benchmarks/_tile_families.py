@@ -17,9 +17,9 @@ import numpy.typing as npt
 import tvm
 from _tiles import Case, matmul_model, prepare, single_core
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext._tvm import Expr, tirx
 from tvm_ext.autotune.cpu_space import CpuTileSpace
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.cost.cpu_tiles import program_of, tile_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, cast_to, index, load, loop, new_buffer, sequence

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
+from benchmarks.networks.graph import GraphWriter, he_normal
+from benchmarks.networks.roller_models import read_models
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, tirx
 from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computation_rewrites import drop_unit_axes, split_divided_axes
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator, static_shape
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
-from tvm_ext.bench.roller_models import read_models
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec

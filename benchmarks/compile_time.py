@@ -29,7 +29,7 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from tvm_ext.bench import models
+from benchmarks.networks import models
 
 DEFAULT = ("resnet50", "densenet121", "vgg19", "minilm")
 TARGETS_S = {("resnet50", "cold"): 25.0, ("resnet50", "warm"): 5.0, ("densenet121", "cold"): 60.0}

@@ -13,24 +13,21 @@ from __future__ import annotations
 
 import csv
 import statistics
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
-
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for tests.support
 
 import typer
 from _common import current_environment, result_path, write_results
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.networks.roller_models import WORKLOAD_BATCH, read_models
 from tests.support.alignment_facts import alignment_facts
 from tests.support.tensor_exprs import roller_operators
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc
-from tvm_ext.bench.roller_models import WORKLOAD_BATCH, read_models
 from tvm_ext.cli.explain import operators_of
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec

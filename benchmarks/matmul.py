@@ -26,11 +26,12 @@ import numpy as np
 import tvm
 import typer
 from _common import current_environment, progress, result_path, show, write_results
+from _peers import NUMPY, prepare_numpy_matmul
 from rich.table import Table
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
-from tvm_ext.bench.contenders import NUMPY, ONNX_RUNTIME, OURS, Contender, prepare_numpy_matmul
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
+from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender
 from tvm_ext.bench.placement import Placement
 from tvm_ext.devices import microbench_kernels
 from tvm_ext.devices.device_db import device_for_target

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from _common import current_environment, progress, result_path, show, write_resu
 from _explain import Explanation, explain
 from rich.table import Table
 
-from tvm_ext.bench import models
+from benchmarks.networks import models
 from tvm_ext.bench.compare import STOCK_BUDGET_S, BenchResult, bench, result_table
 from tvm_ext.bench.contenders import ONNX_RUNTIME, PEERS
 from tvm_ext.errors import UnsupportedEnvironmentError
@@ -75,14 +75,14 @@ def measure(name: str, batch: int, sequence: int, with_explanation: bool, **sett
     gc.collect()  # the last model's weights, up to half a gigabyte
     try:
         with progress() as tell:
-            result = bench(name, batch=batch, sequence=sequence, progress=tell, **settings)
+            proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
+            result = replace(bench(proto, progress=tell, **settings), model=Path(name).name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")
         return None
     show(result.table())
     if not with_explanation or (result.speedup(ONNX_RUNTIME) or 1.0) >= 1.0:
         return ModelResult(result=result)
-    proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
     explanation = explain(name, proto)
     show(explanation.table())
     return ModelResult(result=result, explanation=explanation)

@@ -19,10 +19,10 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from tvm_ext.bench import roller_models
+from benchmarks.networks import roller_models
+from benchmarks.networks.roller_models import RollerModel
 from tvm_ext.bench.compare import BenchResult, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, STOCK_TVM
-from tvm_ext.bench.roller_models import RollerModel
 from tvm_ext.errors import InputError
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "roller_ops.csv"

@@ -29,9 +29,9 @@ from _common import current_environment, progress, result_path, show, write_resu
 from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
 from rich.table import Table
 
+from benchmarks.networks import models
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule
-from tvm_ext.bench import models
 from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate, unit_activity
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices import device_db

@@ -25,9 +25,9 @@ from _common import current_environment, progress, result_path, show, write_resu
 from onnx import TensorProto
 from rich.table import Table
 
+from benchmarks.networks.graph import GraphWriter, he_normal, near_one, small_normal
 from tvm_ext.bench.contenders import prepare_onnx_runtime, prepare_ours
 from tvm_ext.bench.models import random_inputs
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal, near_one, small_normal
 from tvm_ext.bench.timing import MINIMUM_SAMPLE_S
 from tvm_ext.errors import InputError
 

@@ -33,8 +33,8 @@ import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext import relay
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
 from tvm_ext.errors import InputError
 
 CONTENDERS = {

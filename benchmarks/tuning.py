@@ -23,8 +23,8 @@ import typer
 from _common import current_environment, earlier_results, progress, result_path, show, write_results
 from rich.table import Table
 
+from benchmarks.networks import models
 from tvm_ext import relay
-from tvm_ext.bench import models
 from tvm_ext.bench.compare import BenchResult, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender, prepare_ours
 from tvm_ext.bench.placement import Placement

@@ -41,7 +41,7 @@ class CountPaths:
 
 def main() -> None:
     device, target = device_for_target("llvm")
-    model = models.build_model("mobilenet_block")
+    model = models.build_model("squeezenet")
     mod, params = relay.frontend.from_onnx(model)
     parameters = {var: params[var.name] for var in mod["main"].params if var.name in params}
 
@@ -66,12 +66,12 @@ def main() -> None:
         scheduled = kernels(mod)
         executable = relax.build(scheduled, target, relax_pipeline=lowering_pipeline(target))
 
-    (data,) = models.random_inputs(model).values()
+    ((name, data),) = models.random_inputs(model).items()
     output = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
 
     library = relay.build(mod, "llvm", params=params)
     module = relay.GraphModule(library)
-    module.run(x=data)
+    module.run(**{name: data})
     difference = np.abs(output - module.get_output(0).numpy()).max()
     print("kernels by path:", dict(counter.paths))
     print(f"largest difference from relay.build: {difference:.2g}")

@@ -3,7 +3,7 @@
 from tvm_ext import relay
 from tvm_ext.bench import models
 
-model = models.build_model("mobilenet_block")  # or the path of an .onnx file
+model = models.build_model("squeezenet")  # or the path of an .onnx file
 mod, params = relay.frontend.from_onnx(model)
 lib = relay.build(mod, target="llvm", params=params)
 module = relay.GraphModule(lib)

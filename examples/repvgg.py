@@ -8,18 +8,22 @@ variants. Beside them are Bolt's measurements on a T4. Accuracies are the paper'
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for benchmarks.networks
 
 import numpy as np
 
+from benchmarks.networks.repvgg import build_repvgg
 from tvm_ext import relay
 from tvm_ext.bench import models
-from tvm_ext.bench.networks.half import to_half
-from tvm_ext.bench.networks.repvgg import build_repvgg
 from tvm_ext.bench.timing import Runner, interleave, median
 from tvm_ext.cli.advise import advice_on
 from tvm_ext.devices.device_db import lookup
+from tvm_ext.relay_passes.onnx.half import to_half
 
 TRAINED, BASE = "as it is trained", "ReLU"
 GPU_BATCH = 32

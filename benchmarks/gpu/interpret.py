@@ -34,8 +34,8 @@ from programs import program
 from sweep import operators
 from sweep_count import COUNTED_BLOCKS, run_blocks
 
+from benchmarks.networks.models import build_model, names
 from tvm_ext import relay
-from tvm_ext.bench.models import build_model, names
 from tvm_ext.errors import TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build

@@ -25,12 +25,12 @@ from _common import current_environment, progress, result_path, show, write_resu
 from model_graphs import GROUP, TOLERANCE
 from rich.table import Table
 
+from benchmarks.networks.bert import BERT_BASE_TABLES, build_bert_base
+from benchmarks.networks.models import build_model
 from tvm_ext import relay
-from tvm_ext.bench.models import build_model
-from tvm_ext.bench.networks.bert import BERT_BASE_TABLES, build_bert_base
-from tvm_ext.bench.networks.half import to_half
 from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.records.choice import OWN_PATHS
+from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.reports.record import OperatorReport
 from tvm_ext.runtime.library import Library
 from tvm_ext.toolchains.cuda_export import architecture_of

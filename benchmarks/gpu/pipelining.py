@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for _common
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # for tests.support
 
 import typer
 from _common import Environment, current_environment, earlier_results, progress, result_path, show, write_results

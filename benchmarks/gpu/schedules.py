@@ -24,15 +24,15 @@ from _common import current_environment, progress, result_path, show, write_resu
 from models import BERT_BOUNDS, Model
 from rich.table import Table
 
+from benchmarks.networks.bert import build_bert_base
+from benchmarks.networks.models import build_model
+from benchmarks.networks.nasnet import build_nasnet_cell
+from benchmarks.networks.recurrent import LSTM_TC, build_lstm_tc
 from tvm_ext import relay
-from tvm_ext.bench.models import build_model
-from tvm_ext.bench.networks.bert import build_bert_base
-from tvm_ext.bench.networks.half import to_half
-from tvm_ext.bench.networks.nasnet import build_nasnet_cell
-from tvm_ext.bench.networks.recurrent import LSTM_TC, build_lstm_tc
 from tvm_ext.errors import OptionError, TvmExtError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.merged import MergedLaunch
+from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.runtime.library import Library
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.toolchains.cuda_export import architecture_of

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # for tests.support
 
 import typer
 from _common import current_environment, progress, result_path, show, write_results

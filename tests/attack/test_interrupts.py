@@ -9,7 +9,7 @@ import pytest
 from tests.attack.interrupts import run_for
 
 COMMANDS = {
-    "compile": (["compile", "minilm", "-o", "model.so", "--report", "report.html"], 30),
+    "compile": (["compile", "resnet50", "-o", "model.so", "--report", "report.html"], 30),
     "bench": (["bench", "mlp", "--rounds", "4", "--output", "result.json"], 8),
     "verify": (["verify", "mlp", "--operator", "fused_matmul_add_relu"], 8),
 }

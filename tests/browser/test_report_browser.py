@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.networks import models
 from tvm_ext import relay
-from tvm_ext.bench import models
 from tvm_ext.reports.report import BuildReport
 
 pytestmark = pytest.mark.browser

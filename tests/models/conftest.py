@@ -9,8 +9,9 @@ import onnx
 import pytest
 import tvm
 
+from benchmarks.networks import models
 from tvm_ext import relay
-from tvm_ext.bench import contenders, models
+from tvm_ext.bench import contenders
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.runtime.guarded_memory import guard
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.networks import models
+from benchmarks.networks.bert import build_bert_base
 from tests.support import opencl_cpu
 from tests.support.opencl_graph import run_graph
 from tvm_ext import pass_pipeline, recorder, relay
-from tvm_ext.bench import models
 from tvm_ext.bench.compare import relative_error
-from tvm_ext.bench.networks.bert import build_bert_base
-from tvm_ext.bench.networks.half import to_half
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
 from tvm_ext.records.layout import LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.onnx.half import to_half
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 slow = pytest.mark.slow

@@ -9,11 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.networks import models, random_cells, recurrent
+from benchmarks.networks.recurrent import Stack
 from tests.support.merged_runs import Runs, fits, merged_graph, nobody
 from tvm_ext import relay
-from tvm_ext.bench import models
-from tvm_ext.bench.networks import random_cells, recurrent
-from tvm_ext.bench.networks.recurrent import Stack
 from tvm_ext.tir_passes.merge_rtasks import AskCompiler
 from tvm_ext.verify.simt import Concurrency
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.networks import bert
 from tvm_ext.bench.compare import relative_error
-from tvm_ext.bench.networks import bert
 
 TOLERANCE = 1e-4
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tvm_ext.bench import models
-from tvm_ext.bench.networks import bert
+from benchmarks.networks import bert, models
 from tvm_ext.errors import InputError, ModelError, UnsupportedEnvironmentError
 
+ROOT = Path(__file__).resolve().parents[2]
 onnxruntime = pytest.importorskip("onnxruntime", reason="the models' outputs are looked at through ONNX Runtime")
 
 HEAVY = {"vgg16", "vgg19", "zfnet512", "resnext29", "alexnet", "nasnet", "repvgg_a0", "repvgg_b0"}
@@ -92,6 +96,13 @@ def test_unknown_name_is_answered_with_near_ones() -> None:
 def test_sizes_must_be_positive(arguments: dict[str, int]) -> None:
     with pytest.raises(InputError, match="at least 1"):
         models.build_model("mlp", **arguments)
+
+
+def test_a_network_is_written_to_a_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.networks", "mobilenet_block", "-o", str(tmp_path / "block.onnx")]
+    subprocess.run([*command, "--batch", "3"], cwd=ROOT, check=True, capture_output=True)
+    written = onnx.load(tmp_path / "block.onnx")
+    assert written == models.build_model("mobilenet_block", batch=3)
 
 
 def test_minilm_without_its_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

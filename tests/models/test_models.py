@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.bench import models
+from benchmarks.networks import models
 from tvm_ext.bench.compare import relative_error
 
 # Observed errors are around 1e-6. Deep random networks answer within 2 % of each other on white noise, so 1e-4 of the

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import tvm
 
+from benchmarks.networks import models
 from tests.support.random_operators import check
 from tests.support.random_operators.draw import SLOTS, draw_case
 from tests.support.random_operators.relax_module import module_of
 from tvm_ext import relay
-from tvm_ext.bench import models
 from tvm_ext.bench.compare import relative_error
-from tvm_ext.bench.networks.half import to_half
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import OptionError, UnsupportedEnvironmentError
+from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.runtime.cuda_runtime import load_cuda_runtime
 from tvm_ext.toolchains.cuda_export import architecture_of
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda

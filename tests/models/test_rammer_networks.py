@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from tvm_ext.bench import models
-from tvm_ext.bench.networks import convolutional, nasnet, random_cells, recurrent
-from tvm_ext.bench.networks.random_cells import CELLS, MOST_EDGES, MOST_VERTICES, OPERATIONS, random_cell
-from tvm_ext.bench.networks.recurrent import Stack
+from benchmarks.networks import convolutional, models, nasnet, random_cells, recurrent
+from benchmarks.networks.random_cells import CELLS, MOST_EDGES, MOST_VERTICES, OPERATIONS, random_cell
+from benchmarks.networks.recurrent import Stack
 from tvm_ext.errors import InputError
 
 TOLERANCE = 1e-4

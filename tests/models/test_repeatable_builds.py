@@ -8,9 +8,9 @@ import pytest
 import tvm
 from tvm_ffi import structural_hash
 
+from benchmarks.networks.models import build_model
 from tests.unit.devices.test_row_files import as_measured, perturbed
 from tvm_ext import relay
-from tvm_ext.bench.models import build_model
 from tvm_ext.devices import device_db, row_files
 from tvm_ext.devices.cpu_measurement import measured_row
 from tvm_ext.devices.device_facts import with_unit_count

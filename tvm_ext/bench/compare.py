@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -23,9 +22,6 @@ from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
 from .environment import Environment, current_environment
 from .placement import Placement, on_main_core, place_threads
-
-if TYPE_CHECKING:
-    pass
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""
@@ -82,7 +78,6 @@ def bench(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     batch: int = 1,
-    sequence: int = 128,
     shape: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Array] | None = None,
     target: TargetLike = "llvm",
@@ -97,7 +92,7 @@ def bench(
 ) -> BenchResult:
     """Time one model built by this plugin beside its peers, interleaved in this process.
 
-    ``model`` is a built-in name (`models.names`, for which ``batch`` and ``sequence`` count), a path or a ModelProto.
+    ``model`` is a built-in name (`models.NAMES`, for which ``batch`` counts), a path or a ModelProto.
     ``inputs`` default to `models.random_inputs`. ``peers`` are "onnxruntime" and "stock_tvm"; None takes every one
     that is installed and lists the others as skipped. ``progress`` is told each step: one to build or load each
     contender, one to time them all. ``clock`` is as in `timing.interleave`. Each thread of a contender has a core to
@@ -110,7 +105,7 @@ def bench(
     tell = progress or (lambda _step: None)
     placement = place_threads(environment.threads)
     chosen, skipped = _choose_peers(peers)
-    name, proto = _load(model, batch, sequence, seed)
+    name, proto = _load(model, batch, seed)
     values = dict(inputs) if inputs is not None else dict(models.random_inputs(proto, seed, shape=shape))
     tell(f"building {name}")
     ours = contenders.prepare_ours(proto, values, shape, target, options)
@@ -161,13 +156,11 @@ def _choose_peers(peers: Sequence[str] | None) -> tuple[list[str], tuple[tuple[s
     return [name for name, reason in reasons.items() if reason is None], skipped
 
 
-def _load(
-    model: str | os.PathLike[str] | onnx.ModelProto, batch: int, sequence: int, seed: int
-) -> tuple[str, onnx.ModelProto]:
+def _load(model: str | os.PathLike[str] | onnx.ModelProto, batch: int, seed: int) -> tuple[str, onnx.ModelProto]:
     if isinstance(model, onnx.ModelProto):
         return model.graph.name or "model", model
-    if models.is_name(str(model)):
-        return str(model), models.build_model(str(model), batch, sequence, seed)
+    if model in models.NAMES:
+        return str(model), models.build_model(str(model), batch, seed)
     return os.path.basename(model), load_onnx(model)
 
 

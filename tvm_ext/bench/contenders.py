@@ -1,4 +1,4 @@
-"""The ways to run one ONNX model that benchmarks compare: this plugin, ONNX Runtime, stock TVM; NumPy for a matmul."""
+"""The ways to run one ONNX model that `tvm-ext bench` compares: this plugin, ONNX Runtime, stock TVM."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.runtime.graph_module import flatten_outputs
 from tvm_ext.support.arrays import Array
 
-from .placement import AFFINITY_KEY, Placement, place_openblas
+from .placement import AFFINITY_KEY, Placement
 
-OURS, ONNX_RUNTIME, STOCK_TVM, NUMPY = "tvm_ext", "onnxruntime", "stock_tvm", "numpy"
-OPENVINO = "openvino_f32"
-"""With the precision that it is told to use."""
+OURS, ONNX_RUNTIME, STOCK_TVM = "tvm_ext", "onnxruntime", "stock_tvm"
 PEERS = (ONNX_RUNTIME, STOCK_TVM)
 
 INSTALL_PEERS = "install it with `pip install 'tvm-ext[bench]'`"
@@ -121,62 +119,6 @@ def prepare_onnx_runtime(
         outputs=lambda: results[0],
         close=lambda: str(session.end_profiling()) if profile_prefix is not None else "",
     )
-
-
-def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int) -> Contender:
-    """OpenVINO's CPU plugin, told to compute in float32: its own choice may be bfloat16, on CPUs that multiply that.
-
-    Raises UnsupportedEnvironmentError where OpenVINO is not installed.
-    """
-    try:
-        import openvino
-    except ImportError as error:
-        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": "1",
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    start = time.perf_counter()
-    core = openvino.Core()
-    read = core.read_model(model.SerializeToString())
-    imported = time.perf_counter()
-    compiled = core.compile_model(read, "CPU", settings)
-    built = time.perf_counter()
-    request = compiled.create_infer_request()
-    for name, value in inputs.items():
-        request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(value)))
-    return Contender(
-        name=OPENVINO,
-        import_s=imported - start,
-        build_s=built - imported,
-        run=request.infer,
-        outputs=lambda: [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))],
-    )
-
-
-def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Placement | None = None) -> Contender:
-    """`np.matmul` of two matrices into an array that is there already, by NumPy's own BLAS on ``threads`` threads.
-
-    An OpenBLAS has its workers bound as ``placement`` says. The number of threads stays set for the process.
-    Raises UnsupportedEnvironmentError where threadpoolctl is not installed, which sets it.
-    """
-    try:
-        import threadpoolctl
-    except ImportError as error:
-        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", INSTALL_PEERS) from error
-    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    blas.limit(limits=threads)
-    for library in blas.info():
-        if placement is not None and library["internal_api"] == "openblas":
-            place_openblas(library["filepath"], placement)
-    result = np.empty((left.shape[0], right.shape[1]), left.dtype)
-
-    def run() -> None:
-        np.matmul(left, right, out=result)
-
-    return Contender(name=NUMPY, import_s=0.0, build_s=0.0, run=run, outputs=lambda: [result])
 
 
 def prepare_stock_tvm(

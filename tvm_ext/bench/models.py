@@ -1,87 +1,68 @@
-"""The models that tests, benchmarks and `tvm-ext bench` know by name, and seeded inputs for any ONNX model."""
+"""The models that `tvm-ext` knows by name, and seeded inputs for any ONNX model.
+
+Not here: the networks of the papers (`benchmarks/networks/` of the repository).
+"""
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import Array
 
-from .networks import bert, convolutional, light, nasnet, random_cells, recurrent, repvgg, small, vision
-from .networks.graph import generator
+from . import light
+from .weights import IR_VERSION, generator, he_normal, small_normal
 
-_OWN: dict[str, Callable[[int, int, int], onnx.ModelProto]] = {
-    "minilm": lambda batch, sequence, seed: bert.build_minilm(batch=batch, sequence=sequence),
-    "bert_base_layer": lambda batch, sequence, seed: bert.build_bert_base_layer(
-        batch=batch, sequence=sequence, seed=seed
-    ),
-    "mlp": lambda batch, sequence, seed: small.build_mlp(batch=batch, seed=seed),
-    "mobilenet_block": lambda batch, sequence, seed: small.build_mobilenet_block(batch=batch, seed=seed),
-    "mobilenet_v2": lambda batch, sequence, seed: small.build_mobilenet_v2(batch=batch, seed=seed),
-    "resnext29": lambda batch, sequence, seed: convolutional.build_resnext29(batch=batch, seed=seed),
-    "nasnet": lambda batch, sequence, seed: nasnet.build_nasnet(batch=batch, seed=seed),
-    "alexnet": lambda batch, sequence, seed: convolutional.build_alexnet(batch=batch, seed=seed),
-    "deepspeech2": lambda batch, sequence, seed: recurrent.build_deepspeech2(batch=batch, seed=seed),
-    "lstm_tc": lambda batch, sequence, seed: recurrent.build_lstm_tc(batch=batch, seed=seed),
-    "seq2seq_nmt": lambda batch, sequence, seed: recurrent.build_seq2seq(batch=batch, seed=seed),
-    "vgg16": lambda batch, sequence, seed: vision.build_vgg16(batch=batch, seed=seed),
-    "resnet18": lambda batch, sequence, seed: vision.build_resnet18(batch=batch, seed=seed),
-    "repvgg_a0": lambda batch, sequence, seed: repvgg.build_repvgg("a0", batch=batch, seed=seed),
-    "repvgg_b0": lambda batch, sequence, seed: repvgg.build_repvgg("b0", batch=batch, seed=seed),
-}
-BOLT = ("vgg16", "vgg19", "resnet18", "resnet50", "repvgg_a0", "repvgg_b0")
-"""Two networks of each of the three families in Bolt's Figure 10, whose text does not name them."""
-RAMMER = ("resnext29", "nasnet", "alexnet", "deepspeech2", "lstm_tc", "seq2seq_nmt")
-"""The networks of Rammer's evaluation, in the order of its Table 1."""
-_CELL = re.compile(r"nasbench_(0|[1-9][0-9]{0,2})")
+NAMES = (*light.NAMES, "mlp")
+_MLP_WIDTHS = (784, 1024, 1024, 10)
 
 
-def names() -> tuple[str, ...]:
-    """The names that `build_model` takes, but for the random cells'; "minilm" needs an optional package."""
-    return (*light.NAMES, *_OWN)
+def build_model(name: str, batch: int = 1, seed: int = 0, *, logits: bool = True) -> onnx.ModelProto:
+    """The named model with static shapes, float32 weights drawn by ``seed``, and the given batch size.
 
-
-def is_name(name: str) -> bool:
-    """Whether `build_model` takes ``name``: one of `names`, or ``nasbench_0`` to ``nasbench_499``."""
-    return name in names() or _cell_index(name) is not None
-
-
-def _cell_index(name: str) -> int | None:
-    found = _CELL.fullmatch(name)
-    return int(found[1]) if found is not None and int(found[1]) < random_cells.CELLS else None
-
-
-def build_model(
-    name: str, batch: int = 1, sequence: int = 128, seed: int = 0, *, logits: bool = True
-) -> onnx.ModelProto:
-    """The named model with static shapes, float32 weights and the given batch size.
-
-    ``sequence`` (tokens) matters to the encoders only. ``seed`` draws the weights of all but "minilm", whose weights
-    are real. With ``logits`` a classifier's closing Softmax is cut off, so that errors are not hidden by saturation.
-
-    Raises ModelError for an unknown name, InputError for a batch or sequence below 1, and
-    UnsupportedEnvironmentError where "minilm" lacks its package.
+    With ``logits`` a classifier's closing Softmax is cut off, so that errors are not hidden by saturation.
+    Raises ModelError for an unknown name, InputError for a batch below 1.
     """
-    if not is_name(name):
-        near = difflib.get_close_matches(name, names(), n=3)
-        cells = f"nasbench_0 to nasbench_{random_cells.CELLS - 1}"
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(names())}, {cells}"
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=3)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"the names are {', '.join(NAMES)}"
         raise ModelError(f"no built-in model is called {name!r}", remedy)
-    if batch < 1 or sequence < 1:
-        raise InputError(f"{name}: batch {batch} and sequence {sequence} must be at least 1", "give positive sizes")
-    cell = _cell_index(name)
-    if cell is not None:
-        return random_cells.build_random_cell(cell, batch=batch, seed=seed)
-    if name in _OWN:
-        return _OWN[name](batch, sequence, seed)
+    if batch < 1:
+        raise InputError(f"{name}: batch {batch} must be at least 1", "give a positive size")
+    if name == "mlp":
+        return _build_mlp(batch, seed)
     return light.build_light(name, batch=batch, seed=seed, logits=logits)
+
+
+def _build_mlp(batch: int, seed: int) -> onnx.ModelProto:
+    """Input ``x`` float32 [batch, 784]; Gemm + ReLU twice at width 1024, then Gemm; output ``logits`` [batch, 10]."""
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+    value = "x"
+    for index, (inner, outer) in enumerate(itertools.pairwise(_MLP_WIDTHS)):
+        weight, bias = f"w{index}", f"b{index}"
+        constants.append(numpy_helper.from_array(he_normal(seed, weight, (outer, inner), fan_in=inner), weight))
+        constants.append(numpy_helper.from_array(small_normal(seed, bias, (outer,)), bias))
+        nodes.append(helper.make_node("Gemm", [value, weight, bias], [f"gemm_{index}"], transB=1))
+        nodes.append(helper.make_node("Relu", [f"gemm_{index}"], [f"relu_{index}"]))
+        value = f"relu_{index}"
+    nodes.pop()
+    nodes[-1].output[0] = "logits"
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, (batch, width))
+        for name, width in (("x", _MLP_WIDTHS[0]), ("logits", _MLP_WIDTHS[-1]))
+    ]
+    graph = helper.make_graph(nodes, "mlp", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=IR_VERSION)
+    helper.set_model_props(model, {"weights": f"random, seed {seed}"})
+    return model
 
 
 def random_inputs(

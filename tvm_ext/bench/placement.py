@@ -9,16 +9,12 @@ are taken, and each contender's workers to the cores that TVM's pool uses.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 AFFINITY_KEY = "session.intra_op_thread_affinities"
 """ONNX Runtime's session option that binds the workers of a session."""
-
-_CPU_SET_BYTES = 128
-"""glibc's ``cpu_set_t``: a bit for each of 1024 cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,25 +70,6 @@ def on_main_core(placement: Placement | None) -> Iterator[None]:
     finally:
         if pinned:
             _bind(0, before)
-
-
-def place_openblas(library: str, placement: Placement) -> bool:
-    """Bind the workers of the OpenBLAS in file ``library``; False where it has no entry for that or refuses.
-
-    OpenBLAS counts its workers from 0; the calling thread comes last.
-    """
-    bind = getattr(ctypes.CDLL(library), "openblas_setaffinity", None)
-    if bind is None:
-        return False
-    bind.argtypes = (ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)
-    bind.restype = ctypes.c_int
-    masks = [_cpu_set(core) for core in placement.worker_cores]
-    return all(bind(worker, _CPU_SET_BYTES, mask) == 0 for worker, mask in enumerate(masks))
-
-
-def _cpu_set(core: int) -> ctypes.Array[ctypes.c_char]:
-    """Core 9 is bit 1 of byte 1."""
-    return ctypes.create_string_buffer((1 << core).to_bytes(_CPU_SET_BYTES, "little"), _CPU_SET_BYTES)
 
 
 def _affinity(thread: int) -> set[int]:

@@ -26,7 +26,6 @@ def advise(
     ] = "float16",
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Sequence length of a built-in model.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")] = False,
 ) -> None:
     """Predict what a model would gain by other channels, activations and 1x1 convolutions on a GPU (Bolt §3.3)."""
@@ -42,7 +41,7 @@ def advise(
         raise OptionError(f"--dtype {dtype!r} is not known.", "write float16 or keep")
     with progress_bar(2) as steps:
         steps.begin("importing")
-        mod = imported(load_model(model, batch, sequence), parse_shapes(shape or []), half=dtype == "float16")
+        mod = imported(load_model(model, batch), parse_shapes(shape or []), half=dtype == "float16")
         steps.begin("predicting")
         found = advice_on(mod, spec)
     if as_json:
@@ -66,7 +65,7 @@ def _require_matrix_units(spec: DeviceSpec) -> None:
 def imported(model: str | onnx.ModelProto, shape: dict[str, list[int]], *, half: bool) -> IRModule:
     """The model's graph with its parameters; in half precision where that is asked for."""
     from tvm_ext import relay
-    from tvm_ext.bench.networks.half import to_half
+    from tvm_ext.relay_passes.onnx.half import to_half
     from tvm_ext.relay_passes.onnx.load import load_onnx
 
     proto = load_onnx(model)

@@ -56,7 +56,6 @@ ShapeOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
-Sequence_ = Annotated[int, typer.Option("--sequence", min=1, help="Sequence length of a built-in model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
 Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
 
@@ -86,7 +85,6 @@ def compile(
     target: Target = "llvm",
     shape: ShapeOption = None,
     batch: Batch = 1,
-    sequence: Sequence_ = 128,
     roller: Roller = True,
     persistent: Persistent = None,
     cutlass: Cutlass = None,
@@ -109,7 +107,7 @@ def compile(
             "enable_cutlass": cutlass,
             "enable_rammer": rammer,
         }
-        library = _build(steps, load_model(model, batch, sequence), shape, target, verify=verify, **switches)
+        library = _build(steps, load_model(model, batch), shape, target, verify=verify, **switches)
         if profile or keep_times:
             steps.begin("measuring each operator")
             with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:
@@ -169,7 +167,6 @@ def bench(
     target: Target = "llvm",
     shape: ShapeOption = None,
     batch: Batch = 1,
-    sequence: Sequence_ = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
     peer: Annotated[
         list[str] | None, typer.Option(help="onnxruntime or stock_tvm; all that are installed if left out.")
@@ -188,7 +185,6 @@ def bench(
         result = measure(
             model,
             batch=batch,
-            sequence=sequence,
             shape=parse_shapes(shape or []) or None,
             target=target,
             peers=peer,
@@ -215,7 +211,6 @@ def explain(
     device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
     shape: ShapeOption = None,
     batch: Batch = 1,
-    sequence: Sequence_ = 128,
     alternatives: Annotated[int, typer.Option(min=0, help="How many programs that lost to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -232,9 +227,7 @@ def explain(
     spec = lookup(device)
     with progress_bar(2) as steps:
         steps.begin("importing")
-        mod, params = relay.frontend.from_onnx(
-            load_model(model, batch, sequence), shape=parse_shapes(shape or []) or None
-        )
+        mod, params = relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape or []) or None)
         steps.begin("dividing it into operators")
         operators = operators_of(relay.prepare(mod, params), spec, BuildOptions.current())
     if operator is None:

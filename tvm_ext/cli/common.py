@@ -43,27 +43,27 @@ def _parse_shape(text: str) -> tuple[str, list[int]]:
     return name, [int(number) for number in numbers]
 
 
-def load_model(model: str, batch: int = 1, sequence: int = 128) -> Any:
+def load_model(model: str, batch: int = 1) -> Any:
     """The path of a model file, or the ONNX model of a built-in name; raises ModelError for neither."""
     check_model(model)
     if Path(model).is_file():
         return model
     from tvm_ext.bench import models
 
-    return models.build_model(model, batch, sequence=sequence)
+    return models.build_model(model, batch)
 
 
 def check_model(model: str) -> None:
     """Raise ModelError unless ``model`` is a file or a built-in name."""
     from tvm_ext.bench import models
 
-    if Path(model).is_file() or models.is_name(model):
+    if Path(model).is_file() or model in models.NAMES:
         return
-    nearest = difflib.get_close_matches(model, models.names(), n=3, cutoff=0.4)
+    nearest = difflib.get_close_matches(model, models.NAMES, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise ModelError(
         f"{model!r} is neither a file nor a built-in model.",
-        f"{hint}The built-in models are {', '.join(models.names())}, nasbench_0 to nasbench_499",
+        f"{hint}The built-in models are {', '.join(models.NAMES)}",
     )
 
 

@@ -33,7 +33,6 @@ def profile(
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, auto or off.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Sequence length of a built-in model.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
 ) -> None:
     """Measure CUTLASS's templates for a model's products (Bolt §3.2.2). Exit code 1 where nothing can be measured."""
@@ -55,7 +54,7 @@ def profile(
     store, cache = MeasurementStore.for_build(options), KernelCache.for_build(options)
     with progress_bar(3) as steps:
         steps.begin("importing")
-        mod = imported(load_model(model, batch, sequence), parse_shapes(shape or []), half=dtype == "float16")
+        mod = imported(load_model(model, batch), parse_shapes(shape or []), half=dtype == "float16")
         steps.begin("ranking templates")
         plans = plans_of(mod, spec, store)
         expected = estimated(plans, spec, limits, cache)

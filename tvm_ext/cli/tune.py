@@ -37,7 +37,6 @@ def tune(
     report: Annotated[list[Path] | None, typer.Option(help="Write the build report: .html or .json.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Sequence length of a built-in model.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
 ) -> None:
     """Search for faster kernels of a model, by measurements. Later builds take what was found.
@@ -54,7 +53,7 @@ def tune(
     budget = TuningBudget(trials=trials, seconds=seconds)
     with progress_bar(2) as steps:
         steps.begin("importing")
-        source = load_model(model, batch, sequence)
+        source = load_model(model, batch)
         mod, params = relay.frontend.from_onnx(source, shape=parse_shapes(shape or []) or None)
     with _live(file) as (watch, said):
         request = TuningRequest(budget=budget, seed=seed, progress=watch, tracker=tracker, key=key)

@@ -29,7 +29,6 @@ def verify(
     block: Annotated[list[int] | None, typer.Option(help="Run this block only; may be repeated.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="A model input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Sequence length of a built-in model.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")] = False,
 ) -> None:
@@ -43,7 +42,7 @@ def verify(
     if ":" in kernel and kernel.rpartition(":")[0].endswith(".py"):
         function, reference = load_function(kernel), None
     else:
-        found = _of_model(kernel, operator, spec, shape or [], batch, sequence, as_json)
+        found = _of_model(kernel, operator, spec, shape or [], batch, as_json)
         if found is None:
             return
         function, reference = found
@@ -97,7 +96,7 @@ def _is_function(value: object) -> bool:
 
 
 def _of_model(
-    model: str, operator: str | None, device: DeviceSpec, shape: list[str], batch: int, sequence: int, as_json: bool
+    model: str, operator: str | None, device: DeviceSpec, shape: list[str], batch: int, as_json: bool
 ) -> tuple[PrimFunc, PrimFunc] | None:
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
@@ -110,7 +109,7 @@ def _of_model(
 
     if model.endswith(".py"):
         raise ModelError(f"{model} does not say which function.", f"write {model}:FUNC")
-    mod, params = relay.frontend.from_onnx(load_model(model, batch, sequence), shape=parse_shapes(shape) or None)
+    mod, params = relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape) or None)
     operators = operators_of(relay.prepare(mod, params))
     names = operator_names(operators)
     if operator is None:

@@ -54,7 +54,7 @@ def _suite_models() -> Sequence[tuple[str, bytes]]:
     """The first test of every operator alone, of those that are small, and small networks."""
     from onnx.backend.test.loader import load_model_tests
 
-    from tvm_ext.bench.networks.light import build_light
+    from tvm_ext.bench.light import build_light
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

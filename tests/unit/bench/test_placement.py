@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from benchmarks import _peers
 from tvm_ext.bench import compare as bench_module
 from tvm_ext.bench import contenders, models, placement
 from tvm_ext.bench.compare import bench
@@ -142,7 +143,7 @@ def test_the_threads_of_all_contenders_are_placed_while_they_run(monkeypatch: py
 
 
 def _product(placed: Placement | None, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    contender = contenders.prepare_numpy_matmul(left, right, 2, placed)
+    contender = _peers.prepare_numpy_matmul(left, right, 2, placed)
     contender.run()
     (product,) = contender.outputs()
     return product
@@ -176,7 +177,7 @@ def test_workers_of_openblas_are_bound() -> None:
     with threadpoolctl.threadpool_limits(user_api="blas"):
         _product(Placement(main_core=first, worker_cores=(second,)), square, square)
         before = bound()
-        if not placement.place_openblas(libraries[0]["filepath"], Placement(main_core=second, worker_cores=(first,))):
+        if not _peers.place_openblas(libraries[0]["filepath"], Placement(main_core=second, worker_cores=(first,))):
             pytest.skip("this OpenBLAS has no entry that binds its workers")
         assert bound() == (before[0] + 1, before[1] - 1)
 

@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tvm_ext import relay
-from tvm_ext.bench.models import random_inputs
-from tvm_ext.bench.networks.repvgg import (
+from benchmarks.networks.repvgg import (
     RepVggBlock,
     blocks_of,
     branches_of,
     build_repvgg,
     reparameterised,
 )
+from tvm_ext import relay
+from tvm_ext.bench.models import random_inputs
 
 
 def parameters(model: onnx.ModelProto) -> int:

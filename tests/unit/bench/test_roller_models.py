@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tvm_ext.bench import roller_models
+from benchmarks.networks import roller_models
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "roller_ops.csv"

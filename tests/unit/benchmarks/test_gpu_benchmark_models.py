@@ -13,15 +13,15 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.networks.bert import build_bert_base
+from benchmarks.networks.models import build_model
+from benchmarks.networks.recurrent import Stack, build_lstm_tc
 from tests.support.quick_target import UNOPTIMISED
 from tests.support.stub_driver import stub_events
 from tests.unit.benchmarks.gpu_scripts import bundled, fake_gpu, imported_scripts, run_there
 from tests.unit.compilers import needs_cc, needs_nvcc
-from tvm_ext.bench.models import build_model
-from tvm_ext.bench.networks.bert import build_bert_base
-from tvm_ext.bench.networks.half import to_half
-from tvm_ext.bench.networks.recurrent import Stack, build_lstm_tc
 from tvm_ext.records.choice import GpuPlan, KernelChoice
+from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.reports.record import OperatorReport
 
 

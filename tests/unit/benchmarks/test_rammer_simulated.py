@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from benchmarks.networks import models
 from tvm_ext import relay
-from tvm_ext.bench import models
 from tvm_ext.devices import device_db
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.bench.roller_models import BUILDERS
+from benchmarks.networks.roller_models import BUILDERS
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.device_facts import with_unit_count

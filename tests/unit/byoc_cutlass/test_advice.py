@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tests.unit.byoc_cutlass.graphs import decided, product
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
-from tvm_ext.bench.networks.half import to_half
 from tvm_ext.byoc_cutlass.advice import _product_us, aligned_product
 from tvm_ext.cli.advise import advice_on
 from tvm_ext.cost.alignment_model import product_us
@@ -18,6 +17,7 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.advice import ModelAdvice
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay import frontend, prepare
+from tvm_ext.relay_passes.onnx.half import to_half
 
 
 def convolution(graph: GraphWriter, source: str, name: str, shape: tuple[int, int, int, int], **attributes: Any) -> str:

@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.networks import repvgg as repvgg_network
+from benchmarks.networks import vision
+from benchmarks.networks.bert import build_bert_base_layer
+from benchmarks.networks.graph import GraphWriter, he_normal, near_one, small_normal
 from tests.unit.byoc_cutlass.graphs import decided, graph_of
-from tvm_ext.bench.networks import light, vision
-from tvm_ext.bench.networks import repvgg as repvgg_network
-from tvm_ext.bench.networks.bert import build_bert_base_layer
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal, near_one, small_normal
-from tvm_ext.bench.networks.half import to_half
+from tvm_ext.bench import light
 from tvm_ext.records.partition import CutlassPartition
+from tvm_ext.relay_passes.onnx.half import to_half
 
 
 @pytest.fixture

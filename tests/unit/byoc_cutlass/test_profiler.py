@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.networks.repvgg import build_repvgg
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.fake_gpu import FakeGpu, FakePrograms
 from tests.unit.byoc_cutlass.graphs import convolution, decided, op, product
 from tvm_ext import relay
 from tvm_ext.autotune.choose import by_measurements
 from tvm_ext.autotune.database import MeasurementDatabase
-from tvm_ext.bench.networks import light
-from tvm_ext.bench.networks.half import to_half
-from tvm_ext.bench.networks.repvgg import build_repvgg
+from tvm_ext.bench import light
 from tvm_ext.byoc_cutlass import screening
 from tvm_ext.byoc_cutlass.profiler import (
     KIND,
@@ -40,6 +39,7 @@ from tvm_ext.cli import profile as cli_profile
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.relay_passes.onnx.half import to_half
 
 A100, H100 = lookup("nvidia-a100"), lookup("nvidia-h100")
 VERSIONS = (("nvcc", "13.0"),)

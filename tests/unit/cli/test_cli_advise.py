@@ -25,14 +25,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def test_text_says_that_times_are_predicted(command: Command) -> None:
-    code, out, _ = command("mobilenet_block")
+    code, out, _ = command("squeezenet")
     assert code == 0
     assert "All times are predicted" in out and "nvidia-a100" in out
     assert "Channels that are not divisible" in out and "Activations" in out and "3x3 convolutions" in out
 
 
 def test_json(command: Command) -> None:
-    code, out, _ = command("mobilenet_block", "--json", "--device", "h200", "--batch", "2")
+    code, out, _ = command("squeezenet", "--json", "--device", "h200", "--batch", "2")
     found = json.loads(out)
     assert code == 0
     assert found["device"] == "nvidia-h200"
@@ -41,7 +41,7 @@ def test_json(command: Command) -> None:
 
 def test_float32_as_it_is_has_no_advice(command: Command) -> None:
     """Vector units read element by element, and have no use for padding."""
-    code, out, _ = command("mobilenet_block", "--json", "--dtype", "keep")
+    code, out, _ = command("squeezenet", "--json", "--dtype", "keep")
     assert code == 0
     assert json.loads(out)["alignment"] == []
 

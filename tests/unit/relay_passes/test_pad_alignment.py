@@ -13,15 +13,15 @@ import pytest
 import tvm
 from tvm import relax
 
+from benchmarks.networks.graph import GraphWriter, he_normal
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, graph_of, op
 from tvm_ext._tvm import PrimFunc, assert_structural_equal
-from tvm_ext.bench.networks.graph import GraphWriter, he_normal
-from tvm_ext.bench.networks.half import to_half
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.pass_pipeline import operator_passes
 from tvm_ext.records.padding import PADDING, PaddingRecord, ProductPadding
 from tvm_ext.records.serialise import from_json, to_json
+from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.relay_passes.padding.graph import PaddableBlock
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
 from tvm_ext.relay_passes.padding.rewrite import with_runs

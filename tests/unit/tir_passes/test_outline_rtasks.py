@@ -7,6 +7,7 @@ import re
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
+from benchmarks.networks import models
 from tests.support.merged_runs import MergedGraph, merged_graph
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.compilers import needs_nvcc
@@ -29,7 +30,6 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.device_code import called_name, pointer_variable
 from tvm_ext.analysis.launches import lower
-from tvm_ext.bench import models
 from tvm_ext.ir.build_ir import sequence
 from tvm_ext.records.merged import BODY_SCOPE
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks, zeroed

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tvm.ir import IRModule
 
+from benchmarks.networks.models import build_model
 from tests.support.small_modules import module_of
 from tvm_ext import pass_pipeline, relay
-from tvm_ext.bench.models import build_model
 from tvm_ext.cli.app import main
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions

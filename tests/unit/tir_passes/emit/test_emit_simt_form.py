@@ -203,7 +203,7 @@ def test_the_papers_operators_emit_within_the_device(device):
 def _paper_operators(workload: Path) -> list[tuple[str, Any]]:
     import csv
 
-    from tvm_ext.bench.roller_models import same_padding
+    from benchmarks.networks.roller_models import same_padding
 
     with workload.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["op"] in ("MatMul", "Conv2D", "DepthwiseConv")]

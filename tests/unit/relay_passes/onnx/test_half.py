@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext import relay
-from tvm_ext.bench.networks.half import to_half
+from tvm_ext.relay_passes.onnx.half import to_half
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 

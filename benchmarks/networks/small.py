@@ -1,8 +1,7 @@
-"""Small networks of our own: a multi-layer perceptron, MobileNetV2 and one of its blocks."""
+"""MobileNetV2 and one of its blocks."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import onnx
 
 from .graph import GraphWriter, he_normal, near_one, small_normal
 
-MLP_WIDTHS = (784, 1024, 1024, 10)
 MOBILENET_CHANNELS, MOBILENET_EXPANSION, MOBILENET_EXTENT = 24, 6, 56
 """The second block of MobileNetV2 at 56x56 (Sandler et al. 2018, Table 2)."""
 
@@ -19,22 +17,6 @@ MOBILENET_STAGES = (
 )  # fmt: skip
 """Of the same table: expansion, channels, blocks, stride of the first."""
 MOBILENET_STEM, MOBILENET_HEAD, CLASSES = 32, 1280, 1000
-
-
-def build_mlp(*, batch: int, seed: int) -> onnx.ModelProto:
-    """Input ``x`` float32 [batch, 784]; Gemm + ReLU twice at width 1024, then Gemm; output ``logits`` [batch, 10]."""
-    graph = GraphWriter("mlp")
-    value = graph.input("x", (batch, MLP_WIDTHS[0]))
-    layers = list(itertools.pairwise(MLP_WIDTHS))
-    for index, (inner, outer) in enumerate(layers):
-        last = index == len(layers) - 1
-        weight = graph.constant(f"w{index}", he_normal(seed, f"w{index}", (outer, inner), fan_in=inner))
-        bias = graph.constant(f"b{index}", small_normal(seed, f"b{index}", (outer,)))
-        value = graph.op("Gemm", value, weight, bias, transB=1, name="logits" if last else "")
-        if not last:
-            value = graph.op("Relu", value)
-    graph.output("logits", (batch, MLP_WIDTHS[-1]))
-    return graph.model({"weights": f"random, seed {seed}"})
 
 
 def build_mobilenet_block(*, batch: int, seed: int) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.errors import ModelError
 
-from .graph import IR_VERSION, FloatArray, he_normal, near_one, small_normal
+from .weights import IR_VERSION, FloatArray, he_normal, near_one, small_normal
 
 NAMES = (
     "resnet50",

@@ -12,7 +12,7 @@ import onnx
 
 from tvm_ext.support.arithmetic import ceil_div
 
-from .networks.graph import GraphWriter, he_normal
+from .graph import GraphWriter, he_normal
 
 WORKLOAD_BATCH = 128
 """The batch size of the table; a matmul's M is that many rows or a multiple of them (tokens)."""

@@ -1,0 +1,97 @@
+"""Contenders that benchmarks add to those of `tvm-ext bench`: OpenVINO, and NumPy for a matrix product."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from tvm_ext.bench.contenders import INSTALL_PEERS, Contender
+from tvm_ext.bench.placement import Placement
+from tvm_ext.errors import UnsupportedEnvironmentError
+from tvm_ext.support.arrays import Array
+
+NUMPY = "numpy"
+OPENVINO = "openvino_f32"
+"""With the precision that it is told to use."""
+
+_CPU_SET_BYTES = 128
+"""glibc's ``cpu_set_t``: a bit for each of 1024 cores."""
+
+
+def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int) -> Contender:
+    """OpenVINO's CPU plugin, told to compute in float32: its own choice may be bfloat16, on CPUs that multiply that.
+
+    Raises UnsupportedEnvironmentError where OpenVINO is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with OpenVINO needs it installed.", INSTALL_PEERS) from error
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    start = time.perf_counter()
+    core = openvino.Core()
+    read = core.read_model(model.SerializeToString())
+    imported = time.perf_counter()
+    compiled = core.compile_model(read, "CPU", settings)
+    built = time.perf_counter()
+    request = compiled.create_infer_request()
+    for name, value in inputs.items():
+        request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(value)))
+    return Contender(
+        name=OPENVINO,
+        import_s=imported - start,
+        build_s=built - imported,
+        run=request.infer,
+        outputs=lambda: [np.array(request.get_output_tensor(i).data) for i in range(len(compiled.outputs))],
+    )
+
+
+def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Placement | None = None) -> Contender:
+    """`np.matmul` of two matrices into an array that is there already, by NumPy's own BLAS on ``threads`` threads.
+
+    An OpenBLAS has its workers bound as ``placement`` says. The number of threads stays set for the process.
+    Raises UnsupportedEnvironmentError where threadpoolctl is not installed, which sets it.
+    """
+    try:
+        import threadpoolctl
+    except ImportError as error:
+        raise UnsupportedEnvironmentError("comparing with NumPy needs threadpoolctl.", INSTALL_PEERS) from error
+    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    blas.limit(limits=threads)
+    for library in blas.info():
+        if placement is not None and library["internal_api"] == "openblas":
+            place_openblas(library["filepath"], placement)
+    result = np.empty((left.shape[0], right.shape[1]), left.dtype)
+
+    def run() -> None:
+        np.matmul(left, right, out=result)
+
+    return Contender(name=NUMPY, import_s=0.0, build_s=0.0, run=run, outputs=lambda: [result])
+
+
+def place_openblas(library: str, placement: Placement) -> bool:
+    """Bind the workers of the OpenBLAS in file ``library``; False where it has no entry for that or refuses.
+
+    OpenBLAS counts its workers from 0; the calling thread comes last.
+    """
+    bind = getattr(ctypes.CDLL(library), "openblas_setaffinity", None)
+    if bind is None:
+        return False
+    bind.argtypes = (ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)
+    bind.restype = ctypes.c_int
+    masks = [_cpu_set(core) for core in placement.worker_cores]
+    return all(bind(worker, _CPU_SET_BYTES, mask) == 0 for worker, mask in enumerate(masks))
+
+
+def _cpu_set(core: int) -> ctypes.Array[ctypes.c_char]:
+    """Core 9 is bit 1 of byte 1."""
+    return ctypes.create_string_buffer((1 << core).to_bytes(_CPU_SET_BYTES, "little"), _CPU_SET_BYTES)
