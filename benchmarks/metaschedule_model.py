@@ -27,7 +27,7 @@ from _metaschedule import OPERATORS, RUN_TIME_LIMIT_S, Record, check_operators, 
 from _metaschedule import with_records as tuned_by
 from rich.table import Table
 
-from tvm_ext.autotune.metaschedule_model import TraceLearner, cost_model_for_metaschedule
+from benchmarks.trace_model.learner import TraceLearner, cost_model_for_metaschedule
 from tvm_ext.bench.environment import thread_count
 from tvm_ext.bench.models import random_inputs
 from tvm_ext.bench.placement import on_main_core, place_threads

@@ -5,7 +5,7 @@
     python benchmarks/tuning_curves.py --seeds 1 --output /tmp/curves.json
 
 Measured times are those of `tuning_measured.py`, of every candidate. Simulated ones are those of
-`tests/support/simulated_gpu.py`: the analytical model's with hidden factors and noise, whose size is an assumption. For
+`alcop/simulated_gpu.py`: the analytical model's with hidden factors and noise, whose size is an assumption. For
 each operator, method and seed: the best time among the first k trials, as a share of the best of the whole space.
 Writes ``benchmarks/results/<date>-tuning-curves-<measured or simulated>.json``.
 """
@@ -14,31 +14,30 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from rich.table import Table
 
-from tests.support.simulated_gpu import NOISE, SPREAD, SimulatedGpu
+from benchmarks.alcop.products import TunedProduct, product_of_convolution, product_of_matmul
+from benchmarks.alcop.searches import Drafted, InOrder, LikelihoodFree, PlainAnnealed, PlainModel
+from benchmarks.alcop.simulated_gpu import NOISE, SPREAD, SimulatedGpu
+from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.autotune.cost_model import TileCostModel
 from tvm_ext.autotune.cpu_space import CpuTileSpace
-from tvm_ext.autotune.search import Annealed, AtRandom, Drafted, InOrder, LikelihoodFree, Proposer, SpaceSearch
+from tvm_ext.autotune.search import Annealed, AtRandom, Proposer, SpaceSearch
 from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
-from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.measurement import Trial
 from tvm_ext.records.serialise import from_json
-from tvm_ext.records.tuning import CpuTile, TunedProduct, product_of_convolution, product_of_matmul
+from tvm_ext.records.tuning import CpuTile
 
 TRIALS = (1, 5, 10, 20, 50)
 BATCH = 5
@@ -60,12 +59,12 @@ AnySpace = KernelSpace[Any]
 
 METHODS: dict[str, Callable[[AnySpace, int], Proposer]] = {
     "random": lambda space, seed: AtRandom(),
-    "bottleneck ranking": lambda space, seed: InOrder(space.predictions.bottleneck_ranking),
+    "bottleneck ranking": lambda space, seed: InOrder(np.argsort(space.predictions.bottleneck_s, kind="stable")),
     "analytical ranking": lambda space, seed: InOrder(space.predictions.ranking),
-    "plain XGB": lambda space, seed: Annealed(TileCostModel(space, pretrained=False, seed=seed)),
+    "plain XGB": lambda space, seed: PlainAnnealed(PlainModel(space, seed=seed)),
     "analytical + XGB": lambda space, seed: Annealed(TileCostModel(space, seed=seed)),
     "draft-then-verify": lambda space, seed: Drafted(TileCostModel(space, seed=seed)),
-    "likelihood-free": lambda space, seed: LikelihoodFree(TileCostModel(space, pretrained=False), seed=seed),
+    "likelihood-free": lambda space, seed: LikelihoodFree(space.features, seed=seed),
 }
 
 

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import typer
 from _common import current_environment, result_path, show, write_results
 from rich.table import Table
+from vendor_heuristics import vendor_choices
 
 from tvm_ext.byoc_cutlass.configs import propose
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmProblem
-from tvm_ext.byoc_cutlass.vendor_heuristics import vendor_choices
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 

@@ -33,7 +33,8 @@ from pipelining_tiles import Tile, tiles_of
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from tvm_ext.cost.pipeline_model import PipelineLatency, predict, predict_bottleneck
+from benchmarks.alcop.printed import predict_bottleneck, predict_printed
+from tvm_ext.cost.pipeline_model import PipelineLatency, predict
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -143,7 +144,7 @@ def _predicted(
     workload: PipelineWorkload, device: DeviceSpec, shared: int, register: int, as_printed: bool
 ) -> list[PipelineLatency]:
     try:
-        return [predict(workload, device, shared, register, as_printed=as_printed)]
+        return [(predict_printed if as_printed else predict)(workload, device, shared, register)]
     except IllegalRewrite:
         return []
 

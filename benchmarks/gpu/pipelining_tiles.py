@@ -8,14 +8,14 @@ import numpy as np
 from cases import Case
 from programs import program
 
+from benchmarks.alcop.analytical import TileColumns, count_loops, with_workset
+from benchmarks.alcop.products import TunedProduct
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.autotune.analytical import TileColumns, count_loops, with_workset
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.records.tuning import TunedProduct
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu

@@ -79,9 +79,9 @@ def _defined(path: str) -> frozenset[str]:
 
 @functools.cache
 def _words() -> frozenset[str]:
-    """Identifiers of the package's code, and the words and dotted names in its strings of one line."""
+    """Identifiers of the package and the benchmarks, and words and dotted names in strings of one line."""
     found = {f"tvm_ext.{option}" for option in BuildOptions.__dataclass_fields__}
-    for path in SOURCES:
+    for path in (*SOURCES, *(ROOT / "benchmarks").glob("*/*.py")):
         for node in ast.walk(_tree(path)):
             found.update(getattr(node, field, None) or "" for field in ("id", "name", "attr"))
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:

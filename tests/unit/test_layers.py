@@ -58,7 +58,6 @@ CIRCLES: dict[tuple[str, str], str] = {
 # Module: why it may name a module inside TVM. All others import TVM's top-level modules, or take the name from _tvm.
 INSIDE_TVM: dict[str, str] = {
     "_autoload": "asks whether TVM has its compiler, before anything that needs one is imported",
-    "autotune.metaschedule_model": "derives from MetaSchedule's cost model, which nothing else here loads",
     "forks": "TVM's runtime is called past its Python interface, in processes that have the runtime alone",
     "runtime.guarded_memory": "the VirtualMachine is run in processes that have TVM's runtime alone",
     "runtime.machine": "the VirtualMachine is run in processes that have TVM's runtime alone",

@@ -47,17 +47,16 @@ FAILURE_FACTOR = 4.0
 
 
 class TileCostModel:
-    """Scores of the candidates of one space; ``pretrained=False`` starts from nothing, as plain XGB does."""
+    """Scores of the candidates of one space."""
 
-    def __init__(self, space: KernelSpace[SpaceCandidate], *, pretrained: bool = True, seed: int = 0) -> None:
+    def __init__(self, space: KernelSpace[SpaceCandidate], *, seed: int = 0) -> None:
         self.features = space.features
         self.seed = seed
-        self.pretrained = pretrained
-        self.base: Floats = -np.log(space.predictions.time_s) if pretrained else np.zeros(len(space))
+        self.base: Floats = -np.log(space.predictions.time_s)
         self.doubt = DOUBT
         self.correction: Floats = np.zeros(len(space))
         chosen = np.random.default_rng(seed).permutation(len(space))
-        self.anchors: Integers = chosen[: ANCHORS if pretrained else 0]
+        self.anchors: Integers = chosen[:ANCHORS]
 
     def update(self, times_us: Mapping[int, float | None]) -> None:
         """Learn from all that was tried so far: microseconds by candidate, None for those that failed."""

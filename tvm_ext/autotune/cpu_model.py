@@ -68,10 +68,6 @@ class CpuPredictions:
         """Places, best predicted first; of equal ones those that load their caches less."""
         return np.lexsort((self.layer_s.sum(axis=1), self.time_s))
 
-    @property
-    def bottleneck_ranking(self) -> Integers:
-        return np.argsort(self.bottleneck_s, kind="stable")
-
 
 class ColumnModel(PerfModel):
     """`PerfModel` asked for arrays of sizes in all layers but the registers, whose answers are not remembered."""

@@ -1,4 +1,4 @@
-"""The tiles that a CPU kernel can have: what a search moves in (the counterpart of `tile_space.py`)."""
+"""The tiles that a CPU kernel can have: what a search moves in."""
 
 from __future__ import annotations
 

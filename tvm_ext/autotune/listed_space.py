@@ -20,7 +20,7 @@ FieldLevel: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedPredictions:
-    """Seconds by candidate; a model that knows no resources apart has no other ranking."""
+    """Seconds by candidate."""
 
     time_s: Floats
 
@@ -28,10 +28,6 @@ class ListedPredictions:
     def ranking(self) -> Integers:
         """Places, best predicted first; of equal ones those that were listed first."""
         return np.argsort(self.time_s, kind="stable")
-
-    @property
-    def bottleneck_ranking(self) -> Integers:
-        return self.ranking
 
 
 class ListedSpace(Generic[CandidateType]):

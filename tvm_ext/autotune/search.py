@@ -1,26 +1,17 @@
 """Searches over a space of kernels by one interface: ask for candidates, tell what came of them (ALCOP §4.3, §5.4).
 
-| proposer | is |
-|---|---|
-| `InOrder` | exhaustive search, and rankings: by the analytical model, by the bottleneck-only model |
-| `AtRandom` | random search |
-| `Annealed` | simulated annealing guided by a cost model: plain XGB, or pre-trained by the analytical model |
-| `Drafted` | draft-then-verify: the analytical model drafts, the cost model picks among the drafts |
-| `LikelihoodFree` | a classifier of "among the best", XGBoost's random forest; a failure is a label |
-
 What is proposed depends on the seed and on what is known, never on when or in which order it became known. So a search
 that was killed goes on from a store of measurements where it stood, and tries nothing twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, Protocol
 
 import numpy as np
-import xgboost
 
-from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore, Verdict
+from tvm_ext.records.measurement import Trial, Verdict
 
 from .batches import spread
 from .cost_model import TileCostModel
@@ -30,20 +21,6 @@ CHAINS = 128
 STEPS = 150
 HOT = 0.3
 """Temperature at the start, in logarithms of throughput: a step to a candidate 26 % slower is taken in one of e."""
-EXPLORED = 0.1
-"""Share of a batch that is drawn at random where a model proposes the rest."""
-
-FOREST: dict[str, float | int | str] = {
-    "objective": "binary:logistic",
-    "num_parallel_tree": 100,
-    "eta": 1.0,
-    "max_depth": 5,
-    "min_child_weight": 0.1,
-    "subsample": 0.8,
-    "colsample_bynode": 0.5,
-    "tree_method": "hist",
-}
-
 AnySpace = KernelSpace[SpaceCandidate]
 TimesByPlace = Mapping[int, "float | None"]
 """Microseconds by candidate, None for one that failed."""
@@ -56,28 +33,17 @@ class Proposer(Protocol):
         """Up to ``count`` candidates that are not in ``known``, the most promising first."""
 
 
-class InOrder:
-    """Candidates as a ranking lists them."""
-
-    def __init__(self, order: Integers) -> None:
-        self.order = order
-
-    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
-        return _first_new(self.order, known, count)
-
-
 class AtRandom:
     """Candidates drawn without repetition."""
 
     def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
-        return _first_new(rng.permutation(len(space)), known, count)
+        return first_new(rng.permutation(len(space)), known, count)
 
 
 class Annealed:
     """Chains of candidates that drift to where the model promises most; the best new ones that they met are tried.
 
-    With a pre-trained model a batch is spread over candidates that differ, by how far the model has been off.
-    A model that has learnt nothing yet (plain XGB before its first measurement) proposes at random.
+    A batch is spread over candidates that differ, by how far the model has been off.
     """
 
     def __init__(self, model: TileCostModel, *, chains: int = CHAINS, steps: int = STEPS) -> None:
@@ -89,16 +55,13 @@ class Annealed:
         scores = self.model.scores
         if not np.ptp(scores):
             return AtRandom().propose(space, known, count, rng)
-        met = self._met(space, scores, known, rng)
-        if self.model.pretrained:
-            return self._spread(met, scores, known, count)
-        explored = int(rng.binomial(count, EXPLORED)) if known else 0
-        best = _first_new(met[np.argsort(-scores[met], kind="stable")], known, count - explored)
-        taken = {**known, **dict.fromkeys(best)}
-        return [*best, *AtRandom().propose(space, taken, count - len(best), rng)]
+        return self.chosen(space, self._met(space, scores, known, rng), known, count, rng)
 
-    def _spread(self, met: Integers, scores: Floats, known: TimesByPlace, count: int) -> Sequence[int]:
+    def chosen(
+        self, space: AnySpace, met: Integers, known: TimesByPlace, count: int, rng: np.random.Generator
+    ) -> Sequence[int]:
         """The most promising of those that were met and of all, as far as they do not say the same (`batches.py`)."""
+        scores = self.model.scores
         first = np.argsort(-scores, kind="stable")[: self.chains]
         pool = np.setdiff1d(np.union1d(met, first), np.array(list(known), dtype=np.int64))
         rows = np.concatenate([np.array(sorted(known), dtype=np.int64), pool])
@@ -122,50 +85,6 @@ class Annealed:
             places = np.where(taken, moved, places)
         met[places] = True
         return np.flatnonzero(met)
-
-
-class Drafted:
-    """Draft, then verify: the cost model's best among ``drafts`` new candidates, the analytical model's first."""
-
-    def __init__(self, model: TileCostModel, *, drafts: int = 256) -> None:
-        self.model, self.drafts = model, drafts
-
-    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
-        if known:
-            self.model.update(known)
-        drafted = _first_new(space.predictions.ranking, known, self.drafts)
-        return sorted(drafted, key=lambda place: (-self.model.scores[place], place))[:count]
-
-
-class LikelihoodFree:
-    """Likelihood-free optimisation: a random forest that tells the fastest share of the trials from the rest.
-
-    Each fast one weighs as much as it is faster than the share's limit, so that the class's probability is an expected
-    improvement; failures are labels like any other. The first ``warm_up`` come from the analytical ranking.
-    """
-
-    def __init__(self, model: TileCostModel, *, share: float = 0.25, warm_up: int = 8, seed: int = 0) -> None:
-        self.features, self.share, self.warm_up, self.seed = model.features, share, warm_up, seed
-
-    def propose(self, space: AnySpace, known: TimesByPlace, count: int, rng: np.random.Generator) -> Sequence[int]:
-        ranking = space.predictions.ranking
-        if len(known) < self.warm_up or sum(time is not None for time in known.values()) < 2:
-            return _first_new(ranking, known, count)
-        chance = self._chances(known)
-        rank = np.empty(len(space))
-        rank[ranking] = np.arange(len(ranking))
-        return _first_new(np.lexsort((rank, -chance)), known, count)
-
-    def _chances(self, known: TimesByPlace) -> Floats:
-        places = np.array(sorted(known))
-        times = np.array([np.inf if (time := known[int(place)]) is None else time for place in places])
-        limit = np.quantile(times[np.isfinite(times)], self.share)
-        fast = times <= limit
-        weights = np.ones(len(times))
-        weights[fast] += np.log(limit / times[fast])
-        data = xgboost.DMatrix(self.features[places], label=fast.astype(np.float64), weight=weights, nthread=1)
-        forest = xgboost.train({**FOREST, "seed": self.seed, "nthread": 1}, data, num_boost_round=1)
-        return np.asarray(forest.predict(xgboost.DMatrix(self.features, nthread=1)), dtype=np.float64)
 
 
 class SpaceSearch(Generic[CandidateType]):
@@ -205,33 +124,7 @@ class SpaceSearch(Generic[CandidateType]):
             self.known[place] = time_us
 
 
-def tune(
-    search: SpaceSearch[CandidateType],
-    measure: Callable[[Sequence[CandidateType]], Sequence[Trial]],
-    workload: MeasuredWorkload,
-    store: TrialStore,
-    *,
-    trials: int,
-    batch: int = 5,
-) -> int:
-    """Try candidates until ``trials`` of the space are known, those in ``store`` included; how many were tried now.
-
-    Each batch is in the store before the search goes on: a kill costs the batch that is being measured.
-    """
-    search.recall(store.verdicts(workload))
-    tried = 0
-    while len(search.known) < trials:
-        asked = search.ask(min(batch, trials - len(search.known)))
-        if not asked:
-            break
-        found = measure(asked)
-        store.add(Measurement(workload=workload, trial=trial) for trial in found)
-        search.tell(found)
-        tried += len(asked)
-    return tried
-
-
-def _first_new(order: Integers, known: TimesByPlace, count: int) -> list[int]:
+def first_new(order: Integers, known: TimesByPlace, count: int) -> list[int]:
     found: list[int] = []
     for place in order:
         if len(found) == count:

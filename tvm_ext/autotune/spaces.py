@@ -1,13 +1,11 @@
 """What a search moves in: kernels of one workload, numbered, with their features and an analytical model's predictions.
 
-`tile_space.TileSpace` has tiles and stages of a GPU's product, `cpu_space.CpuTileSpace` the tiles of a CPU kernel. The
-searches (`search.py`) and the cost model (`cost_model.py`) know neither, only `KernelSpace`.
+`cpu_space.CpuTileSpace` has the tiles of a CPU kernel, `listed_space.ListedSpace` what is listed. The searches
+(`search.py`) and the cost model (`cost_model.py`) know neither, only `KernelSpace`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -35,10 +33,6 @@ class Predictions(Protocol):
     @property
     def ranking(self) -> Integers:
         """Places of those that fit, best predicted first."""
-
-    @property
-    def bottleneck_ranking(self) -> Integers:
-        """The same by the slowest resource alone (ALCOP §5.4's simpler model), a baseline."""
 
 
 CandidateType = TypeVar("CandidateType", bound=SpaceCandidate)
@@ -80,34 +74,3 @@ class SharedGroups:
         mine = self._group[places]
         drawn = self._first[mine] + (rng.random(len(places)) * self._size[mine]).astype(np.int64)
         return np.asarray(self._members[drawn], dtype=np.int64)
-
-
-class LevelGrid:
-    """Candidates as combinations of levels, one of each field, of which those of ``codes`` are legal.
-
-    A code is the row-major number of its levels in a grid of ``sizes``; ``codes`` ascend, places count along them.
-    """
-
-    def __init__(self, sizes: Sequence[int], codes: Integers) -> None:
-        assert prod(sizes) < 1 << 62, "codes are 64-bit numbers"
-        self.sizes, self.codes = tuple(sizes), codes
-
-    def place(self, levels: Sequence[int]) -> int | None:
-        """The place of one combination; None where it is not legal."""
-        found = int(self._places(np.ravel_multi_index(tuple(levels), self.sizes)))
-        return None if found < 0 else found
-
-    def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
-        """Others that differ in one field or, half of them, in up to two; the place itself where that is not legal."""
-        levels = np.stack(np.unravel_index(self.codes[places], self.sizes), axis=1)
-        every = np.arange(len(places))
-        for again in (np.ones(len(places), dtype=bool), rng.random(len(places)) < 0.5):
-            axis = rng.integers(len(self.sizes), size=len(places))
-            level = rng.integers(np.asarray(self.sizes)[axis])
-            levels[every, axis] = np.where(again, level, levels[every, axis])
-        found = self._places(np.ravel_multi_index(tuple(levels.T), self.sizes))
-        return np.where(found >= 0, found, places)
-
-    def _places(self, codes: NDArray[np.int64] | np.int64) -> Integers:
-        near = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
-        return np.where(self.codes[near] == codes, near, -1)

@@ -1,7 +1,7 @@
 """The equations of ALCOP's Table 1 (paper §4), for one kernel or, with arrays for numbers, for thousands at once.
 
 `pipeline_model.py` says where they differ from the print and why; it has one kernel's answer with its bound, and
-`autotune/analytical.py` ranks whole spaces of tiles and stages.
+`benchmarks/alcop/analytical.py` ranks whole spaces of tiles and stages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL, SHARED
-from tvm_ext.support.quantities import Quantity, chosen, larger, largest, smaller, whole_quotient
+from tvm_ext.support.quantities import Quantity, chosen, larger, largest, smaller
 
 from .pipeline_workload import LoopCounts, workset_of
 
@@ -104,17 +104,6 @@ def epilogue_s(counts: LoopCounts, device: DeviceSpec, blocks: Quantity) -> Quan
     return seconds(latency) + counts.output_bytes_per_block * blocks / bytes_per_s(layer.bandwidth_gb_per_s)
 
 
-def threadblock_s(
-    counts: LoopCounts, device: DeviceSpec, shared_stages: Quantity, register_stages: Quantity, blocks: Quantity
-) -> Quantity:
-    """T_threadblk in a batch of ``blocks``, which the units share evenly."""
-    memory = memory_load(counts, device, blocks)
-    inner = inner_loop(counts, device, register_stages, whole_quotient(blocks, device.unit_count))
-    waits = iteration_terms(counts, shared_stages, register_stages, memory, inner)
-    main = main_loop_s(counts, largest(inner.use_s, *waits.values()), inner)
-    return memory.load_s + inner.load_s + main + epilogue_s(counts, device, blocks)
-
-
 def main_loop_s(counts: LoopCounts, iteration_s: Quantity, inner: InnerLoop) -> Quantity:
     """T_main_loop: the last iteration waits for nothing."""
     return (counts.shared_trips - 1) * iteration_s + inner.use_s
@@ -123,21 +112,6 @@ def main_loop_s(counts: LoopCounts, iteration_s: Quantity, inner: InnerLoop) -> 
 def kernel_s(full: Quantity, rest: Quantity, first_s: Quantity, last_s: Quantity) -> Quantity:
     """T_kernel of ``full`` batches and ``rest`` blocks behind them, which are a batch of their own kind."""
     return first_s * larger(full, 1) + chosen((full > 0) & (rest > 0), last_s, 0.0)
-
-
-def bottleneck_terms(counts: LoopCounts, device: DeviceSpec) -> tuple[Quantity, Quantity, Quantity]:
-    """Seconds of arithmetic, of shared memory and of memory, each fully used (§5.4's simpler model)."""
-    trips = counts.blocks * counts.shared_trips
-    inner = trips * counts.register_trips
-    batches = counts.blocks / counts.workset_blocks
-    loaded = counts.workset_bytes * counts.shared_trips * larger(1.0, batches)
-    moved = inner * counts.shared_bytes_per_register_trip + trips * counts.bytes_per_shared_trip
-    written = counts.blocks * counts.output_bytes_per_block
-    return (
-        inner * counts.flops_per_register_trip / throughput(counts.throughput, device),
-        moved / bytes_per_s(device.layer(SHARED).bandwidth_gb_per_s),
-        (loaded + written) / bytes_per_s(device.layer(GLOBAL).bandwidth_gb_per_s),
-    )
 
 
 def throughput(key: str, device: DeviceSpec) -> float:

@@ -3,7 +3,7 @@
 A threadblock loads tiles into shared memory (the outer loop) and from there into registers (the inner loop), and
 computes. Blocks that all units run at a time are a threadblock-batch; the kernel is its batches one after another, a
 block is start (T_init), main loop and epilogue. What Table 1 leaves open, or what cannot be as it is printed, is
-decided here; `predict(..., as_printed=True)` follows the print.
+decided here; `benchmarks/alcop/printed.py` follows the print.
 
 * *Which use is hidden behind a load.* Table 1 compares T_load with (N_pipe * N_mplx - 1) * T_use, then takes T_use or
   (T_load + T_use) / N_pipe an iteration. The two meet only if T_use is one worker's use in the comparison and all
@@ -35,15 +35,12 @@ from tvm_ext.support.arithmetic import ceil_div
 from .pipeline_equations import (
     InnerLoop,
     MemoryLoad,
-    bottleneck_terms,
     epilogue_s,
     inner_loop,
     iteration_terms,
     kernel_s,
     main_loop_s,
     memory_load,
-    register_load,
-    throughput,
 )
 from .pipeline_workload import PipelineWorkload, blocks_per_unit, registers, shared_bytes
 
@@ -78,29 +75,6 @@ class PipelineLatency:
     bound: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bottleneck:
-    """The simpler model that the paper compares with (§5.4): the slowest of three resources, each fully used."""
-
-    compute_s: float
-    shared_memory_s: float
-    memory_s: float
-
-    @property
-    def time_s(self) -> float:
-        return max(self.compute_s, self.shared_memory_s, self.memory_s)
-
-
-# ---- the model ------------------------------------------------------------------------------------------------------
-
-
-def pipeline_latency(load_s: float, use_s: float, loops: int, pipe: int, mplx: float) -> float:
-    """Table 1's Pipeline Latency Model as it is printed: seconds of ``loops`` iterations that load and use."""
-    if load_s <= (pipe * mplx - 1) * use_s:
-        return use_s * loops
-    return (load_s + use_s) * loops / pipe
-
-
 def predict(
     workload: PipelineWorkload,
     device: DeviceSpec,
@@ -108,7 +82,6 @@ def predict(
     register_stages: int,
     *,
     asynchronous: bool = True,
-    as_printed: bool = False,
 ) -> PipelineLatency:
     """Predicted latency with so many versions of shared tiles and of register fragments (1: not pipelined).
 
@@ -124,14 +97,10 @@ def predict(
     size = shared_bytes(workload, shared_stages)
     count = registers(workload, device, shared_stages, register_stages, not asynchronous)
     resident = blocks_per_unit(workload, device, size, count)
-    stages = _Stages(shared=shared_stages, register=register_stages, as_printed=as_printed)
+    stages = shared_stages, register_stages
     full, rest = divmod(workload.blocks, resident * device.unit_count)
     first = _batch(workload, device, stages, resident * device.unit_count if full else rest)
     last = _batch(workload, device, stages, rest) if full and rest else None
-    if as_printed:
-        total = first.total_s * (full + bool(rest))
-    else:
-        total = float(kernel_s(full, rest, first.total_s, last.total_s if last else 0.0))
     return PipelineLatency(
         shared_stages=shared_stages,
         register_stages=register_stages,
@@ -151,22 +120,9 @@ def predict(
         main_loop_s=first.main_loop_s,
         epilogue_s=first.epilogue_s,
         threadblock_s=first.total_s,
-        time_s=total,
+        time_s=float(kernel_s(full, rest, first.total_s, last.total_s if last else 0.0)),
         bound=first.bound,
     )
-
-
-def predict_bottleneck(workload: PipelineWorkload, device: DeviceSpec) -> Bottleneck:
-    """The bottleneck-based analysis of §5.4: agnostic of stages, latencies and occupancy."""
-    compute, shared_memory, memory = bottleneck_terms(workload, device)
-    return Bottleneck(compute_s=float(compute), shared_memory_s=float(shared_memory), memory_s=float(memory))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stages:
-    shared: int
-    register: int
-    as_printed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,19 +143,13 @@ class _Batch:
         return self.init_s + self.main_loop_s + self.epilogue_s
 
 
-def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, blocks: int) -> _Batch:
+def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: tuple[int, int], blocks: int) -> _Batch:
     """Threadblock Latency Model for a batch of ``blocks``, which the units share evenly."""
     per_unit = ceil_div(blocks, device.unit_count)
     memory = memory_load(workload, device, blocks)
-    if stages.as_printed:
-        inner = _inner_printed(workload, device, stages, per_unit)
-        load, use = float(memory.load_s), float(inner.use_s)
-        main = pipeline_latency(load, use, workload.shared_trips, stages.shared, per_unit)
-        iteration, bound = main / workload.shared_trips, "use" if main == use * workload.shared_trips else "load"
-    else:
-        inner = inner_loop(workload, device, stages.register, per_unit)
-        iteration, bound = _iteration(workload, stages, memory, inner)
-        main = float(main_loop_s(workload, iteration, inner))
+    inner = inner_loop(workload, device, stages[1], per_unit)
+    iteration, bound = _iteration(workload, stages, memory, inner)
+    main = float(main_loop_s(workload, iteration, inner))
     init = float(memory.load_s + inner.load_s)
     epilogue = float(epilogue_s(workload, device, blocks))
     return _Batch(
@@ -215,21 +165,12 @@ def _batch(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, bloc
     )
 
 
-def _iteration(workload: PipelineWorkload, stages: _Stages, memory: MemoryLoad, inner: InnerLoop) -> tuple[float, str]:
+def _iteration(
+    workload: PipelineWorkload, stages: tuple[int, int], memory: MemoryLoad, inner: InnerLoop
+) -> tuple[float, str]:
     """Seconds of one outer iteration in the steady state, and what it waits for."""
     steps = inner.steps_s
     within = max(steps, key=lambda name: float(steps[name]))
-    times = {within: inner.use_s, **iteration_terms(workload, stages.shared, stages.register, memory, inner)}
+    times = {within: inner.use_s, **iteration_terms(workload, *stages, memory, inner)}
     bound = max(times, key=lambda name: float(times[name]))
     return float(times[bound]), bound
-
-
-def _inner_printed(workload: PipelineWorkload, device: DeviceSpec, stages: _Stages, per_unit: int) -> InnerLoop:
-    """Table 1 to the letter. Util is the share of a unit's rate that one block has: a TEU needs a warp to be busy."""
-    warps = workload.warps_per_block * per_unit
-    util = min(1.0, warps / device.teus_per_unit) / per_unit
-    load = float(register_load(workload, device))
-    rate = throughput(workload.throughput, device)
-    compute = workload.flops_per_register_trip / (rate / device.unit_count * util)
-    use = pipeline_latency(load, compute, workload.register_trips, stages.register, workload.warps_per_block)
-    return InnerLoop(load_s=load, steps_s={"compute": compute}, use_s=use, alone_s=use)

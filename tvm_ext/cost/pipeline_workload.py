@@ -79,9 +79,6 @@ class PipelineWorkload:
         assert min(self.blocks, self.warps_per_block, self.shared_trips, self.register_trips, self.workset_blocks) >= 1
         assert min(self.other_shared_bytes, self.stage_bytes, self.register_stage_registers) >= 0
 
-    def workset_of(self, blocks: int) -> float:
-        return float(workset_of(self, blocks))
-
 
 def workset_of(counts: LoopCounts, blocks: Quantity) -> Quantity:
     """Distinct bytes that ``blocks`` concurrent blocks load in one iteration.

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.simulated_gpu import SimulatedGpu
+from benchmarks.alcop.products import TileCandidate, product_of_matmul
+from benchmarks.alcop.searches import Drafted, InOrder, LikelihoodFree, PlainAnnealed, PlainModel, tune
+from benchmarks.alcop.simulated_gpu import SimulatedGpu
+from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.autotune.cost_model import FAILURE_FACTOR, TileCostModel
 from tvm_ext.autotune.database import MeasurementDatabase
-from tvm_ext.autotune.search import Annealed, AtRandom, Drafted, InOrder, LikelihoodFree, Proposer, SpaceSearch, tune
-from tvm_ext.autotune.tile_space import TileSpace
+from tvm_ext.autotune.search import Annealed, AtRandom, Proposer, SpaceSearch
 from tvm_ext.devices import device_db
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
-from tvm_ext.records.tuning import TileCandidate, product_of_matmul
 
 SPACE = TileSpace(product_of_matmul(512, 512, 64, batch=12), device_db.lookup("nvidia-a100"))
 GPU = SimulatedGpu(SPACE)
@@ -28,10 +29,10 @@ WORKLOAD = MeasuredWorkload(
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "ranking": lambda: InOrder(SPACE.predictions.ranking),
     "random": AtRandom,
-    "plain XGB": lambda: Annealed(TileCostModel(SPACE, pretrained=False), chains=32, steps=40),
+    "plain XGB": lambda: PlainAnnealed(PlainModel(SPACE), chains=32, steps=40),
     "analytical + XGB": lambda: Annealed(TileCostModel(SPACE)),
     "drafted": lambda: Drafted(TileCostModel(SPACE)),
-    "likelihood-free": lambda: LikelihoodFree(TAUGHT),
+    "likelihood-free": lambda: LikelihoodFree(SPACE.features),
 }
 
 

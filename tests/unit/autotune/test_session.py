@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.simulated_gpu import SimulatedGpu
+from benchmarks.alcop.products import TunedProduct, product_of_matmul
+from benchmarks.alcop.simulated_gpu import SimulatedGpu
+from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.autotune.choose import CONFIRMATIONS, choose_tuned
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.session import BATCH, TaskSearch, TuningSession, session_workload
 from tvm_ext.autotune.standings import standings_of
 from tvm_ext.autotune.tasks import TuningTask, distinct
-from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import MeasurementError
 from tvm_ext.records.measurement import Trial
 from tvm_ext.records.tuned import TuningBudget, TuningRecord, TuningStatus
-from tvm_ext.records.tuning import TunedProduct, product_of_matmul
 
 from .made import workload
 

@@ -9,17 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.alcop.products import TileCandidate, product_of_matmul
+from benchmarks.alcop.searches import tune
+from benchmarks.alcop.tile_space import TileSpace
 from tests.unit.autotune import jobs
 from tvm_ext.autotune.builders import ExecutorBuilder
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import InProcessRunner
-from tvm_ext.autotune.search import AtRandom, SpaceSearch, tune
-from tvm_ext.autotune.tile_space import TileSpace
+from tvm_ext.autotune.search import AtRandom, SpaceSearch
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.kernel_job import TimingPlan
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, Verdict
-from tvm_ext.records.tuning import TileCandidate, product_of_matmul
 
 
 class LoggedStore:

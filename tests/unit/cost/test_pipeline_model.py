@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.cost.pipeline_model import pipeline_latency, predict, predict_bottleneck
-from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit, expected_registers
+from benchmarks.alcop.printed import pipeline_latency, predict_bottleneck, predict_printed
+from tvm_ext.cost.pipeline_model import predict
+from tvm_ext.cost.pipeline_workload import PipelineWorkload, blocks_per_unit, expected_registers, workset_of
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
 from tvm_ext.errors import IllegalRewrite
@@ -110,7 +111,7 @@ def test_loads_in_flight_share_the_bandwidth() -> None:
     heavy = replace(ONE, bytes_per_shared_trip=400_000.0)  # 100 us of the cache for ten blocks
     assert predict(heavy, ROUND, 4, 2).iteration_s == pytest.approx(100 * US)
     assert predict(heavy, ROUND, 4, 2).bound == "L2 cache"
-    printed = predict(heavy, ROUND, 4, 2, as_printed=True)
+    printed = predict_printed(heavy, ROUND, 4, 2)
     assert printed.iteration_s < 30 * US  # less than its bytes take: why the print is not followed
 
 
@@ -127,7 +128,7 @@ def test_the_last_batch_takes_what_its_own_blocks_take() -> None:
     assert (latency.blocks_per_unit, latency.batches) == (4, 3)
     alone = predict(ONE, ROUND, 1, 1)
     assert latency.time_s == pytest.approx(2 * latency.threadblock_s + alone.time_s)
-    assert predict(many, ROUND, 1, 1, as_printed=True).batches == 3
+    assert predict_printed(many, ROUND, 1, 1).batches == 3
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_the_pipeline_latency_as_printed(load: float, use: float, pipe: int, mpl
 
 
 def test_the_printed_model_is_the_printed_one() -> None:
-    latency = predict(ONE, ROUND, 2, 2, as_printed=True)
+    latency = predict_printed(ONE, ROUND, 2, 2)
     use = pipeline_latency(0.3 * US, 0.5 * US, 4, 2, 4)
     assert latency.smem_use_s == pytest.approx(use)
     assert latency.main_loop_s == pytest.approx(pipeline_latency(1.5 * US, use, 8, 2, 1))
@@ -186,16 +187,16 @@ def test_loads_through_registers_need_some() -> None:
 
 
 def test_a_larger_batch_shares_more() -> None:
-    assert ONE.workset_of(40) == 20_000
-    assert ONE.workset_of(10) == 10_000
-    assert replace(ONE, bytes_per_shared_trip=600.0).workset_of(10) == 6_000
+    assert workset_of(ONE, 40) == 20_000
+    assert workset_of(ONE, 10) == 10_000
+    assert workset_of(replace(ONE, bytes_per_shared_trip=600.0), 10) == 6_000
 
 
 def test_unknown_latencies_count_as_nothing() -> None:
     k80 = device_db.lookup("k80")
     latency = predict(ONE, k80, 1, 1)
     assert latency.llc_load_s > 0
-    assert latency.dram_load_s == pytest.approx(ONE.workset_of(10) / (k80.layer("L2").bandwidth_gb_per_s or 0) / 1e9)
+    assert latency.dram_load_s == pytest.approx(workset_of(ONE, 10) / (k80.layer("L2").bandwidth_gb_per_s or 0) / 1e9)
 
 
 def test_the_bottleneck_is_one_resource_at_full_rate() -> None:

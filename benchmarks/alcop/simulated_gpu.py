@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.autotune.tile_space import TileSpace
 from tvm_ext.records.measurement import Trial
-from tvm_ext.records.tuning import TileCandidate
+
+from .products import TileCandidate
+from .tile_space import TileSpace
 
 SPREAD = 0.18
 """Standard deviation of the random function, in logarithms of time."""

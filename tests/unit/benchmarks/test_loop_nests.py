@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tvm import te
 
+from benchmarks.trace_model.loop_nest_time import footprint_bytes, loop_nests_s, written_out
+from benchmarks.trace_model.loop_nests import LoopNest, NestLoop, read_nests
 from tvm_ext._tvm import PrimFunc, Schedule
-from tvm_ext.analysis.loop_nests import LoopNest, NestLoop, read_nests
-from tvm_ext.cost.loop_nest_time import footprint_bytes, loop_nests_s, written_out
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite
 

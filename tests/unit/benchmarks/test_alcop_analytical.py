@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tvm_ext.autotune.analytical import predict_tiles
-from tvm_ext.autotune.tile_space import AXES, TileSpace
-from tvm_ext.cost.pipeline_model import predict, predict_bottleneck
+from benchmarks.alcop.analytical import predict_tiles
+from benchmarks.alcop.printed import predict_bottleneck
+from benchmarks.alcop.products import TileCandidate, TunedProduct, product_of_convolution, product_of_matmul
+from benchmarks.alcop.tile_space import AXES, TileSpace
+from tvm_ext.cost.pipeline_model import predict
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
-from tvm_ext.records.tuning import TileCandidate, TunedProduct, product_of_convolution, product_of_matmul
 
 A100, H200 = device_db.lookup("nvidia-a100"), device_db.lookup("nvidia-h200")
 PRODUCTS = [

@@ -10,8 +10,8 @@ import pytest
 import tvm
 from tvm import relax, te
 
+from benchmarks.trace_model.learner import TraceLearner, cost_model_for_metaschedule
 from tests.unit.dummy_metaschedule import dummy_parts
-from tvm_ext.autotune.metaschedule_model import TraceLearner, cost_model_for_metaschedule
 from tvm_ext.errors import ExportError, InputError
 
 RNG = np.random.default_rng(0)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_ext.autotune.spaces import Floats, Integers
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
-from tvm_ext.records.tuning import TileCandidate, TunedProduct
 
 from .analytical import TileColumns, TilePredictions, predict_tiles, reduction_step_of
-from .spaces import Floats, Integers, LevelGrid
+from .products import TileCandidate, TunedProduct
 
 SIDES = (16, 32, 64, 128, 256)
 AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -115,3 +116,34 @@ def _is_well_formed(tiles: TileColumns, product: TunedProduct, device: DeviceSpe
     for size, extent in extents:
         legal &= (size < 2 * extent) | (size == size.min())
     return np.asarray(legal, dtype=np.bool_)
+
+
+class LevelGrid:
+    """Candidates as combinations of levels, one of each field, of which those of ``codes`` are legal.
+
+    A code is the row-major number of its levels in a grid of ``sizes``; ``codes`` ascend, places count along them.
+    """
+
+    def __init__(self, sizes: Sequence[int], codes: Integers) -> None:
+        assert prod(sizes) < 1 << 62, "codes are 64-bit numbers"
+        self.sizes, self.codes = tuple(sizes), codes
+
+    def place(self, levels: Sequence[int]) -> int | None:
+        """The place of one combination; None where it is not legal."""
+        found = int(self._places(np.ravel_multi_index(tuple(levels), self.sizes)))
+        return None if found < 0 else found
+
+    def neighbours(self, places: Integers, rng: np.random.Generator) -> Integers:
+        """Others that differ in one field or, half of them, in up to two; the place itself where that is not legal."""
+        levels = np.stack(np.unravel_index(self.codes[places], self.sizes), axis=1)
+        every = np.arange(len(places))
+        for again in (np.ones(len(places), dtype=bool), rng.random(len(places)) < 0.5):
+            axis = rng.integers(len(self.sizes), size=len(places))
+            level = rng.integers(np.asarray(self.sizes)[axis])
+            levels[every, axis] = np.where(again, level, levels[every, axis])
+        found = self._places(np.ravel_multi_index(tuple(levels.T), self.sizes))
+        return np.where(found >= 0, found, places)
+
+    def _places(self, codes: NDArray[np.int64] | np.int64) -> Integers:
+        near = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[near] == codes, near, -1)

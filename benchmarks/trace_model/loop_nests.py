@@ -35,10 +35,9 @@ from tvm_ext._tvm import (
     structural_walk,
     tirx,
 )
+from tvm_ext.analysis.computation_exprs import count_flops, itemsize_bytes
+from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.errors import IllegalRewrite
-
-from .computation_exprs import count_flops, itemsize_bytes
-from .computations import dtype_of, static_shape
 
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled"]
 KINDS: Mapping[int, LoopKind] = {

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.cost.pipeline_equations import bottleneck_terms, kernel_s, threadblock_s
+from tvm_ext.autotune.spaces import Floats, Integers
+from tvm_ext.cost.pipeline_equations import kernel_s
 from tvm_ext.cost.pipeline_workload import PipelineWorkload, registers_of, resident_of, shared_bytes_of
 from tvm_ext.cost.product_counts import (
     ADDRESS_REGISTERS,
@@ -36,10 +37,10 @@ from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.tuning import TileCandidate, TunedProduct
 from tvm_ext.support.quantities import largest, whole_quotient
 
-from .spaces import Floats, Integers
+from .printed import bottleneck_terms, threadblock_s
+from .products import TileCandidate, TunedProduct
 
 STEP_BYTES = 32
 """What one mma.sync adds up of a line: 16 halves, 32 bytes."""
@@ -112,11 +113,8 @@ class TilePredictions:
     @property
     def ranking(self) -> Integers:
         """Places of those that fit, best predicted first."""
-        return _ranked(self.time_s, np.isfinite(self.time_s))
-
-    @property
-    def bottleneck_ranking(self) -> Integers:
-        return _ranked(self.bottleneck_s, np.isfinite(self.time_s))
+        order = np.argsort(self.time_s, kind="stable")
+        return np.asarray(order[np.isfinite(self.time_s)[order]])
 
 
 def reduction_step_of(product: TunedProduct, device: DeviceSpec) -> int:
@@ -206,8 +204,3 @@ def with_workset(
         iterations = loops.shared_trips * np.asarray(whole_quotient(loops.blocks, concurrent))
         workset = np.minimum(workset, product.input_bytes / iterations)
     return replace(loops, workset_bytes=workset, workset_blocks=concurrent)
-
-
-def _ranked(seconds: Floats, fits: NDArray[np.bool_]) -> Integers:
-    order = np.argsort(seconds, kind="stable")
-    return np.asarray(order[fits[order]])

@@ -2,7 +2,7 @@
 
 For ``tune_tir(..., cost_model=...)`` and `tune_relax`. Stock TVM's XGBoost model proposes at random until it has seen
 100 trials. This one is `cost_model.py`'s for traces (ALCOP §4.3). The first candidates that MetaSchedule samples of a
-workload are read as loop nests and timed by the analytical model (`cost/loop_nest_time.py`); an ensemble is taught
+workload are read as loop nests and timed by the analytical model (`loop_nest_time.py`); an ensemble is taught
 that, on MetaSchedule's own features of each store, so that the many candidates that follow need no reading. A second,
 small ensemble learns from all trials, failures among them, by how much they differ, with analytical pairs among them.
 Where candidates cannot be read (a GPU's, dynamic shapes) it is the second half alone, which learns from the first
@@ -23,14 +23,7 @@ import numpy as np
 import xgboost
 
 from tvm_ext._tvm import PrimFunc, structural_hash
-from tvm_ext.analysis.loop_nests import read_nests
-from tvm_ext.cost.loop_nest_time import loop_nests_s
-from tvm_ext.devices.device_db import device_for_target
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import IllegalRewrite, InputError, TargetError
-from tvm_ext.support.files import write_atomically
-
-from .cost_model import (
+from tvm_ext.autotune.cost_model import (
     ANCHOR_WEIGHT,
     ANCHORS,
     CORRECTION,
@@ -38,7 +31,14 @@ from .cost_model import (
     FAILURE_FACTOR,
     TreeSettings,
 )
-from .spaces import Floats
+from tvm_ext.autotune.spaces import Floats
+from tvm_ext.devices.device_db import device_for_target
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite, InputError, TargetError
+from tvm_ext.support.files import write_atomically
+
+from .loop_nest_time import loop_nests_s
+from .loop_nests import read_nests
 
 PRETRAINING: TreeSettings = {"max_depth": 7, "eta": 0.2, "tree_method": "hist", "max_bin": 64}
 PRETRAINING_ROUNDS = 120

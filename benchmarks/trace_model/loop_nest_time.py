@@ -1,7 +1,7 @@
 """Time of a scheduled function on a CPU, whoever scheduled it: what its loops compute, load and store.
 
 Roller's micro-performance model (paper §3.3) asks an rProgram for footprints and traffic of its tiles. Here the tiles
-are read off somebody else's loops (`analysis/loop_nests.py`): what a cache holds are the innermost loops that fit it,
+are read off somebody else's loops (`loop_nests.py`): what a cache holds are the innermost loops that fit it,
 and what is in registers are the innermost loops that are written out. It is there to rank candidates of one operator
 before any of them was measured (ALCOP §4.3); as a time it is good for little.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, prod
 
-from tvm_ext.analysis.loop_nests import LoopNest, NestAccess, NestLoop
+from tvm_ext.cost.perf_model import MEMORY_OVERLAP, REPORTED_UNITS_PER_G, cache_share_bytes, cpu_clock_hz
+from tvm_ext.cost.register_tiles import PORT_OVERLAP, overlapped
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.support.arithmetic import ceil_div
 
-from .perf_model import MEMORY_OVERLAP, REPORTED_UNITS_PER_G, cache_share_bytes, cpu_clock_hz
-from .register_tiles import PORT_OVERLAP, overlapped
+from .loop_nests import LoopNest, NestAccess, NestLoop
 
 LLVM_UNROLLS = 16
 """Stores that LLVM writes out by itself where an inner loop of few iterations has as many."""

@@ -1,7 +1,7 @@
-"""A second ranker, and a yardstick for `ranking`: the vendor's own, the PyPI package ``nvidia-matmul-heuristics``.
+"""A yardstick for our ranking of CUTLASS's templates: the vendor's, the PyPI package ``nvidia-matmul-heuristics``.
 
-An optional extra, which needs no GPU. It knows threadblock tiles, warps, clusters and splits of CUTLASS's templates,
-but not our stages and epilogues, so that what it says is matched with proposals by their tiles of the result.
+It needs no GPU. It knows threadblock tiles, warps, clusters and splits of CUTLASS's templates, but not our stages and
+epilogues, so that what it says is matched with proposals by their tiles of the result.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from tvm_ext.byoc_cutlass.gemm import GemmProblem
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, TargetError, UnsupportedEnvironmentError
-
-from .gemm import GemmConfig, GemmProblem
-from .ranking import Ranked
 
 PACKAGE = "nvidia-matmul-heuristics"
 MODULE = "nvMatmulHeuristics"
@@ -76,15 +73,6 @@ def vendor_choices(problem: GemmProblem, device: DeviceSpec, *, count: int = 16)
     layout = asked.NvMatmulHeuristicsMatmulLayout[f"{_letter(problem.a.order)}{_letter(problem.b.order)}_ROW_MAJOR"]
     described = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout, problem.batch)
     return tuple(_choice(found) for found in interface.getEx(described, count, backend, precision=precision))
-
-
-def by_vendor(
-    ranked: Sequence[Ranked[GemmConfig]], problem: GemmProblem, device: DeviceSpec, *, count: int = 16
-) -> tuple[Ranked[GemmConfig], ...]:
-    """``ranked`` in the vendor's order of tiles, those that it does not name behind; raises as `vendor_choices`."""
-    tiles = [choice.tile for choice in vendor_choices(problem, device, count=count)]
-    places = {tile: len(tiles) - 1 - place for place, tile in enumerate(reversed(tiles))}  # the first mention counts
-    return tuple(sorted(ranked, key=lambda item: places.get(item.config.threadblock[:2], len(tiles))))
 
 
 def _letter(order: str) -> str:
