@@ -12,10 +12,10 @@ from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node
 from .import_limits import raise_limit
 from .infer import infer_types
-from .operators.context import Context, refusal
+from .operators.context import Context
 from .operators.number_types import in_float32, is_widened
 from .operators.recurrent_attributes import unrolled_calls
-from .operators.tables import CHECKS, RULES
+from .operators.tables import RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
 # What arithmetic raises over operands of other ranks, types and extents than ONNX allows; the checker sees few of them.
@@ -65,7 +65,7 @@ def _check_ends(graph: OnnxGraph) -> None:
 def _check_steps(graph: OnnxGraph) -> None:
     """A recurrent layer is as many nodes as it has steps."""
     context = context_of(graph)
-    calls = [unrolled_calls(node, context) for node in graph.nodes]
+    calls = [unrolled_calls(context.at(node)) for node in graph.nodes]
     if sum(calls) > graph.limits.nodes:
         longest = describe_node(graph.nodes[calls.index(max(calls))])
         raise ModelError(
@@ -92,16 +92,20 @@ def _apply_rules(graph: OnnxGraph) -> OnnxGraph:
 def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
     if node.domain not in STANDARD_DOMAINS:
         return None
+    pen = context.at(node)
     try:
-        if is_widened(node, context):
-            return in_float32(node, context)
-        if node.op_type in CHECKS:
-            CHECKS[node.op_type](node, context)
-        return RULES[node.op_type](node, context) if node.op_type in RULES else None
+        if is_widened(pen):
+            in_float32(pen)
+            return pen.nodes
+        for rule in RULES.get(node.op_type, ()):
+            rule(pen)
+            if pen.nodes:
+                return pen.nodes
     except ModelError:
         raise
     except (*_RULE_ERRORS, MemoryError) as error:
-        raise refusal(node, f"has operands that do not fit: {type(error).__name__}: {error}", _MISFIT) from error
+        raise pen.refusal(f"has operands that do not fit: {type(error).__name__}: {error}", _MISFIT) from error
+    return None
 
 
 def _check_types(node: onnx.NodeProto, context: Context) -> None:

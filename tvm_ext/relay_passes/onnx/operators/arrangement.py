@@ -12,134 +12,120 @@ from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..graph import attribute
-from .context import Check, Context, Converter, Pen, Rule, operand, refusal, result, text_attribute
+from .context import Pen, converter, rule
 
 
-def _split(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("Split")
+def _split(pen: Pen) -> None:
     """Splits are given by their sizes, which add up; one part is the whole."""
-    x, parts = node.input[0], len(node.output)
-    axis = int(attribute(node, "axis", 0))
-    rank = context.rank(x)
+    x, parts = pen.x, len(pen.output)
+    axis = pen.integer("axis", 0)
+    rank = pen.rank(x)
     if rank is None or not -rank <= axis < rank:
-        raise refusal(node, f"splits axis {axis} of a tensor of rank {rank}", "name an existing axis")
-    extent = context.extent(x, axis)
+        raise pen.refusal(f"splits axis {axis} of a tensor of rank {rank}", "name an existing axis")
+    extent = pen.extent(x, axis)
     if extent is None:
-        raise refusal(node, f"needs the extent of axis {axis} of '{x}'", "bind it with shape={...}")
-    sizes = attribute(node, "split", None)
-    given = context.known_value(node, 1) if sizes is None else np.asarray(sizes)
+        raise pen.refusal(f"needs the extent of axis {axis} of '{x}'", "bind it with shape={...}")
+    sizes = pen.attribute("split", None)
+    given = pen.known_value(1) if sizes is None else np.asarray(sizes)
     if given is not None and given.size:
         values = [int(size) for size in given]
         if len(values) != parts or sum(values) != extent or min(values) < 0:
-            raise refusal(node, f"splits {extent} elements into {values} for {parts} outputs", "the sizes must add up")
-        return _whole(node, context) if parts == 1 else None
-    return _even_split(node, context, extent)
+            raise pen.refusal(f"splits {extent} elements into {values} for {parts} outputs", "the sizes must add up")
+        if parts == 1:
+            pen.add("Identity", x, out=pen.out)
+    else:
+        _even_split(pen, extent)
 
 
-def _even_split(node: onnx.NodeProto, context: Context, extent: int) -> list[onnx.NodeProto]:
+def _even_split(pen: Pen, extent: int) -> None:
     """Equal parts; since operator set 18 the last one may be smaller."""
-    parts = len(node.output)
-    if int(attribute(node, "num_outputs", parts)) != parts:
-        raise refusal(
-            node, f"has {parts} outputs and num_outputs {attribute(node, 'num_outputs', parts)}", "make them equal"
+    parts = len(pen.output)
+    if pen.integer("num_outputs", parts) != parts:
+        raise pen.refusal(
+            f"has {parts} outputs and num_outputs {pen.attribute('num_outputs', parts)}", "make them equal"
         )
     size = ceil_div(extent, parts)
     last = extent - size * (parts - 1)
-    if last < 0 or (last != size and context.opset < 18):
-        raise refusal(node, f"splits {extent} elements into {parts} equal parts", "give the sizes")
+    if last < 0 or (last != size and pen.opset < 18):
+        raise pen.refusal(f"splits {extent} elements into {parts} equal parts", "give the sizes")
     if parts == 1:
-        return _whole(node, context)
-    pen, axis = Pen(node=node, context=context), int(attribute(node, "axis", 0))
+        pen.add("Identity", pen.x, out=pen.out)
+        return
+    axis = pen.integer("axis", 0)
     sizes = [*[size] * (parts - 1), last]
-    if context.opset < 13:
-        pen.add_many("Split", [node.input[0]], node.output, axis=axis, split=sizes)
+    if pen.opset < 13:
+        pen.add_many("Split", [pen.x], pen.output, axis=axis, split=sizes)
     else:
-        pen.add_many("Split", [node.input[0], pen.integers(*sizes)], node.output, axis=axis)
-    return pen.nodes
+        pen.add_many("Split", [pen.x, pen.integers(*sizes)], pen.output, axis=axis)
 
 
-def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    pen = Pen(node=node, context=context)
-    pen.add("Identity", node.input[0], out=node.output[0])
-    return pen.nodes
-
-
-def _space_to_depth(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+@rule("SpaceToDepth")
+def _space_to_depth(pen: Pen) -> None:
     """(b, c, h, s, w, s') with the small axes moved before the channels (DCR) or behind them (CRD)."""
-    shape, block = _blocked_shape(node, context)
+    shape, block = _blocked_shape(pen)
     batch, channels, height, width = shape
     if height % block or width % block:
-        raise refusal(node, f"divides ({height}, {width}) into blocks of {block}", "the block must divide both")
-    mode = text_attribute(node, "mode", "DCR")
-    if mode not in ("DCR", "CRD"):
-        raise refusal(node, f"has the mode '{mode}'", "use DCR or CRD")
-    pen = Pen(node=node, context=context)
+        raise pen.refusal(f"divides ({height}, {width}) into blocks of {block}", "the block must divide both")
     rows, columns = height // block, width // block
-    split = pen.add("Reshape", node.input[0], pen.integers(batch, channels, rows, block, columns, block))
-    order = [0, 3, 5, 1, 2, 4] if mode == "DCR" else [0, 1, 3, 5, 2, 4]
+    split = pen.add("Reshape", pen.x, pen.integers(batch, channels, rows, block, columns, block))
+    order = [0, 3, 5, 1, 2, 4] if pen.text("mode", "DCR") == "DCR" else [0, 1, 3, 5, 2, 4]
     moved = pen.add("Transpose", split, perm=order)
-    pen.add("Reshape", moved, pen.integers(batch, channels * block**2, rows, columns), out=node.output[0])
-    return pen.nodes
+    pen.add("Reshape", moved, pen.integers(batch, channels * block**2, rows, columns), out=pen.out)
 
 
-def _check_depth_to_space(node: onnx.NodeProto, context: Context) -> None:
-    shape, block = _blocked_shape(node, context)
+@rule("DepthToSpace")
+def _check_depth_to_space(pen: Pen) -> None:
+    shape, block = _blocked_shape(pen)
     if shape[1] % block**2:
-        raise refusal(
-            node, f"spreads {shape[1]} channels over blocks of {block}", "the block's square must divide them"
-        )
-    if text_attribute(node, "mode", "DCR") not in ("DCR", "CRD"):
-        raise refusal(node, f"has the mode '{text_attribute(node, 'mode', 'DCR')}'", "use DCR or CRD")
+        raise pen.refusal(f"spreads {shape[1]} channels over blocks of {block}", "the block's square must divide them")
 
 
-def _blocked_shape(node: onnx.NodeProto, context: Context) -> tuple[tuple[int, ...], int]:
-    shape, block = context.known_shape(node, node.input[0]), int(attribute(node, "blocksize", 0))
+def _blocked_shape(pen: Pen) -> tuple[tuple[int, ...], int]:
+    shape, block = pen.known_shape(pen.x), pen.integer("blocksize", 0)
     if len(shape) != 4 or block < 1:
-        raise refusal(
-            node, f"has blocks of {block} in a tensor of rank {len(shape)}", "give blocks of at least 1, rank 4"
+        raise pen.refusal(
+            f"has blocks of {block} in a tensor of rank {len(shape)}", "give blocks of at least 1, rank 4"
         )
+    mode = pen.text("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        raise pen.refusal(f"has the mode '{mode}'", "use DCR or CRD")
     return shape, block
 
 
-def _dropout(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("Dropout")
+def _dropout(pen: Pen) -> None:
     """In inference the mask is true everywhere; the stock importer gives it the type of the data."""
-    training = context.known_value(node, 2)
+    training = pen.known_value(2)
     if training is not None and training.any():
-        ratio = context.known_value(node, 1)
+        ratio = pen.known_value(1)
         if ratio is None or ratio.size == 0 or float(ratio.reshape(-1)[0]) != 0:
-            raise refusal(node, "is in training mode", "export the model for inference (model.eval() in PyTorch)")
-    mask = result(node, 1)
-    is_plain = not mask and not any(operand(node, index) for index in (1, 2))
-    if is_plain:
-        return None
-    pen = Pen(node=node, context=context)
-    pen.add("Identity", node.input[0], out=node.output[0])
+            raise pen.refusal("is in training mode", "export the model for inference (model.eval() in PyTorch)")
+    mask = pen.result(1)
+    if not mask and not any(pen.operand(index) for index in (1, 2)):
+        return
+    pen.add("Identity", pen.x, out=pen.out)
     if mask:
-        shape = context.known_shape(node, node.input[0])
-        dtype = (
-            np.bool_
-            if context.opset >= 10
-            else onnx.helper.tensor_dtype_to_np_dtype(context.known_type(node, node.input[0]))
-        )
+        shape = pen.known_shape(pen.x)
+        dtype = np.bool_ if pen.opset >= 10 else pen.dtype(pen.x)
         pen.add("Identity", pen.constant(np.ones(shape, dtype)), out=mask)
-    return pen.nodes
 
 
-def _constant_of_shape(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("ConstantOfShape")
+def _constant_of_shape(pen: Pen) -> None:
     """By a shape of run time: a broadcast, which Expand does."""
-    shape = node.input[0]
-    if shape in context.constants:
-        return None
-    value = attribute(node, "value", None)
+    shape = pen.x
+    if shape in pen.constants:
+        return
+    value = pen.attribute("value", None)
     element = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
     if element.size != 1:
-        raise refusal(node, f"repeats {element.size} values", "give one value")
-    pen = Pen(node=node, context=context)
-    rank = context.extent(shape, 0)
-    pen.add("Expand", pen.constant(element.reshape(() if rank == 0 else (1,))), shape, out=node.output[0])
-    return pen.nodes
+        raise pen.refusal(f"repeats {element.size} values", "give one value")
+    rank = pen.extent(shape, 0)
+    pen.add("Expand", pen.constant(element.reshape(() if rank == 0 else (1,))), shape, out=pen.out)
 
 
+@converter("Expand")
 def _expand(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """Broadcasts both ways; stock TVM takes a shape that is computed at run time for that of the result.
 
@@ -157,13 +143,3 @@ def _expand(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping
     if (least > 1).any():
         shape = builder.emit(_tvm.relax.op.maximum(shape, _tvm.relax.const(least, "int64")))
     return _tvm.convert_onnx_as_stock("Expand", builder, [x, shape], attributes, opset)
-
-
-CONVERTERS: Mapping[str, Converter] = {"Expand": _expand}
-RULES: Mapping[str, Rule] = {
-    "ConstantOfShape": _constant_of_shape,
-    "Dropout": _dropout,
-    "SpaceToDepth": _space_to_depth,
-    "Split": _split,
-}
-CHECKS: Mapping[str, Check] = {"DepthToSpace": _check_depth_to_space}

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import onnx
-from onnx import helper
 
-from ..graph import attribute
-from .context import Context, Pen, Rule, operand, refusal
+from .context import INT64, Pen, rule
 from .windows import Windows, check_windows
-
-_INT64 = onnx.TensorProto.INT64
-_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +32,12 @@ class _Sizes:
         return prod(self.windows.counts)
 
 
-def _deform_conv(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+@rule("DeformConv", replaces=True)
+def _deform_conv(pen: Pen) -> None:
     """columns[n, channel, tap, point] by bilinear interpolation, times the weight as in any convolution."""
-    pen, sizes = Pen(node=node, context=context), _sizes(node, context)
-    code = context.known_type(node, node.input[0])
-    wide = onnx.TensorProto.FLOAT if code in _NARROW else code
-    x, weight, offset, bias, mask = (
-        pen.cast(name, wide) if name and code != wide else name for name in (operand(node, i) for i in range(5))
-    )
-    columns = _columns(pen, sizes, x, offset, mask, wide)
+    sizes = _sizes(pen)
+    x, weight, offset, bias, mask = map(pen.operand, range(5))
+    columns = _columns(pen, sizes, x, offset, mask)
     rows = sizes.channels // sizes.groups * sizes.taps
     grouped = pen.add("Reshape", columns, pen.integers(sizes.batch, sizes.groups, rows, sizes.points))
     filters = pen.add("Reshape", weight, pen.integers(sizes.groups, sizes.filters // sizes.groups, rows))
@@ -55,52 +45,44 @@ def _deform_conv(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
     result = pen.add("Reshape", product, pen.integers(sizes.batch, sizes.filters, *sizes.windows.counts))
     if bias:
         result = pen.add("Add", result, pen.add("Reshape", bias, pen.integers(1, sizes.filters, 1, 1)))
-    pen.cast(result, code, out=node.output[0])
-    return pen.nodes
+    pen.give(result)
 
 
-def _sizes(node: onnx.NodeProto, context: Context) -> _Sizes:
-    shape, weight = context.known_shape(node, node.input[0]), context.known_shape(node, node.input[1])
+def _sizes(pen: Pen) -> _Sizes:
+    shape, weight = pen.known_shape(pen.x), pen.known_shape(pen.input[1])
     if len(shape) != 4:
-        raise refusal(node, f"has an input of shape {list(shape)}", "only images (two spatial axes) are supported")
-    windows = Windows(
-        extents=shape[2:],
-        kernel=tuple(attribute(node, "kernel_shape", weight[2:])),
-        strides=tuple(attribute(node, "strides", [1, 1])),
-        dilations=tuple(attribute(node, "dilations", [1, 1])),
-        pads=tuple(attribute(node, "pads", [0, 0, 0, 0])),
-    )
-    check_windows(node, windows)
+        raise pen.refusal(f"has an input of shape {list(shape)}", "only images (two spatial axes) are supported")
+    windows = Windows.of(pen, shape[2:], weight[2:])
+    check_windows(pen, windows)
     sizes = _Sizes(
         windows=windows,
         batch=shape[0],
         channels=shape[1],
         filters=weight[0],
-        groups=int(attribute(node, "group", 1)),
-        offsets=int(attribute(node, "offset_group", 1)),
+        groups=pen.integer("group", 1),
+        offsets=pen.integer("offset_group", 1),
     )
     wanted = (sizes.batch, sizes.offsets * sizes.taps * 2, *windows.counts)
-    given = context.known_shape(node, node.input[2])
+    given = pen.known_shape(pen.input[2])
     if given != wanted or windows.kernel != weight[2:] or sizes.channels != weight[1] * sizes.groups:
-        raise refusal(node, f"has offsets of shape {list(given)} and weights {list(weight)}", f"expected {wanted}")
+        raise pen.refusal(f"has offsets of shape {list(given)} and weights {list(weight)}", f"expected {wanted}")
     return sizes
 
 
-def _columns(pen: Pen, sizes: _Sizes, x: str, offset: str, mask: str, code: int) -> str:
+def _columns(pen: Pen, sizes: _Sizes, x: str, offset: str, mask: str) -> str:
     """[batch, channels, taps, points]."""
     lead = (sizes.batch, sizes.offsets, sizes.taps)
     offsets = pen.add("Reshape", offset, pen.integers(*lead, 2, sizes.points))
-    dtype = helper.tensor_dtype_to_np_dtype(code)
     along = []
     for axis in (0, 1):
         moved = pen.add("Gather", offsets, pen.constant(axis, np.int64), axis=3)
-        along.append(pen.add("Add", moved, pen.constant(_regular(sizes.windows, axis), dtype)))
+        along.append(pen.add("Add", moved, pen.constant(_regular(sizes.windows, axis), pen.dtype(pen.x))))
     # Channels last, so that a sample is a row.
     per_group = sizes.channels // sizes.offsets
     height, width = sizes.windows.extents
     split = pen.add("Reshape", x, pen.integers(sizes.batch, sizes.offsets, per_group, height * width))
     rows = pen.add("Reshape", pen.add("Transpose", split, perm=[0, 1, 3, 2]), pen.integers(-1, per_group))
-    total = _interpolate(pen, sizes, rows, along, dtype)
+    total = _interpolate(pen, sizes, rows, along)
     if mask:
         total = pen.add("Mul", total, pen.add("Reshape", mask, pen.integers(*lead, sizes.points, 1)))
     ordered = pen.add("Transpose", total, perm=[0, 1, 4, 2, 3])
@@ -114,35 +96,32 @@ def _regular(windows: Windows, axis: int) -> np.ndarray[tuple[int, ...], np.dtyp
     return np.asarray(taps + points - windows.pads[axis], np.float64)
 
 
-def _interpolate(pen: Pen, sizes: _Sizes, rows: str, along: list[str], dtype: np.dtype[np.generic]) -> str:
+def _interpolate(pen: Pen, sizes: _Sizes, rows: str, along: list[str]) -> str:
     """The four neighbours of each coordinate, weighted; those outside the image weigh nothing.
 
     [batch, offset groups, taps, points, channels of a group]
     """
     images = np.arange(sizes.batch * sizes.offsets).reshape(sizes.batch, sizes.offsets, 1, 1)
     first_row = pen.constant(images * prod(sizes.windows.extents), np.int64)
-    sides = [_neighbours(pen, name, extent, dtype) for name, extent in zip(along, sizes.windows.extents, strict=True)]
-    total = ""
+    sides = [_neighbours(pen, name, extent) for name, extent in zip(along, sizes.windows.extents, strict=True)]
+    shape, terms = (sizes.batch, sizes.offsets, sizes.taps, sizes.points), []
     for row, row_weight in sides[0]:
         for column, column_weight in sides[1]:
             start = pen.add("Add", pen.add("Mul", row, pen.integers(sizes.windows.extents[1])), column)
             index = pen.add("Reshape", pen.add("Add", start, first_row), pen.integers(-1))
-            shape = (sizes.batch, sizes.offsets, sizes.taps, sizes.points)
             sample = pen.add("Reshape", pen.add("Gather", rows, index, axis=0), pen.integers(*shape, -1))
             weight = pen.add("Reshape", pen.add("Mul", row_weight, column_weight), pen.integers(*shape, 1))
-            term = pen.add("Mul", sample, weight)
-            total = pen.add("Add", total, term) if total else term
-    return total
+            terms.append(pen.add("Mul", sample, weight))
+    return pen.chain("Add", terms)
 
 
-def _neighbours(pen: Pen, place: str, extent: int, dtype: np.dtype[np.generic]) -> list[tuple[str, str]]:
+def _neighbours(pen: Pen, place: str, extent: int) -> list[tuple[str, str]]:
     """The index, within the image, and the weight of the elements before and behind a coordinate."""
     # Beyond one element outside everything weighs nothing; a number that fits no integer never becomes one.
-    lowest, highest = pen.constant(-1, dtype), pen.constant(extent, dtype)
-    place = pen.add("Min", pen.add("Max", place, lowest), highest)
+    place = pen.add("Min", pen.add("Max", place, pen.like(-1)), pen.like(extent))
     before = pen.add("Floor", place)
     behind_weight = pen.add("Sub", place, before)
-    one, nought, last = (pen.constant(value, dtype) for value in (1, 0, extent - 1))
+    one, nought, last = map(pen.like, (1, 0, extent - 1))
     found = []
     for number, weight in (
         (before, pen.add("Sub", one, behind_weight)),
@@ -150,9 +129,5 @@ def _neighbours(pen: Pen, place: str, extent: int, dtype: np.dtype[np.generic]) 
     ):
         within = pen.add("Min", pen.add("Max", number, nought), last)
         inside = pen.add("Equal", within, number)
-        found.append((pen.cast(within, _INT64), pen.add("Where", inside, weight, nought)))
+        found.append((pen.cast(within, INT64), pen.add("Where", inside, weight, nought)))
     return found
-
-
-RULES: Mapping[str, Rule] = {"DeformConv": _deform_conv}
-REPLACED = frozenset(RULES)

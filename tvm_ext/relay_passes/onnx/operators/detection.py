@@ -11,29 +11,26 @@ import onnx
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
 
-from ..graph import attribute
-from .context import Check, Context, Converter, Pen, Rule, refusal, text_attribute
-from .number_types import sampled
+from .context import DOUBLE, FLOAT, FLOATING, Pen, converter, rule
 
 _LIMIT, _OVERLAP, _SCORE = 2, 3, 4
 
 
-def _suppression(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("NonMaxSuppression")
+def _suppression(pen: Pen) -> None:
     """Without boxes, classes or images nothing is selected: a table of no rows."""
     for index in (_LIMIT, _OVERLAP, _SCORE):
-        context.known_value(node, index)
-    boxes, scores = context.shape(node.input[0]), context.shape(node.input[1])
+        pen.known_value(index)
+    boxes, scores = pen.shape(pen.x), pen.shape(pen.input[1])
     if boxes is None or scores is None:
-        return None
+        return
     if len(boxes) != 3 or len(scores) != 3 or boxes[2] != 4 or (boxes[0], boxes[1]) != (scores[0], scores[2]):
-        raise refusal(node, f"has boxes of shape {boxes} and scores of {scores}", "expected (b, n, 4) and (b, c, n)")
-    if 0 not in (*boxes, *scores):
-        return None
-    pen = Pen(node=node, context=context)
-    pen.add("Identity", pen.constant(np.zeros((0, 3), np.int64)), out=node.output[0])
-    return pen.nodes
+        raise pen.refusal(f"has boxes of shape {boxes} and scores of {scores}", "expected (b, n, 4) and (b, c, n)")
+    if 0 in (*boxes, *scores):
+        pen.give(pen.constant(np.zeros((0, 3), np.int64)))
 
 
+@converter("NonMaxSuppression")
 def _suppress(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """Stock's kernel with ONNX's defaults, and with its comparison: a box goes where its overlap exceeds the threshold.
 
@@ -57,32 +54,34 @@ def _scalar(operand: Expr, default: float) -> float:
     return float(values[0]) if values.size else default
 
 
-def _check_roi_align(node: onnx.NodeProto, context: Context) -> None:
-    if text_attribute(node, "mode", "avg") != "avg":
-        raise refusal(
-            node,
+@rule("RoiAlign")
+def _roi_align(pen: Pen) -> None:
+    """Boxes are scaled first, then moved by half a pixel; the stock importer moves them first, and gives float32."""
+    if pen.text("mode", "avg") != "avg":
+        raise pen.refusal(
             "takes the maximum over samples, which ONNX defines by single weighted corners",
             "use mode avg, which every implementation computes alike",
         )
+    if pen.element_type(pen.x) == onnx.TensorProto.FLOAT16:
+        _sampled(pen)
+        return
+    default = "half_pixel" if pen.opset >= 16 else "output_half_pixel"
+    scale = float(pen.attribute("spatial_scale", 1.0))
+    if scale == 1.0 or pen.text("coordinate_transformation_mode", default) != "half_pixel":
+        return
+    scaled = pen.add("Mul", pen.input[1], pen.like(scale, pen.input[1]))
+    pen.add("RoiAlign", pen.x, scaled, pen.input[2], out=pen.out, **pen.options("spatial_scale"))
 
 
-def _roi_align(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Boxes are scaled first, then moved by half a pixel; the stock importer moves them first, and gives float32."""
-    if context.element_type(node.input[0]) == onnx.TensorProto.FLOAT16:
-        return sampled(node, context)
-    default = "half_pixel" if context.opset >= 16 else "output_half_pixel"
-    scale = float(attribute(node, "spatial_scale", 1.0))
-    if scale == 1.0 or text_attribute(node, "coordinate_transformation_mode", default) != "half_pixel":
-        return None
-    pen = Pen(node=node, context=context)
-    options = {
-        item.name: onnx.helper.get_attribute_value(item) for item in node.attribute if item.name != "spatial_scale"
-    }
-    scaled = pen.add("Mul", node.input[1], pen.scalar_like(scale, node.input[1]))
-    pen.add("RoiAlign", node.input[0], scaled, node.input[2], out=node.output[0], **options)
-    return pen.nodes
-
-
-CHECKS: Mapping[str, Check] = {"RoiAlign": _check_roi_align}
-RULES: Mapping[str, Rule] = {"NonMaxSuppression": _suppression, "RoiAlign": _roi_align}
-CONVERTERS: Mapping[str, Converter] = {"NonMaxSuppression": _suppress}
+@rule("GridSample")
+def _sampled(pen: Pen) -> None:
+    """Operators at places between pixels give the type of the image; kernels take one type, float32 or float64."""
+    image, places = (pen.known_type(pen.input[index]) for index in (0, 1))
+    if image not in FLOATING:
+        raise pen.refusal(f"samples {onnx.TensorProto.DataType.Name(image)}", "cast the image to float32 before")
+    wide = DOUBLE if DOUBLE in (image, places) else FLOAT
+    if {image, places} == {wide}:
+        return
+    samples = pen.name("samples")
+    pen.again([*(pen.cast(name, wide) for name in pen.input[:2]), *pen.input[2:]], [samples])
+    pen.cast(samples, image, out=pen.out)

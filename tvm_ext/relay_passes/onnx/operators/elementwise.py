@@ -2,53 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-import onnx
+from onnx import helper
 
-from ..graph import attribute
-from .context import Context, Pen, Rule
-
-_FLOATING = (
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)
+from .context import DOUBLE, FLOAT, FLOATING, INTEGERS, Pen, rule
 
 
-def _is_inf(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An operator written by simpler ones: ``write(pen, x, *attributes)`` returns the result's name.
+
+    Attributes
+    ----------
+    types
+        Element types that are written so; halves are float32 by then (`number_types.WIDENED`). Empty: all.
+    attributes
+        Attribute -> its default; each is a constant of the operand's type.
+    """
+
+    types: tuple[int, ...]
+    write: Callable[..., str]
+    attributes: Mapping[str, float] = field(default_factory=dict)
+
+
+def _log1p(pen: Pen, u: str) -> str:
+    """log(1 + u) within a few units in the last place for every u, after Kahan: log(w) u / (w - 1) with w = 1 + u.
+
+    Worked example, u = 1e-5 in float32: w - 1 is 1.001358e-5, and log(w) errs by just as much.
+    """
+    one, nought = pen.like(1.0), pen.like(0.0)
+    w = pen.add("Add", u, one)
+    rounded, log = pen.add("Sub", w, one), pen.add("Log", w)
+    corrected = pen.add("Mul", log, pen.add("Div", u, rounded))
+    exact = pen.add("Where", pen.add("Equal", rounded, u), log, corrected)  # infinity too
+    return pen.add("Where", pen.add("Equal", rounded, nought), u, exact)
+
+
+def _softplus(pen: Pen, x: str) -> str:
+    """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)."""
+    return pen.add("Add", pen.add("Relu", x), _log1p(pen, pen.add("Exp", pen.add("Neg", pen.add("Abs", x)))))
+
+
+def _mish(pen: Pen, x: str) -> str:
+    return pen.add("Mul", x, pen.add("Tanh", _softplus(pen, x)))
+
+
+def _atanh(pen: Pen, x: str) -> str:
+    """sign(x) / 2 * log(1 + 2|x| / (1 - |x|))."""
+    size = pen.add("Abs", x)
+    ratio = pen.add("Div", pen.add("Add", size, size), pen.add("Sub", pen.like(1.0), size))
+    return pen.add("Mul", pen.add("Mul", pen.like(0.5), _log1p(pen, ratio)), pen.add("Sign", x))
+
+
+def _elu(pen: Pen, x: str, alpha: str, gamma: str) -> str:
+    """gamma x, and below 0 gamma alpha (exp(x) - 1); what exp gives for large x is not taken."""
+    bent = pen.add("Mul", alpha, pen.add("Sub", pen.add("Exp", x), pen.like(1)))
+    return pen.add("Mul", gamma, pen.add("Where", pen.add("Less", x, pen.like(0)), bent, x))
+
+
+def _celu(pen: Pen, x: str, alpha: str) -> str:
+    """alpha elu(x / alpha)."""
+    return pen.add("Mul", alpha, pen.add("Elu", pen.add("Div", x, alpha)))
+
+
+def _thresholded_relu(pen: Pen, x: str, alpha: str) -> str:
+    """x above alpha, 0 elsewhere: the stock importer's x * (x > alpha) is NaN for x = -inf."""
+    return pen.add("Where", pen.add("Greater", x, alpha), x, pen.like(0.0))
+
+
+_FORMS: Mapping[str, _Form] = {
+    # The stock importer writes these with sums that cancel: log(1 + e^x) is 0 from x = -17 on.
+    "Atanh": _Form((FLOAT, DOUBLE), _atanh),
+    "Mish": _Form((FLOAT, DOUBLE), _mish),
+    "Softplus": _Form((FLOAT, DOUBLE), _softplus),
+    # Its converters write these values as float32 constants, whatever the operand's type.
+    "Elu": _Form((DOUBLE,), _elu, {"alpha": 1.0, "gamma": 1.0}),
+    "Selu": _Form((DOUBLE,), _elu, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+    "Celu": _Form((), _celu, {"alpha": 1.0}),
+    "ThresholdedRelu": _Form(FLOATING, _thresholded_relu, {"alpha": 1.0}),
+}
+
+
+@rule(*_FORMS.keys() - {"Celu"})
+@rule("Celu", replaces=True)
+def _written_out(pen: Pen) -> None:
+    form = _FORMS[pen.op_type]
+    if not form.types or pen.element_type(pen.x) in form.types:
+        pen.give(form.write(pen, pen.x, *(pen.like(pen.attribute(*item)) for item in form.attributes.items())))
+
+
+_DEFAULTS = {"HardSigmoid": ("alpha", 0.2), "InstanceNormalization": ("epsilon", 1e-5), "LeakyRelu": ("alpha", 0.01)}
+
+
+@rule(*_DEFAULTS, types=[DOUBLE])
+def _with_defaults(pen: Pen) -> None:
+    """In float64 a default of 0.01 is float32's, as if it were written in the file."""
+    name, value = _DEFAULTS[pen.op_type]
+    if pen.attribute(name, None) is None:
+        pen.again(pen.input, pen.output)
+        pen.nodes[-1].attribute.append(helper.make_attribute(name, value))
+
+
+@rule("Gelu", types=[DOUBLE])
+def _gelu(pen: Pen) -> None:
+    """Stock TVM's has the accuracy of float32: x / 2 (1 + erf(x / sqrt 2)) in float64."""
+    if pen.text("approximate", "none") != "none":
+        return
+    half, one, root = map(pen.like, (0.5, 1.0, 0.5**0.5))
+    share = pen.add("Add", one, pen.add("Erf", pen.add("Mul", pen.x, root)))
+    pen.add("Mul", pen.add("Mul", half, pen.x), share, out=pen.out)
+
+
+@rule("IsInf")
+def _is_inf(pen: Pen) -> None:
     """One-sided IsInf: x > -x says that x is positive, whatever its type; x > x is never true."""
-    positive, negative = bool(attribute(node, "detect_positive", 1)), bool(attribute(node, "detect_negative", 1))
+    positive, negative, x = pen.flag("detect_positive", True), pen.flag("detect_negative", True), pen.x
     if positive and negative:
-        return None
-    pen, x = Pen(node=node, context=context), node.input[0]
+        return
     opposite = pen.add("Neg", x)
     side = pen.add("Greater" if positive else "Less", x, opposite if positive or negative else x)
-    pen.add("And", pen.add("IsInf", x), side, out=node.output[0])
-    return pen.nodes
+    pen.add("And", pen.add("IsInf", x), side, out=pen.out)
 
 
-def _pow(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("Pow")
+def _pow(pen: Pen) -> None:
     """Pow of integers, and with two types, given in the base's type.
 
     Integers are raised in float64, as ONNX Runtime does it: exact up to 2^53. Where only the exponent is floating, its
     type is computed in.
     """
-    base, exponent, out = node.input[0], node.input[1], node.output[0]
-    base_type, exponent_type = context.element_type(base), context.element_type(exponent)
-    is_float = base_type in _FLOATING
+    (base, exponent), out = pen.input, pen.out
+    base_type, exponent_type = pen.element_type(base), pen.element_type(exponent)
+    is_float = base_type in FLOATING
     if 0 in (base_type, exponent_type) or (base_type == exponent_type and is_float):
-        return None
-    pen = Pen(node=node, context=context)
-    if not is_float and exponent_type not in _FLOATING:
-        wide = (pen.cast(name, onnx.TensorProto.DOUBLE) for name in (base, exponent))
+        return
+    if not is_float and exponent_type not in FLOATING:
+        wide = (pen.cast(name, DOUBLE) for name in (base, exponent))
         pen.cast(pen.add("Round", pen.add("Pow", *wide)), base_type, out=out)
-    elif exponent_type in _FLOATING and base_type not in _FLOATING:
+    elif not is_float:
         pen.cast(pen.add("Pow", pen.cast(base, exponent_type), exponent), base_type, out=out)
     else:
         pen.add("Pow", base, pen.cast(exponent, base_type), out=out)
-    return pen.nodes
 
 
-RULES: Mapping[str, Rule] = {"IsInf": _is_inf, "Pow": _pow}
+@rule("Div")
+def _check_division(pen: Pen) -> None:
+    divisor = pen.constants.get(pen.operand(1))
+    if divisor is not None and divisor.dtype.kind in "iu" and (divisor == 0).any():
+        raise pen.refusal("divides integers by zero", "check the divisor")
+
+
+@rule("Mod")
+def _mod(pen: Pen) -> None:
+    """Mod of floats with the divisor's sign: C's remainder, which is exact, plus y where the signs differ."""
+    code = pen.known_type(pen.x)
+    _check_division(pen)
+    if pen.flag("fmod") or code not in FLOATING:
+        return
+    x, y = pen.input
+    rest, nought = pen.add("Mod", x, y, fmod=1), pen.like(0)
+    differ = pen.add("Xor", pen.add("Less", rest, nought), pen.add("Less", y, nought))
+    wraps = pen.add("And", differ, pen.add("Not", pen.add("Equal", rest, nought)))
+    pen.add("Where", wraps, pen.add("Add", rest, y), rest, out=pen.out)
+
+
+@rule("Shrink", types=INTEGERS)
+def _shrink(pen: Pen) -> None:
+    """Of integers in float64: a bias of 1/2 counts, and unsigned ones have no -lambd."""
+    options = {"bias": 0.0, "lambd": 0.5, **pen.options()}
+    pen.cast(pen.add("Shrink", pen.cast(pen.x, DOUBLE), **options), pen.element_type(pen.x), out=pen.out)
+
+
+@rule("PRelu")
+def _legacy_prelu(pen: Pen) -> None:
+    """Before operator set 7 a vector of slopes had one for each channel; later it broadcasts from the right."""
+    rank, slopes = pen.rank(pen.x), pen.shape(pen.operand(1))
+    if pen.opset >= 7 or slopes is None or rank is None or len(slopes) != 1 or slopes[0] == 1 or rank < 3:
+        return
+    per_channel = pen.add("Reshape", pen.input[1], pen.integers(-1, *[1] * (rank - 2)))
+    pen.add("PRelu", pen.x, per_channel, out=pen.out)

@@ -1,4 +1,4 @@
-"""Operators on integers whose edges the code generator leaves undefined."""
+"""Operators on bits: shifts, whose edges the code generator leaves undefined, and BitCast."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+from onnx import helper
 
 from tvm_ext import _tvm
-from tvm_ext._tvm import BlockBuilder, Expr
+from tvm_ext._tvm import BlockBuilder, Expr, TeTensor
 
-from ..graph import attribute
-from .context import Check, Context, Converter, operand, refusal
+from .context import BOOL, FLOATING, INTEGERS, Pen, converter, rule
 
 
+@converter("BitShift")
 def _shift(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """A shift by less than nothing, or by the width or more, leaves what sign extension alone leaves: 0 or -1."""
     op, const = _tvm.relax.op, _tvm.relax.const
@@ -34,22 +34,28 @@ def _shift(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[st
     return builder.normalize(op.where(is_inside, op.right_shift(x, safe), beyond))
 
 
-def _check_mod(node: onnx.NodeProto, context: Context) -> None:
-    code = context.known_type(node, node.input[0])
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
-    is_integer = np.issubdtype(dtype, np.integer)
-    if code == onnx.TensorProto.BFLOAT16 and not attribute(node, "fmod", 0):
-        raise refusal(node, "takes the remainder of bfloat16 with fmod=0", "export the model in float32 or float16")
-    divisor = context.constants.get(operand(node, 1))
-    if is_integer and divisor is not None and (divisor == 0).any():
-        raise refusal(node, "divides integers by zero", "check the divisor")
+@rule("BitCast")
+def _check_bit_cast(pen: Pen) -> None:
+    given, wanted = pen.known_type(pen.x), pen.integer("to", 0)
+    # The number types that are read bit by bit: no halves of bytes, no complex numbers, no strings.
+    if {given, wanted} - {BOOL, *INTEGERS, *FLOATING} or _width(given) != _width(wanted):
+        raise pen.refusal(f"from element type {given} to {wanted}", "both must have the same number of whole bytes")
 
 
-def _check_div(node: onnx.NodeProto, context: Context) -> None:
-    divisor = context.constants.get(operand(node, 1))
-    if divisor is not None and divisor.dtype.kind in "iu" and (divisor == 0).any():
-        raise refusal(node, "divides integers by zero", "check the divisor")
+def _width(code: int) -> int:
+    return int(helper.tensor_dtype_to_np_dtype(code).itemsize)
 
 
-CHECKS: Mapping[str, Check] = {"Mod": _check_mod, "Div": _check_div}
-CONVERTERS: Mapping[str, Converter] = {"BitShift": _shift}
+@converter("BitCast")
+def _bit_cast(bb: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
+    """The bits of each element, read as another type of the same width; a bool is a byte."""
+    given, wanted = operands[0], str(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+    if given.ty.dtype.dtype == "bool":
+        given = bb.normalize(_tvm.relax.op.astype(given, "uint8"))
+    kind = "uint8" if wanted == "bool" else wanted
+
+    def compute(x: TeTensor) -> TeTensor:
+        return _tvm.te.compute(x.shape, lambda *index: _tvm.tirx.reinterpret(kind, x(*index)), "bit_cast")
+
+    cast = bb.call_te(compute, given, primfunc_name_hint="bit_cast")
+    return bb.normalize(_tvm.relax.op.astype(bb.normalize(cast), wanted)) if wanted == "bool" else cast

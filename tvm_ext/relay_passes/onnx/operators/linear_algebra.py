@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
-import onnx
 
-from .context import Context, Pen, Rule, refusal
+from .context import Pen, rule
 
 # Gauss's elimination is unrolled, about twenty small nodes for each row.
 _MOST_ROWS = 32
-_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
-def _det(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+@rule("Det", replaces=True)
+def _det(pen: Pen) -> None:
     """Elimination with partial pivoting: the determinant is the product of the pivots, negated for each swap."""
-    pen, shape = Pen(node=node, context=context), context.known_shape(node, node.input[0])
+    shape = pen.known_shape(pen.x)
     if len(shape) < 2 or shape[-1] != shape[-2] or not 1 <= shape[-1] <= _MOST_ROWS:
-        raise refusal(node, f"has matrices {list(shape)}", f"they must be square, with at most {_MOST_ROWS} rows")
-    code = context.known_type(node, node.input[0])
-    matrix, size = node.input[0], shape[-1]
-    if code in _NARROW:
-        matrix, code = pen.cast(matrix, onnx.TensorProto.FLOAT), onnx.TensorProto.FLOAT
-    matrix = pen.add("Reshape", matrix, pen.integers(-1, size, size))
-    dtype = np.float64 if code == onnx.TensorProto.DOUBLE else np.float32
-    product = ""
+        raise pen.refusal(f"has matrices {list(shape)}", f"they must be square, with at most {_MOST_ROWS} rows")
+    size, dtype, pivots = shape[-1], pen.dtype(pen.x), []
+    matrix = pen.add("Reshape", pen.x, pen.integers(-1, size, size))
     for step in range(size):
         matrix, pivot = _eliminate(pen, matrix, step, size, dtype)
-        product = pen.add("Mul", product, pivot) if product else pivot
-    result = pen.add("Reshape", product, pen.integers(*shape[:-2]) if shape[:-2] else pen.constant([], np.int64))
-    pen.cast(result, context.known_type(node, node.input[0]), out=node.output[0])
-    return pen.nodes
+        pivots.append(pivot)
+    pen.add("Reshape", pen.chain("Mul", pivots), pen.integers(*shape[:-2]), out=pen.out)
 
 
 def _eliminate(pen: Pen, matrix: str, step: int, size: int, dtype: npt.DTypeLike) -> tuple[str, str]:
@@ -66,7 +56,3 @@ def _eliminate(pen: Pen, matrix: str, step: int, size: int, dtype: npt.DTypeLike
     stays = pen.add("Equal", chosen, pen.constant([[[step]]], np.int64))
     sign = pen.add("Where", stays, one, pen.constant(-1, dtype))
     return pen.add("Sub", swapped, pen.add("Mul", below, pivot_row)), pen.add("Mul", sign, pivot)
-
-
-RULES: Mapping[str, Rule] = {"Det": _det}
-REPLACED = frozenset(RULES)

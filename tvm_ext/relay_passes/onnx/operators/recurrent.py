@@ -17,7 +17,7 @@ from tvm_ext.records.recurrent import ACTIVATIONS, GATES, CellKind, RecurrentCel
 
 from ...recurrent.loop import Looped, active_steps, looped
 from ...recurrent.unroll import DirectionOperands, Unrolled, active_rows, unrolled
-from .context import Check, Converter
+from .context import Converter, Pen, converter, rule
 from .recurrent_attributes import Settings, check_recurrent, settings_of
 
 _OPERANDS = ("x", "weight", "recurrent", "bias", "lengths", "hidden", "cell", "peepholes")
@@ -248,9 +248,11 @@ def _joined(layer: _Layer, parts: Sequence[Expr], axis: int) -> Expr:
     return parts[0] if len(parts) == 1 else layer.builder.emit(relax.op.concat(list(parts), axis=axis))
 
 
-CHECKS: Mapping[str, Check] = {
-    "GRU": lambda node, context: check_recurrent("gru", node, context),
-    "LSTM": lambda node, context: check_recurrent("lstm", node, context),
-    "RNN": lambda node, context: check_recurrent("rnn", node, context),
-}
-CONVERTERS: Mapping[str, Converter] = {"GRU": _converter("gru"), "LSTM": _converter("lstm"), "RNN": _converter("rnn")}
+_KINDS: Mapping[str, CellKind] = {"GRU": "gru", "LSTM": "lstm", "RNN": "rnn"}
+for _name, _kind in _KINDS.items():
+    converter(_name)(_converter(_kind))
+
+
+@rule(*_KINDS)
+def _check(pen: Pen) -> None:
+    check_recurrent(_KINDS[pen.op_type], pen)

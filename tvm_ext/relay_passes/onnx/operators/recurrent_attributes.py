@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-from onnx import helper
-
 from tvm_ext.records.recurrent import ACTIVATIONS, GATES, ActivationName, CellKind, GateActivation
 
-from .context import Context, operand, refusal
+from .context import Pen
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _DEFAULTS: Mapping[CellKind, tuple[ActivationName, ...]] = {
@@ -96,36 +93,35 @@ def _activations(names: Sequence[str], alphas: Iterator[float], betas: Iterator[
         )
 
 
-def check_recurrent(kind: CellKind, node: onnx.NodeProto, context: Context) -> None:
+def check_recurrent(kind: CellKind, pen: Pen) -> None:
     """Raises ModelError where attributes or operands are not ONNX's, or a shape is not known."""
     try:
-        settings = settings_of(kind, {item.name: helper.get_attribute_value(item) for item in node.attribute})
+        settings = settings_of(kind, pen.options())
     except ValueError as error:
-        raise refusal(node, str(error), "compare the node with the definition of its operator") from error
-    x = _input_shape(node, context, bool(settings.is_batch_first))
-    recurrent = context.known_shape(node, node.input[2])
+        raise pen.refusal(str(error), "compare the node with the definition of its operator") from error
+    x = _input_shape(pen, bool(settings.is_batch_first))
+    recurrent = pen.known_shape(pen.input[2])
     if len(x) != 3 or len(recurrent) != 3 or min(*x, *recurrent) < 1:
-        raise refusal(
-            node, f"has the input {list(x)} and the recurrence {list(recurrent)}", "both have three axes, none empty"
+        raise pen.refusal(
+            f"has the input {list(x)} and the recurrence {list(recurrent)}", "both have three axes, none empty"
         )
-    _check_shapes(node, context, _expected_shapes(settings, x, recurrent[2]))
-    declared = next((item.i for item in node.attribute if item.name == "hidden_size"), recurrent[2])
+    _check_shapes(pen, _expected_shapes(settings, x, recurrent[2]))
+    declared = pen.integer("hidden_size", recurrent[2])
     if declared != recurrent[2]:
-        raise refusal(node, f"has the hidden_size {declared} and {recurrent[2]} columns of R", "they are the same")
+        raise pen.refusal(f"has the hidden_size {declared} and {recurrent[2]} columns of R", "they are the same")
 
 
-def _input_shape(node: onnx.NodeProto, context: Context, is_batch_first: bool) -> tuple[int, ...]:
+def _input_shape(pen: Pen, is_batch_first: bool) -> tuple[int, ...]:
     """The shape of X, with 1 for a number of steps that is counted at run time; no other extent may be open."""
-    name, steps = node.input[0], 1 if is_batch_first else 0
-    rank = context.rank(name)
+    name, steps = pen.x, 1 if is_batch_first else 0
+    rank = pen.rank(name)
     if rank is None:
-        return context.known_shape(node, name)
-    extents = [context.extent(name, axis) for axis in range(rank)]
+        return pen.known_shape(name)
+    extents = [pen.extent(name, axis) for axis in range(rank)]
     open_axes = [axis for axis, extent in enumerate(extents) if extent is None and axis != steps]
     if open_axes:
         what = "number of features" if 2 in open_axes else "batch"
-        raise refusal(
-            node,
+        raise pen.refusal(
             f"needs the shape of '{name}': its {what} (axis {open_axes[-1]}) is open",
             f"bind it with shape={{...}}; only the number of steps (axis {steps}) may stay open",
         )
@@ -147,18 +143,17 @@ def _expected_shapes(settings: Settings, x: tuple[int, ...], hidden: int) -> dic
     return shapes if settings.kind != "lstm" else {**shapes, 6: state, 7: (directions, 3 * hidden)}
 
 
-def _check_shapes(node: onnx.NodeProto, context: Context, expected: Mapping[int, tuple[int, ...]]) -> None:
+def _check_shapes(pen: Pen, expected: Mapping[int, tuple[int, ...]]) -> None:
     for index, shape in expected.items():
-        name = operand(node, index)
-        if name and context.known_shape(node, name) != shape:
-            given = list(context.known_shape(node, name))
-            raise refusal(node, f"has '{name}' of shape {given}, not {list(shape)}", "export operands that fit")
+        name = pen.operand(index)
+        if name and pen.known_shape(name) != shape:
+            given = list(pen.known_shape(name))
+            raise pen.refusal(f"has '{name}' of shape {given}, not {list(shape)}", "export operands that fit")
 
 
-def unrolled_calls(node: onnx.NodeProto, context: Context) -> int:
+def unrolled_calls(pen: Pen) -> int:
     """How many calls of a cell a recurrent node becomes: one for each step and direction; 0 for any other node."""
-    if node.op_type not in ("GRU", "LSTM", "RNN"):
+    if pen.op_type not in ("GRU", "LSTM", "RNN"):
         return 0
-    x, recurrent = context.shape(node.input[0]), context.shape(node.input[2])
-    layout = next((item.i for item in node.attribute if item.name == "layout"), 0)
-    return x[1 if layout else 0] * recurrent[0] if x and recurrent else 0
+    x, recurrent = pen.shape(pen.x), pen.shape(pen.input[2])
+    return x[pen.flag("layout")] * recurrent[0] if x and recurrent else 0

@@ -6,78 +6,70 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from tvm_ext.support.arrays import Array
 
-from ..graph import attribute
-from .context import Check, Context, Pen, Rule, operand, refusal
+from .context import Pen, rule
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-_ARGUMENTS = ("ArgMax", "ArgMin")
+# What TVM's sort takes for a type that it has not.
+_SORTED_AS: Mapping[int, int] = {
+    TensorProto.INT16: TensorProto.INT32,
+    TensorProto.UINT16: TensorProto.INT32,
+    TensorProto.UINT32: TensorProto.INT64,
+    TensorProto.UINT64: TensorProto.INT64,
+}
 # Without axes to reduce over, the operators still do what they do to single elements.
-_OF_ONE_ELEMENT = {"L1": "Abs", "L2": "Abs", "LogSum": "Log"}
+_OF_ONE_ELEMENT = {"L1": "Abs", "L2": "Abs", "LogSum": "Log", "SumSquare": "Mul"}
 
 
-def _reduce(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    axes = _axes(node, context)
+@rule(*(f"Reduce{what}" for what in _REDUCTIONS))
+def _reduce(pen: Pen) -> None:
+    axes, shape = _axes(pen), pen.shape(pen.x)
     if axes is None:
-        return _of_single_elements(node, context)
-    shape = context.shape(node.input[0])
-    if shape is not None and any(shape[axis] == 0 for axis in axes):
-        return _of_nothing(node, context, shape, axes)
-    dtype = _dtype(node, context)
-    if dtype == np.bool_:
-        return _of_bools(node, context, axes)
-    if node.op_type == "ReduceLogSumExp" and dtype.kind not in "iu":
-        return _log_sum_exp(node, context, axes)
-    return _integer_mean(node, context, axes) if node.op_type == "ReduceMean" and dtype.kind in "iu" else None
+        _of_single_elements(pen)
+    elif shape is not None and any(shape[axis] == 0 for axis in axes):
+        _of_nothing(pen, shape, axes)
+    elif pen.dtype(pen.x) == np.bool_:
+        _of_bools(pen, axes)
+    elif pen.op_type == "ReduceLogSumExp" and pen.dtype(pen.x).kind not in "iu":
+        _log_sum_exp(pen, axes)
+    elif pen.op_type == "ReduceMean" and pen.dtype(pen.x).kind in "iu":
+        _integer_mean(pen, axes)
 
 
-def _axes(node: onnx.NodeProto, context: Context) -> list[int] | None:
+def _axes(pen: Pen) -> list[int] | None:
     """The axes reduced over, not negative; None where the model asks for none at all."""
-    given = attribute(node, "axes", None)
+    given = pen.attribute("axes", None)
     if given is None:
-        given = context.known_value(node, 1)
-    rank = context.rank(node.input[0])
+        given = pen.known_value(1)
+    rank = pen.rank(pen.x)
     if rank is None:
-        raise refusal(node, f"needs the rank of '{node.input[0]}'", "give its shape with shape={...}")
+        raise pen.refusal(f"needs the rank of '{pen.x}'", "give its shape with shape={...}")
     if given is None or len(given) == 0:
-        return None if attribute(node, "noop_with_empty_axes", 0) else list(range(rank))
+        return None if pen.attribute("noop_with_empty_axes", 0) else list(range(rank))
     axes = [int(axis) for axis in given]
     if any(not -rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) != len(axes):
-        raise refusal(node, f"reduces the axes {axes} of a tensor of rank {rank}", "name existing axes, each once")
+        raise pen.refusal(f"reduces the axes {axes} of a tensor of rank {rank}", "name existing axes, each once")
     return [axis % rank for axis in axes]
 
 
-def _dtype(node: onnx.NodeProto, context: Context) -> np.dtype:
-    return helper.tensor_dtype_to_np_dtype(context.known_type(node, node.input[0]))
+def _of_single_elements(pen: Pen) -> None:
+    x, what = pen.x, pen.op_type.removeprefix("Reduce")
+    operands = [x, x] if what == "SumSquare" else [x]
+    pen.add(_OF_ONE_ELEMENT.get(what, "Identity"), *operands, out=pen.out)
 
 
-def _of_single_elements(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    pen, x, what = Pen(node=node, context=context), node.input[0], node.op_type.removeprefix("Reduce")
-    if what == "SumSquare":
-        pen.add("Mul", x, x, out=node.output[0])
-    else:
-        pen.add(_OF_ONE_ELEMENT.get(what, "Identity"), x, out=node.output[0])
-    return pen.nodes
-
-
-def _of_nothing(
-    node: onnx.NodeProto, context: Context, shape: tuple[int, ...], axes: list[int]
-) -> list[onnx.NodeProto]:
+def _of_nothing(pen: Pen, shape: tuple[int, ...], axes: list[int]) -> None:
     """Every element of the result is the reduction's neutral element."""
-    keeps = bool(attribute(node, "keepdims", 1))
+    keeps, dtype = pen.flag("keepdims", True), pen.dtype(pen.x)
     reduced = [1 if axis in axes else extent for axis, extent in enumerate(shape) if keeps or axis not in axes]
-    pen, dtype = Pen(node=node, context=context), _dtype(node, context)
-    value = np.full(reduced, _neutral(node, dtype), dtype)
-    pen.add("Identity", pen.constant(value), out=node.output[0])
-    return pen.nodes
+    pen.give(pen.constant(np.full(reduced, _neutral(pen, dtype), dtype)))
 
 
-def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:
-    what = node.op_type.removeprefix("Reduce")
+def _neutral(pen: Pen, dtype: np.dtype) -> Array:
+    what = pen.op_type.removeprefix("Reduce")
     if what in ("Sum", "SumSquare", "L1", "L2"):
         return np.zeros((), dtype)
     if what == "Prod":
@@ -87,67 +79,74 @@ def _neutral(node: onnx.NodeProto, dtype: np.dtype) -> Array:
     if what in ("Max", "Min") and np.issubdtype(dtype, np.integer):
         return np.asarray(np.iinfo(dtype).min if what == "Max" else np.iinfo(dtype).max, dtype)
     if what == "Mean" or np.issubdtype(dtype, np.integer):
-        raise refusal(node, "reduces over an axis without elements, where it is not defined", "check the shapes")
+        raise pen.refusal("reduces over an axis without elements, where it is not defined", "check the shapes")
     return np.asarray(np.inf if what == "Min" else -np.inf, dtype)
 
 
-def _of_bools(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
+def _of_bools(pen: Pen, axes: list[int]) -> None:
     """The maximum or minimum of bytes; a bool is a byte with the values 0 and 1."""
-    pen = Pen(node=node, context=context)
-    numbers = pen.cast(node.input[0], TensorProto.UINT8)
-    reduced = pen.reduce(node.op_type, numbers, axes, keepdims=bool(attribute(node, "keepdims", 1)))
-    pen.cast(reduced, TensorProto.BOOL, out=node.output[0])
-    return pen.nodes
+    numbers = pen.cast(pen.x, TensorProto.UINT8)
+    reduced = pen.reduce(pen.op_type, numbers, axes, keepdims=pen.flag("keepdims", True))
+    pen.cast(reduced, TensorProto.BOOL, out=pen.out)
 
 
-def _integer_mean(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
+def _integer_mean(pen: Pen, axes: list[int]) -> None:
     """The sum, divided as integers are: towards zero."""
-    shape = context.known_shape(node, node.input[0])
+    shape = pen.known_shape(pen.x)
     count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
-    pen = Pen(node=node, context=context)
-    total = pen.reduce("ReduceSum", node.input[0], axes, keepdims=bool(attribute(node, "keepdims", 1)))
-    pen.add("Div", total, pen.constant(count, _dtype(node, context)), out=node.output[0])
-    return pen.nodes
+    total = pen.reduce("ReduceSum", pen.x, axes, keepdims=pen.flag("keepdims", True))
+    pen.add("Div", total, pen.constant(count, pen.dtype(pen.x)), out=pen.out)
 
 
-def _log_sum_exp(node: onnx.NodeProto, context: Context, axes: list[int]) -> list[onnx.NodeProto]:
+def _log_sum_exp(pen: Pen, axes: list[int]) -> None:
     """log(sum(exp(x - m))) + m with the maximum m, or 0 where that is infinite: inf - inf would make NaN of it."""
-    pen, x = Pen(node=node, context=context), node.input[0]
-    finite = ml_dtypes.finfo(_dtype(node, context))  # type: ignore[no-untyped-call] # of bfloat16 too, unlike NumPy's
-    limit, nought = pen.scalar_like(float(finite.max), x), pen.scalar_like(0.0, x)
+    x = pen.x
+    finite = ml_dtypes.finfo(pen.dtype(pen.x))  # type: ignore[no-untyped-call] # of bfloat16 too, unlike NumPy's
+    limit, nought = pen.like(float(finite.max)), pen.like(0.0)
     largest = pen.reduce("ReduceMax", x, axes, keepdims=True)
     shift = pen.add("Where", pen.add("Greater", pen.add("Abs", largest), limit), nought, largest)
-    keepdims = bool(attribute(node, "keepdims", 1))
+    keepdims = pen.flag("keepdims", True)
     total = pen.reduce("ReduceSum", pen.add("Exp", pen.add("Sub", x, shift)), axes, keepdims=keepdims)
     # (The sum of a single element drops the axes, whichever operator set the model has.)
     last = shift if keepdims else pen.reduce("ReduceSum", shift, axes, keepdims=False)
-    pen.add("Add", pen.add("Log", total), last, out=node.output[0])
-    return pen.nodes
+    pen.add("Add", pen.add("Log", total), last, out=pen.out)
 
 
-def _check_argument(node: onnx.NodeProto, context: Context) -> None:
-    axis = int(attribute(node, "axis", 0))
-    rank = context.rank(node.input[0])
+@rule("ArgMax", "ArgMin")
+def _check_argument(pen: Pen) -> None:
+    axis = pen.integer("axis", 0)
+    rank = pen.rank(pen.x)
     if rank is None or not -rank <= axis < max(rank, 1):
-        raise refusal(node, f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
-    if rank and context.extent(node.input[0], axis) == 0:
-        raise refusal(node, f"looks along axis {axis}, which has no elements", "check the shapes")
+        raise pen.refusal(f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
+    if rank and pen.extent(pen.x, axis) == 0:
+        raise pen.refusal(f"looks along axis {axis}, which has no elements", "check the shapes")
 
 
-def _check_top_k(node: onnx.NodeProto, context: Context) -> None:
-    axis = int(attribute(node, "axis", -1))
-    rank = context.rank(node.input[0])
+@rule("TopK")
+def _check_top_k(pen: Pen) -> None:
+    axis = pen.integer("axis", -1)
+    rank = pen.rank(pen.x)
     if not rank or not -rank <= axis < rank:
-        raise refusal(node, f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
-    k = context.known_value(node, 1) if operand(node, 1) else np.asarray(attribute(node, "k", -1))
-    extent = context.extent(node.input[0], axis)
+        raise pen.refusal(f"looks along axis {axis} of a tensor of rank {rank}", "name an existing axis")
+    k = pen.known_value(1) if pen.operand(1) else np.asarray(pen.attribute("k", -1))
+    extent = pen.extent(pen.x, axis)
     if k is None or extent is None:
-        raise refusal(node, f"needs the extent of axis {axis} and k", "bind dynamic dimensions with shape={...}")
+        raise pen.refusal(f"needs the extent of axis {axis} and k", "bind dynamic dimensions with shape={...}")
     if k.size != 1 or not 0 < int(k.reshape(-1)[0]) <= extent:
-        raise refusal(
-            node, f"takes the first {k.reshape(-1).tolist()} of {extent} elements", "k must be between 1 and the extent"
+        raise pen.refusal(
+            f"takes the first {k.reshape(-1).tolist()} of {extent} elements", "k must be between 1 and the extent"
         )
 
 
-RULES: Mapping[str, Rule] = {f"Reduce{what}": _reduce for what in _REDUCTIONS}
-CHECKS: Mapping[str, Check] = {**dict.fromkeys(_ARGUMENTS, _check_argument), "TopK": _check_top_k}
+@rule("TopK", types=_SORTED_AS)
+def _top_k(pen: Pen) -> None:
+    """Sorted as a wider type that kernels sort; uint64 with the highest bit flipped, as int64 of the same order."""
+    code, found = pen.element_type(pen.x), pen.name("values")
+    flips = code == TensorProto.UINT64
+    if flips and pen.opset < 18:
+        raise pen.refusal("ranks uint64", "export with operator set 18 or later, or rank another type")
+    wide = pen.cast(pen.x, _SORTED_AS[code])
+    highest = pen.constant(np.iinfo(np.int64).min, np.int64) if flips else ""
+    operands = [pen.add("BitwiseXor", wide, highest) if flips else wide, *pen.input[1:]]
+    pen.again(operands, [found, pen.result(1) or pen.name("index")])
+    pen.cast(pen.add("BitwiseXor", found, highest) if flips else found, code, out=pen.out or pen.name("unread"))

@@ -9,136 +9,121 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from tvm_ext.support.arrays import Array
 
-from ..graph import attribute
-from .context import Context, Pen, Rule, refusal, text_attribute
+from .context import DOUBLE, FLOAT, FLOATING, INTEGERS, Pen, rule
 from .resize_table import AxisTable, ResizedAxis, Sampling, axis_table
 
 # With more taps (antialiasing) one matrix product is quicker than as many gathers.
 _GATHERED_TAPS = 4
 _MODES = frozenset(("nearest", "linear", "cubic"))
 _NEAREST_MODES = frozenset(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"))
-_COORDINATES = frozenset(
-    (
-        "half_pixel",
-        "half_pixel_symmetric",
-        "pytorch_half_pixel",
-        "align_corners",
-        "asymmetric",
-        "tf_crop_and_resize",
-    )
-)
-_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_SMALL_INTEGERS = (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16)
+_COORDINATE_NAMES = "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric tf_crop_and_resize"
 # Stock's kernel recognises division by an integer up to this bound (topi's can_convert_multiply_to_intdiv).
 _DIVISION_EPSILON = 1e-5
 
 
-def _resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    sampling = _sampling(node, context)
-    axes = [axis for axis in _axes(node, context) if not axis.is_kept]
-    if _is_right_in_stock(node, context, sampling, axes):
-        return None
-    return _sampled(node, context, sampling, axes)
+@rule("Resize")
+def _resize(pen: Pen) -> None:
+    sampling = _sampling(pen)
+    axes = [axis for axis in _axes(pen) if not axis.is_kept]
+    if not _is_right_in_stock(pen, sampling, axes):
+        _sampled(pen, sampling, axes)
 
 
-def _upsample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+@rule("Upsample")
+def _upsample(pen: Pen) -> None:
     """Upsample, of operator sets 7 to 9, is a Resize without choices."""
-    sampling = _old_sampling(node)
-    given = attribute(node, "scales", None)
-    scales = np.asarray(given, np.float32) if given is not None else context.known_value(node, 1)
+    sampling = _old_sampling(pen)
+    given = pen.attribute("scales", None)
+    scales = np.asarray(given, np.float32) if given is not None else pen.known_value(1)
     if scales is None:
-        raise refusal(node, "has no scales", "export the model again")
-    axes = _axes_by_scales(node, context, range(len(scales)), scales, {})
-    return _sampled(node, context, sampling, [axis for axis in axes if not axis.is_kept])
+        raise pen.refusal("has no scales", "export the model again")
+    axes = _axes_by_scales(pen, range(len(scales)), scales, {})
+    _sampled(pen, sampling, [axis for axis in axes if not axis.is_kept])
 
 
-def _sampling(node: onnx.NodeProto, context: Context) -> Sampling:
-    if context.opset < 11:
-        return _old_sampling(node)
+def _sampling(pen: Pen) -> Sampling:
+    if pen.opset < 11:
+        return _old_sampling(pen)
     sampling = Sampling(
-        mode=text_attribute(node, "mode", "nearest"),
-        coordinates=text_attribute(node, "coordinate_transformation_mode", "half_pixel"),
-        nearest_mode=text_attribute(node, "nearest_mode", "round_prefer_floor"),
-        cubic_coeff_a=float(attribute(node, "cubic_coeff_a", -0.75)),
-        antialias=bool(attribute(node, "antialias", 0)),
-        exclude_outside=bool(attribute(node, "exclude_outside", 0)),
+        mode=pen.text("mode", "nearest"),
+        coordinates=pen.text("coordinate_transformation_mode", "half_pixel"),
+        nearest_mode=pen.text("nearest_mode", "round_prefer_floor"),
+        cubic_coeff_a=float(pen.attribute("cubic_coeff_a", -0.75)),
+        antialias=pen.flag("antialias"),
+        exclude_outside=pen.flag("exclude_outside"),
     )
     for value, allowed in (
         (sampling.mode, _MODES),
-        (sampling.coordinates, _COORDINATES),
+        (sampling.coordinates, frozenset(_COORDINATE_NAMES.split())),
         (sampling.nearest_mode, _NEAREST_MODES),
     ):
         if value not in allowed:
-            raise refusal(node, f"'{value}' is none of {', '.join(sorted(allowed))}", "export it with one of these")
+            raise pen.refusal(f"'{value}' is none of {', '.join(sorted(allowed))}", "export it with one of these")
     if sampling.mode == "nearest" and (sampling.antialias or sampling.exclude_outside):
-        raise refusal(node, "antialias and exclude_outside have no meaning in mode nearest", "leave them out")
+        raise pen.refusal("antialias and exclude_outside have no meaning in mode nearest", "leave them out")
     return sampling
 
 
-def _old_sampling(node: onnx.NodeProto) -> Sampling:
+def _old_sampling(pen: Pen) -> Sampling:
     """Before operator set 11: from the left edge; the element to the left, or to the right where an axis shrinks."""
-    mode = text_attribute(node, "mode", "nearest")
+    mode = pen.text("mode", "nearest")
     if mode not in ("nearest", "linear", "bilinear"):
-        raise refusal(node, f"has the mode '{mode}'", "use nearest or linear, or a newer operator set")
+        raise pen.refusal(f"has the mode '{mode}'", "use nearest or linear, or a newer operator set")
     return Sampling(
         mode="nearest" if mode == "nearest" else "linear",
         coordinates="asymmetric",
         nearest_mode="",
-        cubic_coeff_a=-0.75,
-        antialias=False,
-        exclude_outside=False,
     )
 
 
-def _axes(node: onnx.NodeProto, context: Context) -> list[ResizedAxis]:
-    if context.opset < 11:
-        scales = context.known_value(node, 1)
-        return _axes_by_scales(node, context, range(len(scales)) if scales is not None else (), scales, {})
-    scales, sizes = _nonempty(context.known_value(node, 2)), _nonempty(context.known_value(node, 3))
+def _axes(pen: Pen) -> list[ResizedAxis]:
+    if pen.opset < 11:
+        scales = pen.known_value(1)
+        return _axes_by_scales(pen, range(len(scales)) if scales is not None else (), scales, {})
+    scales, sizes = _nonempty(pen.known_value(2)), _nonempty(pen.known_value(3))
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
-        raise refusal(node, "needs scales or sizes, one of the two", "export the model again")
-    indices = _axis_indices(node, context, len(given))
-    rois = _rois(node, context, indices)
+        raise pen.refusal("needs scales or sizes, one of the two", "export the model again")
+    indices = _axis_indices(pen, len(given))
+    rois = _rois(pen, indices)
     if scales is not None:
-        return _axes_by_scales(node, context, indices, scales, rois)
-    return _axes_by_sizes(node, context, indices, [int(size) for size in given], rois)
+        return _axes_by_scales(pen, indices, scales, rois)
+    return _axes_by_sizes(pen, indices, [int(size) for size in given], rois)
 
 
 def _nonempty(value: Array | None) -> Array | None:
     return None if value is None or value.size == 0 else value
 
 
-def _axis_indices(node: onnx.NodeProto, context: Context, count: int) -> list[int]:
-    rank = context.rank(node.input[0])
+def _axis_indices(pen: Pen, count: int) -> list[int]:
+    rank = pen.rank(pen.x)
     if rank is None:
-        raise refusal(node, f"needs the rank of '{node.input[0]}'", "give its shape with shape={...}")
-    axes = [int(axis) % rank for axis in attribute(node, "axes", range(rank))]
+        raise pen.refusal(f"needs the rank of '{pen.x}'", "give its shape with shape={...}")
+    axes = [int(axis) % rank for axis in pen.attribute("axes", range(rank))]
     if len(axes) != count or len(set(axes)) != count:
-        raise refusal(node, f"has {count} scales or sizes for the axes {axes}", "give one for each axis")
+        raise pen.refusal(f"has {count} scales or sizes for the axes {axes}", "give one for each axis")
     return axes
 
 
-def _rois(node: onnx.NodeProto, context: Context, axes: list[int]) -> dict[int, tuple[float, float]]:
+def _rois(pen: Pen, axes: list[int]) -> dict[int, tuple[float, float]]:
     """Start and end by axis; only "tf_crop_and_resize" reads them."""
-    if text_attribute(node, "coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+    if pen.text("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
         return {}
-    roi = _nonempty(context.known_value(node, 1))
+    roi = _nonempty(pen.known_value(1))
     if roi is None or roi.size != 2 * len(axes):
-        raise refusal(node, f"needs a roi of {2 * len(axes)} numbers for tf_crop_and_resize", "give one")
+        raise pen.refusal(f"needs a roi of {2 * len(axes)} numbers for tf_crop_and_resize", "give one")
     return {axis: (float(roi[i]), float(roi[i + len(axes)])) for i, axis in enumerate(axes)}
 
 
 def _axes_by_scales(
-    node: onnx.NodeProto,
-    context: Context,
+    pen: Pen,
     indices: range | list[int] | tuple[()],
     scales: Array | None,
     rois: Mapping[int, tuple[float, float]],
@@ -146,11 +131,11 @@ def _axes_by_scales(
     axes = []
     for index, scale in zip(indices, () if scales is None else scales, strict=True):
         if not (math.isfinite(scale) and scale > 0):
-            raise refusal(node, f"has the scale {scale} for axis {index}", "scales must be positive")
+            raise pen.refusal(f"has the scale {scale} for axis {index}", "scales must be positive")
         roi = rois.get(index, (0.0, 1.0))
         if scale == 1.0 and roi == (0.0, 1.0):
             continue
-        extent = _extent(node, context, index)
+        extent = _extent(pen, index)
         # In float32, as ONNX's shape inference: 10 * 0.7 is 7, though 0.7 is 0.69999999 as a float32.
         resized = int(np.floor(np.float32(extent) * np.float32(scale)))
         axes.append(ResizedAxis(index=index, extent=extent, resized=resized, scale=float(scale), roi=roi))
@@ -158,20 +143,19 @@ def _axes_by_scales(
 
 
 def _axes_by_sizes(
-    node: onnx.NodeProto,
-    context: Context,
+    pen: Pen,
     indices: list[int],
     sizes: list[int],
     rois: Mapping[int, tuple[float, float]],
 ) -> list[ResizedAxis]:
-    extents = [_extent(node, context, index) for index in indices]
+    extents = [_extent(pen, index) for index in indices]
     if any(size < 0 for size in sizes):
-        raise refusal(node, f"has the sizes {sizes}", "sizes must not be negative")
+        raise pen.refusal(f"has the sizes {sizes}", "sizes must not be negative")
     scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
-    policy = text_attribute(node, "keep_aspect_ratio_policy", "stretch")
+    policy = pen.text("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         if policy not in ("not_larger", "not_smaller"):
-            raise refusal(node, f"has the keep_aspect_ratio_policy '{policy}'", "use one that ONNX has")
+            raise pen.refusal(f"has the keep_aspect_ratio_policy '{policy}'", "use one that ONNX has")
         common = min(scales) if policy == "not_larger" else max(scales)
         scales = [common] * len(scales)
         sizes = [int(common * extent + 0.5) for extent in extents]
@@ -181,22 +165,22 @@ def _axes_by_sizes(
     ]
 
 
-def _extent(node: onnx.NodeProto, context: Context, index: int) -> int:
-    extent = context.extent(node.input[0], index)
+def _extent(pen: Pen, index: int) -> int:
+    extent = pen.extent(pen.x, index)
     if extent is None:
-        raise refusal(node, f"needs the extent of axis {index} of '{node.input[0]}'", "bind it with shape={...}")
+        raise pen.refusal(f"needs the extent of axis {index} of '{pen.x}'", "bind it with shape={...}")
     if extent == 0:
-        raise refusal(node, f"resizes axis {index}, which has no elements", "resize a tensor that has some")
+        raise pen.refusal(f"resizes axis {index}, which has no elements", "resize a tensor that has some")
     return extent
 
 
-def _is_right_in_stock(node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[ResizedAxis]) -> bool:
+def _is_right_in_stock(pen: Pen, sampling: Sampling, axes: list[ResizedAxis]) -> bool:
     """Whether stock's kernel samples as our tables would: float32 images whose sizes are exactly scaled."""
     options = ("antialias", "exclude_outside", "axes", "keep_aspect_ratio_policy")
-    if context.opset < 11 or any(item.name in options for item in node.attribute):
+    if pen.opset < 11 or any(item.name in options for item in pen.node.attribute):
         return False
-    x = node.input[0]
-    if context.rank(x) != 4 or context.element_type(x) != TensorProto.FLOAT or {axis.index for axis in axes} != {2, 3}:
+    x = pen.x
+    if pen.rank(x) != 4 or pen.element_type(x) != FLOAT or {axis.index for axis in axes} != {2, 3}:
         return False
     if any(abs(axis.scale * axis.extent - axis.resized) > 1e-6 * axis.resized for axis in axes):
         return False
@@ -217,30 +201,26 @@ def _divides(axis: ResizedAxis, sampling: Sampling) -> bool:
     return factor & (factor - 1) == 0 or axis.resized < 1 / (_DIVISION_EPSILON * (axis.extent + 1))
 
 
-def _sampled(
-    node: onnx.NodeProto, context: Context, sampling: Sampling, axes: list[ResizedAxis]
-) -> list[onnx.NodeProto]:
-    pen, code = Pen(node=node, context=context), context.known_type(node, node.input[0])
-    working = code if sampling.mode == "nearest" else _working_type(node, code)
-    y = node.input[0] if working == code else pen.cast(node.input[0], working)
+def _sampled(pen: Pen, sampling: Sampling, axes: list[ResizedAxis]) -> None:
+    code = pen.known_type(pen.x)
+    working = code if sampling.mode == "nearest" else _working_type(pen, code)
+    y = pen.x if working == code else pen.cast(pen.x, working)
     for axis in axes:
         y = _sampled_axis(pen, y, axis, sampling, working)
     if working == code:
-        pen.add("Identity", y, out=node.output[0])
-        return pen.nodes
-    if code not in _FLOATS:
+        pen.add("Identity", y, out=pen.out)
+        return
+    if code not in FLOATING:
         y = _clipped(pen, pen.add("Round", y), code, working)
-    pen.cast(y, code, out=node.output[0])
-    return pen.nodes
+    pen.cast(y, code, out=pen.out)
 
 
-def _working_type(node: onnx.NodeProto, code: int) -> int:
+def _working_type(pen: Pen, code: int) -> int:
     """The type that weighted sums are computed in: float32, or double for what float32 cannot hold."""
-    if code in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, *_SMALL_INTEGERS):
-        return int(TensorProto.FLOAT)
-    if code in (TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64):
-        return int(TensorProto.DOUBLE)
-    raise refusal(node, f"interpolates {TensorProto.DataType.Name(code)}", "resize numbers, or use mode nearest")
+    if code not in (*FLOATING, *INTEGERS):
+        raise pen.refusal(f"interpolates {TensorProto.DataType.Name(code)}", "resize numbers, or use mode nearest")
+    is_exact = code in FLOATING or helper.tensor_dtype_to_np_dtype(code).itemsize <= 2
+    return DOUBLE if code == DOUBLE or not is_exact else FLOAT
 
 
 def _clipped(pen: Pen, name: str, code: int, working: int) -> str:
@@ -254,7 +234,7 @@ def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code:
     if not sampling.nearest_mode:
         sampling = _with_old_rounding(sampling, axis)
     table = axis_table(axis, sampling)
-    rank = pen.context.rank(pen.node.input[0])
+    rank = pen.rank(pen.x)
     assert rank is not None  # the axes were found by it
     dtype = helper.tensor_dtype_to_np_dtype(code)
     trailing = (1,) * (rank - axis.index - 1)
@@ -264,19 +244,12 @@ def _sampled_axis(pen: Pen, x: str, axis: ResizedAxis, sampling: Sampling, code:
         y = _gathered(pen, x, axis.index, table, dtype, trailing)
     if table.outside is None:
         return y
-    value = pen.constant(attribute(pen.node, "extrapolation_value", 0.0), dtype)
+    value = pen.constant(pen.attribute("extrapolation_value", 0.0), dtype)
     return pen.add("Where", pen.constant(table.outside.reshape(-1, *trailing)), value, y)
 
 
 def _with_old_rounding(sampling: Sampling, axis: ResizedAxis) -> Sampling:
-    return Sampling(
-        mode=sampling.mode,
-        coordinates=sampling.coordinates,
-        nearest_mode="ceil" if axis.scale < 1 else "floor",
-        cubic_coeff_a=sampling.cubic_coeff_a,
-        antialias=False,
-        exclude_outside=False,
-    )
+    return replace(sampling, nearest_mode="ceil" if axis.scale < 1 else "floor")
 
 
 def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, trailing: tuple[int, ...]) -> str:
@@ -286,10 +259,7 @@ def _gathered(pen: Pen, x: str, axis: int, table: AxisTable, dtype: np.dtype, tr
         if (weights != 1.0).any():
             term = pen.add("Mul", term, pen.constant(weights.reshape(-1, *trailing), dtype))
         terms.append(term)
-    total = terms[0]
-    for term in terms[1:]:
-        total = pen.add("Add", total, term)
-    return total
+    return pen.chain("Add", terms)
 
 
 def _product(pen: Pen, x: str, matrix: str, axis: int, rank: int) -> str:
@@ -303,6 +273,3 @@ def _product(pen: Pen, x: str, matrix: str, axis: int, rank: int) -> str:
     back = [order.index(index) for index in range(rank)]
     moved = pen.add("Transpose", x, perm=order)
     return pen.add("Transpose", pen.add("MatMul", moved, transposed), perm=back)
-
-
-RULES: Mapping[str, Rule] = {"Resize": _resize, "Upsample": _upsample}

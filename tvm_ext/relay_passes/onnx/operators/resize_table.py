@@ -21,9 +21,9 @@ class Sampling:
     mode: str
     coordinates: str
     nearest_mode: str
-    cubic_coeff_a: float
-    antialias: bool
-    exclude_outside: bool
+    cubic_coeff_a: float = -0.75
+    antialias: bool = False
+    exclude_outside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-import onnx
-from onnx import helper
 
-from tvm_ext.support.arrays import Array, DType
+from tvm_ext.support.arrays import DType
 
-from ..graph import attribute
-from .context import Check, Context, Pen, Rule, operand, refusal
+from .context import Pen, rule
 
 
-def _cum_prod(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+@rule("CumProd", replaces=True)
+def _cum_prod(pen: Pen) -> None:
     """Products over distances 1, 2, 4, ...: after step s each element is the product of 2^s elements up to it.
 
     Worked example: [a, b, c, d] -> [a, ab, bc, cd] -> [a, ab, abc, abcd]. No loop, and any number type.
     """
-    pen, x = Pen(node=node, context=context), node.input[0]
-    shape = context.known_shape(node, x)
-    given = context.known_value(node, 1)
-    axis = _axis(node, given, len(shape)) % max(1, len(shape))
-    dtype = helper.tensor_dtype_to_np_dtype(context.known_type(node, x))
-    product, reverse = x, bool(attribute(node, "reverse", 0))
-    if attribute(node, "exclusive", 0):
+    shape, dtype = pen.known_shape(pen.x), pen.dtype(pen.x)
+    axis = _axis(pen, pen.known_number(1, 0), len(shape)) % max(1, len(shape))
+    product, reverse = pen.x, pen.flag("reverse")
+    if pen.flag("exclusive"):
         product = _shifted(pen, product, shape, axis, 1, reverse, dtype)
     distance = 1
     while distance < shape[axis]:
         product = pen.add("Mul", product, _shifted(pen, product, shape, axis, distance, reverse, dtype))
         distance *= 2
-    pen.add("Identity", product, out=node.output[0])
-    return pen.nodes
+    pen.add("Identity", product, out=pen.out)
 
 
-def _check_cum_sum(node: onnx.NodeProto, context: Context) -> None:
-    rank, axis = context.rank(node.input[0]), context.constants.get(operand(node, 1))
+@rule("CumSum")
+def _check_cum_sum(pen: Pen) -> None:
+    rank, axis = pen.rank(pen.x), pen.constants.get(pen.operand(1))
     if rank is not None and axis is not None:
-        _axis(node, axis, rank)
+        _axis(pen, int(axis.reshape(-1)[0]), rank)
 
 
-def _axis(node: onnx.NodeProto, given: Array | None, rank: int) -> int:
-    axis = 0 if given is None else int(given.reshape(-1)[0])
+def _axis(pen: Pen, axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
-        raise refusal(node, f"has no axis {axis} among {rank}", "export a valid axis")
+        raise pen.refusal(f"has no axis {axis} among {rank}", "export a valid axis")
     return axis
 
 
@@ -57,8 +49,3 @@ def _shifted(pen: Pen, x: str, shape: tuple[int, ...], axis: int, distance: int,
         return ones
     kept = pen.add("Slice", x, pen.integers(begin), pen.integers(end), pen.integers(axis))
     return pen.add("Concat", *((kept, ones) if backwards else (ones, kept)), axis=axis)
-
-
-CHECKS: Mapping[str, Check] = {"CumSum": _check_cum_sum}
-RULES: Mapping[str, Rule] = {"CumProd": _cum_prod}
-REPLACED = frozenset(RULES)

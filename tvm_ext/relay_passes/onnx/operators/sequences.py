@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
-
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
 
-from ..graph import attribute
-from .context import Context, Converter, Pen, Rule, refusal
+from .context import Pen, converter, rule
 
 
+@converter("SequenceInsert")
 def _insert(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
     """A negative position counts from the end: -1 is before the last tensor. Without one, it is the end."""
     operands = list(inputs)
@@ -36,25 +34,20 @@ def _tensors_of(sequence: Expr) -> list[Expr]:
     return [sequence[position] for position in range(len(sequence.ty.fields))]
 
 
-def _split(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+@rule("SplitToSequence")
+def _split(pen: Pen) -> None:
     """A scalar is the size of all parts but the last: 9 elements by 4 are 4, 4, 1, not three times 3."""
-    given = context.known_value(node, 1)
+    given = pen.known_value(1)
     if given is None:
-        return None
-    axis = int(attribute(node, "axis", 0))
-    extent = context.known_shape(node, node.input[0])[axis]
+        return
+    axis = pen.integer("axis", 0)
+    extent = pen.known_shape(pen.x)[axis]
     if given.ndim:
         if int(given.sum()) != extent or given.min(initial=0) < 0:
-            raise refusal(node, f"splits {extent} elements into {given.tolist()}", "the sizes must add up")
-        return None
+            raise pen.refusal(f"splits {extent} elements into {given.tolist()}", "the sizes must add up")
+        return
     size = int(given)
     if size < 1:
-        raise refusal(node, f"splits into parts of {size}", "parts have at least 1 element")
+        raise pen.refusal(f"splits into parts of {size}", "parts have at least 1 element")
     sizes = [min(size, extent - first) for first in range(0, extent, size)]
-    pen = Pen(node=node, context=context)
-    pen.add("SplitToSequence", node.input[0], pen.integers(*sizes), out=node.output[0], axis=axis)
-    return pen.nodes
-
-
-RULES: Mapping[str, Rule] = {"SplitToSequence": _split}
-CONVERTERS: Mapping[str, Converter] = {"SequenceInsert": _insert}
+    pen.add("SplitToSequence", pen.x, pen.integers(*sizes), out=pen.out, axis=axis)

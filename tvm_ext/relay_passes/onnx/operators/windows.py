@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
-from .context import refusal
+from .context import Pen
 
 # What a table of indices may hold at most.
 _TABLE_BYTES = 256 << 20
@@ -23,6 +23,18 @@ class Windows:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pen: Pen, extents: Sequence[int], kernel: Sequence[int]) -> Windows:
+        """What a node's attributes say, `kernel` being the default of its `kernel_shape`."""
+        rank = len(extents)
+        return cls(
+            extents=tuple(extents),
+            kernel=pen.numbers("kernel_shape", kernel),
+            strides=pen.numbers("strides", [1] * rank),
+            dilations=pen.numbers("dilations", [1] * rank),
+            pads=pen.numbers("pads", [0] * 2 * rank),
+        )
 
     @property
     def rank(self) -> int:
@@ -43,21 +55,21 @@ class Windows:
         return padded - (self.kernel[axis] - 1) * self.dilations[axis] - 1
 
 
-def check_windows(node: onnx.NodeProto, windows: Windows) -> None:
+def check_windows(pen: Pen, windows: Windows) -> None:
     """Raises a ModelError where extents contradict each other."""
     lengths = {len(windows.kernel), len(windows.strides), len(windows.dilations), len(windows.pads) / 2}
     if lengths != {windows.rank} or min(*windows.kernel, *windows.strides, *windows.dilations, *windows.extents) < 1:
-        raise refusal(node, f"has contradictory windows: {windows}", "export the model again")
+        raise pen.refusal(f"has contradictory windows: {windows}", "export the model again")
     if min(windows.counts) < 1 or min(windows.pads) < 0:
-        raise refusal(node, f"has windows that do not fit: {windows}", "export the model again")
+        raise pen.refusal(f"has windows that do not fit: {windows}", "export the model again")
 
 
-def check_table(node: onnx.NodeProto, windows: Windows) -> None:
+def check_table(pen: Pen, windows: Windows) -> None:
     """Raises a ModelError where the table of indices would be too big."""
     size = 8 * int(np.prod(windows.counts)) * int(np.prod(windows.kernel))
     if size > _TABLE_BYTES:
-        raise refusal(
-            node, f"needs a table of {size >> 20} MiB (limit {_TABLE_BYTES >> 20} MiB)", "cut the image into parts"
+        raise pen.refusal(
+            f"needs a table of {size >> 20} MiB (limit {_TABLE_BYTES >> 20} MiB)", "cut the image into parts"
         )
 
 
