@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from _ablated import construct_ablated
 from _common import current_environment, progress, result_path, show, write_results
 from _tiles import MATMULS, Bench, Case, models, prepare, single_core
 from rich.table import Table
@@ -28,7 +29,6 @@ from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.roller.align import ALL_RULES, MEMORY, SHAPE, UNIT
-from tvm_ext.tir_passes.roller.construct import construct
 
 RULES: dict[str, tuple[frozenset[str], bool]] = {
     "none": (frozenset(), False),
@@ -62,7 +62,7 @@ class Variant:
 def first_program(case: Case, **how: Any) -> RProgram:
     """The best predicted rProgram along a spatial vector axis; ValueError where there is none."""
     spatial = [axis.name for axis in case.expr.spatial]
-    for program in construct(case.expr, case.device, k=10, **how).programs:
+    for program in construct_ablated(case.expr, case.device, k=10, **how).programs:
         if program.vector_axis in spatial:
             return program
     raise ValueError(f"{case.name}: no rProgram along a spatial axis with {how}")

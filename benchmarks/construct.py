@@ -36,6 +36,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import construct
 
 HERE = Path(__file__).resolve().parent
@@ -67,7 +68,7 @@ def _run(device: DeviceSpec, k: int) -> list[dict[str, Any]]:
         wall, cpu = [], []
         for _ in range(REPEATS):
             start, busy = time.perf_counter(), time.process_time()
-            construction = construct(expr, device, k=k, fuse_axes=True)
+            construction = construct(canonicalise(expr).expr, device, k=k)
             wall.append((time.perf_counter() - start) * 1e3)
             cpu.append((time.process_time() - busy) * 1e3)
         best = construction.programs[0]

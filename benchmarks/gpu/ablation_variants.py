@@ -8,14 +8,19 @@ kernel of the first rProgram that the emitter takes, `function` a PrimFunc that 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # for benchmarks._ablated
+
 from cases import Case, matmul, roller
+from plain_storage import emit_literally
 from programs import function_name, program
 
+from benchmarks._ablated import construct_ablated
 from tvm_ext._tvm import ALREADY_SCHEDULED, tirx
 from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computation_rewrites import drop_unit_axes, split_divided_axes
@@ -34,7 +39,6 @@ from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
 from tvm_ext.tir_passes.roller.align import BANK, MEMORY, SHAPE, UNIT
 from tvm_ext.tir_passes.roller.canonical import canonicalise
-from tvm_ext.tir_passes.roller.construct import construct
 
 WORKLOAD = Path(__file__).resolve().parent.parent / "workloads" / "roller_ops.csv"
 TABLE_3, FIGURE_16, FIGURE_17 = "Table 3", "Figure 16", "Figure 17"
@@ -123,16 +127,16 @@ def variants(figure: str, case: Case, device: DeviceSpec) -> Iterator[Variant]:
         return
     if figure == TABLE_3:
         for label, rules in {**RULES, **AS_BUILT}.items():
-            found = construct(anchor.expr, device, k=CANDIDATES, rules=rules).programs
+            found = construct_ablated(anchor.expr, device, k=CANDIDATES, rules=rules).programs
             yield Variant(figure=figure, case=case, label=label, programs=found, literal=label not in AS_BUILT)
     elif figure == FIGURE_16:
         for label, shrunk in {"original": False, "shrunk": True}.items():
-            found = construct(anchor.expr, device, k=CANDIDATES, rules=EVERY_RULE, shrink_small=shrunk).programs
+            found = construct_ablated(anchor.expr, device, k=CANDIDATES, rules=EVERY_RULE, shrink_small=shrunk).programs
             yield Variant(figure=figure, case=case, label=label, programs=found)
     else:
         for label, (fused, epsilon) in SHAPE_BOUNDS.items():
             expr = (anchor if fused else _unfused(anchor)).expr
-            found = construct(expr, device, k=CANDIDATES, rules=EVERY_RULE, epsilon=epsilon).programs
+            found = construct_ablated(expr, device, k=CANDIDATES, rules=EVERY_RULE, epsilon=epsilon).programs
             yield Variant(figure=figure, case=case, label=label, programs=found, fused=fused)
 
 
@@ -163,10 +167,8 @@ def _unfused(anchor: Anchor) -> Anchor:
 def emit_program(anchor: Anchor, rprogram: RProgram, device: DeviceSpec, *, literal: bool) -> SimtKernel:
     """The kernel of one rProgram; raises IllegalRewrite with the reason where the emitter refuses it."""
     group = anchor.group
-    return emit_simt_tile(
-        anchor.computation, anchor.expr, group.prologue, group.epilogue, rprogram, device, anchor.operator.params,
-        literal=literal,
-    )  # fmt: skip
+    parts = anchor.computation, anchor.expr, group.prologue, group.epilogue, rprogram, device
+    return emit_literally(*parts) if literal else emit_simt_tile(*parts, anchor.operator.params)
 
 
 def emit(variant: Variant, device: DeviceSpec) -> Emitted:

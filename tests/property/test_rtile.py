@@ -7,6 +7,7 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._ablated import construct_ablated
 from tests.support.alignment_facts import alignment_facts
 from tests.support.tensor_exprs import conv2d, depthwise_conv2d, elementwise, matmul, pool2d, reduce_sum
 from tvm_ext.cost.perf_model import PerfModel
@@ -82,7 +83,7 @@ def test_aligned_sizes_waste_no_more_than_epsilon_and_none_is_skipped(
 @given(expr=expressions, device=devices, fuse=st.booleans())
 def test_programs_exist_fit_and_cover(expr, device, fuse):  # type: ignore[no-untyped-def]
     spec = device_db.lookup(device)
-    construction = construct(expr, spec, k=2, fuse_axes=fuse)
+    construction = construct(canonicalise(expr, fuse=fuse).expr, spec, k=2)
     assert construction.programs, "every operator has a program on every device"
     canonical = construction.canonical.expr
     for program in construction.programs:
@@ -126,4 +127,4 @@ def test_larger_register_tiles_never_load_more(expr):  # type: ignore[no-untyped
 @settings(max_examples=20, deadline=None)
 @given(expr=expressions, dropped=st.sampled_from(sorted(ALL_RULES)))
 def test_any_rule_may_be_switched_off(expr, dropped):  # type: ignore[no-untyped-def]
-    assert construct(expr, device_db.lookup("nvidia-v100"), k=1, rules=ALL_RULES - {dropped}).programs
+    assert construct_ablated(expr, device_db.lookup("nvidia-v100"), k=1, rules=ALL_RULES - {dropped}).programs

@@ -18,7 +18,7 @@ from .access_table import Shape, loop_order, vector_use
 from .perf_model import PerfModel
 
 
-def legal_vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str] | None = None) -> list[str | None]:
+def legal_vector_axes(expr: TensorExpr, device: DeviceSpec) -> list[str | None]:
     """Axes whose neighbours may share a register, or None alone where no axis is contiguous anywhere.
 
     Spatial axes along which the output or an input is contiguous, or a constant can be repacked; where there are none
@@ -29,8 +29,6 @@ def legal_vector_axes(expr: TensorExpr, device: DeviceSpec, wanted: Sequence[str
         return [last[-1] if last else None]
     for axes in (expr.spatial, expr.reduction):
         names = [a.name for a in axes if any(vector_use(access, a.name) == "vector" for access in expr.accesses)]
-        if wanted is not None:
-            names = [name for name in names if name in wanted]
         if names:
             return list(names)
     return [None]

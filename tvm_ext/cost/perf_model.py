@@ -280,14 +280,13 @@ class PerfModel:
         self,
         shapes: Sequence[Shape],
         padding: Sequence[int] = (),
-        conflict_degree: float = 1.0,
         order: Sequence[int] = (),
     ) -> Prediction:
         """Predicted time of the rProgram with the tiles ``shapes`` (highest layer first).
 
         Compute and loads overlap, so the slowest resource binds (on a CPU less than perfectly, see `MEMORY_OVERLAP`);
-        the launch adds to it. ``conflict_degree`` multiplies the time of reading the banked layer. ``order``: axes of a
-        CPU's loops over tiles from the outermost in, where it is not `loop_order`'s.
+        the launch adds to it. ``order``: axes of a CPU's loops over tiles from the outermost in, where it is not
+        `loop_order`'s.
         """
         balance = self.balance(self.partition_count(shapes))
         upper = shapes[1] if not self.is_cpu and len(shapes) > 1 else None
@@ -295,7 +294,7 @@ class PerfModel:
         costs = []
         for level, shape in enumerate(shapes):
             traffic = self.moved_bytes(level, shapes, order)
-            time = self.layer_s(level, traffic) * (conflict_degree if level == 0 else 1.0)
+            time = self.layer_s(level, traffic)
             footprint = self.footprint_bytes(level, shape, padding if level == 1 else ())
             costs.append(
                 LayerCost(

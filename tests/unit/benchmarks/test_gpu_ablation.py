@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks._ablated import conflicts
+from benchmarks.gpu.plain_storage import PlainPlanner, emit_literally
 from tests.unit.tir_passes.emit.simt_operators import anchor_of, matmul, with_tiles
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.tir_passes.emit.simt_tiles.operands import plan_operands
 from tvm_ext.tir_passes.emit.simt_tiles.tiling import tile_threads
-from tvm_ext.tir_passes.roller.construct import _conflicts, construct
+from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.verify import simt
 from tvm_ext.verify.verification import random_array
 
@@ -83,11 +84,9 @@ def _column_program(padding: int) -> tuple[Any, RProgram]:
 def test_the_papers_padding_is_what_is_stored(scripts: SimpleNamespace, padding: int, turns: int) -> None:
     """Rows of 32 floats lie in one bank and take 32 turns; the formula's one element more puts them on 32 banks."""
     anchor, program = _column_program(padding)
-    kernel = scripts.ablation_variants.emit_simt_tile(
-        anchor.computation, anchor.expr, (), (), program, V100, anchor.params, literal=True
-    )
+    kernel = emit_literally(anchor.computation, anchor.expr, (), (), program, V100)
     tiling = tile_threads(anchor.computation, anchor.expr, program, V100)
-    _, operands = plan_operands(tiling, (), V100, [0, padding])
+    _, operands = PlainPlanner(V100, [0, padding]).plan(tiling, ())
     assert operands[1].box is not None and operands[1].box.strides == (32 + padding, 1)
     named = SimpleNamespace(operator=SimpleNamespace(name="column", params=anchor.params))
     emitted = scripts.ablation_variants.Emitted(anchor=named, rprogram=program, kernel=kernel)
@@ -105,7 +104,7 @@ def test_without_padding_the_model_charges_the_rows_that_a_warp_reads() -> None:
     model = PerfModel(expr, V100, "j")
     sizes = ({"i": 8, "j": 8, "k": 1}, {"i": 128, "j": 128, "k": 32})
     register, block = (tuple(size[name] for name in model.names) for size in sizes)
-    assert _conflicts(model, (register, block)) == (8 * 2 + 8 * 4) / (8 + 8)
+    assert conflicts(model, (register, block)) == (8 * 2 + 8 * 4) / (8 + 8)
 
 
 # --- counting -----------------------------------------------------------------------------------------------------

@@ -13,15 +13,12 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.rprogram import RProgram
 
-from ..roller.align import ALL_RULES, TENSOR_CORE
 from ..roller.construct import Construction
 from ..roller.construct_mma import construct_mma
 from ..roller.construct_once import construct_once
 from ..roller.gemm_form import supports_mma
 from .canonical import canonical_computation
 from .plan_kernels import RowGroup, TileGroup
-
-VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 
 
 def construct_anchor(
@@ -66,7 +63,7 @@ def gpu_anchor(group: TileGroup, operator: OperatorBody) -> tuple[Computation, T
 
 
 def construct_for_vector_units(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Construction:
-    return construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon, rules=VECTOR_RULES)
+    return construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon, tensor_core=False)
 
 
 def row_program(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> RProgram | None:

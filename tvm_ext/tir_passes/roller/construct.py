@@ -18,12 +18,11 @@ from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
-from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import limits
 
-from .align import ALL_RULES, BANK, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
+from .align import ALL_RULES, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
 from .canonical import CanonicalForm, canonicalise
-from .rtile import conflict_degree, storage_padding
+from .rtile import storage_padding
 from .scale_out import resident_share, scattered_store_s, shrink
 from .search import Budget, Found, Move, Outcome, TileSearch
 
@@ -99,52 +98,94 @@ class _Candidate:
 
 
 def construct(
-    expr: TensorExpr,
-    device: DeviceSpec,
-    *,
-    k: int = 10,
-    epsilon: float | None = None,
-    first_epsilon: float = 0.0,
-    rules: frozenset[str] = ALL_RULES,
-    fuse_axes: bool = False,
-    vector_axes: Sequence[str] | None = None,
-    shrink_small: bool = True,
+    expr: TensorExpr, device: DeviceSpec, *, k: int = 10, first_epsilon: float = 0.0, tensor_core: bool = True
 ) -> Construction:
     """Up to ``k`` rPrograms for ``expr`` on ``device``, best predicted first; empty where nothing fits the device.
 
-    Tiles name the axes of ``expr``. With ``fuse_axes`` they name the axes of the canonical form instead (``h*w``),
-    for emitters that merge loops first. ``epsilon`` fixes the padding bound, which otherwise grows through `EPSILONS`
-    from ``first_epsilon`` on. ``vector_axes`` restricts the axes that may fill a CPU's vector registers.
-    ``shrink_small`` lets operators of too few tiles be shrunk until all units have work.
+    Tiles name the axes of ``expr``. The bound on padding grows through `EPSILONS` from ``first_epsilon`` on. Without
+    ``tensor_core`` they are tiles of vector units also where tensor cores would serve.
     """
-    canonical = canonicalise(expr, fuse=fuse_axes)
-    models = [
-        _model(canonical.expr, device, axis, rules) for axis in legal_vector_axes(canonical.expr, device, vector_axes)
-    ]
-    candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
-    budget = Budget(limits().search_steps)
-    for bound, allowed in _relaxations(rules, epsilon, first_epsilon):
-        for model in models:
-            for candidate in _candidates(model, allowed, bound, k, budget, shrink_small=shrink_small):
-                candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
-        enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
-        enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
-        if enough or budget.steps < 0 or (candidates and bound >= EPSILONS[-1]):
-            break
-    ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
-    digest = expr.digest
-    programs = [_program(candidate, expr, canonical, digest) for candidate in ranked[: k + 10]]
-    return Construction(
-        programs=tuple(programs[:k]),
-        steps=_steps(ranked[0]) if ranked else (),
-        canonical=canonical,
-        rejected=tuple(_alternative(program, programs[0]) for program in programs[1:]),
-        notes=(f"best of {limits().search_steps} tiles looked at (limit)",) if budget.steps < 0 else (),
-        narrower=tuple(
-            _program(ranked[place], expr, canonical, digest)
-            for place in narrower_places([item.model.partition_count(item.shapes) for item in ranked])
-        ),
-    )
+    rules = ALL_RULES if tensor_core else ALL_RULES - {TENSOR_CORE}
+    return Constructor(expr, device, k, first_epsilon, rules).run()
+
+
+class Constructor:
+    """One construction. What the paper's ablations leave out are methods that `benchmarks/_ablated.py` replaces."""
+
+    def __init__(
+        self, expr: TensorExpr, device: DeviceSpec, k: int, first_epsilon: float, rules: frozenset[str]
+    ) -> None:
+        self.expr, self.device, self.k, self.rules = expr, device, k, rules
+        self.first_epsilon = first_epsilon
+        self.budget = Budget(limits().search_steps)
+
+    def relaxations(self) -> list[tuple[float, frozenset[str]]]:
+        """(ε, rules) in the order in which they are tried: ε grows, then, for operators of a few points, rules go."""
+        dropped = ({SHAPE}, {SHAPE, MEMORY}, {SHAPE, MEMORY, UNIT})
+        bounds = [bound for bound in EPSILONS if bound >= self.first_epsilon] or [self.first_epsilon]
+        return [(bound, self.rules) for bound in bounds] + [(bounds[-1], self.rules - some) for some in dropped]
+
+    def shrunk(self, model: PerfModel, shapes: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
+        """Smaller tiles that give all units work, where ``shapes`` do not."""
+        return shrink(model, shapes)
+
+    def predicted(self, model: PerfModel, shapes: tuple[Shape, ...]) -> tuple[tuple[int, ...], Prediction]:
+        """The padding of data tiles in shared memory, by which reads do not conflict, and the time with it."""
+        stored = not model.is_cpu and len(shapes) > 1
+        padding = storage_padding(model, shapes[1], shapes[0]) if stored else ()
+        return padding, model.predict(shapes, padding)
+
+    def run(self) -> Construction:
+        expr, device, k = self.expr, self.device, self.k
+        canonical = canonicalise(expr, fuse=False)
+        models = [self._model(canonical.expr, axis) for axis in legal_vector_axes(canonical.expr, device)]
+        candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
+        for bound, allowed in self.relaxations():
+            for model in models:
+                for candidate in self._candidates(model, allowed, bound):
+                    candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
+            enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
+            enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
+            if enough or self.budget.steps < 0 or (candidates and bound >= EPSILONS[-1]):
+                break
+        ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
+        digest = expr.digest
+        programs = [_program(candidate, expr, canonical, digest) for candidate in ranked[: k + 10]]
+        return Construction(
+            programs=tuple(programs[:k]),
+            steps=_steps(ranked[0]) if ranked else (),
+            canonical=canonical,
+            rejected=tuple(_alternative(program, programs[0]) for program in programs[1:]),
+            notes=(f"best of {limits().search_steps} tiles looked at (limit)",) if self.budget.steps < 0 else (),
+            narrower=tuple(
+                _program(ranked[place], expr, canonical, digest)
+                for place in narrower_places([item.model.partition_count(item.shapes) for item in ranked])
+            ),
+        )
+
+    def _model(self, expr: TensorExpr, axis: str | None) -> PerfModel:
+        model = PerfModel(expr, self.device, axis)
+        model.tensor_core = TENSOR_CORE in self.rules and tensor_core_steps(expr, self.device) is not None
+        return model
+
+    def _candidates(self, model: PerfModel, rules: frozenset[str], epsilon: float) -> list[_Candidate]:
+        pool = max(self.k, MIN_POOL)
+        below = 1 if model.is_cpu else 3
+        quotas = (pool * below, below, *(1 for _ in range(model.last_level)))
+        found = []
+        for result in TileSearch(model, rules, epsilon, quotas, self.budget).run():
+            found.append(self._candidate(model, result, result.shapes, epsilon, shrunk=False))
+            shrunk = self.shrunk(model, result.shapes)
+            if shrunk is not None:
+                found.append(self._candidate(model, result, shrunk, epsilon, shrunk=True))
+        return found
+
+    def _candidate(
+        self, model: PerfModel, found: Found, shapes: tuple[Shape, ...], epsilon: float, *, shrunk: bool
+    ) -> _Candidate:
+        padding, prediction = self.predicted(model, shapes)
+        moves = found.trail.moves() if found.trail is not None else ()
+        return _Candidate(model, shapes, padding, prediction, epsilon, shrunk, moves)
 
 
 def narrower_places(counts: Sequence[int]) -> list[int]:
@@ -156,84 +197,11 @@ def narrower_places(counts: Sequence[int]) -> list[int]:
     return [place for place, (before, own) in enumerate(zip(least, counts[1:], strict=True), 1) if own < before]
 
 
-def _relaxations(
-    rules: frozenset[str], epsilon: float | None, first_epsilon: float
-) -> list[tuple[float, frozenset[str]]]:
-    """(ε, rules) in the order in which they are tried: ε grows, then, for operators of a few points, rules go."""
-    if epsilon is not None:
-        return [(epsilon, rules)]
-    dropped = ({SHAPE}, {SHAPE, MEMORY}, {SHAPE, MEMORY, UNIT})
-    bounds = [bound for bound in EPSILONS if bound >= first_epsilon] or [first_epsilon]
-    return [(bound, rules) for bound in bounds] + [(bounds[-1], rules - some) for some in dropped]
-
-
 def _close_to_roofline(models: Sequence[PerfModel], candidates: Iterable[_Candidate]) -> bool:
     """Whether the best program is within a factor of the roofline, so that more padding cannot gain much."""
     best = min(candidate.prediction.time_s for candidate in candidates)
     overhead = (models[0].device.launch_overhead_us or 0.0) * 1e-6
     return best - overhead <= GOOD_ENOUGH * models[0].roofline_s()
-
-
-def _model(expr: TensorExpr, device: DeviceSpec, axis: str | None, rules: frozenset[str]) -> PerfModel:
-    model = PerfModel(expr, device, axis)
-    model.tensor_core = TENSOR_CORE in rules and tensor_core_steps(expr, device) is not None
-    return model
-
-
-def _candidates(
-    model: PerfModel, rules: frozenset[str], epsilon: float, k: int, budget: Budget, *, shrink_small: bool
-) -> list[_Candidate]:
-    pool = max(k, MIN_POOL)
-    below = 1 if model.is_cpu else 3
-    quotas = (pool * below, below, *(1 for _ in range(model.last_level)))
-    found = []
-    for result in TileSearch(model, rules, epsilon, quotas, budget).run():
-        found.append(_candidate(model, result, result.shapes, rules, epsilon, shrunk=False))
-        shrunk = shrink(model, result.shapes) if shrink_small else None
-        if shrunk is not None:
-            found.append(_candidate(model, result, shrunk, rules, epsilon, shrunk=True))
-    return found
-
-
-def _candidate(
-    model: PerfModel, found: Found, shapes: tuple[Shape, ...], rules: frozenset[str], epsilon: float, *, shrunk: bool
-) -> _Candidate:
-    padding: tuple[int, ...] = ()
-    conflicts = 1.0
-    if not model.is_cpu and len(shapes) > 1:
-        if BANK in rules:
-            padding = storage_padding(model, shapes[1], shapes[0])
-        else:
-            conflicts = _conflicts(model, shapes)
-    moves = found.trail.moves() if found.trail is not None else ()
-    return _Candidate(model, shapes, padding, model.predict(shapes, padding, conflicts), epsilon, shrunk, moves)
-
-
-def _conflicts(model: PerfModel, shapes: tuple[Shape, ...]) -> float:
-    """Turns per read of shared memory where nothing is padded (the ablation without bank alignment), over all inputs.
-
-    As `storage_padding` sees them: lanes go down the rows of what it would pad. They lie along the output's contiguous
-    axis first, so that of an input without that axis a warp reads as many rows as runs of lanes. Worked example:
-    A[i, k] of rows of 32 floats under 16 x 16 threads is read at 2 rows, in 2 turns; B[k, j] 8 floats a lane, 4 lanes
-    a turn, and rows of 128 floats put all 4 on the same banks: 4 turns. With 8 elements of each the mean is 3.
-    """
-    layer, lanes = model.device.layers[1], model.device.teu_lanes
-    if not layer.bank_count or not layer.bank_bytes:
-        return 1.0
-    step = model.one_reduction_step(shapes[0])
-    run = 1 if model.vector is None else ceil_div(shapes[1][model.vector], shapes[0][model.vector])
-    turns = reads = 0.0
-    for table, padding in zip(model.inputs, storage_padding(model, shapes[1], shapes[0]), strict=True):
-        degree = 1
-        if padding:
-            width = max(1, int(layer.bank_bytes / table.itemsize_bytes))
-            along = model.vector is not None and table.uses(model.vector)
-            rows = lanes if along else max(1, lanes // run)
-            row, read = table.spans(shapes[1])[-1], table.spans(step)[-1]
-            degree = conflict_degree(row, read, rows, layer.bank_count, width)
-        turns += table.elements(step) * degree
-        reads += table.elements(step)
-    return turns / reads
 
 
 # ---- to records ------------------------------------------------------------------------------------------------

@@ -19,13 +19,11 @@ from tvm_ext.records.rprogram import RProgram, RTile
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_simt_tile
 from tvm_ext.tir_passes.plan.canonical import canonical_computation
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
-from tvm_ext.tir_passes.roller.align import ALL_RULES, TENSOR_CORE
 from tvm_ext.tir_passes.roller.construct import construct
 from tvm_ext.verify.verification import Verification, verify
 
 Array = Any
 V100, A100, H200, MI50 = (device_db.lookup(name) for name in ("nvidia-v100", "nvidia-a100", "nvidia-h200", "amd-mi50"))
-VECTOR_RULES = ALL_RULES - {TENSOR_CORE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,7 @@ def emit(anchor: Anchor, program: RProgram, device: DeviceSpec = V100) -> SimtKe
 
 
 def best_program(anchor: Anchor, device: DeviceSpec = V100) -> RProgram:
-    return construct(anchor.expr, device, k=10, rules=VECTOR_RULES).programs[0]
+    return construct(anchor.expr, device, k=10, tensor_core=False).programs[0]
 
 
 def with_tiles(program: RProgram, upper: dict[str, int], lower: dict[str, int]) -> RProgram:

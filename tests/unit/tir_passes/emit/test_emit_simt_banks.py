@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.unit.tir_passes.emit.simt_operators import (
     V100,
-    VECTOR_RULES,
     anchor_of,
     conv2d,
     depthwise,
@@ -107,7 +106,7 @@ def test_padding_grows_a_tile_by_half_at_most():
     """Lanes 11 to a row of 15 would want rows 43 elements apart, three times the memory."""
     operator = depthwise(128, 672, (11, 11), 5, 1, 2)
     anchor = anchor_of(operator.func)
-    program = construct(anchor.expr, V100, k=1, rules=VECTOR_RULES).programs[0]
+    program = construct(anchor.expr, V100, k=1, tensor_core=False).programs[0]
     sizes = {"b": 64, "c": 1, "i": 4, "j": 11, "di": 5, "dj": 5}
     tiling = _tiling(with_tiles(program, {"b": 8, "c": 1, "i": 1, "j": 1}, sizes), operator.func)
     _, operands = plan_operands(tiling, anchor.prologue, V100)

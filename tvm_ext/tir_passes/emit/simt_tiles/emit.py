@@ -76,27 +76,30 @@ def emit_simt_tile(
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Buffer],
-    *,
-    literal: bool = False,
 ) -> SimtKernel:
     """The kernel of ``program`` for the reduction ``computation`` on a GPU.
 
     ``computation`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. ``prologue`` are
     injective computations that only the anchor reads, computed while their data tile is copied; ``epilogue``
     computations read the anchor's result at their own element. ``params`` are the function's parameters. Half precision
-    is accumulated in float32. ``literal`` follows the program to the letter, for the ablations: its own reduction steps
-    and storage padding, nothing divided, deepened, transposed or searched. Raises IllegalRewrite, with the numbers,
-    where the program exceeds the device's threads, shared memory or registers.
+    is accumulated in float32. Raises IllegalRewrite, with the numbers, where the program exceeds the device's threads,
+    shared memory or registers.
     """
     tiling = tile_threads(computation, expr, program, device)
-    row_padding = None
-    if literal:
-        padding = dict(program.tile("L1").storage_padding)
-        row_padding = [padding.get(access.tensor, 0) for access in expr.inputs]
-    else:
-        split, split_axis = reduction_split(tiling, device)
-        tiling = deepened(replace(tiling, split=split, split_axis=split_axis), expr, device)
-    tiling, operands = plan_operands(tiling, prologue, device, row_padding)
+    split, split_axis = reduction_split(tiling, device)
+    tiling = deepened(replace(tiling, split=split, split_axis=split_axis), expr, device)
+    return emit_planned(*plan_operands(tiling, prologue, device), prologue, epilogue, program, device)
+
+
+def emit_planned(
+    tiling: SimtTiling,
+    operands: tuple[Operand, ...],
+    prologue: Sequence[Computation],
+    epilogue: Sequence[Computation],
+    program: RProgram,
+    device: DeviceSpec,
+) -> SimtKernel:
+    """The kernel of ``operands``, as they were planned for ``tiling``; raises as `emit_simt_tile` does."""
     registers = planned_registers(tiling, operands, device)
     tiling, operands, scope, shared_bytes = in_shared_memory(tiling, operands, prologue, device)
     partial = partial_sums(tiling, scope)

@@ -18,7 +18,6 @@ from .banks import StoredBox, choose_storage
 from .box import Box, box_of
 from .copy import copy_shapes
 from .copy_shape import CopyShape
-from .plain import plain_storage, row_axis
 from .tiling import SimtTiling
 
 if TYPE_CHECKING:
@@ -54,26 +53,68 @@ class Operand:
 
 
 def plan_operands(
-    tiling: SimtTiling, producers: Sequence[Computation], device: DeviceSpec, row_padding: Sequence[int] | None = None
+    tiling: SimtTiling, producers: Sequence[Computation], device: DeviceSpec
 ) -> tuple[SimtTiling, tuple[Operand, ...]]:
-    """The operands of the anchor, and the tiling with the pieces that their vectors ask for.
+    """The operands of the anchor, and the tiling with the pieces that their vectors ask for."""
+    return OperandPlanner(device).plan(tiling, producers)
 
-    ``row_padding`` fixes the storage: each load's data tile as rows of memory, so many elements longer. Without it
-    the storage with the fewest bank conflicts is searched.
+
+class OperandPlanner:
+    """Plans operands, data tiles in the storage with the fewest bank conflicts.
+
+    The storage is two methods, which `benchmarks/gpu/plain_storage.py` replaces by the paper's.
     """
-    computation = tiling.computation
-    loads = computation.loads()
-    boxes = [box_of(item, computation, _behind(item, producers)) for item in loads]
-    staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
-    vectors = [None if box is None else _vector_axis(box, tiling) for box in staged]
-    if row_padding is not None:
-        vectors = [None if box is None else row_axis(box, axis) for box, axis in zip(staged, vectors, strict=True)]
-    piece = {p: _piece(p, tiling, staged, vectors, device) for p in tiling.spatial}
-    tiling = replace(tiling, piece=piece, outer=_thread_order(tiling, staged))
-    return tiling, tuple(
-        _operand(item, box, vector, tiling, _behind(item, producers), device, number, row_padding)
-        for number, (item, box, vector) in enumerate(zip(loads, staged, vectors, strict=True))
-    )
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+
+    def vector_axis(self, box: Box, tiling: SimtTiling) -> int | None:
+        """The axis of ``box`` along which lanes or a thread read neighbours."""
+        return _vector_axis(box, tiling)
+
+    def stored(
+        self, number: int, box: Box, tiling: SimtTiling, vector: tuple[int | None, int]
+    ) -> tuple[StoredBox, CopyShape]:
+        """The data tile of load ``number`` in shared memory, read by ``vector`` (axis, elements), and its copy."""
+        copies = copy_shapes(box, tiling, box.shape(tiling.tile))
+        return choose_storage(box, tiling, vector, copies, itemsize_bytes(box.dtype), self.device.layer("L1"))
+
+    def plan(self, tiling: SimtTiling, producers: Sequence[Computation]) -> tuple[SimtTiling, tuple[Operand, ...]]:
+        computation = tiling.computation
+        loads = computation.loads()
+        boxes = [box_of(item, computation, _behind(item, producers)) for item in loads]
+        staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
+        vectors = [None if box is None else self.vector_axis(box, tiling) for box in staged]
+        piece = {p: _piece(p, tiling, staged, vectors) for p in tiling.spatial}
+        tiling = replace(tiling, piece=piece, outer=_thread_order(tiling, staged))
+        found = zip(loads, staged, vectors, strict=True)
+        return tiling, tuple(self._operand(number, tiling, producers, *parts) for number, parts in enumerate(found))
+
+    def _operand(
+        self,
+        number: int,
+        tiling: SimtTiling,
+        producers: Sequence[Computation],
+        item: TensorLoad,
+        box: Box | None,
+        vector: int | None,
+    ) -> Operand:
+        used = [p for p in tiling.order if tiling.register[p] > 1 and _moves(item, p, tiling)]
+        last = vector if vector is not None else tiling.lane
+        axes = (*(p for p in used if p != last), *(p for p in used if p == last))
+        size, name = prod(tiling.register[p] for p in axes), f"{item.source.name}_{number}_fragment"
+        stored = shape = None
+        if box is not None:
+            width = tiling.piece[vector] if vector is not None and vector in axes and _single(box, vector) else 1
+            stored, shape = self.stored(number, box, tiling, (vector, width))
+        return Operand(
+            load=item,
+            producers=_behind(item, producers),
+            box=stored,
+            shape=shape,
+            fragment=gpu_buffer((size,), dtype_of(item), name, "local"),
+            axes=axes,
+        )
 
 
 def _behind(item: TensorLoad, producers: Sequence[Computation]) -> tuple[Computation, ...]:
@@ -134,7 +175,6 @@ def _piece(
     tiling: SimtTiling,
     boxes: Sequence[Box | None],
     vectors: Sequence[int | None],
-    device: DeviceSpec,
 ) -> int:
     """Neighbouring elements of a thread along ``axis``: as many as every box that is read along it can give at once."""
     users = [(box, vector) for box, vector in zip(boxes, vectors, strict=True) if box is not None and box.uses(axis)]
@@ -150,33 +190,6 @@ def _piece(
     if axis == tiling.lane:
         widest = max(widest, itemsize_bytes(dtype_of(tiling.computation.target)))
     return int(min(_power_of_two(tiling.register[axis]), max(1, VECTOR_BYTES // widest)))
-
-
-def _operand(
-    item: TensorLoad,
-    box: Box | None,
-    vector: int | None,
-    tiling: SimtTiling,
-    producers: tuple[Computation, ...],
-    device: DeviceSpec,
-    number: int,
-    row_padding: Sequence[int] | None,
-) -> Operand:
-    used = [p for p in tiling.order if tiling.register[p] > 1 and _moves(item, p, tiling)]
-    last = vector if vector is not None else tiling.lane
-    axes = (*(p for p in used if p != last), *(p for p in used if p == last))
-    name = f"{item.source.name}_{number}"
-    fragment = gpu_buffer((prod(tiling.register[p] for p in axes),), dtype_of(item), f"{name}_fragment", "local")
-    if box is None:
-        return Operand(load=item, producers=producers, box=None, shape=None, fragment=fragment, axes=axes)
-    width = tiling.piece[vector] if vector is not None and vector in axes and _single(box, vector) else 1
-    itemsize = itemsize_bytes(box.dtype)
-    copies = copy_shapes(box, tiling, box.shape(tiling.tile))
-    if row_padding is None:
-        stored, shape = choose_storage(box, tiling, (vector, width), copies, itemsize, device.layer("L1"))
-    else:
-        stored, shape = plain_storage(box, tiling, (vector, width), copies, row_padding[number])
-    return Operand(load=item, producers=producers, box=stored, shape=shape, fragment=fragment, axes=axes)
 
 
 def _moves(item: TensorLoad, axis: int, tiling: SimtTiling) -> bool:
