@@ -27,21 +27,21 @@ from typing import Annotated
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from _rtask_graphs import chosen_alone, constructed_alone, graph_of, scheduled_on_cpu
+from _schedules import gantt_file, unit_activity
 from rich.table import Table
 
 from benchmarks.networks import models
+from tests.support.schedule_check import check_schedule
 from tvm_ext import relay
 from tvm_ext._tvm import IRModule
-from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate, unit_activity
+from tvm_ext.cost.schedule_simulator import ScheduleTimes, simulate
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import RegionRecord
-from tvm_ext.records.rtask_order import check_schedule
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
 from tvm_ext.relay_passes.wavefronts.selection import chosen_kernels
-from tvm_ext.reports.gantt import gantt_file
 
 PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")

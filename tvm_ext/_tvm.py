@@ -92,8 +92,7 @@ __all__ = [
     "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
     "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
     "convert_onnx_as_stock", "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
-    "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "detect_iter_map",
-    "detect_linear_equation", "dpl",
+    "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "import_onnx_with", "ir",
     "llvm_get_intrinsic_name", "llvm_get_system_cpu", "load_json", "load_static_library", "mma_schedule", "module_pass",
@@ -113,10 +112,6 @@ IF_THEN_ELSE = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one 
 
 ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
-
-# --- schedules and analysis ---------------------------------------------------------------------------------------
-detect_iter_map = sym.detect_iter_map
-detect_linear_equation = sym.detect_linear_equation
 
 # --- structural functors (tvm-ffi; they work on TensorIR and on Relax) --------------------------------------------
 structural_walk = tvm_ffi.structural_walk

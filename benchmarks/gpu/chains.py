@@ -28,8 +28,8 @@ from rich.table import Table
 
 from tvm_ext._tvm import IRModule, Target, tvm
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.cost.gpu_chain import separate_s
-from tvm_ext.cost.gpu_chain_tiles import apart_s
+from tvm_ext.cost.gpu_chain import ChainUnits, ProductChain, separate_s
+from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -64,6 +64,18 @@ class Verdict:
     @property
     def speedup(self) -> float | None:
         return self.apart_us / self.fused_us if self.apart_us and self.fused_us else None
+
+
+def apart_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> float:
+    """Time of a kernel for each product by the model of one kernel for all: what residence alone is worth.
+
+    A product whose columns no threadblock holds is taken at its roof.
+    """
+    total = 0.0
+    for one in chain.singles:
+        ranked = construct_chain(one, device, units).ranked
+        total += ranked[0][1].time_s if ranked else separate_s(one, device, units)
+    return total
 
 
 def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool) -> Verdict:

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ import typer
 from _common import current_environment, earlier_results, progress, result_path, show, write_results
 from cases import Case, roller
 from lists import alcop, bolt
+from planned_use import PlannedUse, compare
 from programs import program
 from rich.table import Table
 from sweep_count import count_blocks, is_aligned
@@ -32,13 +34,12 @@ from sweep_count import count_blocks, is_aligned
 from tvm_ext._tvm import IRModule, Target, tvm
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import TvmExtError
-from tvm_ext.options import BuildOptions
+from tvm_ext.errors import CompileError, TvmExtError
+from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
-from tvm_ext.toolchains.cuda_toolchain import compile_many, find_nvcc
-from tvm_ext.toolchains.ptxas_report import PlannedUse, compare
+from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
 
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")
@@ -117,16 +118,29 @@ def cuda_source(kernel: Any, target: Any) -> str:
     return str(tvm.compile(module, target=target).mod.imports[0].inspect_source())
 
 
+def compile_many(sources: list[str], architecture: str) -> list[CompiledCuda | TvmExtError]:
+    """Each of ``sources``, on all cores; where one fails, its error stands in its place."""
+
+    def attempt(source: str) -> CompiledCuda | TvmExtError:
+        try:
+            return compile_cuda(source, [architecture])
+        except CompileError as error:
+            return error
+
+    with ThreadPoolExecutor(usable_core_count()) as pool:
+        return list(pool.map(attempt, sources))
+
+
 def compare_with_plan(outcomes: list[Outcome], sources: list[str], device: DeviceSpec) -> None:
     """Compile everything and note registers, spills and shared memory beside the plan."""
     capability = max(device.compute_capability or OLDEST, OLDEST)
     architecture = f"sm_{capability[0]}{capability[1]}"
-    for outcome, result in zip(outcomes, compile_many(sources, [architecture]), strict=True):
+    for outcome, result in zip(outcomes, compile_many(sources, architecture), strict=True):
         outcome.architecture = architecture
         if isinstance(result, TvmExtError):
             outcome.error = str(result)
             continue
-        uses = result.uses_on(architecture)
+        uses = result.uses
         outcome.registers = max(use.register_count for use in uses)
         outcome.spill_bytes = sum(use.spill_store_bytes + use.spill_load_bytes for use in uses)
         outcome.shared_bytes = max(use.shared_bytes for use in uses)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tests.support.rtask_interleavings import faults, with_entry, without_one_wait
+from tests.support.schedule_check import check_schedule
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.rtask_order import ProgramOrder, check_schedule, walk
+from tvm_ext.records.rtask_order import ProgramOrder, walk
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, VDevice, need_of
 from tvm_ext.relay_passes.wavefronts.earliest_finish import earliest_counts
 from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice

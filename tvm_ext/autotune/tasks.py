@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext.records.measurement import MeasuredWorkload
@@ -40,11 +40,4 @@ def distinct(tasks: Sequence[TuningTask], other_us: float = 0.0) -> tuple[Tuning
         merged[task.workload.key] = task if known is None else replace(known, calls=known.calls + task.calls)
     total = other_us + sum(task.calls * task.predicted_us for task in merged.values())
     shared = [replace(task, share=task.calls * task.predicted_us / total if total else 0.0) for task in merged.values()]
-    return tuple(sorted(shared, key=lambda task: (-task.share, task.workload.key)))
-
-
-def profiled(tasks: Sequence[TuningTask], measured_us: Mapping[str, float], total_us: float) -> tuple[TuningTask, ...]:
-    """``tasks`` with their shares of a measured run of ``total_us``: microseconds of a call by task's name."""
-    found = [replace(task, predicted_us=measured_us.get(task.name, task.predicted_us)) for task in tasks]
-    shared = [replace(task, share=min(1.0, task.calls * task.predicted_us / total_us)) for task in found]
     return tuple(sorted(shared, key=lambda task: (-task.share, task.workload.key)))

@@ -33,7 +33,6 @@ from .gpu_chain import (
     Residence,
     padded,
     predict_chain,
-    separate_s,
 )
 
 ROWS = (16, 32, 64, 128, 256)
@@ -82,18 +81,6 @@ def construct_chain(chain: ProductChain, device: DeviceSpec, units: ChainUnits) 
         key=lambda item: (item[1].time_s, item[1].busy_s, item[1].loads_s, _step_count(item[0]), item[0].shared_bytes)
     )
     return ChainTiles(ranked=tuple(found), refusal=None)
-
-
-def apart_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> float:
-    """Time of a kernel for each product by the model of one kernel for all: what residence alone is worth.
-
-    A product whose columns no threadblock holds is taken at its roof.
-    """
-    total = 0.0
-    for one in chain.singles:
-        ranked = construct_chain(one, device, units).ranked
-        total += ranked[0][1].time_s if ranked else separate_s(one, device, units)
-    return total
 
 
 def _step_count(tile: ChainTile) -> int:

@@ -15,7 +15,7 @@ All bandwidths and peaks are device-wide, so that times of the whole operator fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.rprogram import LayerCost, Prediction, RTile
+from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.quantities import anywhere, chosen, most_that, whole_quotient
 
@@ -371,17 +371,3 @@ class PerfModel:
 def _distinct_times(compute_s: float, costs: tuple[LayerCost, ...]) -> list[float]:
     """Compute, which counts the loads from L1 already, and each layer below."""
     return [compute_s, *(cost.time_s for cost in costs[1:])]
-
-
-def predict(
-    expr: TensorExpr,
-    tiles: Mapping[str, RTile],
-    device: DeviceSpec,
-    *,
-    vector_axis: str | None = None,
-    storage_padding: Sequence[int] = (),
-) -> Prediction:
-    """Predicted time of ``expr`` under ``tiles`` (layer name -> rTile over all of the expression's axes)."""
-    model = PerfModel(expr, device, vector_axis)
-    sizes = [tiles[layer.name].sizes for layer in device.layers[:-1]]
-    return model.predict([tuple(size[name] for name in model.names) for size in sizes], storage_padding)

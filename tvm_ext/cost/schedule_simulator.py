@@ -48,24 +48,6 @@ class ScheduleTimes:
         return self.work_s / self.veu_seconds
 
 
-def unit_activity(schedule: RTaskSchedule, times: ScheduleTimes) -> float:
-    """The share of the time in which a unit runs at least one rTask, 0 to 1, as nvprof's SM efficiency (§5.2.2).
-
-    vEU ``u`` is on unit ``u mod unit_count``, as a GPU places the blocks of a launch.
-    """
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for item in times.entries:
-        count = schedule.programs[item.program].device.unit_count
-        spans.setdefault(item.unit % count, []).append((item.start_s, item.end_s))
-    active = 0.0
-    for found in spans.values():
-        until = 0.0
-        for start_s, end_s in sorted(found):
-            active += max(0.0, end_s - max(start_s, until))
-            until = max(until, end_s)
-    return active / (times.makespan_s * max(program.device.unit_count for program in schedule.programs))
-
-
 def key_of(operator: ROperator, kernel: RKernel) -> ConstantKey:
     """What the rTasks of ``kernel`` find again in the cache of a vEU that ran them for the same constants."""
     return operator.constants, kernel.name

@@ -1,6 +1,6 @@
 """A run of a schedule of rTasks as a picture: a row for each vEU, a bar for what it ran, nothing where it waited.
 
-`gantt` is inline SVG with the page's style sheet; `gantt_file` is a file of its own. Bars have the colour of the
+`gantt` is inline SVG with the page's style sheet. Bars have the colour of the
 constants that they read, else of their kernel, so that an operator which runs again and again is seen to.
 """
 
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from importlib import resources
 
 from tvm_ext.cost.schedule_simulator import TimedEntry
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule, ScheduleEntry
@@ -85,17 +84,6 @@ def gantt(schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[TimedEntry
         + "".join(parts)
         + "</svg>"
     )
-
-
-def gantt_file(schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[TimedEntry]) -> str:
-    """`gantt` as the text of an SVG file, which any browser shows."""
-    style = (resources.files("tvm_ext") / "reports" / "page" / "style.css").read_text(encoding="utf-8")
-    picture = gantt(schedule, graph, times)
-    if not picture.startswith("<svg "):
-        picture = f'<svg viewBox="0 0 600 40"><text x="10" y="24">{picture[3:-4]}</text></svg>'
-    head, _, body = picture.partition(">")
-    background = '<rect width="100%" height="100%" fill="var(--page)"/>'
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{escape(style)}</style>{background}{body}\n'
 
 
 def _subject(graph: RTaskGraph, entry: ScheduleEntry) -> str:

@@ -26,7 +26,7 @@ from tvm_ext.errors import CompileError, OptionError, TvmExtError, UnsupportedEn
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
-from tvm_ext.support.limited_process import run_limited, worker_threads
+from tvm_ext.support.limited_process import run_limited
 
 from . import cuda_nvrtc
 from .cuda_fatbin import write_fatbin
@@ -81,9 +81,6 @@ class CompiledCuda:
     command: str
     seconds: float
     cached: bool = False
-
-    def uses_on(self, architecture: str) -> tuple[KernelUse, ...]:
-        return tuple(use for use in self.uses if use.architecture == architecture)
 
 
 # --- finding the compiler -----------------------------------------------------------------------------------------
@@ -209,30 +206,6 @@ def compile_cuda(
     if found is not None:
         return found
     return _keep(cache, key, _run_nvcc(source, tuple(architectures), nvcc, flags, limit))
-
-
-def compile_many(
-    sources: Sequence[str],
-    architectures: Sequence[str],
-    *,
-    nvcc: Nvcc | None = None,
-    cache: KernelCache | None = None,
-    time_limit_s: float | None = None,
-    threads: int | None = None,
-) -> list[CompiledCuda | CompileError]:
-    """`compile_cuda` of each of ``sources``, on ``threads`` threads; where one fails, its error stands in its place."""
-
-    def attempt(source: str) -> CompiledCuda | CompileError:
-        try:
-            return compile_cuda(source, architectures, nvcc=nvcc, cache=cache, time_limit_s=time_limit_s)
-        except CompileError as error:
-            return error
-
-    workers = min(len(sources), threads or options.usable_core_count())
-    if workers <= 1:
-        return [attempt(source) for source in sources]
-    with worker_threads(workers, "tvm_ext-nvcc") as pool:
-        return list(pool.map(attempt, sources))
 
 
 def gencode(architectures: Sequence[str], *, with_ptx: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -11,13 +12,22 @@ import pytest
 
 import tvm_ext
 from tests.support.tensor_exprs import conv2d, elementwise, matmul, reduce_sum
+from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import access_table, rows_thrash, vector_lanes, vector_use
-from tvm_ext.cost.perf_model import PerfModel, predict
+from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices import device_db
-from tvm_ext.records.rprogram import RTile
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.records.rprogram import Prediction, RTile
 
 V100 = device_db.lookup("nvidia-v100")
 AVX512 = device_db.lookup("cpu-avx512")
+
+
+def predict(expr: TensorExpr, tiles: Mapping[str, RTile], device: DeviceSpec) -> Prediction:
+    """Predicted time of ``expr`` under ``tiles`` (layer name -> rTile over all of the expression's axes)."""
+    model = PerfModel(expr, device)
+    sizes = [tiles[layer.name].sizes for layer in device.layers[:-1]]
+    return model.predict([tuple(size[name] for name in model.names) for size in sizes])
 
 
 def test_register_count_of_a_cpu_tile_is_accumulators_plus_one_operand_plus_a_stream():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_ext.cost.schedule_simulator import last_ends, passed_s, simulate, unit_activity
+from benchmarks._schedules import unit_activity
+from tvm_ext.cost.schedule_simulator import last_ends, passed_s, simulate
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, ScheduleEntry, VDevice
 
 DEVICE = VDevice(name="two", unit_count=2, task_overhead_s=0.5, barrier_s=2.0, launch_s=10.0)

@@ -9,7 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from tvm_ext.records.rtask_order import ProgramOrder, check_schedule, walk
+from tests.support.schedule_check import check_schedule
+from tvm_ext.records.rtask_order import ProgramOrder, walk
 from tvm_ext.records.rtasks import (
     MOST_COUNT,
     RKernel,

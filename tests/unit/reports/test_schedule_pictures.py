@@ -7,11 +7,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from benchmarks._schedules import gantt_file
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.records.rammer import joined_entries
 from tvm_ext.records.rtasks import RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
 from tvm_ext.relay_passes.wavefronts.policies import schedule
-from tvm_ext.reports.gantt import gantt, gantt_file
+from tvm_ext.reports.gantt import gantt
 from tvm_ext.reports.schedule_trace import ScheduleRun, chrome_trace, measured_entries, report_trace
 
 SVG = "{http://www.w3.org/2000/svg}"

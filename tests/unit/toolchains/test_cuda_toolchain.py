@@ -20,7 +20,7 @@ from tvm_ext.errors import CompileError, OptionError, UnsupportedEnvironmentErro
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.limited_process import run_limited
 from tvm_ext.toolchains import cuda_nvrtc, cuda_toolchain
-from tvm_ext.toolchains.cuda_toolchain import compile_cuda, compile_many, find_nvcc, gencode
+from tvm_ext.toolchains.cuda_toolchain import compile_cuda, find_nvcc, gencode
 from tvm_ext.toolchains.remedies import NVRTC
 
 KERNEL = """
@@ -162,13 +162,6 @@ def _is_gone(process: int) -> bool:
         time.sleep(0.05)
     os.kill(process, signal.SIGKILL)
     return False
-
-
-def test_many_sources_stand_beside_the_errors_of_others(fake_nvcc: FakeNvcc) -> None:
-    fake_nvcc("if grep -q wrong kernels.cu; then echo error: wrong; exit 1; fi; cp kernels.cu kernels.fatbin")
-    done = compile_many(["first", "wrong", "third"], ["sm_80"], threads=2)
-    assert [type(item).__name__ for item in done] == ["CompiledCuda", "CompileError", "CompiledCuda"]
-    assert [item.image for item in done if isinstance(item, cuda_toolchain.CompiledCuda)] == [b"first", b"third"]
 
 
 def test_results_are_kept_by_source_flags_and_version(fake_nvcc: FakeNvcc, tmp_path: Path) -> None:

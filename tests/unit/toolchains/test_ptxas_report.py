@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.gpu.planned_use import PlannedUse, compare
 from tvm_ext.devices import device_db
-from tvm_ext.toolchains.ptxas_report import KernelUse, PlannedUse, compare, parse_report, table
+from tvm_ext.toolchains.ptxas_report import KernelUse, parse_report, table
 
 REPORT = """\
 ptxas info    : 0 bytes gmem, 32 bytes cmem[4]

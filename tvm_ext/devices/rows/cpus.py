@@ -15,7 +15,6 @@ from ..hal import DeviceSpec, Fact
 NEHALEM = "Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on Nehalem"
 INTEL_MANUAL = "Intel 64 and IA-32 Architectures Optimization Reference Manual, cache tables of the microarchitecture"
 ARM_N1 = "Arm Neoverse N1 Software Optimization Guide"
-ASSUMED = "assumption until measured"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

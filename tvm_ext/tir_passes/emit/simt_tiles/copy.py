@@ -266,8 +266,3 @@ def _overhangs(box: Box, tiling: SimtTiling, d: int) -> bool:
     """Whether some tile's box reaches beyond the tensor's dimension ``d``."""
     low, high = box.dims[d].bounds(_ends(tiling))
     return low < 0 or high >= box.dims[d].length
-
-
-def overhangs(box: Box, tiling: SimtTiling) -> bool:
-    """Whether some tile's box reaches beyond the tensor."""
-    return any(_overhangs(box, tiling, d) for d in range(len(box.dims)))
