@@ -9,9 +9,10 @@ that builders and measurers share no folder.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -47,7 +48,45 @@ class KernelBuilder(Protocol):
         """Stop at once; nothing that was started is left. By whichever thread, and more than once."""
 
 
-class LocalBuilder:
+class ExecutorBuilder:
+    """Jobs by an executor of the caller's, which is not ended with this; ``workers`` is how many jobs it takes at once.
+
+    Processes have to be spawned, not forked: TVM's threads do not survive a fork.
+    """
+
+    def __init__(self, executor: Executor, workers: int, *, compiler: CompileJob = compile_job) -> None:
+        if workers < 1:
+            raise ValueError(f"{workers} workers")
+        self.workers = workers
+        self._executor, self._compiler = executor, compiler
+        self._given: set[Future[Built]] = set()
+
+    def library(self, job: KernelJob) -> Future[Built]:
+        # What is compiled needs neither the reference nor its text a second time.
+        return self._submit(self._compiler, replace(job, reference=""))
+
+    def reference(self, job: KernelJob) -> Future[Built]:
+        return self._submit(reference_results, replace(job, module=""))
+
+    def _submit(self, make: CompileJob, job: KernelJob) -> Future[Built]:
+        try:
+            given: Future[Built] = self._executor.submit(_answered, self._maker(make), job)
+        except RuntimeError as error:  # BrokenExecutor among them
+            raise MeasurementError(f"the executor takes no jobs any more: {error}.", "make a new one") from error
+        self._given.add(given)
+        given.add_done_callback(self._given.discard)
+        return given
+
+    def _maker(self, make: CompileJob) -> Callable[[KernelJob], Built]:
+        """What the executor calls; it is pickled where that has processes."""
+        return make
+
+    def end(self) -> None:
+        for future in tuple(self._given):
+            future.cancel()
+
+
+class LocalBuilder(ExecutorBuilder):
     """``workers`` processes of this machine, started when they are needed, one job each at a time."""
 
     def __init__(
@@ -58,22 +97,14 @@ class LocalBuilder:
         limit_s: float = BUILD_LIMIT_S,
         memory_bytes: int = 0,
     ) -> None:
-        self.workers = workers or max(1, usable_core_count() - 1)
+        workers = workers or max(1, usable_core_count() - 1)
+        self._pool = ThreadPoolExecutor(workers, "tvm_ext-build")
+        super().__init__(self._pool, workers, compiler=compiler)
         self.limit_s, self.memory_bytes = limit_s, memory_bytes
-        self._compiler = f"{compiler.__module__}:{compiler.__qualname__}"
-        self._pool = ThreadPoolExecutor(self.workers, "tvm_ext-build")
         self._own = threading.local()
         self._processes: set[WorkerProcess] = set()
         self._changing = threading.Lock()
         self._ending = threading.Event()
-
-    def library(self, job: KernelJob) -> Future[Built]:
-        # What is compiled needs neither the reference nor its text a second time.
-        request: dict[str, object] = {"do": "build", "compile": self._compiler}
-        return self._pool.submit(_answered, self._make, request, replace(job, reference=""))
-
-    def reference(self, job: KernelJob) -> Future[Built]:
-        return self._pool.submit(_answered, self._make, {"do": "reference"}, replace(job, module=""))
 
     @property
     def pids(self) -> list[int]:
@@ -81,10 +112,14 @@ class LocalBuilder:
         with self._changing:
             return [process.pid for process in self._processes]
 
-    def _make(self, request: dict[str, object], job: KernelJob) -> Built:
+    def _maker(self, make: CompileJob) -> Callable[[KernelJob], Built]:
+        return partial(self._make, make)
+
+    def _make(self, make: CompileJob, job: KernelJob) -> Built:
+        name = f"{make.__module__}:{make.__qualname__}"
         with temporary_folder("made") as folder:
             output = folder / "output"
-            asked = {**request, "job": to_json(job), "output": str(output)}
+            asked = {"do": "build", "make": name, "job": to_json(job), "output": str(output)}
             died = self._ask(asked)
             if died is not None and died.outcome == "crashed" and not self._ending.is_set():
                 died = self._ask(asked)  # somebody may have killed it
@@ -92,7 +127,7 @@ class LocalBuilder:
                 return Failure(outcome="compile_failed", reason=f"the compiler: {died}")
             return output.read_bytes()
 
-    def _ask(self, request: dict[str, object]) -> WorkerDied | None:
+    def _ask(self, request: Mapping[str, object]) -> WorkerDied | None:
         """Have this thread's process do it; how that died, if it did. Raises KernelError with its refusal."""
         worker = self._worker()
         try:
@@ -127,39 +162,6 @@ class LocalBuilder:
             processes, self._processes = tuple(self._processes), set()
         for process in processes:
             process.end()
-
-
-class ExecutorBuilder:
-    """Jobs by an executor of the caller's, which is not ended with this; ``workers`` is how many jobs it takes at once.
-
-    Processes have to be spawned, not forked: TVM's threads do not survive a fork.
-    """
-
-    def __init__(self, executor: Executor, workers: int, *, compiler: CompileJob = compile_job) -> None:
-        if workers < 1:
-            raise ValueError(f"{workers} workers")
-        self.workers = workers
-        self._executor, self._compiler = executor, compiler
-        self._given: set[Future[Built]] = set()
-
-    def library(self, job: KernelJob) -> Future[Built]:
-        return self._submit(self._compiler, replace(job, reference=""))
-
-    def reference(self, job: KernelJob) -> Future[Built]:
-        return self._submit(reference_results, replace(job, module=""))
-
-    def _submit(self, make: CompileJob, job: KernelJob) -> Future[Built]:
-        try:
-            given: Future[Built] = self._executor.submit(_answered, make, job)
-        except RuntimeError as error:  # BrokenExecutor among them
-            raise MeasurementError(f"the executor takes no jobs any more: {error}.", "make a new one") from error
-        self._given.add(given)
-        given.add_done_callback(self._given.discard)
-        return given
-
-    def end(self) -> None:
-        for future in tuple(self._given):
-            future.cancel()
 
 
 def _answered(make: Callable[..., Built], *arguments: object) -> Built:

@@ -39,31 +39,39 @@ def main(role: str, memory_bytes: int) -> None:
     _limit_memory(memory_bytes)
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    worker = _Worker()
+    worker = KernelWorker()
     _answer(replies, {"ok": READY})
     while True:
         request = requests.get()
         try:
-            _answer(replies, {"ok": worker.do(request)})
+            _answer(replies, {"ok": worker.ask(request)})
         except KernelError as error:
             _answer(replies, {"outcome": error.outcome, "reason": str(error)})
 
 
-class _Worker:
+class KernelWorker:
+    """What answers requests, one after another: `WorkerProcess` is the same in a process of its own."""
+
+    is_alive = True
+
     def __init__(self) -> None:
         self._host: KernelHost | None = None
         self._do: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
             "device": self._device,
             "build": self._build,
-            "reference": self._reference,
             "load": self._load,
             "time": self._time,
             "unload": self._unload,
             "release": self._release,
         }
 
-    def do(self, request: Mapping[str, Any]) -> object:
+    def ask(self, request: Mapping[str, Any], _limit_s: float = 0.0) -> Any:
+        """The answer, however long it takes; raises KernelError."""
         return self._do[request["do"]](request)
+
+    def end(self) -> None:
+        """Forget all kernels."""
+        self._host = None
 
     def _device(self, request: Mapping[str, Any]) -> str:
         """Kernels are to run on a device of this machine, or on one that a tracker gives us."""
@@ -77,14 +85,9 @@ class _Worker:
         return connect(request["tracker"], request["key"], request["kind"], request["wait_s"], request["session_s"])
 
     def _build(self, request: Mapping[str, Any]) -> None:
-        module, _, name = request["compile"].rpartition(":")
-        compile_job: Callable[[KernelJob], bytes] = getattr(importlib.import_module(module), name)
-        Path(request["output"]).write_bytes(compile_job(from_json(KernelJob, request["job"])))
-
-    def _reference(self, request: Mapping[str, Any]) -> None:
-        from .build_kernels import reference_results  # as above
-
-        Path(request["output"]).write_bytes(reference_results(from_json(KernelJob, request["job"])))
+        module, _, name = request["make"].rpartition(":")
+        make: Callable[[KernelJob], bytes] = getattr(importlib.import_module(module), name)
+        Path(request["output"]).write_bytes(make(from_json(KernelJob, request["job"])))
 
     def _load(self, request: Mapping[str, Any]) -> None:
         assert self._host is not None

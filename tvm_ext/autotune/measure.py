@@ -9,6 +9,7 @@ kernel that ran first of this workload, by whose times a machine's drift shows. 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -84,6 +85,7 @@ class Measurer:
         self.references: dict[str, Path | Failure] = {}
         self.anchors: dict[str, Artifact] = {}  # by workload
         self.incumbents: dict[KernelJob, Artifact] = {}  # which come again and again
+        self.numbers = itertools.count()  # of libraries: an incumbent's outlives the run that built it
         self.first_us: dict[tuple[str, str], float] = {}  # of the anchor, by device and workload
         self._stack = contextlib.ExitStack()
         self.folder = self._stack.enter_context(temporary_folder("measure"))
@@ -157,7 +159,6 @@ class _Run:
         self.suspects: deque[BatchEntry] = deque()  # each runs alone
         self.running: dict[KernelRunner, tuple[Future[str], list[BatchEntry], float]] = {}
         self.incumbent_artifact: Artifact | None = None
-        self.count = 0
         self.seen_s: float | None = None  # when a device was there last
         self.ticked_s: float | None = None
 
@@ -214,8 +215,7 @@ class _Run:
             if isinstance(made, Failure):
                 yield self._failed(job, made)
             else:
-                self.count += 1
-                self.built.append((job, written(made, self.owner.folder / f"kernel_{id(self)}_{self.count}.so")))
+                self.built.append((job, written(made, self.owner.folder / f"kernel_{next(self.owner.numbers)}.so")))
         yield from self._join_references()
 
     def _join_references(self) -> Iterator[Measured]:

@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tvm_ext.errors import MeasurementError
 from tvm_ext.records.kernel_job import TimingPlan
 from tvm_ext.records.serialise import to_json
 
-from .kernel_host import KernelError, KernelHost, LocalDevice
+from .kernel_host import KernelError, LocalDevice
+from .kernel_worker import KernelWorker
 from .turns import BatchEntry, DeviceLost, take_turns
 from .worker_process import WorkerDied, WorkerProcess
 
@@ -35,6 +36,9 @@ SERVER_WAIT_S = SESSION_S + 20.0
 RELEASE_LIMIT_S = 10.0
 OPEN_LIMIT_S = SERVER_WAIT_S + 60.0
 POLL_S = 1.0
+
+
+AnyWorker: TypeAlias = "WorkerProcess | KernelWorker"
 
 
 class KernelRunner(Protocol):
@@ -76,44 +80,6 @@ class FixedFleet:
             runner.end()
 
 
-class InProcessRunner:
-    """Kernels in this process, without a limit of time or memory."""
-
-    def __init__(self, kind: str = "cpu") -> None:
-        self.name = f"in process, {kind}"
-        self._kind = kind
-
-    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
-        device = LocalDevice(self._kind)
-        threads = device.thread_count
-        try:
-            take_turns(entries, _HerePlace(KernelHost(device), plan), plan)
-        finally:
-            device.use_threads(threads)
-
-    @property
-    def device(self) -> str:
-        return self.name
-
-    def end(self) -> None:
-        """Nothing outlives a run."""
-
-
-class _HerePlace:
-    def __init__(self, host: KernelHost, plan: TimingPlan) -> None:
-        self.host, self.plan = host, plan
-        self._loaded: set[int] = set()
-
-    def load(self, entry: BatchEntry) -> None:
-        if entry.number not in self._loaded:
-            artifact = entry.artifact
-            self.host.load(entry.number, artifact.library, artifact.job, artifact.expected)
-            self._loaded.add(entry.number)
-
-    def time(self, entry: BatchEntry) -> list[float]:
-        return self.host.time(entry.number, self.plan.samples, self.plan.sample_s)
-
-
 class IsolatedRunner:
     """Kernels in a process of their own on this machine's device ``kind``, which is replaced where they break it.
 
@@ -127,7 +93,7 @@ class IsolatedRunner:
         self._device: Mapping[str, object] = {"do": "device", "kind": kind, "libraries": list(libraries)}
         self._device_name = ""
         self._is_cpu = kind == "cpu"
-        self._worker: WorkerProcess | None = None
+        self._worker: AnyWorker | None = None
         self._memory_bytes = 0
         self._ended = self._open = False
         self._changing = threading.Lock()
@@ -148,7 +114,11 @@ class IsolatedRunner:
         """Where the last batch ran: a GPU's own name."""
         return self._device_name or self.name
 
-    def worker(self) -> WorkerProcess:
+    def start(self) -> AnyWorker:
+        """What answers requests; raises MeasurementError."""
+        return WorkerProcess("run", memory_bytes=self._memory_bytes)
+
+    def worker(self) -> AnyWorker:
         """A process with the device open; raises KernelError, WorkerDied or MeasurementError."""
         worker = self._worker
         if worker is not None and worker.is_alive:
@@ -157,13 +127,13 @@ class IsolatedRunner:
             return worker
         if self._ended:
             raise MeasurementError("the runner has been ended.")
-        worker = WorkerProcess("run", memory_bytes=self._memory_bytes)
+        worker = self.start()
         self._replace(worker)
         self.started += 1
         self._open_device(worker)
         return worker
 
-    def _open_device(self, worker: WorkerProcess) -> None:
+    def _open_device(self, worker: AnyWorker) -> None:
         self.opened(worker.ask(self.opening(), OPEN_LIMIT_S))
         self._open = True
 
@@ -180,7 +150,7 @@ class IsolatedRunner:
     def pid(self) -> int | None:
         """Of the process, where there is one."""
         worker = self._worker
-        return None if worker is None else worker.pid
+        return worker.pid if isinstance(worker, WorkerProcess) else None
 
     def opening(self) -> Mapping[str, object]:
         """The request that opens the device."""
@@ -200,7 +170,7 @@ class IsolatedRunner:
         self._ended = True
         self._replace(None)
 
-    def _replace(self, worker: WorkerProcess | None) -> None:
+    def _replace(self, worker: AnyWorker | None) -> None:
         with self._changing:
             old, self._worker = self._worker, worker
             self._open = False
@@ -210,10 +180,30 @@ class IsolatedRunner:
             worker.end()
 
 
+class InProcessRunner(IsolatedRunner):
+    """Kernels in this process, without a limit of time or memory."""
+
+    def __init__(self, kind: str = "cpu") -> None:
+        super().__init__(kind)
+        self.name = f"in process, {kind}"
+
+    def run(self, entries: Sequence[BatchEntry], plan: TimingPlan) -> None:
+        here = LocalDevice()
+        threads = here.thread_count
+        try:
+            super().run(entries, plan)
+        finally:
+            self._replace(None)
+            here.use_threads(threads)
+
+    def start(self) -> KernelWorker:
+        return KernelWorker()
+
+
 class _WorkerPlace:
     def __init__(self, runner: IsolatedRunner, plan: TimingPlan) -> None:
         self.runner, self.plan = runner, plan
-        self._worker: WorkerProcess | None = None
+        self._worker: AnyWorker | None = None
         self._loaded: set[int] = set()
 
     def load(self, entry: BatchEntry) -> None:
@@ -292,7 +282,7 @@ class RpcRunner(IsolatedRunner):
     def opened(self, name: str) -> None:
         self.server, self._opened_s = name, time.monotonic()
 
-    def worker(self) -> WorkerProcess:
+    def worker(self) -> AnyWorker:
         if time.monotonic() - self._opened_s > SESSION_S / 2:
             self._replace(None)
         return super().worker()
