@@ -19,11 +19,6 @@ from typing import Any
 
 from tvm_ext.errors import TvmExtError
 
-PIPELINE_NAME = "tvm_ext"
-CPU_PIPELINE, RKERNEL_PIPELINE = "tvm_ext.cpu", "tvm_ext.rkernels"
-OPTIONS_LIBRARY = "tvm_ext_options"
-RUNTIME_LIBRARY = "tvm_ext_rammer"
-
 MODULE_ALIASES = {
     "tvm.relay": "tvm_ext.relay",
     "tvm.relay.frontend": "tvm_ext.frontend",
@@ -73,10 +68,10 @@ def register_pipelines() -> None:
     """Register the Relax and TensorIR pipelines of ours; they are built when they are asked for."""
     from tvm_ext import _tvm
 
-    _tvm.register_relax_pipeline(PIPELINE_NAME, _relax_pipeline)
-    _tvm.register_tir_pipeline(PIPELINE_NAME, _tir_pipeline)
-    _tvm.register_tir_pipeline(CPU_PIPELINE, _cpu_pipeline)
-    _tvm.register_tir_pipeline(RKERNEL_PIPELINE, _rkernel_pipeline)
+    _tvm.register_relax_pipeline(_tvm.PIPELINE_NAME, _relax_pipeline)
+    _tvm.register_tir_pipeline(_tvm.PIPELINE_NAME, _tir_pipeline)
+    _tvm.register_tir_pipeline(_tvm.CPU_PIPELINE, _cpu_pipeline)
+    _tvm.register_tir_pipeline(_tvm.RKERNEL_PIPELINE, _rkernel_pipeline)
 
 
 def register_codegen() -> None:
@@ -93,14 +88,14 @@ def register_config_options() -> bool:
     """
     from tvm_ext import _native
 
-    if _native.is_loaded(OPTIONS_LIBRARY):
+    if _native.is_loaded(_native.OPTIONS_LIBRARY):
         return True
     try:
-        loaded = _native.load(OPTIONS_LIBRARY)
+        loaded = _native.load(_native.OPTIONS_LIBRARY)
     except (OSError, RuntimeError) as error:
         _warn(f"tvm_ext's PassContext options are not available: {error}")
         return False
-    _warn_of_outdated(OPTIONS_LIBRARY)
+    _warn_of_outdated(_native.OPTIONS_LIBRARY)
     return loaded
 
 
@@ -113,15 +108,15 @@ def register_rammer_runtime() -> bool:
 
     from tvm_ext import _native
 
-    if _native.is_loaded(RUNTIME_LIBRARY):
+    if _native.is_loaded(_native.RUNTIME_LIBRARY):
         return True
     try:
-        if not _native.load(RUNTIME_LIBRARY):
+        if not _native.load(_native.RUNTIME_LIBRARY):
             return False
     except (OSError, RuntimeError) as error:
         _warn(f"tvm_ext's runtime of rTasks is not available: {error}")
         return False
-    _warn_of_outdated(RUNTIME_LIBRARY)
+    _warn_of_outdated(_native.RUNTIME_LIBRARY)
     import tvm_ffi
 
     atexit.register(tvm_ffi.get_global_func("tvm_ext.rammer.hold_other_threads"))

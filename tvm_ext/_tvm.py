@@ -378,6 +378,11 @@ def tir_pipelines() -> PassPipelines:
     return found
 
 
+PIPELINE_NAME = "tvm_ext"
+CPU_PIPELINE, RKERNEL_PIPELINE = "tvm_ext.cpu", "tvm_ext.rkernels"
+"""Our pipelines, as TVM knows them."""
+
+
 def register_relax_pipeline(name: str, factory: Callable[..., Pass]) -> None:
     """Make ``relax.get_pipeline(name, **kwargs)`` call ``factory(**kwargs)``; a name that is taken stays as it is."""
     if name not in relax_pipelines():

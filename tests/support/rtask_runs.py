@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_ext._autoload import RKERNEL_PIPELINE
-from tvm_ext._tvm import IRModule, PrimFunc, Target, tvm
+from tvm_ext._tvm import RKERNEL_PIPELINE, IRModule, PrimFunc, Target, tvm
 from tvm_ext.records.rammer import RTASK_PLANS, SchedulePlan
 from tvm_ext.records.rtask_plan import ARENA, DataPlace
 from tvm_ext.records.rtask_split import RKERNEL

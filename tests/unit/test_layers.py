@@ -1,4 +1,5 @@
-"""Holds the floors of the package by reading the imports of its sources, those inside functions and for types too.
+"""Holds the floors of the package by reading the imports of its sources, those inside functions and for types too, and
+those by `importlib` of a name that is written out.
 
 A room (a folder below `tvm_ext/`) imports itself and the floors below it. Rooms of one floor do not know each other. At
 every level, folders and modules that lie side by side import each other in no circle. Every exception is named here
@@ -21,7 +22,7 @@ PACKAGE = ROOT / "tvm_ext"
 FLOORS: tuple[frozenset[str], ...] = tuple(
     frozenset(floor.split())
     for floor in (
-        "errors core_count options forks exclusive _tvm _environment _native _autoload",  # the ground
+        "errors core_count options forks exclusive _tvm _environment _native",  # the ground
         "records",
         "support",
         "devices",
@@ -36,6 +37,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "frontend pass_pipeline recorder relay",  # the way of a model
         "bench",
         "cli",
+        "_autoload",  # what TVM calls: registers what is imported by name when it is first used
         "__init__",  # the door
     )
 )
@@ -102,10 +104,29 @@ def _imports(name: str) -> frozenset[str]:
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
                 found.add(inner if inner.removeprefix("tvm_ext.") in MODULES or base == "tvm" else base)
+        elif isinstance(node, ast.Call):
+            found |= {_resolved(name, dynamic) for dynamic in _imported_by_name(node)}
     return frozenset(found)
 
 
-LOOKED_AT = (ast.Import, ast.ImportFrom, ast.Attribute, ast.ExceptHandler, ast.ClassDef, ast.FunctionDef)
+def _imported_by_name(call: ast.Call) -> set[str]:
+    """The module that a call of `importlib.import_module` or `__import__` names, where its name is written out."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    first = call.args[0] if call.args else None
+    if function not in ("import_module", "__import__") or not isinstance(first, ast.Constant):
+        return set()
+    return {str(first.value)}
+
+
+def _resolved(name: str, imported: str) -> str:
+    """The full name of a module that ``name`` imports as ``.verification``."""
+    level = len(imported) - len(imported.lstrip("."))
+    if not level:
+        return imported
+    return _absolute(name, ast.ImportFrom(module=imported[level:], names=[], level=level))
+
+
+LOOKED_AT = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.ExceptHandler, ast.ClassDef, ast.FunctionDef)
 
 
 @functools.cache
@@ -164,6 +185,13 @@ def test_relative_imports_are_resolved() -> None:
     assert isinstance(statement, ast.ImportFrom)
     assert _absolute("tir_passes.plan.plan_kernels", statement) == "tvm_ext.tir_passes.expressions"
     assert _absolute("tir_passes.plan", statement) == "tvm_ext.tir_passes.expressions"
+
+
+def test_imports_by_name_are_seen() -> None:
+    assert {"pass_pipeline", "toolchains.tir_pipelines", "toolchains.cutlass_codegen"} <= _ours("_autoload")
+    assert "verify.verification" in _ours("verify")
+    (call,) = (node for node in ast.walk(ast.parse("__import__('tvm_ext.cli')")) if isinstance(node, ast.Call))
+    assert _imported_by_name(call) == {"tvm_ext.cli"}
 
 
 def test_a_module_imports_only_what_lies_below_it() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tvm_ext import _native, core_count, options
-from tvm_ext._autoload import OPTIONS_LIBRARY, register_config_options
+from tvm_ext._autoload import register_config_options
+from tvm_ext._native import OPTIONS_LIBRARY
 from tvm_ext._tvm import PassContext
 from tvm_ext.errors import OptionError
 from tvm_ext.options import BuildOptions

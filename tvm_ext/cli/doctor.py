@@ -15,7 +15,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext import _environment, _native, relay
-from tvm_ext._autoload import OPTIONS_LIBRARY, PIPELINE_NAME, RUNTIME_LIBRARY
+from tvm_ext._native import OPTIONS_LIBRARY, RUNTIME_LIBRARY
+from tvm_ext._tvm import PIPELINE_NAME
 from tvm_ext.devices import device_db
 from tvm_ext.devices.rows.cpus import CPU_ROWS
 from tvm_ext.errors import TvmExtError

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_ext._autoload import CPU_PIPELINE, RKERNEL_PIPELINE
 from tvm_ext._tvm import (
+    CPU_PIPELINE,
+    RKERNEL_PIPELINE,
     Executable,
     GlobalVar,
     IRModule,

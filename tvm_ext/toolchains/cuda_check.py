@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm_ext._autoload import RKERNEL_PIPELINE
-from tvm_ext._tvm import PrimFunc, Target, tvm
+from tvm_ext._tvm import RKERNEL_PIPELINE, PrimFunc, Target, tvm
 from tvm_ext.errors import CompileError, IllegalRewrite, OptionError, UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions, cuda_settings
 from tvm_ext.records.merged import CompiledUse

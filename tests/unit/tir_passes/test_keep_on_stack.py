@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tests.unit.kernels import constructed, legalised
-from tvm_ext._autoload import CPU_PIPELINE
+from tvm_ext._tvm import CPU_PIPELINE
 from tvm_ext.devices.device_db import device_for_target, lookup
 
 op = relax.op

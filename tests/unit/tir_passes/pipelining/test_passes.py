@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tvm_ext import _native
-from tvm_ext._autoload import OPTIONS_LIBRARY
+from tvm_ext._native import OPTIONS_LIBRARY
 from tvm_ext._tvm import (
     For,
     ForKind,
