@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.autotune.spaces import Floats, Integers
 from tvm_ext.cost.pipeline_equations import kernel_s
 from tvm_ext.cost.pipeline_workload import PipelineWorkload, registers_of, resident_of, shared_bytes_of
 from tvm_ext.cost.product_counts import (
@@ -37,7 +36,7 @@ from tvm_ext.devices.capabilities import MMA_SYNC_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.support.quantities import largest, whole_quotient
+from tvm_ext.support.quantities import Floats, Integers, largest, whole_quotient
 
 from .printed import bottleneck_terms, threadblock_s
 from .products import TileCandidate, TunedProduct

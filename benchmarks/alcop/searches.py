@@ -17,8 +17,9 @@ import xgboost
 
 from tvm_ext.autotune.cost_model import TileCostModel
 from tvm_ext.autotune.search import Annealed, AnySpace, AtRandom, SpaceSearch, TimesByPlace, first_new
-from tvm_ext.autotune.spaces import CandidateType, Floats, Integers
+from tvm_ext.autotune.spaces import CandidateType
 from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, TrialStore
+from tvm_ext.support.quantities import Floats, Integers
 
 EXPLORED = 0.1
 """Share of a batch that is drawn at random where a model proposes the rest."""

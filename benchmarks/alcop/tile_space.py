@@ -9,12 +9,12 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_ext.autotune.spaces import Floats, Integers
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.quantities import Floats, Integers
 
 from .analytical import TileColumns, TilePredictions, predict_tiles, reduction_step_of
 from .products import TileCandidate, TunedProduct

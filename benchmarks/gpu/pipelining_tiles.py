@@ -11,7 +11,9 @@ from programs import program
 from benchmarks.alcop.analytical import TileColumns, count_loops, with_workset
 from benchmarks.alcop.products import TunedProduct
 from tvm_ext.analysis.computations import read_operator
+from tvm_ext.analysis.gemm_form import GemmForm, TileSplit, gemm_expr, gemm_form, split_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.mma_model import resident_blocks, shape_of
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -20,8 +22,6 @@ from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.tir_passes.plan.anchors import construct_gpu_anchor
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup
-from tvm_ext.tir_passes.roller.gemm_form import GemmForm, TileSplit, gemm_expr, gemm_form, split_of
-from tvm_ext.tir_passes.roller.mma_model import resident_blocks, shape_of
 
 CONSTRUCTED = 400
 """Tiles constructed for each operator, among which 40 without split-K are found."""

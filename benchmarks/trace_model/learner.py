@@ -31,11 +31,11 @@ from tvm_ext.autotune.cost_model import (
     FAILURE_FACTOR,
     TreeSettings,
 )
-from tvm_ext.autotune.spaces import Floats
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.support.files import write_atomically
+from tvm_ext.support.quantities import Floats
 
 from .loop_nest_time import loop_nests_s
 from .loop_nests import read_nests

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, structural_equal, structural_walk, tirx
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, Var, structural_equal, structural_walk, tirx
 
+from .computation_exprs import flat_stride
 from .computations import Computation, reads, static_shape
 
 
@@ -96,3 +97,9 @@ def _agree(computations: Sequence[Computation], position: int) -> bool:
             if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
                 return False
     return True
+
+
+def contiguous_in(computation: Computation, variable: Var) -> bool:
+    """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
+    strides = [flat_stride(item, variable, computation) for item in computation.loads()]
+    return 1 in strides and all(stride in (0, 1) for stride in strides)

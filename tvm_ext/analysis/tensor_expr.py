@@ -20,6 +20,9 @@ from typing import Literal
 
 AxisKind = Literal["spatial", "reduce"]
 
+FUSED = "*"
+"""Joins the names of merged axes, outermost first: ``h*w``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .spaces import Floats
+from tvm_ext.support.quantities import Floats
 
 LENGTH = 0.55
 """Over which candidates resemble each other: root mean square of the differences of their standardised features."""

@@ -18,8 +18,10 @@ from typing import TypeAlias
 import numpy as np
 import xgboost
 
+from tvm_ext.support.quantities import Floats, Integers
+
 from .batches import standardised
-from .spaces import Floats, Integers, KernelSpace, SpaceCandidate
+from .spaces import KernelSpace, SpaceCandidate
 
 TreeSettings: TypeAlias = "dict[str, float | int | str]"
 

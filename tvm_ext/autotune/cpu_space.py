@@ -11,6 +11,7 @@ import numpy as np
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import Shape
+from tvm_ext.cost.cpu_columns import CpuPredictions, CpuTileColumns, predict_cpu_tiles
 from tvm_ext.cost.cpu_tiles import check_tile, legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.devices.hal import DeviceSpec
@@ -18,9 +19,9 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.quantities import Floats, Integers
 
-from .cpu_model import CpuPredictions, CpuTileColumns, predict_cpu_tiles
-from .spaces import Floats, Integers, SharedGroups
+from .spaces import SharedGroups
 
 MOST_PIECES = 8
 """Vector registers along the vector axis of a register tile."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
+from tvm_ext.support.quantities import Floats, Integers
 
-from .spaces import CandidateType, Floats, Integers, SharedGroups
+from .spaces import CandidateType, SharedGroups
 
 FieldLevel: TypeAlias = int | float | bool | str
 

@@ -12,10 +12,11 @@ from typing import Generic, Protocol
 import numpy as np
 
 from tvm_ext.records.measurement import Trial, Verdict
+from tvm_ext.support.quantities import Floats, Integers
 
 from .batches import spread
 from .cost_model import TileCostModel
-from .spaces import CandidateType, Floats, Integers, KernelSpace, SpaceCandidate
+from .spaces import CandidateType, KernelSpace, SpaceCandidate
 
 CHAINS = 128
 STEPS = 150

@@ -48,3 +48,9 @@ def panel_lines(
     432.
     """
     return smaller(group, rows) * tile[0] + smaller(columns, whole_quotient(resident, group)) * tile[1]
+
+
+def grid_group(rows: int, columns: int, resident: int, tile: tuple[int, int]) -> int:
+    """The group whose ``resident`` concurrent tiles of ``tile`` = (rows, columns) elements read the fewest panels."""
+    groups = range(1, min(rows, MAX_GROUP) + 1)
+    return min(groups, key=lambda group: float(panel_elements(group, rows, columns, resident, tile)))

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from tvm_ext._tvm import For, IRModule, PassContext, PrimFunc, copy_module, module_pass
 from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
+from tvm_ext.analysis.gemm_form import supports_mma
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
@@ -52,7 +53,6 @@ from .plan.gpu_limits import check_types, index_limit_passed, nothing_fits
 from .plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from .plan.plan_kernels import RowGroup, TileGroup, size_notes
 from .roller.construct_mma import construct_mma
-from .roller.gemm_form import supports_mma
 
 ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""

@@ -9,9 +9,9 @@ import pytest
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
 from tvm_ext.autotune.cost_model import TileCostModel
-from tvm_ext.autotune.cpu_model import predict_cpu_tiles
 from tvm_ext.autotune.cpu_space import CpuTileSpace, loops_of
 from tvm_ext.autotune.search import Annealed, SpaceSearch
+from tvm_ext.cost.cpu_columns import predict_cpu_tiles
 from tvm_ext.cost.cpu_tiles import program_of
 from tvm_ext.cost.load_ports import PORTS_OVERLAP, PortTimes
 from tvm_ext.cost.perf_model import PerfModel

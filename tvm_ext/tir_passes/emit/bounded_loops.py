@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext.analysis.window import Interval
 from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, index, loop, nest, sequence
-
-from ..plan.window import Interval
 
 SHORT_RUNS = (4, 8, 16)  # elements of a last dimension that LLVM would unroll to scalars, as in the layout NCHW16c
 

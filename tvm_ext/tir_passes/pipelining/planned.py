@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_ext._tvm import Node, PrimFunc, Stmt, structural_map, structural_walk, tirx
+from tvm_ext.cost.mma_model import SPARE_REGISTERS
 from tvm_ext.devices.gpu import REGISTER_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
@@ -14,7 +15,6 @@ from tvm_ext.records.choice import GpuPlan
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..roller.mma_model import SPARE_REGISTERS
 from .analyse import REGISTER_LEVEL, SHARED_LEVEL
 from .fragment_functions import APPLIED
 from .function import Function

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computations import Computation, OperatorBody
+from tvm_ext.analysis.gemm_form import supports_mma
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
@@ -16,7 +17,6 @@ from tvm_ext.records.rprogram import RProgram
 from ..roller.construct import Construction
 from ..roller.construct_mma import construct_mma
 from ..roller.construct_once import construct_once
-from ..roller.gemm_form import supports_mma
 from .canonical import canonical_computation
 from .plan_kernels import RowGroup, TileGroup
 

@@ -18,6 +18,7 @@ from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.followed_rows import is_followed
 from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s, stage_s
+from tvm_ext.cost.row_time import arithmetic_s
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -34,7 +35,6 @@ from .panel import Panel, PanelView, check_runs, divide
 from .panel_sizes import panel_bytes, panel_plans, stored
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows
-from .row_time import arithmetic_s
 
 
 def judge_for(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc, Sequence[int]], ChainVerdict]:

@@ -23,13 +23,13 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computations import Computation, dtype_of, read_operator, static_shape
+from tvm_ext.analysis.window import Interval, is_padding
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import index, sequence
 from tvm_ext.support.limits import timed_construction
 
 from .padded_stores import border_of, cpu_groups, lies_inside
 from .plan_kernels import RowGroup, simplify
-from .window import Interval, is_padding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

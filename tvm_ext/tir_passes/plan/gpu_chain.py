@@ -15,6 +15,7 @@ from math import prod
 from tvm_ext._tvm import PrimFunc
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes, tensor_expr_of
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, read_operator
+from tvm_ext.analysis.gemm_form import GemmForm, gemm_form, supports_mma
 from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ChainTime, ChainUnits, ProductChain, separate_s, why_apart
@@ -27,7 +28,6 @@ from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
-from ..roller.gemm_form import GemmForm, gemm_form, supports_mma
 from .anchors import gpu_anchor
 from .plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from .plan_kernels import RowGroup, TileGroup

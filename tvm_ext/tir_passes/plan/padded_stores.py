@@ -26,12 +26,12 @@ from tvm_ext.analysis.computations import (
     static_shape,
     substitute,
 )
+from tvm_ext.analysis.window import Interval, is_padding, padding_of
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.limits import timed_construction
 
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import CpuGroup, take_windows
-from .window import Interval, is_padding, padding_of
 
 
 def cpu_groups(operator: OperatorBody) -> tuple[list[CpuGroup], list[str]]:

@@ -20,11 +20,10 @@ from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.analysis.predicates import is_in
+from tvm_ext.analysis.window import Interval, is_padding, padding_of
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, index, new_buffer
 from tvm_ext.support.arithmetic import ceil_div
-
-from .window import Interval, is_padding, padding_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

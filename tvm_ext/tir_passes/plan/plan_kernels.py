@@ -16,9 +16,8 @@ from tvm_ext.analysis.computation_exprs import access_of, axis_names, count_flop
 from tvm_ext.analysis.computation_rewrites import inline, split_divided_axes
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
 from tvm_ext.analysis.predicates import has_call, reads_only_its_own_element, shared_axes
+from tvm_ext.analysis.window import is_padding
 from tvm_ext.support.limits import check_count, check_time, limits
-
-from .window import is_padding
 
 CHEAP_FLOPS = 2  # recomputing this much costs less than storing and loading the element
 

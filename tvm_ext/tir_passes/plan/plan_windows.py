@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ext.analysis.computations import Computation, OperatorBody, reads
+from tvm_ext.analysis.window import Window, find_window, is_padding
 from tvm_ext.errors import IllegalRewrite
 
 from .plan_kernels import RowGroup, TileGroup
-from .window import Window, find_window, is_padding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,10 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
-
-FUSED = "*"
-"""Joins the names of merged axes, outermost first: ``h*w``."""
+from tvm_ext.analysis.tensor_expr import FUSED, Access, Axis, LinearIndex, TensorExpr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

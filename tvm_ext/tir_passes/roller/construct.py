@@ -16,6 +16,7 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.cost.thread_losses import resident_share, scattered_store_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.support.limits import limits
@@ -23,7 +24,7 @@ from tvm_ext.support.limits import limits
 from .align import ALL_RULES, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
 from .canonical import CanonicalForm, canonicalise
 from .rtile import storage_padding
-from .scale_out import resident_share, scattered_store_s, shrink
+from .scale_out import shrink
 from .search import Budget, Found, Move, Outcome, TileSearch
 
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)

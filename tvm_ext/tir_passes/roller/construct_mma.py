@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.mma_model import GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import static_shared_bytes
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
@@ -17,8 +19,6 @@ from tvm_ext.support.arithmetic import ceil_div
 from .align import padding_waste
 from .canonical import CanonicalForm
 from .construct import Alternative, Construction, narrower_places
-from .gemm_form import FRAGMENT, GemmForm, TileSplit, gemm_expr, gemm_form, reduction_step
-from .mma_model import GemmShape, fragment_registers, predict_mma, shape_of, tile_bytes
 
 WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)
 WARP_GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1), (2, 3), (3, 2), (2, 4), (4, 2))

@@ -12,11 +12,11 @@ from tvm import relax, te
 from tests.unit.kernels import constructed, cpu, from_te, legalised, relative_error, run
 from tvm_ext._tvm import tirx
 from tvm_ext.analysis.computations import read_operator
+from tvm_ext.cost.row_time import row_time_s
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import STACK_BYTES, new_buffer
 from tvm_ext.tir_passes.expressions.vector_math import has_scale
-from tvm_ext.tir_passes.plan.row_time import row_time_s
 
 op = relax.op
 LENGTHS = [1, 2, 7, 15, 16, 17, 31, 33, 49, 63, 64, 65, 100, 127, 1000]  # around 16 lanes and 4 registers of them

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.tir_passes.emit.tensor_core_operators import Conv, conv2d, matmul, parts_of
-from tvm_ext.devices import device_db
-from tvm_ext.ir.build_ir import index
-from tvm_ext.tir_passes.emit.mma_tiles.operand import Factor, read_operands
-from tvm_ext.tir_passes.emit.mma_tiles.shared import copy_order, swizzle
-from tvm_ext.tir_passes.roller.gemm_form import (
+from tvm_ext.analysis.gemm_form import (
     EVEN_PITCHES,
     ODD_PITCHES,
     GemmForm,
@@ -20,7 +16,12 @@ from tvm_ext.tir_passes.roller.gemm_form import (
     padded_chunks,
     wmma_pitches,
 )
-from tvm_ext.tir_passes.roller.mma_grid import GemmGrid, grid_group, place_block
+from tvm_ext.cost.product_counts import grid_group
+from tvm_ext.devices import device_db
+from tvm_ext.ir.build_ir import index
+from tvm_ext.tir_passes.emit.mma_tiles.grid import GemmGrid, place_block
+from tvm_ext.tir_passes.emit.mma_tiles.operand import Factor, read_operands
+from tvm_ext.tir_passes.emit.mma_tiles.shared import copy_order, swizzle
 
 BANKS_CHUNKS = 8
 ROWS = 32

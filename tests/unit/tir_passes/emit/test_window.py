@@ -14,10 +14,10 @@ from tvm import relax
 from tests.unit.kernels import constructed, cpu, legalised, relative_error, run
 from tvm_ext._tvm import ForKind, structural_walk, tirx
 from tvm_ext.analysis.computations import read_operator
+from tvm_ext.cost.window_layouts import lay_out_window
 from tvm_ext.devices import device_db
 from tvm_ext.records.choice import CHOICE
 from tvm_ext.tir_passes.emit.cpu_windows.emit import may_overrun
-from tvm_ext.tir_passes.emit.cpu_windows.layout import lay_out_window
 from tvm_ext.tir_passes.plan.plan_kernels import plan, simplify
 from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows
 

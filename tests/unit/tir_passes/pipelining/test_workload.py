@@ -13,6 +13,8 @@ from tests.support.pipelining.products import matmul
 from tests.support.pipelining.schedules import metaschedule_matmul
 from tests.support.pipelining.simt import simt_kernels
 from tvm_ext._tvm import Var, te, tirx
+from tvm_ext.analysis.gemm_form import split_of
+from tvm_ext.cost.mma_model import fragment_registers, thread_registers, tile_bytes
 from tvm_ext.cost.pipeline_workload import PipelineWorkload
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -30,8 +32,6 @@ from tvm_ext.tir_passes.pipelining.loops import to_loops
 from tvm_ext.tir_passes.pipelining.plan import make_loader
 from tvm_ext.tir_passes.pipelining.planned import registers_by_launch
 from tvm_ext.tir_passes.pipelining.workload import workload_of
-from tvm_ext.tir_passes.roller.gemm_form import split_of
-from tvm_ext.tir_passes.roller.mma_model import fragment_registers, thread_registers, tile_bytes
 
 A100 = lookup("nvidia-a100")
 

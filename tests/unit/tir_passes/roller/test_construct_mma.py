@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.tensor_exprs import conv2d, matmul
+from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, split_of
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.mma_model import fragment_registers, predict_mma, resident_blocks, shape_of, tile_bytes
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import Prediction, RProgram
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.tir_passes.roller.construct_mma import construct_mma
-from tvm_ext.tir_passes.roller.gemm_form import TileSplit, reduction_step, split_of
-from tvm_ext.tir_passes.roller.mma_model import fragment_registers, predict_mma, resident_blocks, shape_of, tile_bytes
 
 DEVICES = ("nvidia-v100", "nvidia-t4", "nvidia-a100", "nvidia-h100", "nvidia-h200")
 WORKLOAD = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "roller_ops.csv"

@@ -10,6 +10,7 @@ from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import OperatorBody, dtype_of
 from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, cell_tasks, choose_cell_tiles, predict_cell
+from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind
@@ -18,7 +19,6 @@ from tvm_ext.records.rprogram import RProgram, RTile
 
 from ...plan.cell import Cell, CellStep, find_cell
 from ...plan.form import Form
-from ...plan.row_time import operations_per_point
 from .emit import emit_cell_step
 
 

@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import ForKind
 from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
-from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import ROWS, tile_machine, without_names
-from tvm_ext.cost.perf_model import cpu_clock_hz
+from tvm_ext.cost.row_time import is_vectorised, operations_per_point, reduction_lanes, row_seconds, row_time_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import PARALLEL, SERIAL, accumulator_dtype, lanes_of, outer_kind
+from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import RowTiles
 
-from ...plan.row_time import operations_per_point, row_time_s
-from .reduce_row import PARTIAL_REGISTERS, is_vectorised
+from .reduce_row import PARTIAL_REGISTERS
 
 REGISTER_COUNTS = (1, 2, 4, 8)
 """Independent partial results of a reduction that are candidates."""
@@ -66,35 +65,16 @@ def row_candidates(computations: Sequence[Computation], device: DeviceSpec) -> l
         for forks in ((usual.forks, not usual.forks) if shared else (usual.forks,))
         for registers in counts or (usual.registers,)
     ]
-    return [(way, _seconds(computations, way, device)) for way in dict.fromkeys((usual, *ways))]
+    return [(way, row_seconds(computations, way, device)) for way in dict.fromkeys((usual, *ways))]
 
 
 def _most_registers(computations: Sequence[Computation], device: DeviceSpec) -> int:
     """Whole registers of the longest row that is reduced in vectors; 0 where none is."""
     return max(
         (
-            computation.extent(computation.reduction[-1]) // _lanes(computation, device)
+            computation.extent(computation.reduction[-1]) // reduction_lanes(computation, device)
             for computation in computations
             if computation.is_reduction and is_vectorised(computation, device)
         ),
         default=0,
     )
-
-
-def _lanes(computation: Computation, device: DeviceSpec) -> int:
-    return lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
-
-
-def _seconds(computations: Sequence[Computation], way: RowTiles, device: DeviceSpec) -> float:
-    """On all cores or on one, with what additions wait for each other: 4 cycles of latency on 2 registers are 2."""
-    units = device.unit_count if way.forks else 1
-    busy_s = row_time_s(computations, device) * device.unit_count / units
-    waiting = max(0.0, (device.fma_latency_cycles or 0) / way.registers - 1)
-    steps = sum(
-        computation.point_count / _lanes(computation, device)
-        for computation in computations
-        if computation.is_reduction and is_vectorised(computation, device)
-    )
-    hz = cpu_clock_hz(device)
-    launch_s = (device.launch_overhead_us or 0.0) * 1e-6 if way.forks else 0.0
-    return busy_s + (steps * waiting / hz / units if hz else 0.0) + launch_s

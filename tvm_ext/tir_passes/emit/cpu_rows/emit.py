@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
-from tvm_ext.analysis.predicates import is_in, shared_axes
+from tvm_ext.analysis.predicates import contiguous_in, is_in, shared_axes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -41,7 +41,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
-from .reduce_row import PARTIAL_REGISTERS, contiguous_in, reduce_row, runs_inside
+from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
 from .rewrite_rows import in_place, with_reciprocals
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
-from tvm_ext.analysis.computation_exprs import flat_stride
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
+from tvm_ext.analysis.predicates import contiguous_in
+from tvm_ext.cost.row_time import is_vectorised
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -37,20 +38,6 @@ from tvm_ext.ir.build_ir import (
 from ..cpu_tiles.register_tile import vectors
 
 PARTIAL_REGISTERS = 4  # independent partial results: the latency of an addition over its throughput
-
-
-def contiguous_in(computation: Computation, variable: Var) -> bool:
-    """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
-    strides = [flat_stride(item, variable, computation) for item in computation.loads()]
-    return 1 in strides and all(stride in (0, 1) for stride in strides)
-
-
-def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:
-    """Whether `reduce_row` runs along the last reduction axis in SIMD registers."""
-    last = computation.reduction[-1]
-    lanes = lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
-    wide = computation.extent(last) >= lanes > 1
-    return wide and contiguous_in(computation, last) and vector_kind(computation.value) == VECTORIZED
 
 
 def runs_inside(producer: Computation, computation: Computation, count: int, device: DeviceSpec) -> bool:

@@ -12,11 +12,11 @@ from math import prod
 
 from tvm_ext._tvm import Expr, Stmt
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.cost.row_time import row_time_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import as_index, loop, outer_kind, split_index, store
 
 from ...plan.padded_stores import border_of
-from ...plan.row_time import row_time_s
 from ..bounded_loops import BoundedLoops
 
 

@@ -9,9 +9,10 @@ from tvm_ext._tvm import ForKind
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import WINDOWS, tile_machine, without_names
-from tvm_ext.cost.perf_model import MEMORY_OVERLAP
+from tvm_ext.analysis.window import Window, WindowAxis
 from tvm_ext.cost.persistent import l2_bytes
-from tvm_ext.cost.register_tiles import overlapped
+from tvm_ext.cost.window_layouts import WindowLayout, lay_out_window, layouts_of_band, scratch_bytes, usual_bands
+from tvm_ext.cost.window_time import predict_window, window_expr, window_seconds
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
@@ -20,11 +21,8 @@ from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from ...plan.window import Window, WindowAxis
 from .division import multiply_by_reciprocals
 from .emit import may_overrun
-from .layout import WindowLayout, lay_out_window, layouts_of_band, scratch_bytes, usual_bands
-from .program import predict_window, window_expr
 
 BAND_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Bands of a plane, beside those that construction considers."""
@@ -86,7 +84,7 @@ def window_candidates(
     expr, overruns = window_expr(window, epilogue), may_overrun(window, epilogue)
     usual = lay_out_window(window, device, may_overrun=overruns)
     forks = outer_kind(predict_window(usual, expr, device).busy_s, device) == PARALLEL
-    found = {_tile(usual, forks=forks): _seconds(usual, expr, device, forks=forks)}
+    found = {_tile(usual, forks=forks): window_seconds(usual, expr, device, forks=forks)}
     for band in _bands(window, device):
         for layout in layouts_of_band(window, band, device, may_overrun=overruns):
             for tile, seconds in _cuts(layout, expr, device):
@@ -96,8 +94,9 @@ def window_candidates(
 
 def _cuts(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Iterator[tuple[WindowTile, float]]:
     """A layout on one core, and on all where there are several: each where it may pay."""
-    alone = _seconds(layout, expr, device, forks=False)
-    shared = _seconds(layout, expr, device, forks=True) if device.unit_count > 1 and layout.task_count > 1 else None
+    alone = window_seconds(layout, expr, device, forks=False)
+    several = device.unit_count > 1 and layout.task_count > 1
+    shared = window_seconds(layout, expr, device, forks=True) if several else None
     if shared is None or alone <= SERIAL_WITHIN * shared:
         yield _tile(layout, forks=False), alone
     if shared is not None:
@@ -120,29 +119,3 @@ def _bands(window: Window, device: DeviceSpec) -> list[int]:
     extent, room = window.y.extent, l2_bytes(device)
     bands = {ceil_div(extent, min(count, extent)) for count in BAND_COUNTS}
     return sorted({*usual_bands(window, device), *(b for b in bands if scratch_bytes(window, b, device) <= room)})
-
-
-def _seconds(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec, *, forks: bool) -> float:
-    """`predict_window`, where arithmetic and memory run nearly at once, and a band that L1 does not hold costs more."""
-    said = predict_window(layout, expr, device)
-    waves = ceil_div(layout.task_count, device.unit_count) * device.unit_count / layout.task_count
-    near = _from_l2_s(layout, device) * waves
-    times = [said.compute_s, near, *(cost.time_s for cost in said.layers)]
-    alone = 1.0 if forks else device.unit_count / waves
-    launch = (device.launch_overhead_us or 0.0) * 1e-6 if forks else 0.0
-    return alone * overlapped(times, MEMORY_OVERLAP) + launch
-
-
-def _from_l2_s(layout: WindowLayout, device: DeviceSpec) -> float:
-    """Seconds of all cores for writing and reading the scratch memory of bands that L1 does not hold.
-
-    Worked example, 3 x 3 in register tiles of 4 rows: 6 rows are read for 4, so that each byte is read 1.5 times.
-    """
-    window = layout.window
-    size = scratch_bytes(window, layout.band, device)
-    rate = device.layers[2].bandwidth_gb_per_s if len(device.layers) > 2 else None
-    if rate is None or size <= (device.layer("L1").capacity_bytes or size):
-        return 0.0
-    step = layout.rows * window.y.stride
-    read = (step + window.y.dilation * (window.y.taps - 1)) / step
-    return layout.task_count * size * (1 + read) / (rate * 1e9)

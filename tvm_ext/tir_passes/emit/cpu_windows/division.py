@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.window import Window
 from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, store
-
-from ...plan.window import Window
 
 OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
+from tvm_ext.analysis.window import Window
+from tvm_ext.cost.window_layouts import WindowLayout
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -37,9 +39,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
-from ...plan.window import Window
 from .fill import Table, stage_band
-from .layout import WindowLayout
 
 FEW_PARTS = 4
 """Vectors of a row written out one by one."""

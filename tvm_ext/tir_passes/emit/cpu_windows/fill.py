@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
-from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, index, load, loop, new_buffer, sequence, store
+from tvm_ext.analysis.computations import substitute
+from tvm_ext.analysis.window import Window, padding_of
+from tvm_ext.cost.window_layouts import WindowLayout
+from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, as_index, index, load, loop, new_buffer, sequence, store
 from tvm_ext.support.arithmetic import ceil_div
-
-from .layout import WindowLayout
 
 Table = list[tuple[Var, Expr]]
 FEW = 4  # groups of vectors written out one by one
@@ -124,7 +125,7 @@ def _copy_group(
     stride = window.x.stride
 
     def element(at: Expr) -> Expr:
-        return window.source(outer, row, column + at + index(window.x.first))
+        return _source(window, outer, row, column + at + index(window.x.first))
 
     if stride == 1:
         _, place = layout.column(0, first)
@@ -150,3 +151,17 @@ def _copy_group(
         return [store(data, picked, [tirx.Ramp(to, index(1), width)])]
 
     return sequence(allocate(wide), *loads, *_phases(layout, scatter))
+
+
+def _source(window: Window, outer: Table, row: Expr, column: Expr) -> Expr:
+    """The element of the source at ``row`` and ``column`` of its dimensions, in the plane that ``outer`` gives."""
+    lead = [substitute(i, outer) for i in window.read.indices]
+    if window.y.variable is not None:
+        lead[-2] = row
+    lead[-1] = column
+    if window.pad is None:
+        return tirx.BufferLoad(window.read.source, lead)
+    inside = padding_of(window.pad)
+    assert inside is not None
+    table = [(v, as_index(i, v)) for v, i in zip(window.pad.spatial, lead, strict=True)]
+    return substitute(inside[0], table)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from tvm_ext._tvm import Stmt
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.window import Window
+from tvm_ext.cost.window_layouts import lay_out_window
+from tvm_ext.cost.window_time import window_program
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.tuning import WindowTile
 
-from ...plan.window import Window
 from .choices import chosen_layout
 from .division import multiply_by_reciprocals
 from .emit import emit_window, may_overrun
-from .layout import lay_out_window
-from .program import window_program
 
 
 def window_kernel(

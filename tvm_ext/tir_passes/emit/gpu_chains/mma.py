@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
+from tvm_ext.analysis.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
 from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from ...roller.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
 from ..mma_tiles.operand import Factor
 from ..mma_tiles.shared import SharedTile, rows_apart, shared_tile
 from ..mma_tiles.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, place_of, rolled, unrolled_by_compiler

@@ -15,17 +15,7 @@ from math import ceil, gcd
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
-from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.devices.gpu import WARP
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
-from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
-from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
-from tvm_ext.records.rprogram import RProgram
-from tvm_ext.support.arithmetic import ceil_div
-
-from ...roller.gemm_form import (
+from tvm_ext.analysis.gemm_form import (
     ACCUMULATORS,
     FRAGMENT,
     GemmForm,
@@ -37,8 +27,19 @@ from ...roller.gemm_form import (
     uses_mma_sync,
     wmma_pitches,
 )
-from ...roller.mma_grid import BlockPlace, GemmGrid, grid_group, place_block
-from ...roller.mma_model import ACCUMULATOR_BYTES, SPARE_REGISTERS, block_use, resident_blocks, thread_registers
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.mma_model import ACCUMULATOR_BYTES, SPARE_REGISTERS, block_use, resident_blocks, thread_registers
+from tvm_ext.cost.product_counts import grid_group
+from tvm_ext.devices.gpu import WARP
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
+
+from .grid import BlockPlace, GemmGrid, place_block
 from .operand import Factor, read_operands
 from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
 from .warp import MmaSync, Wmma, place_of, rolled

@@ -11,13 +11,12 @@ from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, Call, Expr, TensorLoad,
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
+from tvm_ext.analysis.gemm_form import GemmForm
 from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import INDEX_DTYPE, as_index, cast_to, index, split_index
-
-from ...roller.gemm_form import GemmForm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

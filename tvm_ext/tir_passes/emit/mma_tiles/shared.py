@@ -12,12 +12,12 @@ from math import gcd
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.support.arithmetic import ceil_div
 
-from ...roller.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
 from .operand import Factor, guarded, within
 
 ZEROED_BYTES = 4

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.gemm_form import FRAGMENT, TileSplit
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from ...roller.gemm_form import FRAGMENT, TileSplit
 from .shared import SharedTile
 
 MMA_COLUMNS = 8

@@ -14,6 +14,7 @@ from math import gcd
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit
 from tvm_ext.devices.gpu import SECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import (
     UNROLLED,
@@ -30,7 +31,6 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from ...roller.gemm_form import FRAGMENT, GemmForm, TileSplit
 from ..simt_tiles.vectors import is_lane_by_lane, store_lanes
 from .operand import Digits, digits_of, vector_of, within
 from .warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma

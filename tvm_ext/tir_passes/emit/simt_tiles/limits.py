@@ -8,6 +8,7 @@ from dataclasses import replace
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.cost.thread_losses import OTHER_REGISTERS
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import registers_left, shared_limit_bytes, static_shared_bytes
@@ -15,7 +16,6 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.support.arithmetic import ceil_div
 
-from ...roller.scale_out import OTHER_REGISTERS
 from .banks import with_buffer
 from .operands import Operand, plan_operands
 from .tiling import SimtTiling

@@ -1,7 +1,7 @@
 """The performance model of tensor-core tiles: Roller's layers (paper §3.3), with warps as the units of the registers.
 
 Beyond the paper it counts what makes matrix units different: threadblocks that run at the same time share panels in the
-device's cache (`mma_grid`), and a unit needs several warps to keep its matrix units busy.
+device's cache (`grid_group`), and a unit needs several warps to keep its matrix units busy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
+from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_mma_sync
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.bandwidths import bandwidth, cache_bandwidth
 from tvm_ext.cost.product_counts import (
@@ -17,16 +18,15 @@ from tvm_ext.cost.product_counts import (
     accumulator_registers,
     factor_registers,
     fragment_bytes,
+    grid_group,
     panel_lines,
 )
-from tvm_ext.devices.gpu import REGISTER_BYTES, VECTOR_BYTES, WARP
+from tvm_ext.devices.banks import EVEN_PITCHES, ODD_PITCHES, padded_chunks
+from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
-
-from .gemm_form import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, TileSplit, padded_chunks, reduction_step, uses_mma_sync
-from .mma_grid import grid_group
 
 ACCUMULATOR_BYTES = 4
 SPARE_REGISTERS = 8

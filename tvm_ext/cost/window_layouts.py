@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from tvm_ext.analysis.window import Window, WindowAxis
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import lanes_of
 from tvm_ext.support.arithmetic import ceil_div
-
-from ...plan.window import Window, WindowAxis
 
 ACCUMULATOR_SHARE = 5 / 8
 """Of the vector registers; the others hold a column of taps and the vectors being loaded."""

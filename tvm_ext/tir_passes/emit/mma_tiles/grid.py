@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Expr, tirx
-from tvm_ext.cost.product_counts import MAX_GROUP, panel_elements
 from tvm_ext.ir.build_ir import index
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -38,12 +37,6 @@ class BlockPlace:
     row: Expr
     column: Expr
     split: Expr
-
-
-def grid_group(rows: int, columns: int, resident: int, tile: tuple[int, int]) -> int:
-    """The group whose ``resident`` concurrent tiles of ``tile`` = (rows, columns) elements read the fewest panels."""
-    groups = range(1, min(rows, MAX_GROUP) + 1)
-    return min(groups, key=lambda group: float(panel_elements(group, rows, columns, resident, tile)))
 
 
 def place_block(grid: GemmGrid, block: Expr) -> BlockPlace:

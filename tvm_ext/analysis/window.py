@@ -20,7 +20,6 @@ from tvm_ext.analysis.computation_rewrites import split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import as_index
 
 MAX_TAPS = 16
 """The longest window along one axis whose rows are written out one by one."""
@@ -79,19 +78,6 @@ class Window:
     @property
     def dtype(self) -> str:
         return dtype_of(self.anchor.target)
-
-    def source(self, outer: Sequence[tuple[Var, Expr]], row: Expr, column: Expr) -> Expr:
-        """The element of the source at ``row`` and ``column`` of its dimensions, in the plane that ``outer`` gives."""
-        lead = [substitute(i, outer) for i in self.read.indices]
-        if self.y.variable is not None:
-            lead[-2] = row
-        lead[-1] = column
-        if self.pad is None:
-            return tirx.BufferLoad(self.read.source, lead)
-        inside = padding_of(self.pad)
-        assert inside is not None
-        table = [(v, as_index(i, v)) for v, i in zip(self.pad.spatial, lead, strict=True)]
-        return substitute(inside[0], table)
 
 
 def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | None:

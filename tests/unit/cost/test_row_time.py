@@ -9,11 +9,11 @@ import pytest
 from tvm_ext._tvm import te, topi
 from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computations import OperatorBody, read_operator
+from tvm_ext.cost.row_time import row_time_s
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.rprogram import Prediction
 from tvm_ext.tir_passes.plan.anchors import row_program
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup
-from tvm_ext.tir_passes.plan.row_time import row_time_s
 
 CPU, A100 = "cpu-epyc-zen5", "nvidia-a100"
 ENTRIES, WIDTH, ROWS = 30522, 768, 128

@@ -20,8 +20,7 @@ from tvm_ext.cost.perf_model import REPORTED_UNITS_PER_G, PerfModel
 from tvm_ext.cost.register_tiles import overlapped
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.tuning import CpuTile
-
-from .spaces import Floats, Integers
+from tvm_ext.support.quantities import Floats, Integers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

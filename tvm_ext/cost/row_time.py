@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from tvm_ext._tvm import Buffer, Call, structural_walk
 from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of
-from tvm_ext.analysis.predicates import is_in
+from tvm_ext.analysis.predicates import contiguous_in, is_in
+from tvm_ext.cost.perf_model import cpu_clock_hz
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_kind
+from tvm_ext.records.tuning import RowTiles
 
 CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
@@ -77,3 +80,31 @@ def operations_per_point(computation: Computation, call_operations: int = CALL_O
     calls: list[bool] = []
     structural_walk(computation.value, (Call, lambda _: calls.append(True)))
     return count_flops(computation.value) + computation.is_reduction + call_operations * len(calls)
+
+
+def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:
+    """Whether a kernel of rows runs along the last reduction axis in SIMD registers."""
+    last = computation.reduction[-1]
+    lanes = reduction_lanes(computation, device)
+    wide = computation.extent(last) >= lanes > 1
+    return wide and contiguous_in(computation, last) and vector_kind(computation.value) == VECTORIZED
+
+
+def reduction_lanes(computation: Computation, device: DeviceSpec) -> int:
+    """Elements in one register of what a reduction is accumulated in."""
+    return lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
+
+
+def row_seconds(computations: Sequence[Computation], way: RowTiles, device: DeviceSpec) -> float:
+    """On all cores or on one, with what additions wait for each other: 4 cycles of latency on 2 registers are 2."""
+    units = device.unit_count if way.forks else 1
+    busy_s = row_time_s(computations, device) * device.unit_count / units
+    waiting = max(0.0, (device.fma_latency_cycles or 0) / way.registers - 1)
+    steps = sum(
+        computation.point_count / reduction_lanes(computation, device)
+        for computation in computations
+        if computation.is_reduction and is_vectorised(computation, device)
+    )
+    hz = cpu_clock_hz(device)
+    launch_s = (device.launch_overhead_us or 0.0) * 1e-6 if way.forks else 0.0
+    return busy_s + (steps * waiting / hz / units if hz else 0.0) + launch_s

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext.analysis.tensor_expr import Access, Axis, AxisKind, LinearIndex, TensorExpr
 from tvm_ext.devices.banks import CHUNKS_OF_ALL_BANKS as CHUNKS_OF_ALL_BANKS
 from tvm_ext.devices.banks import EVEN_PITCHES as EVEN_PITCHES
 from tvm_ext.devices.banks import ODD_PITCHES as ODD_PITCHES
@@ -22,7 +21,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-from .canonical import FUSED
+from .tensor_expr import FUSED, Access, Axis, AxisKind, LinearIndex, TensorExpr
 
 ACCUMULATORS = {
     "float16": ("float16", "float32"),
