@@ -26,7 +26,7 @@ from tvm_ext.support.files import temporary_folder
 
 from .builders import Built, KernelBuilder, LocalBuilder, outcome_of, written
 from .runners import FixedFleet, Fleet, IsolatedRunner, KernelRunner
-from .turns import Artifact, BatchEntry, DeviceLost, median_interval
+from .turns import Artifact, BatchEntry, DeviceLost
 
 BATCH = 8
 PATIENCE_S = 30.0
@@ -109,21 +109,6 @@ class Measurer:
             if not done:  # Ctrl-C, the caller's end of the generator: nothing of it goes on
                 self.close()
 
-    def challenge(self, incumbent: KernelJob, challengers: Sequence[KernelJob]) -> tuple[KernelJob, list[Measured]]:
-        """The fastest, ``incumbent`` unless another is faster in the same batch beyond doubt; and all trials."""
-        batch, self.batch = self.batch, max(1, len(challengers))
-        try:
-            found = list(self.measure(challengers, incumbent=incumbent))
-        finally:
-            self.batch = batch
-        old = [trial for job, trial in found if job == incumbent and trial.times_us]
-        better = [
-            (trial.time_us or 0.0, position)
-            for position, (job, trial) in enumerate(found)
-            if job != incumbent and trial.times_us and all(is_faster(trial, item) for item in old)
-        ]
-        return (found[min(better)[1]][0] if better else incumbent), found
-
     def close(self) -> None:
         """End builder, runners and all that they started."""
         if self.closed:
@@ -139,11 +124,6 @@ class Measurer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def is_faster(challenger: Trial, incumbent: Trial) -> bool:
-    """Whether the intervals of the medians leave no doubt. Both must have been measured in one batch."""
-    return median_interval(challenger.times_us)[1] < median_interval(incumbent.times_us)[0]
 
 
 class _Run:

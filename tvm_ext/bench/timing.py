@@ -54,15 +54,13 @@ def interleave(
     *,
     rounds: int = 10,
     samples_per_turn: int = 3,
-    progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, tuple[float, ...]]:
     """Seconds per run of each runner, by name: up to ``rounds * samples_per_turn`` samples.
 
     Each round gives every runner one turn: a pause until the process is idle, an untimed run, then the samples. A
-    runner whose samples have cost its budget sits out the remaining rounds. ``progress`` is told the runner's name at
-    each turn. ``clock`` answers seconds, of wall time unless given: with one thread, one of processor time tells what
-    a run costs however busy the machine is.
+    runner whose samples have cost its budget sits out the remaining rounds. ``clock`` answers seconds, of wall time
+    unless given: with one thread, one of processor time tells what a run costs however busy the machine is.
     """
     samples: dict[str, list[float]] = {runner.name: [] for runner in runners}
     spent = dict.fromkeys(samples, 0.0)
@@ -71,8 +69,6 @@ def interleave(
         for runner in runners:
             if spent[runner.name] >= runner.budget_s:
                 continue
-            if progress is not None:
-                progress(runner.name)
             start = time.perf_counter()
             left_s = runner.budget_s - spent[runner.name]
             if runner.name not in repeats:

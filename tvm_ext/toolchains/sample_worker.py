@@ -16,7 +16,7 @@ import os
 import random
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 STRUCTURES = {
@@ -240,10 +240,10 @@ class Worker:
         return self._libraries[path]
 
 
-def describe_device(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
+def describe_device() -> dict[str, Any]:
     """Name and capability of the first CUDA device; or why there is none."""
     try:
-        driver = load("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return {"why": f"there is no NVIDIA driver ({error})"}
     count, device = ctypes.c_int(), ctypes.c_int()

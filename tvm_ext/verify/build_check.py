@@ -69,7 +69,7 @@ class KernelCheck:
 
 
 def check_kernel(
-    name: str, function: PrimFunc, operator: PrimFunc | None, device: DeviceSpec, target: Target, *, seed: int = 0
+    name: str, function: PrimFunc, operator: PrimFunc | None, device: DeviceSpec, target: Target
 ) -> KernelCheck:
     """Run ``function``, thread-bound, as ``target``'s code generation gets it under the current PassContext.
 
@@ -77,7 +77,7 @@ def check_kernel(
     None: values are not compared. Raises InputError for what the interpreter does not know.
     """
     if is_merged(function):
-        return _check_merged(name, function, device, target, seed)
+        return _check_merged(name, function, device, target)
     config = {ASYNC_COPY: bool(PassContext.current().config.get(ASYNC_COPY, False))}
     kernels = simt.lower(function.with_attr("global_symbol", "main"), target, config=config)
     counts = [_blocks(kernel) for kernel in kernels]
@@ -86,7 +86,7 @@ def check_kernel(
     errors: list[Any] = []
     why = "" if operator is not None else "there is no operator to compare with"
     for launches, blocks in parts:
-        arrays = random_inputs_of(launches, seed, workspaces=len(launches) < len(kernels))
+        arrays = random_inputs_of(launches, workspaces=len(launches) < len(kernels))
         result = simt.run(launches, arrays, device=device, blocks=blocks)
         findings += [str(item) for item in result.findings]
         if len(launches) < len(kernels):
@@ -135,7 +135,7 @@ def _smaller(array: Any) -> Any:
     return array * array.dtype.type(0.125) if scaled else array
 
 
-def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Target, seed: int) -> KernelCheck:
+def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Target) -> KernelCheck:
     """A schedule's kernel, on its own table and state, and an arena of poison; of a large one, nothing is run."""
     record = from_json(MergedKernel, str(function.attrs[MERGED]))
     kernels = simt.lower(function, target)
@@ -143,7 +143,7 @@ def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Tar
     fits = sum(_blocks(kernel) * _threads(kernel) for kernel in kernels) <= WHOLE_THREADS
     findings: tuple[str, ...] = ()
     if fits:
-        arrays = random_inputs_of(kernels, seed)
+        arrays = random_inputs_of(kernels)
         arrays |= {"table": np.array(record.table, np.int32), "state": np.array(record.state, np.int32)}
         for tensor in kernels[0].tensors:
             if tensor.name == "arena":

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from tvm_ext.autotune.builders import Built
-from tvm_ext.autotune.measure import Measurer, is_faster
+from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import KernelRunner
 from tvm_ext.autotune.turns import BatchEntry, DeviceLost
 from tvm_ext.errors import MeasurementError
@@ -198,27 +198,15 @@ def test_devices_join_and_leave_and_a_run_without_any_ends() -> None:
         assert measurer.report.trials["lost"] == len(measurer.builder.asked) - 2  # type: ignore[attr-defined]
 
 
-def test_an_incumbent_runs_in_every_batch_and_falls_only_beyond_doubt() -> None:
+def test_an_incumbent_is_built_once_and_runs_in_every_batch() -> None:
     old = job("old-10")
     runner = Runner(by_name)
     with Measurer(Builder(), [runner], batch=3) as measurer:
-        winner, found = measurer.challenge(old, [job("a-11"), job("b-10")])
-        assert winner == old
-        winner, found = measurer.challenge(old, [job("a-9"), job("b-8")])
-        assert winner.configuration == "b-8"
+        found = list(measurer.measure([job("a-9"), job("b-8")], incumbent=old))
         assert {item.configuration for item, _ in found} == {"old-10", "a-9", "b-8"}
         list(measurer.measure([job(f"c-{number}") for number in range(1, 10)], incumbent=old))
         assert measurer.builder.asked.count("old-10") == 1  # type: ignore[attr-defined]
     assert all("old-10" in batch for batch in runner.batches)
-
-
-def test_noise_replaces_nothing() -> None:
-    def trial(*times_us: float) -> Trial:
-        return Trial(configuration="", outcome="ok", times_us=times_us)
-
-    assert is_faster(trial(*[8.0, 8.1, 8.2] * 4), trial(*[9.0, 9.1, 9.2] * 4))
-    assert not is_faster(trial(*[8.0, 8.1, 9.2] * 4), trial(*[9.0, 9.1, 9.2] * 4))
-    assert not is_faster(trial(8.0), trial(8.0))
 
 
 def test_a_machine_that_becomes_slower_is_noted_by_the_first_kernel() -> None:

@@ -81,12 +81,6 @@ def test_one_sample_is_taken_whatever_the_budget(clock: FakeClock) -> None:
     assert samples["slow"] == pytest.approx([25.0])
 
 
-def test_progress_names_each_turn(clock: FakeClock) -> None:
-    told: list[str] = []
-    interleave([clock.task("a", 0.01), clock.task("b", 0.01)], rounds=2, progress=told.append)
-    assert told == ["a", "b", "a", "b"]
-
-
 def test_a_turn_waits_until_worker_threads_stop_spinning(clock: FakeClock) -> None:
     clock.spinning_s = 0.16
     interleave([clock.task("a", 0.01)], rounds=1)

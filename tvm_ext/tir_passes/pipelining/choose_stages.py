@@ -47,8 +47,6 @@ def choose_stages(
     workload: PipelineWorkload,
     device: DeviceSpec,
     *,
-    shared_range: Sequence[int] = SHARED_STAGES,
-    register_range: Sequence[int] = REGISTER_STAGES,
     fixed_shared: int | None = None,
     fixed_register: int | None = None,
     asynchronous: bool = True,
@@ -67,8 +65,8 @@ def choose_stages(
     """
     unpipelined = predict(workload, device, 1, 1, asynchronous=asynchronous)
     notes: list[str] = []
-    shared = _shared_candidates(workload, device, shared_range, fixed_shared, asynchronous, notes)
-    register = _register_candidates(workload, register_range, fixed_register, notes)
+    shared = _shared_candidates(workload, device, fixed_shared, asynchronous, notes)
+    register = _register_candidates(workload, fixed_register, notes)
     found = list(_legal(workload, device, shared, register, asynchronous))
     if not found:  # fixed stages
         found = [_reduced(workload, device, shared[-1], register[-1], asynchronous, notes)]
@@ -112,7 +110,6 @@ def _predicted(
 def _shared_candidates(
     workload: PipelineWorkload,
     device: DeviceSpec,
-    wanted: Sequence[int],
     fixed: int | None,
     asynchronous: bool,
     notes: list[str],
@@ -128,7 +125,7 @@ def _shared_candidates(
         limits.append((SYNCHRONOUS_STAGES, why))
     limit, reason = min(limits, key=lambda item: item[0])
     if fixed is None:
-        return [1, *(stages for stages in wanted if 1 < stages <= limit)]
+        return [1, *(stages for stages in SHARED_STAGES if stages <= limit)]
     if fixed > limit:
         notes.append(f"{fixed} stages of {_size(workload.stage_bytes)} {reason}")
     return [max(1, min(fixed, limit))]
@@ -139,15 +136,14 @@ def _most_that_fit(workload: PipelineWorkload, device: DeviceSpec) -> int:
     return max(1, free // workload.stage_bytes) if workload.stage_bytes else max(SHARED_STAGES)
 
 
-def _register_candidates(
-    workload: PipelineWorkload, wanted: Sequence[int], fixed: int | None, notes: list[str]
-) -> list[int]:
+def _register_candidates(workload: PipelineWorkload, fixed: int | None, notes: list[str]) -> list[int]:
     """Versions of the fragments that divide the inner loop's trips, the fewest first."""
     trips = workload.register_trips
     divisors = [stages for stages in range(1, trips + 1) if trips % stages == 0]
     if fixed is None:
-        most = max(wanted, default=1) if workload.register_stage_registers else 1
-        return [stages for stages in divisors if stages == 1 or (stages in wanted and stages <= most)]
+        return (
+            [stages for stages in divisors if stages in REGISTER_STAGES] if workload.register_stage_registers else [1]
+        )
     legal = max(stages for stages in divisors if stages <= max(1, fixed))
     if legal != fixed:
         why = f"they have to divide the {trips} iterations of the inner loop"

@@ -83,16 +83,14 @@ def _stores_vectors(tiling: SimtTiling, epilogue: Sequence[Computation]) -> bool
     return is_vector_store(probe, element, tiling.piece[tiling.lane])
 
 
-def over_registers(
-    tiling: SimtTiling, axes: Sequence[int], body: Callable[[Mapping[int, Expr]], Stmt], *, suffix: str = ""
-) -> Stmt:
+def over_registers(tiling: SimtTiling, axes: Sequence[int], body: Callable[[Mapping[int, Expr]], Stmt]) -> Stmt:
     """``body`` for every combination of the thread's elements along ``axes``, unrolled."""
 
     def inner(position: int, numbers: Mapping[int, Expr]) -> Stmt:
         if position == len(axes):
             return body(numbers)
         p = axes[position]
-        name = f"{tiling.computation.variables[p].name}_r{suffix}"
+        name = f"{tiling.computation.variables[p].name}_r"
         return unrolled(tiling.register[p], name, lambda v: inner(position + 1, {**numbers, p: v}))
 
     return inner(0, {})
