@@ -223,6 +223,21 @@ def test_planners_know_no_emitters_and_neither_knows_a_pass() -> None:
     assert {name: found for name in TIR_MODULES if (found := _too_high(name, _ours(name)))} == {}
 
 
+def _siblings_of(name: str, imported: set[str]) -> set[str]:
+    """Folders of emitters beside the one of ``name`` that it imports from; what two of them share lies in ir/."""
+    folders = {path.name for path in (PACKAGE / "tir_passes" / "emit").iterdir() if (path / "__init__.py").exists()}
+    own = name.split(".")[2]
+    taken = {item.split(".")[2] for item in imported if item.startswith("tir_passes.emit.")}
+    return (taken & folders) - {own} if own in folders else set()
+
+
+def test_emitters_do_not_borrow_from_siblings() -> None:
+    emitters = [name for name in TIR_MODULES if name.startswith("tir_passes.emit.")]
+    assert {name: found for name in emitters if (found := _siblings_of(name, _ours(name)))} == {}
+    assert _siblings_of("tir_passes.emit.gpu_rows.emit", {"tir_passes.emit.cpu_rows.emit", "tir_passes.plan.form"})
+    assert not _siblings_of("tir_passes.emit.cpu_forms", {"tir_passes.emit.cpu_rows.emit"})
+
+
 def test_every_folder_of_the_passes_has_a_floor() -> None:
     folders = {path.name for path in (PACKAGE / "tir_passes").iterdir() if (path / "__init__.py").exists()}
     assert folders == set(TIR_FLOOR_OF)
@@ -231,7 +246,7 @@ def test_every_folder_of_the_passes_has_a_floor() -> None:
 def test_a_planner_that_imports_an_emitter_is_found() -> None:
     assert _too_high("tir_passes.plan.form", {"tir_passes.emit.cpu_rows.emit", "tir_passes.roller.align"})
     assert _too_high("tir_passes.emit.cpu_rows.emit", {"tir_passes.construct_cpu_kernels"})
-    assert not _too_high("tir_passes.emit.cpu_rows.emit", {"tir_passes.plan.form", "tir_passes.emit.cpu_tiles.emit"})
+    assert not _too_high("tir_passes.emit.cpu_rows.emit", {"tir_passes.plan.form", "tir_passes.emit.cpu_rows.choices"})
 
 
 def _defines_a_pass(name: str) -> bool:

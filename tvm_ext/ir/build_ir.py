@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
-from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 
@@ -73,6 +73,14 @@ def split_index(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
     return tuple(reversed(parts))
 
 
+def flat(offsets: Sequence[Expr], extents: Sequence[int]) -> Expr:
+    """Row-major number of ``offsets`` in a block of ``extents``."""
+    number: Expr = index(0)
+    for offset, extent in zip(offsets, extents, strict=True):
+        number = number * index(extent) + offset
+    return number
+
+
 def load(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
     return tirx.BufferLoad(buffer, list(indices))
 
@@ -108,6 +116,29 @@ def cast_to(value: Expr, dtype: str) -> Expr:
 def lanes_of(dtype: str, register_bytes: int) -> int:
     """Elements of ``dtype`` in one SIMD register; at least 1."""
     return max(1, register_bytes * 8 // max(8, int(tirx.const(0, dtype).ty.dtype.bits)))
+
+
+def vectors(size: int, lanes: int) -> list[tuple[int, int]]:
+    """(first, length) of vectors that cover ``size`` elements: full registers, then powers of two.
+
+    Worked example: 37 elements with 16 lanes are 16 + 16 + 4 + 1. LLVM rounds an odd length's alignment up, and
+    would then read it with aligned instructions at unaligned addresses.
+    """
+    pieces, first = [], 0
+    while first < size:
+        length = min(lanes, 1 << ((size - first).bit_length() - 1))
+        pieces.append((first, length))
+        first += length
+    return pieces
+
+
+def vector_loops(size: int, lanes: int, kind: ForKind, body: Callable[[Expr], Stmt]) -> Stmt:
+    """``body(position)`` for ``size`` elements, in one loop over lanes for each of their `vectors`."""
+
+    def piece(first: int, length: int) -> Stmt:
+        return loop(length, kind, "v", lambda v: body(index(first) + v))
+
+    return sequence(*(piece(first, length) for first, length in vectors(size, lanes)))
 
 
 def combine(combiner: str | None, a: Expr, b: Expr) -> Expr:
@@ -171,3 +202,10 @@ def in_dtype(value: Expr, dtype: str) -> Expr:
     if kind == "Cast" and isinstance(value.value, TensorLoad) and dtype_of(value.value) == dtype:
         return value.value
     return tirx.Cast(dtype, value)
+
+
+def neutral(computation: Computation, dtype: str) -> Expr:
+    """The value that leaves a partial result unchanged; max and min start each from the initial value."""
+    if computation.combiner == "sum":
+        return tirx.const(0, dtype)
+    return tirx.const(1, dtype) if computation.combiner == "prod" else in_dtype(computation.init, dtype)

@@ -19,9 +19,9 @@ from tvm_ext.analysis.gemm_form import (
 from tvm_ext.cost.product_counts import grid_group
 from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import index
+from tvm_ext.ir.matrix_units.operand import Factor, read_operands
+from tvm_ext.ir.matrix_units.shared import copy_order, swizzle
 from tvm_ext.tir_passes.emit.mma_tiles.grid import GemmGrid, place_block
-from tvm_ext.tir_passes.emit.mma_tiles.operand import Factor, read_operands
-from tvm_ext.tir_passes.emit.mma_tiles.shared import copy_order, swizzle
 
 BANKS_CHUNKS = 8
 ROWS = 32

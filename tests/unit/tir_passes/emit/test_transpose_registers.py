@@ -8,7 +8,7 @@ import tvm
 
 from tvm_ext._tvm import tirx
 from tvm_ext.ir.build_ir import new_buffer, sequence
-from tvm_ext.tir_passes.emit.cpu_tiles.transpose_registers import transpose_registers
+from tvm_ext.ir.transpose_registers import transpose_registers
 
 
 def _function(rows: list[int], first: int, width: int, offset: int, dtype: str) -> tvm.IRModule:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt
-from tvm_ext.ir.build_ir import VECTORIZED, allocate, index, loop, new_buffer, sequence, split_index, store
+from tvm_ext.ir.build_ir import (
+    VECTORIZED,
+    allocate,
+    index,
+    loop,
+    new_buffer,
+    split_index,
+    store,
+    vector_loops,
+)
 from tvm_ext.records.attention import MatrixOperand
 
-from ..cpu_tiles.register_tile import vectors
 from .transpose_blocks import Matrix, MatrixPlace
 from .workspace import FLOAT
 
@@ -19,15 +27,11 @@ def copy_row(
 ) -> Stmt:
     """``columns`` elements of a row in whole registers, then smaller ones, to where ``target`` says."""
 
-    def piece(first: int, length: int) -> Stmt:
-        def element(v: Expr) -> Stmt:
-            column = index(first) + v
-            buffer, place = target(column)
-            return store(buffer, matrix.element(row, column), place)
+    def element(column: Expr) -> Stmt:
+        buffer, place = target(column)
+        return store(buffer, matrix.element(row, column), place)
 
-        return loop(length, VECTORIZED, "v", element)
-
-    return sequence(*(piece(first, length) for first, length in vectors(columns, lanes)))
+    return vector_loops(columns, lanes, VECTORIZED, element)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -19,9 +19,9 @@ from tvm_ext.ir.build_ir import (
     split_index,
     store,
 )
+from tvm_ext.ir.transpose_registers import transpose_registers
 from tvm_ext.records.attention import MatrixOperand
 
-from ..cpu_tiles.transpose_registers import transpose_registers
 from .register_products import QueryLanes
 from .workspace import FLOAT, Workspace
 

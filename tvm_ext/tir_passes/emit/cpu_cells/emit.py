@@ -44,7 +44,6 @@ from tvm_ext.records.choice import ConstantPack
 from tvm_ext.support.arithmetic import ceil_div
 
 from ...plan.cell import Cell, CellProduct, CellStep
-from ..cpu_tiles.emit import TileKernel
 from .values import Sums, write_values
 
 
@@ -71,8 +70,10 @@ class _UnitTile:
         return row * len(self.widths) + vector
 
 
-def emit_cell_step(cell: Cell, step: CellStep, tiles: CellTiles, kind: ForKind, params: Sequence[Buffer]) -> TileKernel:
-    """The kernel of ``step`` in ``tiles``, its outer loop of ``kind``; ``params`` are the function's parameters."""
+def emit_cell_step(
+    cell: Cell, step: CellStep, tiles: CellTiles, kind: ForKind, params: Sequence[Buffer]
+) -> tuple[Stmt, tuple[tuple[Buffer, ConstantPack], ...]]:
+    """The loops of ``step`` in ``tiles``, the outer one of ``kind``, and which of ``params`` are to be packed how."""
     weights = [_pack(product, cell.units, tiles.lanes, params) for product in step.products]
     full, rest = divmod(cell.units, tiles.units)
     last = tuple(min(tiles.lanes, rest - first) for first in range(0, rest, tiles.lanes))
@@ -86,7 +87,7 @@ def emit_cell_step(cell: Cell, step: CellStep, tiles: CellTiles, kind: ForKind, 
         return tirx.IfThenElse(number < index(full), whole, cut) if full else cut
 
     statement = loop(full + bool(rest), kind, "task", task)
-    return TileKernel(statements=(statement,), packs=tuple((item.buffer, item.pack) for item in weights))
+    return statement, tuple((item.buffer, item.pack) for item in weights)
 
 
 def _pack(product: CellProduct, units: int, lanes: int, params: Sequence[Buffer]) -> _Weights:

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, structural_equal
 from tvm_ext.analysis.computations import dtype_of, replace_loads, substitute
 from tvm_ext.analysis.predicates import has_call
-from tvm_ext.ir.build_ir import allocate, as_index, cast_to, index, load, loop, new_buffer, sequence, store, vector_kind
+from tvm_ext.ir.build_ir import (
+    allocate,
+    as_index,
+    cast_to,
+    index,
+    load,
+    loop,
+    new_buffer,
+    sequence,
+    store,
+    vector_kind,
+    vectors,
+)
 
 from ...plan.cell import CellProduct, CellStep, CellValue, shift_of
-from ..cpu_tiles.register_tile import vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

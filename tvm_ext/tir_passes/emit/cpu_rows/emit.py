@@ -41,8 +41,9 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
+from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
-from .rewrite_rows import in_place, with_reciprocals
+from .rewrite_rows import in_place
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.analysis.predicates import contiguous_in
 from tvm_ext.cost.row_time import is_vectorised
@@ -29,13 +29,13 @@ from tvm_ext.ir.build_ir import (
     load,
     loop,
     nest,
+    neutral,
     new_buffer,
     sequence,
     store,
     vector_kind,
+    vectors,
 )
-
-from ..cpu_tiles.register_tile import vectors
 
 PARTIAL_REGISTERS = 4  # independent partial results: the latency of an addition over its throughput
 
@@ -121,14 +121,13 @@ class _Row:
                 else sequence(self._registers(ks), self._elements(ks, done))
             )
 
-        neutral = loop(
-            self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, self._neutral(), [v])
-        )
+        empty = neutral(self.computation, self.dtype)
+        clear = loop(self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, empty, [v]))
         together = combine(self.computation.combiner, load(self.total, [index(0)]), load(self.partial, [index(0)]))
         return sequence(
             self._start(),
             allocate(self.partial),
-            neutral,
+            clear,
             self._lines(line),
             *self._fold(),
             *(step for shift in range(1, self.lanes.bit_length()) for step in self._halve(self.lanes >> shift, rest)),
@@ -155,16 +154,6 @@ class _Row:
         variables = (*self.outer, self.computation.reduction[-1])
         at = [(v, as_index(x, v)) for v, x in zip(variables, (*ks, k), strict=True)]
         return in_dtype(substitute(self.computation.value, [*self.table, *at]), self.dtype)
-
-    def _neutral(self) -> Expr:
-        """The value that leaves a partial result unchanged; max and min start each from the initial value."""
-        if self.computation.combiner == "sum":
-            return tirx.const(0, self.dtype)
-        return (
-            tirx.const(1, self.dtype)
-            if self.computation.combiner == "prod"
-            else in_dtype(self.computation.init, self.dtype)
-        )
 
     def _produced(self, k: Expr) -> list[Stmt]:
         """The producer's element ``k``, which the element of the reduction then reads."""

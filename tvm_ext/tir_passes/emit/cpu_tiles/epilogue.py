@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, tirx
-from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
+from tvm_ext._tvm import Buffer, Expr, Stmt
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     allocate,
-    as_index,
+    flat,
     index,
     load,
     loop,
     nest,
     new_buffer,
     sequence,
-    store,
     vector_kind,
+    vector_loops,
 )
+from tvm_ext.ir.epilogue import store_element
+from tvm_ext.ir.transpose_registers import transpose_registers
 
-from .register_tile import TileLayout, flat, vectors
-from .transpose_registers import transpose_registers
+from .register_tile import TileLayout
 
 
 def store_tile(
@@ -41,29 +42,6 @@ def store_tile(
     return _store_transposed(layout, epilogue, accumulators, at, sizes)
 
 
-def store_element(
-    computation: Computation,
-    accumulator_dtype: str,
-    epilogue: Sequence[Computation],
-    element: Expr,
-    table: Sequence[tuple[Var, Expr]],
-) -> Stmt:
-    """Store one accumulated element, or what each epilogue computation makes of it; ``table`` has the axes."""
-    own = dtype_of(computation.target)
-    if accumulator_dtype != own:
-        element = tirx.Cast(own, element)
-    position = [substitute(i, table) for i in computation.indices]
-    if not epilogue:
-        return store(computation.target, element, position)
-    writes = []
-    for consumer in epilogue:
-        value = replace_loads(consumer.value, lambda item: element if item.source.same_as(computation.target) else item)
-        moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
-        indices = [substitute(i, moved) for i in consumer.indices]
-        writes.append(store(consumer.target, substitute(value, moved), indices))
-    return sequence(*writes)
-
-
 def _store_along_vector(
     layout: TileLayout,
     epilogue: Sequence[Computation],
@@ -77,12 +55,10 @@ def _store_along_vector(
 
     def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
         element = load(accumulators, [flat(offsets, rows), lane])
-        return store_element(
-            layout.computation, layout.accumulator_dtype, epilogue, element, layout.element(at, offsets, lane)
-        )
+        return store_element(layout.computation, epilogue, element, layout.element(at, offsets, lane))
 
     def row(offsets: tuple[Expr, ...]) -> Stmt:
-        return _vector_loops(kind, vectors(sizes[layout.vector], layout.lanes), lambda lane: one(offsets, lane))
+        return vector_loops(sizes[layout.vector], layout.lanes, kind, lambda lane: one(offsets, lane))
 
     return nest(rows, UNROLLED, _row_names(layout), row)
 
@@ -186,13 +162,12 @@ def _write_lanes(
             row = spill.row(offsets, index(start) + v)
             return store_element(
                 layout.computation,
-                layout.accumulator_dtype,
                 epilogue,
                 element,
                 layout.element(at, row, index(first) + lane),
             )
 
-        return _vector_loops(kind, vectors(length, layout.lanes), one)
+        return vector_loops(length, layout.lanes, kind, one)
 
     def write(lane: Expr) -> Stmt:
         def blocks(offsets: tuple[Expr, ...]) -> Stmt:
@@ -205,12 +180,3 @@ def _write_lanes(
 
 def _row_names(layout: TileLayout) -> list[str]:
     return [f"{layout.computation.variables[p].name}_r" for p in layout.rows]
-
-
-def _vector_loops(kind: ForKind, pieces: Sequence[tuple[int, int]], body: Callable[[Expr], Stmt]) -> Stmt:
-    """``body(position)`` in one loop over lanes per (first, length) of ``pieces``."""
-
-    def piece(first: int, length: int) -> Stmt:
-        return loop(length, kind, "v", lambda v: body(index(first) + v))
-
-    return sequence(*(piece(first, length) for first, length in pieces))

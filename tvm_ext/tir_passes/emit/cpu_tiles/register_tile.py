@@ -12,7 +12,7 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of
+from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of, vectors
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -135,25 +135,3 @@ def _only_padded_panels(
         if not any(item.is_constant and structural_equal(load, item.original) for item in packed):
             return False
     return True
-
-
-def vectors(size: int, lanes: int) -> list[tuple[int, int]]:
-    """(first, length) of vectors that cover ``size`` elements: full registers, then powers of two.
-
-    Worked example: 37 elements with 16 lanes are 16 + 16 + 4 + 1. LLVM rounds an odd length's alignment up, and
-    would then read it with aligned instructions at unaligned addresses.
-    """
-    pieces, first = [], 0
-    while first < size:
-        length = min(lanes, 1 << ((size - first).bit_length() - 1))
-        pieces.append((first, length))
-        first += length
-    return pieces
-
-
-def flat(offsets: Sequence[Expr], extents: Sequence[int]) -> Expr:
-    """Row-major number of ``offsets`` in a block of ``extents``."""
-    number: Expr = index(0)
-    for offset, extent in zip(offsets, extents, strict=True):
-        number = number * index(extent) + offset
-    return number

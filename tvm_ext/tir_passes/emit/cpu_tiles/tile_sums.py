@@ -13,6 +13,7 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     combine,
+    flat,
     in_dtype,
     index,
     load,
@@ -25,7 +26,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.support.arithmetic import ceil_div
 
-from .register_tile import TileLayout, flat
+from .register_tile import TileLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

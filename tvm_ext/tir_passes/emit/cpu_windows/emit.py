@@ -37,6 +37,7 @@ from tvm_ext.ir.build_ir import (
     store,
     vector_kind,
 )
+from tvm_ext.ir.epilogue import store_element
 from tvm_ext.support.arithmetic import ceil_div
 
 from .fill import Table, stage_band
@@ -268,26 +269,13 @@ def _write(
     """``width`` results at ``place``, row and column of the plane, or what each epilogue computation makes of them."""
     row, column = place
     window = layout.window
-    computation = window.anchor
     kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def one(lane: Expr) -> Stmt:
         table = [*outer, (window.x.variable, as_index(column + lane, window.x.variable))]
         if window.y.variable is not None:
             table.append((window.y.variable, as_index(row, window.y.variable)))
-        position = [substitute(i, table) for i in computation.indices]
-        if not epilogue:
-            return store(computation.target, element(lane), position)
-        writes = []
-        for consumer in epilogue:
-            value = replace_loads(
-                consumer.value, lambda item: element(lane) if item.source.same_as(computation.target) else item
-            )
-            moved = [(v, as_index(p, v)) for v, p in zip(consumer.spatial, position, strict=True)]
-            writes.append(
-                store(consumer.target, substitute(value, moved), [substitute(i, moved) for i in consumer.indices])
-            )
-        return sequence(*writes)
+        return store_element(window.anchor, epilogue, element(lane), table)
 
     return loop(width, kind, "lane", one)
 

@@ -22,12 +22,12 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.gemm_form import TileSplit, uses_mma_sync, wmma_pitches
 from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
+from tvm_ext.ir.matrix_units.operand import Factor
+from tvm_ext.ir.matrix_units.shared import SharedTile, rows_apart, shared_tile
+from tvm_ext.ir.matrix_units.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, place_of, rolled, unrolled_by_compiler
+from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_fragments, write_wmma
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from ..mma_tiles.operand import Factor
-from ..mma_tiles.shared import SharedTile, rows_apart, shared_tile
-from ..mma_tiles.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, place_of, rolled, unrolled_by_compiler
-from ..mma_tiles.write import PIECE, TileCorner, write_fragments, write_wmma
 from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
 
 STAGING_PITCH = 24

@@ -13,13 +13,13 @@ from tvm_ext.cost.gpu_chain_tiles import declared_shared
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_thread_registers, static_shared_bytes
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, index, loop
+from tvm_ext.ir.matrix_units.operand import Factor, digits_of, read_operands, within
+from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile
+from tvm_ext.ir.matrix_units.write import Destination, output_destination, store_vector, value_at
 from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
+from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
 
 from ...plan.gpu_chain import ChainGroup, ChainLink, made_by
-from ..mma_tiles.operand import Factor, digits_of, read_operands, within
-from ..mma_tiles.shared import SharedTile, TileOrigin, copy_tile
-from ..mma_tiles.write import Destination, output_destination, store_vector, value_at
-from ..simt_tiles.vectors import is_lane_by_lane, store_lanes
 
 ROOM = 1.5
 """What ptxas is left of registers, of those planned. Told nothing, or one block, it keeps loads in flight in twice as

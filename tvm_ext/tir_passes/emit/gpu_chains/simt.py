@@ -28,10 +28,10 @@ from tvm_ext.ir.build_ir import (
     sequence,
     store,
 )
+from tvm_ext.ir.matrix_units.operand import Factor
+from tvm_ext.ir.matrix_units.shared import SharedTile
 from tvm_ext.ir.simt_ir import gpu_buffer, unrolled
 
-from ..mma_tiles.operand import Factor
-from ..mma_tiles.shared import SharedTile
 from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
 
 ACCUMULATED = "float32"

@@ -19,6 +19,7 @@ from tvm_ext.ir.build_ir import (
     index,
     load,
     loop,
+    neutral,
     sequence,
     store,
 )
@@ -30,13 +31,6 @@ from .lanes import access_lanes
 from .plan import RowPlan
 
 STOCK_ALIGNMENT_BYTES = 64  # of the buffers that LowerThreadAllreduce makes
-
-
-def neutral(computation: Computation, dtype: str) -> Expr:
-    """The value that leaves a partial result unchanged; max and min start each from the initial value."""
-    if computation.combiner == "sum":
-        return tirx.const(0, dtype)
-    return tirx.const(1, dtype) if computation.combiner == "prod" else in_dtype(computation.init, dtype)
 
 
 def starts_neutral(computation: Computation) -> bool:

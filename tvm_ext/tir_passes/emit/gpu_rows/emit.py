@@ -20,7 +20,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import accumulator_dtype, allocate, index, load
 from tvm_ext.ir.simt_ir import SimtKernel
 
-from ..cpu_rows.rewrite_rows import with_reciprocals
+from ...expressions.reciprocals import with_reciprocals
 from .combine import shared_bytes
 from .form import RowForm
 from .inline import inlined, may_inline, own_values

@@ -33,13 +33,14 @@ from tvm_ext.ir.build_ir import (
     index,
     load,
     loop,
+    neutral,
     sequence,
     split_index,
     store,
 )
 from tvm_ext.ir.simt_ir import bind, gpu_buffer
 
-from .combine import add_initial, allreduce, meet, neutral, starts_neutral
+from .combine import add_initial, allreduce, meet, starts_neutral
 from .form import LoopAxis, RowForm
 from .lanes import TableAt, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
 from .plan import RowPlan, passes

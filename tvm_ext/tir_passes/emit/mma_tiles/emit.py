@@ -35,15 +35,10 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
-from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
-from tvm_ext.records.rprogram import RProgram
-from tvm_ext.support.arithmetic import ceil_div
-
-from .grid import BlockPlace, GemmGrid, place_block
-from .operand import Factor, read_operands
-from .shared import SharedTile, TileOrigin, copy_tile, shared_tile
-from .warp import MmaSync, Wmma, place_of, rolled
-from .write import (
+from tvm_ext.ir.matrix_units.operand import Factor, read_operands
+from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile, shared_tile
+from tvm_ext.ir.matrix_units.warp import MmaSync, Wmma, place_of, rolled
+from tvm_ext.ir.matrix_units.write import (
     PIECE,
     Destination,
     TileCorner,
@@ -53,6 +48,11 @@ from .write import (
     write_fragments,
     write_wmma,
 )
+from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
+from tvm_ext.records.rprogram import RProgram
+from tvm_ext.support.arithmetic import ceil_div
+
+from .grid import BlockPlace, GemmGrid, place_block
 
 __all__ = ["emit_mma_tile", "supports_mma"]
 

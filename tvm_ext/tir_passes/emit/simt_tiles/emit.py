@@ -30,6 +30,7 @@ from tvm_ext.ir.build_ir import (
     allocate,
     as_index,
     combine,
+    flat,
     in_dtype,
     index,
     load,
@@ -42,7 +43,6 @@ from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, unrolled, unrolle
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..cpu_tiles.register_tile import flat
 from .banks import with_buffer
 from .box import produce
 from .copy import emit_copy, is_vector

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, Stmt, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation
-from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, as_index, combine, index, load, loop, store
+from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, as_index, combine, flat, index, load, loop, store
+from tvm_ext.ir.epilogue import store_element
 from tvm_ext.ir.simt_ir import unrolled
+from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
 
-from ..cpu_tiles.epilogue import store_element
-from ..cpu_tiles.register_tile import flat
 from .copy import is_vector, is_vector_access
 from .tiling import SimtTiling
-from .vectors import is_lane_by_lane, store_lanes
 
 
 def store_tile(
@@ -69,7 +68,7 @@ def _write(
     place = {p: starts[p] + tiling.register_element(p, at[p], numbers[p]) for p in tiling.spatial if p != lane}
     place[lane] = starts[lane] + tiling.within(lane, at[lane], piece, e)
     table = [(variables[p], as_index(x, variables[p])) for p, x in place.items()]
-    return store_element(tiling.computation, tiling.accumulator_dtype, epilogue, value, table)
+    return store_element(tiling.computation, epilogue, value, table)
 
 
 def _stores_vectors(tiling: SimtTiling, epilogue: Sequence[Computation]) -> bool:

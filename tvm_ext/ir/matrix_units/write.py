@@ -13,14 +13,13 @@ from math import gcd
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.gemm_form import FRAGMENT, GemmForm, TileSplit
 from tvm_ext.devices.gpu import SECTOR_BYTES, WARP
 from tvm_ext.ir.build_ir import (
     UNROLLED,
     VECTORIZED,
     allocate,
-    as_index,
     cast_to,
     index,
     load,
@@ -29,9 +28,10 @@ from tvm_ext.ir.build_ir import (
     sequence,
     store,
 )
+from tvm_ext.ir.epilogue import consumed, store_element
 from tvm_ext.ir.simt_ir import gpu_buffer
+from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
 
-from ..simt_tiles.vectors import is_lane_by_lane, store_lanes
 from .operand import Digits, digits_of, vector_of, within
 from .warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma
 
@@ -88,15 +88,10 @@ def output_destination(
 ) -> Destination:
     """The computation's own result, or what each of its ``epilogue`` computations makes of it."""
     groups = [digits_of(computation, positions) for positions in (form.batch, form.rows, form.columns)]
-    own = dtype_of(computation.target)
 
     def write(batch: Expr, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Stmt:
         table = [*groups[0].at(batch), *groups[1].at(row), *groups[2].at(column, lane)]
-        position = [substitute(i, table) for i in computation.indices]
-        result = cast_to(element, own)
-        if not epilogue:
-            return store(computation.target, result, position)
-        return sequence(*(_consume(consumer, computation, result, position) for consumer in epilogue))
+        return store_element(computation, epilogue, element, table)
 
     return Destination(
         write=write,
@@ -106,20 +101,6 @@ def output_destination(
         row_bound=bounds[0],
         column_bound=bounds[1],
     )
-
-
-def _consume(consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]) -> Stmt:
-    value, moved = _consumed(consumer, anchor, result, position)
-    return store(consumer.target, value, [substitute(i, moved) for i in consumer.indices])
-
-
-def _consumed(
-    consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]
-) -> tuple[Expr, list[tuple[Var, Expr]]]:
-    """The consumer's value at ``position`` of the anchor, and its variables there."""
-    value = replace_loads(consumer.value, lambda item: result if item.source.same_as(anchor.target) else item)
-    moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
-    return substitute(value, moved), moved
 
 
 def value_at(
@@ -137,7 +118,7 @@ def value_at(
     result = cast_to(element, dtype_of(computation.target))
     if consumer is None:
         return result
-    return _consumed(consumer, computation, result, [substitute(i, table) for i in computation.indices])[0]
+    return consumed(consumer, computation, result, [substitute(i, table) for i in computation.indices])[0]
 
 
 def store_vector(computation: Computation, columns: Digits, epilogue: Sequence[Computation]) -> int:
