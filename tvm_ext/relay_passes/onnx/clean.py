@@ -14,7 +14,7 @@ from tvm_ext.support.arrays import Array
 
 from .check import sort_nodes
 from .graph import (
-    STANDARD_DOMAINS,
+    GraphEdit,
     OnnxGraph,
     attribute,
     count_uses,
@@ -22,9 +22,11 @@ from .graph import (
     fresh_name,
     graph_from_model,
     is_empty,
+    is_standard,
     model_from_graph,
     read_names,
     rename_tensors,
+    with_operands,
 )
 from .limit import check_node_count
 
@@ -68,8 +70,7 @@ def _with_default_attributes(graph: OnnxGraph, operators: frozenset[tuple[str, s
     if not names:
         return graph
     return graph.with_nodes(
-        _with_defaults(node, graph.opset) if node.op_type in names and node.domain in STANDARD_DOMAINS else node
-        for node in graph.nodes
+        _with_defaults(node, graph.opset) if is_standard(node, *names) else node for node in graph.nodes
     )
 
 
@@ -83,8 +84,7 @@ def _with_defaults(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     ]
     if not missing:
         return node
-    complete = onnx.NodeProto()
-    complete.CopyFrom(node)
+    complete = with_operands(node, node.input)
     complete.attribute.extend(missing)
     return complete
 
@@ -109,51 +109,12 @@ def drop_identities(graph: OnnxGraph) -> OnnxGraph:
 
 
 def _is_identity(node: onnx.NodeProto, graph: OnnxGraph, uses: dict[str, int]) -> bool:
-    if node.domain not in STANDARD_DOMAINS or node.op_type not in ("Identity", "Dropout"):
+    if not is_standard(node, "Identity", "Dropout"):
         return False
     mask_is_read = any(uses[name] for name in node.output[1:])
     training = node.input[2] if len(node.input) > 2 else ""
     is_inference = not training or (training in graph.constants and not graph.constants[training].any())
     return not mask_is_read and is_inference
-
-
-def expand_sums(graph: OnnxGraph) -> OnnxGraph:
-    """Sum(a, b, c) becomes Add(Add(a, b), c), and so for Max and Min: the stock importer would reduce a stack of them.
-
-    Worked example: ResNet's residual Sum of two (1, 64, 56, 56) tensors would become a 5-D stack that neither fuses
-    with the convolution before it nor converts to another layout.
-    """
-    taken = defined_names(graph)
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.nodes:
-        if _is_sum(node) and graph.opset >= (7 if node.op_type == "Sum" else 8):
-            nodes.extend(_chain_of_two(node, _OF_TWO[node.op_type], taken))
-        else:
-            nodes.append(node)
-    return graph.with_nodes(nodes)
-
-
-_OF_TWO = {"Sum": "Add", "Max": "Max", "Min": "Min"}
-
-
-def _is_sum(node: onnx.NodeProto) -> bool:
-    """One of `_OF_TWO`; a maximum of two is what it should be."""
-    return (
-        node.op_type in _OF_TWO and node.domain in STANDARD_DOMAINS and (node.op_type == "Sum" or len(node.input) != 2)
-    )
-
-
-def _chain_of_two(node: onnx.NodeProto, operator: str, taken: set[str]) -> list[onnx.NodeProto]:
-    if len(node.input) == 1:
-        return [helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name)]
-    adds = []
-    total = node.input[0]
-    for position, term in enumerate(node.input[1:], start=1):
-        last = position == len(node.input) - 1
-        result = node.output[0] if last else fresh_name(f"{node.output[0]}_partial", taken)
-        adds.append(helper.make_node(operator, [total, term], [result], f"{node.name}_{position}" if node.name else ""))
-        total = result
-    return adds
 
 
 def drop_dead_nodes(graph: OnnxGraph) -> OnnxGraph:
@@ -197,31 +158,29 @@ def fold_gemm_attributes(graph: OnnxGraph) -> OnnxGraph:
 
     Y = alpha * A @ B^T + beta * C  =  A @ (alpha * B^T) + (beta * C)
     """
-    taken = defined_names(graph)
-    constants: dict[str, Array] = {}
-    nodes = [_plain_gemm(node, graph, taken, constants) for node in graph.nodes]
-    return graph.with_nodes(nodes, constants)
+    edit = GraphEdit(graph)
+    for node in graph.nodes:
+        edit.append(_plain_gemm(node, edit))
+    return edit.result()
 
 
-def _plain_gemm(node: onnx.NodeProto, graph: OnnxGraph, taken: set[str], constants: dict[str, Array]) -> onnx.NodeProto:
-    if node.op_type != "Gemm" or node.domain not in STANDARD_DOMAINS or node.input[1] not in graph.constants:
+def _plain_gemm(node: onnx.NodeProto, edit: GraphEdit) -> onnx.NodeProto:
+    constants = edit.graph.constants
+    if not is_standard(node, "Gemm") or node.input[1] not in constants:
         return node
-    weight = graph.constants[node.input[1]]
+    weight = constants[node.input[1]]
     alpha, beta = attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)
     transposed = bool(attribute(node, "transB", 0))
     has_bias = len(node.input) > 2 and node.input[2] != ""
-    bias_is_known = not has_bias or beta == 1.0 or node.input[2] in graph.constants
+    bias_is_known = not has_bias or beta == 1.0 or node.input[2] in constants
     if weight.dtype.kind != "f" or not bias_is_known or (alpha == beta == 1.0 and not transposed):
         return node
-    inputs = [node.input[0], fresh_name(f"{node.input[1]}_scaled", taken)]
     scaled = weight.T if transposed else weight
-    constants[inputs[1]] = scaled if alpha == 1.0 else (scaled * alpha).astype(weight.dtype)
-    if has_bias:
-        inputs.append(node.input[2])
-        if beta != 1.0:
-            bias = graph.constants[node.input[2]]
-            inputs[2] = fresh_name(f"{node.input[2]}_scaled", taken)
-            constants[inputs[2]] = (bias * beta).astype(bias.dtype)
+    scaled = scaled if alpha == 1.0 else (scaled * alpha).astype(weight.dtype)
+    inputs = [node.input[0], edit.constant(f"{node.input[1]}_scaled", scaled), *node.input[2:]]
+    if has_bias and beta != 1.0:
+        bias = constants[node.input[2]]
+        inputs[2] = edit.constant(f"{node.input[2]}_scaled", (bias * beta).astype(bias.dtype))
     return helper.make_node("Gemm", inputs, node.output, node.name, transA=attribute(node, "transA", 0))
 
 
@@ -264,8 +223,4 @@ def _nodes_making_nothing(
 
 def _without_operands(node: onnx.NodeProto, dropped: set[str]) -> onnx.NodeProto:
     kept = [name for name in node.input if name not in dropped]
-    if len(kept) == len(node.input) or not kept:
-        return node
-    shorter = helper.make_node(node.op_type, kept, node.output, node.name)
-    shorter.attribute.extend(node.attribute)
-    return shorter
+    return node if len(kept) == len(node.input) or not kept else with_operands(node, kept)

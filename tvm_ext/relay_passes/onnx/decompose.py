@@ -9,7 +9,7 @@ from tvm_ext.errors import ModelError
 
 from .check import sort_nodes
 from .fold_constants import fold_constants
-from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node
+from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node, is_standard
 from .import_limits import raise_limit
 from .infer import infer_types
 from .operators.context import Context
@@ -139,7 +139,7 @@ def refuse_training(graph: OnnxGraph) -> None:
     """
     uses = count_uses(graph)
     for node in graph.nodes:
-        if node.op_type != "BatchNormalization" or node.domain not in STANDARD_DOMAINS:
+        if not is_standard(node, "BatchNormalization"):
             continue
         if attribute(node, "training_mode", 0) or any(uses[name] for name in node.output[1:]):
             raise ModelError(

@@ -12,7 +12,8 @@ places. ``x + 12582912 - 12582912`` rounds x to an integer, and ``x * 1e30 * 1e-
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from onnx import helper
 
 from tvm_ext.support.arrays import Array
 
-from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, fresh_name, rank_of
+from .graph import GraphEdit, OnnxGraph, attribute, count_uses, is_standard, rank_of, with_operands
 from .infer import infer_types
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -34,27 +35,24 @@ def lower_batch_norm(graph: OnnxGraph) -> OnnxGraph:
     """
     if not any(node.op_type == "BatchNormalization" for node in graph.nodes):
         return graph
-    types, uses, taken = infer_types(graph), count_uses(graph), defined_names(graph)
-    constants: dict[str, Array] = {}
-    nodes: list[onnx.NodeProto] = []
+    types, uses, edit = infer_types(graph), count_uses(graph), GraphEdit(graph)
     for node in graph.nodes:
         kind = types.get(node.input[0]) if node.input else None
-        if not _is_affine(node, graph, uses, kind):
-            nodes.append(node)
+        if kind is None or not _is_affine(node, graph, uses, kind):
+            edit.append(node)
             continue
-        assert kind is not None
+        factor, moved = _affine_constants(node, graph, kind)
         stem = node.output[0]
-        names = [fresh_name(f"{stem}_{part}", taken) for part in ("scale", "shift", "scaled")]
-        constants[names[0]], constants[names[1]] = _affine_constants(node, graph, kind)
-        nodes.append(helper.make_node("Mul", [node.input[0], names[0]], [names[2]], f"{node.name}_scale"))
-        nodes.append(helper.make_node("Add", [names[2], names[1]], [stem], f"{node.name}_shift"))
-    return graph.with_nodes(nodes, constants)
+        scale, shift = edit.constant(f"{stem}_scale", factor), edit.constant(f"{stem}_shift", moved)
+        scaled = edit.name(f"{stem}_scaled")
+        edit.append(helper.make_node("Mul", [node.input[0], scale], [scaled], f"{node.name}_scale"))
+        edit.append(helper.make_node("Add", [scaled, shift], [stem], f"{node.name}_shift"))
+    return edit.result()
 
 
-def _is_affine(node: onnx.NodeProto, graph: OnnxGraph, uses: Counter[str], kind: onnx.TypeProto | None) -> bool:
+def _is_affine(node: onnx.NodeProto, graph: OnnxGraph, uses: Counter[str], kind: onnx.TypeProto) -> bool:
     return (
-        node.op_type == "BatchNormalization"
-        and node.domain in STANDARD_DOMAINS
+        is_standard(node, "BatchNormalization")
         and all(name in graph.constants for name in node.input[1:5])
         and not any(uses[name] for name in node.output[1:])
         and attribute(node, "training_mode", 0) == 0
@@ -73,34 +71,6 @@ def _affine_constants(node: onnx.NodeProto, graph: OnnxGraph, kind: onnx.TypePro
     dtype = helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type)
     shape = (-1,) + (1,) * ((rank_of(kind) or 0) - 2)
     return factor.reshape(shape).astype(dtype), (shift - mean * factor).reshape(shape).astype(dtype)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Folding:
-    """The graph under rewriting: nodes so far, who produced what, constants made."""
-
-    graph: OnnxGraph
-    uses: Counter[str]
-    taken: set[str]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    producer: dict[str, int] = field(default_factory=dict)
-    constants: dict[str, Array] = field(default_factory=dict)
-
-    def value(self, name: str) -> Array | None:
-        return self.constants.get(name, self.graph.constants.get(name))
-
-    def append(self, node: onnx.NodeProto) -> None:
-        self.producer.update(dict.fromkeys(filter(None, node.output), len(self.nodes)))
-        self.nodes.append(node)
-
-    def replace(self, index: int, node: onnx.NodeProto) -> None:
-        self.nodes[index] = node
-        self.producer[node.output[0]] = index
-
-    def add_constant(self, stem: str, value: Array) -> str:
-        name = fresh_name(stem, self.taken)
-        self.constants[name] = value
-        return name
 
 
 def is_ordinary(constant: Array, op_type: str) -> bool:
@@ -126,25 +96,30 @@ def fold_channel_scales(graph: OnnxGraph) -> OnnxGraph:
     Legal where the weights and bias are constants, nobody else reads the unscaled result, and the constant varies along
     the channel axis only: (C, 1, 1) or a scalar after a 4-D convolution, but not (H, W).
     """
-    folding = _Folding(graph=graph, uses=count_uses(graph), taken=defined_names(graph))
+    return _absorbed(graph, _fold_into_producer)
+
+
+def _absorbed(graph: OnnxGraph, absorb: Callable[[onnx.NodeProto, GraphEdit, Counter[str]], bool]) -> OnnxGraph:
+    """``graph`` without the nodes that ``absorb`` puts into an earlier one."""
+    edit, uses = GraphEdit(graph), count_uses(graph)
     for node in graph.nodes:
-        if not _fold_into_producer(node, folding):
-            folding.append(node)
-    return graph.with_nodes(folding.nodes, folding.constants)
+        if not absorb(node, edit, uses):
+            edit.append(node)
+    return edit.result()
 
 
-def _fold_into_producer(node: onnx.NodeProto, folding: _Folding) -> bool:
-    if node.op_type not in ("Mul", "Add") or node.domain not in STANDARD_DOMAINS or folding.graph.opset < 7:
+def _fold_into_producer(node: onnx.NodeProto, edit: GraphEdit, uses: Counter[str]) -> bool:
+    if not is_standard(node, "Mul", "Add") or edit.graph.opset < 7:
         return False
     for data, other in (node.input, tuple(reversed(node.input))):
-        constant, index = folding.value(other), folding.producer.get(data)
-        if constant is None or index is None or folding.uses[data] != 1:
+        constant, index = edit.value(other), edit.producer.get(data)
+        if constant is None or index is None or uses[data] != 1:
             continue
         if not is_ordinary(constant, node.op_type):
             continue
-        folded = _scaled_or_shifted(folding, folding.nodes[index], node, constant)
+        folded = _scaled_or_shifted(edit, edit.nodes[index], node, constant)
         if folded is not None:
-            folding.replace(index, folded)
+            edit.replace(index, folded)
             return True
     return False
 
@@ -154,11 +129,7 @@ def merge_scales(graph: OnnxGraph) -> OnnxGraph:
 
     Batch normalization followed by a Scale layer, each one Mul and one Add by now, is such a chain.
     """
-    folding = _Folding(graph=graph, uses=count_uses(graph), taken=defined_names(graph))
-    for node in graph.nodes:
-        if not _merge_into_producer(node, folding):
-            folding.append(node)
-    return graph.with_nodes(folding.nodes, folding.constants)
+    return _absorbed(graph, _merge_into_producer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,42 +143,42 @@ class _Affine:
     constant: Array
 
 
-def _affine_producer(name: str, folding: _Folding) -> _Affine | None:
+def _affine_producer(name: str, edit: GraphEdit, uses: Counter[str]) -> _Affine | None:
     """The affine node that makes tensor `name` for a single reader."""
-    index = folding.producer.get(name)
-    if index is None or folding.uses[name] != 1:
+    index = edit.producer.get(name)
+    if index is None or uses[name] != 1:
         return None
-    return _as_affine(folding.nodes[index], index, folding)
+    return _as_affine(edit.nodes[index], index, edit)
 
 
-def _as_affine(node: onnx.NodeProto, index: int, folding: _Folding) -> _Affine | None:
-    if node.op_type not in ("Mul", "Add") or node.domain not in STANDARD_DOMAINS or folding.graph.opset < 7:
+def _as_affine(node: onnx.NodeProto, index: int, edit: GraphEdit) -> _Affine | None:
+    if not is_standard(node, "Mul", "Add") or edit.graph.opset < 7:
         return None
     for data, other in (node.input, tuple(reversed(node.input))):
-        constant = folding.value(other)
-        if constant is not None and constant.dtype.kind == "f" and folding.value(data) is None:
+        constant = edit.value(other)
+        if constant is not None and constant.dtype.kind == "f" and edit.value(data) is None:
             return _Affine(index=index, node=node, data=data, constant_name=other, constant=constant)
     return None
 
 
-def _merge_into_producer(node: onnx.NodeProto, folding: _Folding) -> bool:
-    outer = _as_affine(node, -1, folding)
-    inner = _affine_producer(outer.data, folding) if outer is not None else None
+def _merge_into_producer(node: onnx.NodeProto, edit: GraphEdit, uses: Counter[str]) -> bool:
+    outer = _as_affine(node, -1, edit)
+    inner = _affine_producer(outer.data, edit, uses) if outer is not None else None
     if outer is None or inner is None or not _combine_without_growth(inner.constant, outer.constant):
         return False
     if not (is_ordinary(outer.constant, outer.node.op_type) and is_ordinary(inner.constant, inner.node.op_type)):
         return False
     if outer.node.op_type == inner.node.op_type:
-        _replace_affine(folding, inner, outer.constant, node.output[0], node.op_type)
+        _replace_affine(edit, inner, outer.constant, node.output[0], node.op_type)
         return True
-    first = _affine_producer(inner.data, folding)
+    first = _affine_producer(inner.data, edit, uses)
     # (y + b) * c with y = x * a: only where that Mul exists does moving the scale forward save an operator.
     if node.op_type != "Mul" or first is None or first.node.op_type != "Mul":
         return False
     if not _combine_without_growth(first.constant, outer.constant):
         return False
-    _replace_affine(folding, first, outer.constant, first.node.output[0], "Mul")
-    _replace_affine(folding, inner, outer.constant, node.output[0], "Mul")
+    _replace_affine(edit, first, outer.constant, first.node.output[0], "Mul")
+    _replace_affine(edit, inner, outer.constant, node.output[0], "Mul")
     return True
 
 
@@ -218,23 +189,23 @@ def _combine_without_growth(left: Array, right: Array) -> bool:
     return int(np.prod(np.broadcast_shapes(left.shape, right.shape))) <= max(left.size, right.size)
 
 
-def _replace_affine(folding: _Folding, inner: _Affine, constant: Array, output: str, combine: str) -> None:
+def _replace_affine(edit: GraphEdit, inner: _Affine, constant: Array, output: str, combine: str) -> None:
     left, right = inner.constant.astype(np.float64), constant.astype(np.float64)
     value = left * right if combine == "Mul" else left + right
-    name = folding.add_constant(f"{inner.constant_name}_merged", value.astype(constant.dtype))
+    name = edit.constant(f"{inner.constant_name}_merged", value.astype(constant.dtype))
     merged = helper.make_node(inner.node.op_type, [inner.data, name], [output], inner.node.name)
-    folding.replace(inner.index, merged)
+    edit.replace(inner.index, merged)
 
 
 def _scaled_or_shifted(
-    folding: _Folding, producer: onnx.NodeProto, node: onnx.NodeProto, constant: Array
+    edit: GraphEdit, producer: onnx.NodeProto, node: onnx.NodeProto, constant: Array
 ) -> onnx.NodeProto | None:
     """`producer` with weights scaled or bias shifted so that it makes the output of `node`; None where illegal."""
-    if producer.op_type not in (*_CONVOLUTIONS, "Gemm") or producer.domain not in STANDARD_DOMAINS:
+    if not is_standard(producer, *_CONVOLUTIONS, "Gemm"):
         return None
-    weight = folding.value(producer.input[1])
+    weight = edit.value(producer.input[1])
     has_bias = len(producer.input) > 2 and producer.input[2] != ""
-    bias = folding.value(producer.input[2]) if has_bias else None
+    bias = edit.value(producer.input[2]) if has_bias else None
     if weight is None or (has_bias and bias is None) or weight.dtype.kind != "f" or weight.dtype != constant.dtype:
         return None
     channels = _output_channels(producer, weight)
@@ -247,16 +218,14 @@ def _scaled_or_shifted(
     weight_name = producer.input[1]
     bias_name = producer.input[2] if bias is not None else ""
     if node.op_type == "Add":
-        bias_name = folding.add_constant(f"{weight_name}_bias", (old_bias + per_channel).astype(weight.dtype))
+        bias_name = edit.constant(f"{weight_name}_bias", (old_bias + per_channel).astype(weight.dtype))
     else:
         scaled = _scaled_weight(producer, weight.astype(np.float64), per_channel).astype(weight.dtype)
-        weight_name = folding.add_constant(f"{weight_name}_scaled", scaled)
+        weight_name = edit.constant(f"{weight_name}_scaled", scaled)
         if bias is not None:
-            bias_name = folding.add_constant(f"{bias_name}_scaled", (old_bias * per_channel).astype(weight.dtype))
+            bias_name = edit.constant(f"{bias_name}_scaled", (old_bias * per_channel).astype(weight.dtype))
     inputs = [producer.input[0], weight_name, *([bias_name] if bias_name else [])]
-    folded = helper.make_node(producer.op_type, inputs, node.output, producer.name)
-    folded.attribute.extend(producer.attribute)
-    return folded
+    return with_operands(producer, inputs, node.output)
 
 
 def _output_channels(node: onnx.NodeProto, weight: Array) -> int:
@@ -298,22 +267,18 @@ def split_biases(graph: OnnxGraph) -> OnnxGraph:
 
     The stock importer would reshape the bias at run time, one more operator per convolution. A bias of zeros goes.
     """
-    taken = defined_names(graph)
-    constants: dict[str, Array] = {}
-    nodes: list[onnx.NodeProto] = []
+    edit = GraphEdit(graph)
     for node in graph.nodes:
         bias = graph.constants.get(node.input[2]) if len(node.input) > 2 else None
         weight = graph.constants.get(node.input[1]) if len(node.input) > 1 else None
         if node.op_type not in _CONVOLUTIONS or bias is None or weight is None or graph.opset < 7:
-            nodes.append(node)
-            continue
-        is_zero = not bias.any()
-        result = node.output[0] if is_zero else fresh_name(f"{node.output[0]}_unbiased", taken)
-        plain = helper.make_node(node.op_type, node.input[:2], [result], node.name)
-        plain.attribute.extend(node.attribute)
-        nodes.append(plain)
-        if not is_zero:
-            name = fresh_name(f"{node.input[2]}_channels", taken)
-            constants[name] = bias.reshape((1, -1) + (1,) * (weight.ndim - 2))
-            nodes.append(helper.make_node("Add", [result, name], node.output, f"{node.name}_bias"))
-    return graph.with_nodes(nodes, constants)
+            edit.append(node)
+        elif not bias.any():
+            edit.append(with_operands(node, node.input[:2]))
+        else:
+            result = edit.name(f"{node.output[0]}_unbiased")
+            channels = bias.reshape((1, -1) + (1,) * (weight.ndim - 2))
+            name = edit.constant(f"{node.input[2]}_channels", channels)
+            edit.append(with_operands(node, node.input[:2], [result]))
+            edit.append(helper.make_node("Add", [result, name], node.output, f"{node.name}_bias"))
+    return edit.result()

@@ -73,6 +73,57 @@ class OnnxGraph:
         return replace(self, nodes=tuple(nodes), constants={**self.constants, **(new_constants or {})})
 
 
+@dataclass(slots=True)
+class GraphEdit:
+    """A graph under rewriting, node by node: nodes so far, who makes what, constants made."""
+
+    graph: OnnxGraph
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    producer: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    taken: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.taken = defined_names(self.graph)
+
+    def value(self, name: str) -> Array | None:
+        return self.constants.get(name, self.graph.constants.get(name))
+
+    def append(self, node: onnx.NodeProto) -> None:
+        self.producer.update(dict.fromkeys(filter(None, node.output), len(self.nodes)))
+        self.nodes.append(node)
+
+    def replace(self, index: int, node: onnx.NodeProto) -> None:
+        self.nodes[index] = node
+        self.producer[node.output[0]] = index
+
+    def name(self, stem: str) -> str:
+        return fresh_name(stem, self.taken)
+
+    def constant(self, stem: str, value: Array) -> str:
+        name = self.name(stem)
+        self.constants[name] = value
+        return name
+
+    def result(self) -> OnnxGraph:
+        return self.graph.with_nodes(self.nodes, self.constants)
+
+
+def is_standard(node: onnx.NodeProto, *operators: str) -> bool:
+    """Whether ``node`` is one of ``operators`` of ONNX's own domain."""
+    return node.op_type in operators and node.domain in STANDARD_DOMAINS
+
+
+def with_operands(
+    node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str] | None = None, operator: str = ""
+) -> onnx.NodeProto:
+    """``node``, its name and attributes as they are, with other operands."""
+    changed = helper.make_node(operator or node.op_type, [*inputs], [*(outputs or node.output)], node.name)
+    changed.domain = node.domain
+    changed.attribute.extend(node.attribute)
+    return changed
+
+
 def describe_node(node: onnx.NodeProto) -> str:
     """`Conv node 'conv1'`; an unnamed node is named by its first output."""
     named = f"'{node.name}'" if node.name else f"producing '{next(iter(node.output), '')}'"

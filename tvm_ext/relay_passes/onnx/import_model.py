@@ -26,7 +26,6 @@ from .clean import (
     as_identifier,
     drop_dead_nodes,
     drop_identities,
-    expand_sums,
     fold_gemm_attributes,
     inline_functions,
     rename_for_code,
@@ -192,7 +191,6 @@ def clean_graph(graph: OnnxGraph) -> OnnxGraph:
     graph = decompose_operators(graph)
     # Before the batch-norm steps: a Dropout or Identity between two operators hides that one feeds the other.
     graph = drop_identities(graph)
-    graph = expand_sums(graph)
     graph = merge_scales(lower_batch_norm(graph))
     # Before scales are folded: a Gemm without attributes takes a scale like a convolution.
     graph = fold_gemm_attributes(graph)

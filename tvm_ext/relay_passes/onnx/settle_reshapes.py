@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import onnx
 
-from tvm_ext.support.arrays import Array
-
-from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, defined_names, fresh_name
+from .graph import STANDARD_DOMAINS, GraphEdit, OnnxGraph, attribute, is_standard, with_operands
 from .infer import infer_types
 
 _Elements = list[int | None]
@@ -47,28 +45,18 @@ def settle_reshapes(graph: OnnxGraph) -> OnnxGraph:
 def _settled_once(graph: OnnxGraph) -> OnnxGraph:
     if all(node.input[1] in graph.constants for node in graph.nodes if _is_reshape(node)):
         return graph
-    values, taken = _known_elements(graph), defined_names(graph)
-    constants: dict[str, Array] = {}
-    nodes = []
+    values, edit = _known_elements(graph), GraphEdit(graph)
     for node in graph.nodes:
         target = values.get(node.input[1]) if _is_reshape(node) and node.input[1] not in graph.constants else None
         if target is not None and target.count(None) <= 1 and all(item is None or item > 0 for item in target):
-            name = fresh_name(f"{node.output[0]}_target", taken)
-            constants[name] = np.asarray([-1 if item is None else item for item in target], np.int64)
-            node = _with_target(node, name)
-        nodes.append(node)
-    return graph.with_nodes(nodes, constants) if constants else graph
+            value = np.asarray([-1 if item is None else item for item in target], np.int64)
+            node = with_operands(node, [node.input[0], edit.constant(f"{node.output[0]}_target", value)])
+        edit.append(node)
+    return edit.result() if edit.constants else graph
 
 
 def _is_reshape(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Reshape" and node.domain in STANDARD_DOMAINS and len(node.input) == 2
-
-
-def _with_target(node: onnx.NodeProto, name: str) -> onnx.NodeProto:
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
-    changed.input[1] = name
-    return changed
+    return is_standard(node, "Reshape") and len(node.input) == 2
 
 
 def _known_elements(graph: OnnxGraph) -> dict[str, _Elements]:

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array, DType
 
-from ..graph import attribute, describe_node, fresh_name, rank_of, static_shape
+from ..graph import attribute, describe_node, fresh_name, rank_of, static_shape, with_operands
 
 FLOAT, DOUBLE, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64
 HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -215,9 +215,7 @@ class Pen(Context):
 
     def again(self, inputs: Iterable[str], outputs: Iterable[str], operator: str = "") -> None:
         """Writes the node itself, name and attributes as they are, with other operands and outputs."""
-        node = helper.make_node(operator or self.op_type, [*inputs], [*outputs], self.node.name)
-        node.attribute.extend(self.node.attribute)
-        self.nodes.append(node)
+        self.nodes.append(with_operands(self.node, inputs, outputs, operator))
 
     def give(self, name: str) -> None:
         """The tensor that the last node makes is the node's result."""

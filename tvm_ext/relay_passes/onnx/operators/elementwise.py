@@ -126,6 +126,22 @@ def _is_inf(pen: Pen) -> None:
     pen.add("And", pen.add("IsInf", x), side, out=pen.out)
 
 
+@rule("Sum", "Max", "Min")
+def _of_many(pen: Pen) -> None:
+    """Sum(a, b, c) becomes Add(Add(a, b), c), and so for Max and Min: the stock importer would reduce a stack of them.
+
+    Worked example: ResNet's residual Sum of two (1, 64, 56, 56) tensors would become a 5-D stack that neither fuses
+    with the convolution before it nor converts to another layout.
+    """
+    is_sum = pen.op_type == "Sum"
+    if pen.opset < (7 if is_sum else 8) or (len(pen.input) == 2 and not is_sum):
+        return
+    if len(pen.input) == 1:
+        pen.add("Identity", pen.x, out=pen.out)
+    else:
+        pen.give(pen.chain("Add" if is_sum else pen.op_type, pen.input))
+
+
 @rule("Pow")
 def _pow(pen: Pen) -> None:
     """Pow of integers, and with two types, given in the base's type.

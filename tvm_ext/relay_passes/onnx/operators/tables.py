@@ -10,7 +10,7 @@ __all__ = ["CONVERTERS", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
     "arrangement attention convolution deformable detection elementwise indexing integers linear_algebra "
-    "pools normalization quantized recurrent reduction resize scans sequences signal"
+    "pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""
 
