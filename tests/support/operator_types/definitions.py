@@ -161,7 +161,15 @@ def recurrent(node: RecurrentNode, operands: Operands) -> list[Array]:
 
 
 def attention(attributes: Attributes, outputs: int, operands: Operands) -> list[Array]:
-    """By the evaluator on doubles, which cannot leave an output out."""
+    """By the evaluator, whose raw scores (mode 0) have passed `softcap`, against ONNX's text."""
+    results = _evaluated_attention(attributes, operands)
+    if attributes.get("qk_matmul_output_mode", 0) == 0:
+        results[3] = _evaluated_attention({**attributes, "softcap": 0.0}, operands)[3]
+    return results[:outputs]
+
+
+def _evaluated_attention(attributes: Attributes, operands: Operands) -> list[Array]:
+    """On doubles, with all outputs: the evaluator cannot leave one out."""
     given = {
         f"x{i}": x.astype(np.float64) if x.dtype.kind == "f" else x for i, x in enumerate(operands) if x is not None
     }
@@ -173,5 +181,26 @@ def attention(attributes: Attributes, outputs: int, operands: Operands) -> list[
         [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in given.items()],
         [onnx.ValueInfoProto(name=name) for name in results],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-    return by_evaluator(model, given)[:outputs]
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    return by_evaluator(model, given)
+
+
+def wrapped(operands: Operands) -> list[Array]:
+    """Pad of mode "wrap": "as if the data tensor forms a torus". Negative numbers cut what lies on it."""
+    x, pads, *_ = operands
+    assert x is not None and pads is not None
+    for axis, extent in enumerate(x.shape):
+        places = np.arange(-pads[axis], extent + pads[axis + x.ndim])
+        x = np.take(x, places % extent, axis)
+    return [x]
+
+
+def one_hot(attributes: Attributes, operands: Operands) -> list[Array]:
+    """Indices that are no integers become such first, which the evaluator forgets."""
+    indices, depth, values = operands
+    assert indices is not None and depth is not None and values is not None
+    whole, count = np.asarray(indices).astype(np.int64), int(depth)
+    axis = attributes["axis"] % (whole.ndim + 1)
+    counted = np.arange(count).reshape(count, *[1] * (whole.ndim - axis))
+    is_on = np.expand_dims(np.where(whole < 0, whole + count, whole), axis) == counted
+    return [np.where(is_on, values[1], values[0])]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from .definitions import one_hot as one_hot_definition
+from .definitions import wrapped
 from .draw_windows import Drawn, flip, numbers
 from .record import Operand, Recipe
 
@@ -51,10 +55,11 @@ def _slice(chance: random.Random) -> Drawn:
 def _pad(chance: random.Random) -> Drawn:
     shape = numbers(chance, chance.randint(1, 4), 3, 6)
     mode = chance.choice(("constant", "reflect", "edge", "wrap"))
-    pads = numbers(chance, 2 * len(shape), 0 if mode == "wrap" else -1, 2)  # what a cropped torus is, nobody says
+    pads = numbers(chance, 2 * len(shape), -1, 2)
     value = Operand(shape=(), low=1, high=2) if mode == "constant" and flip(chance) else None
     data = Operand(shape=tuple(shape), whole_range=True)
-    return _made(chance, "Pad", data, _ints(*pads), value, mode=mode)
+    operator, types, recipe = _made(chance, "Pad", data, _ints(*pads), value, mode=mode)
+    return operator, types, replace(recipe, definition=wrapped if mode == "wrap" else None)
 
 
 def _split(chance: random.Random) -> Drawn:
@@ -226,7 +231,9 @@ def _one_hot(chance: random.Random) -> Drawn:
         "T2": "int64",
         "T3": chance.choice(("float32", "int32")),
     }
-    return "OneHot", types, Recipe(operands=operands, attributes={"axis": chance.randint(-len(shape) - 1, len(shape))})
+    attributes = {"axis": chance.randint(-len(shape) - 1, len(shape))}
+    definition = partial(one_hot_definition, attributes)
+    return "OneHot", types, Recipe(operands=operands, attributes=attributes, definition=definition)
 
 
 def _gemm(chance: random.Random) -> Drawn:

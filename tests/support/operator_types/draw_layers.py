@@ -1,7 +1,4 @@
-"""Recurrent layers and attention with all their attributes and operands.
-
-In float32 and float16: how exact functions are in float64 is tests/unit/testing/test_numerics.py's matter.
-"""
+"""Recurrent layers and attention with all their attributes and operands."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from ..recurrent_nodes import attributes_of, drawn, expected, operands
 from .definitions import attention as attention_definition
 from .definitions import recurrent as recurrent_definition
-from .draw_windows import Drawn, flip
+from .draw_windows import FLOATS, Drawn, flip
 from .record import Operand, Recipe
 
 TAME = 100.0
@@ -37,7 +34,7 @@ def recurrent(chance: random.Random) -> Drawn:
         outputs=len(node.results),
         definition=partial(recurrent_definition, node),
     )
-    types = {"T": chance.choice(("float32", "float32", "float16"))}
+    types = {"T": chance.choice(FLOATS)}
     return node.kind, types | ({"T1": "int32"} if node.lengths else {}), recipe
 
 
@@ -48,7 +45,7 @@ def _like(name: str, value: Any, are_inputs: bool) -> Operand:
 
 
 def attention(chance: random.Random) -> Drawn:
-    """Three or four axes, shared heads, masks of either kind, a past, all outputs."""
+    """Three or four axes, shared heads, masks of either kind, a past or valid lengths, all outputs."""
     batch, key_heads, groups = chance.randint(1, 2), chance.choice((1, 2, 3)), chance.choice((1, 1, 2))
     queries, keys, features, width = (chance.choice((1, 2, 3, 5, 8)) for _ in range(4))
     heads, past = key_heads * groups, chance.choice((0, 0, 2)) if flip(chance) else 0
@@ -63,14 +60,19 @@ def attention(chance: random.Random) -> Drawn:
     else:
         attributes |= {"q_num_heads": heads, "kv_num_heads": key_heads}
         made = [Operand(shape=(batch, rows, count * size)) for count, rows, size in shapes]
-    types = {"T1": chance.choice(("float32", "float32", "float16"))}
+    types = {"T1": chance.choice(FLOATS)}
     types["T2"] = types["T1"]
     mask = None
     if flip(chance, 0.6):
         types["U"] = chance.choice(("bool", types["T1"]))
         ahead = [chance.choice(((), (1,), (heads,))), chance.choice(((1,), (batch,)))]
         mask = Operand(shape=((*ahead[1], *ahead[0]) if ahead[0] else ()) + (queries, keys + past))
-    held = [Operand(shape=(batch, key_heads, past, size)) for size in (features, width)] if past else [None, None]
+    held: list[Operand | None] = [None, None]
+    if past:
+        held = [Operand(shape=(batch, key_heads, past, size)) for size in (features, width)]
+    if not past and flip(chance):
+        lengths = tuple(chance.randint(0, keys) for _ in range(batch))
+        held.append(Operand(shape=(batch,), values=lengths, is_known=flip(chance, 0.3)))
     outputs = 4 if past else 1
     recipe = Recipe(
         operands=(*made, mask, *held),

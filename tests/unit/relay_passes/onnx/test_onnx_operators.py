@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.support.operator_types.definitions import transposed_convolution, wrapped
 from tests.unit.relay_passes.onnx.single_nodes import (
     assert_same,
     built,
@@ -58,6 +59,18 @@ def test_an_output_shape_beyond_the_last_element_is_padded_with_the_bias() -> No
     np.testing.assert_allclose(y[0, :, 9, :], np.broadcast_to(inputs["b"][:, None], (2, 8)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [0, 1, 1, 3]])
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_LOWER"])
+def test_output_padding_of_a_stride_or_more_adds_elements_and_zeros(pads: list[int], auto_pad: str) -> None:
+    """Neither ONNX Runtime nor ONNX's reference takes it."""
+    inputs = {"x": floats(1, 2, 3, 4), "w": floats(2, 3, 2, 3), "b": floats(3)}
+    attributes: dict[str, Any] = {"strides": [2, 1], "dilations": [1, 3], "output_padding": [1, 2]}
+    attributes |= {"pads": pads} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
+    model = model_of(helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **attributes), inputs, opset=11)
+    (wanted,) = transposed_convolution(attributes, list(inputs.values()))
+    np.testing.assert_allclose(built(model, inputs)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
 # --- the others -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("mode", [None, "DCR", "CRD"])
 def test_space_to_depth(mode: str | None) -> None:
@@ -66,6 +79,15 @@ def test_space_to_depth(mode: str | None) -> None:
     opset = 13 if mode is None else onnx.defs.onnx_opset_version()
     node = helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2, **attributes)
     check_rewriting(model_of(node, {"x": x}, opset=opset), {"x": x})
+
+
+@pytest.mark.parametrize("pads", [[-1, 2], [2, -1], [-2, 5], [6, 0]])
+def test_wrapped_pads_lie_on_the_torus_of_the_whole_tensor(pads: list[int]) -> None:
+    """ONNX Runtime cuts by negative pads first, and makes a torus of what is left."""
+    x, constants = np.arange(4, dtype=np.float32), {"pads": np.asarray(pads)}
+    node = helper.make_node("Pad", ["x", "pads"], ["y"], mode="wrap")
+    y = built(model_of(node, {"x": x}, constants, opset=19), {"x": x})[0]
+    assert y.tolist() == wrapped([x, constants["pads"]])[0].tolist()
 
 
 @pytest.mark.parametrize(("extent", "parts"), [(6, 3), (7, 3), (5, 1)])

@@ -35,6 +35,7 @@ ROW = {"x": floats(2, 5)}
         ("Conv", CONVOLVED, {"group": 3}, {}, "channels"),
         ("Conv", {**CONVOLVED, "b": floats(7)}, {}, {}, "bias"),
         ("ConvTranspose", {**IMAGE, "w": floats(3, 4, 3, 3)}, {}, {}, "channels"),
+        ("ConvTranspose", {**IMAGE, "w": floats(4, 4, 3, 3)}, {"output_padding": [0, 1]}, {}, "output_padding"),
         ("MaxPool", IMAGE, {"kernel_shape": [0, 2]}, {}, "kernel"),
         ("MaxPool", IMAGE, {"kernel_shape": [2, 2], "dilations": [0, 1]}, {}, "dilations"),
         ("MaxPool", IMAGE, {"kernel_shape": [2, 2], "pads": [2, 0, 0, 0]}, {}, "pads"),

@@ -28,6 +28,18 @@ def _check_transposed(pen: Pen) -> None:
         values = pen.attribute(name, None)
         if values is not None and (len(values) != len(shape) - 2 or min(values) < 0):
             raise pen.refusal(f"has the {name} {list(values)}", f"give {len(shape) - 2} numbers, none negative")
+    strides, dilations, more = _steps(pen, len(shape) - 2)
+    if any(n >= max(pair) for n, *pair in zip(more, strides, dilations, strict=True)):
+        raise pen.refusal(
+            f"has the output_padding {more}", f"each must be below its stride {strides} or its dilation {dilations}"
+        )
+
+
+def _steps(pen: Pen, spatial: int) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and what is added behind the output."""
+    defaults = (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    strides, dilations, more = (list(pen.attribute(name, [value] * spatial)) for name, value in defaults)
+    return strides, dilations, more
 
 
 def _check_channels(pen: Pen, is_same: bool, weight: Sequence[int], first: str, second: str) -> None:
@@ -115,22 +127,37 @@ def _check_fits(pen: Pen, shape: Sequence[int], kernel: Sequence[int], pads: Seq
 
 @rule("ConvTranspose")
 def _transposed(pen: Pen) -> None:
-    """`output_shape` and `auto_pad` become pads, as ONNX computes them.
+    """`output_shape`, `auto_pad` and an `output_padding` of a stride or more become pads and zeros behind.
+
+    What `output_padding` adds are elements that the pads behind would cut; beyond these there are only zeros, to which
+    the bias is added. Worked example: stride 1, dilation 3, pads 1 and 1, output_padding 2: pads 1 and 0, then a zero.
+    """
+    mode, wanted = pen.text("auto_pad", "NOTSET"), pen.attribute("output_shape", None)
+    spatial = len(pen.known_shape(pen.operand(1))) - 2
+    strides, _, more = _steps(pen, spatial)
+    pads, missing = list(pen.attribute("pads", [0] * (2 * spatial))), [0] * spatial
+    if wanted is not None or mode != "NOTSET":
+        pads, missing = _pads_asked_for(pen, mode, wanted)
+    elif all(n < stride for n, stride in zip(more, strides, strict=True)):
+        return
+    behind = pads[spatial:]
+    left = [max(n - pad, 0) for n, pad in zip(more, behind, strict=True)]
+    pads[spatial:] = [max(pad - n, 0) for n, pad in zip(more, behind, strict=True)]
+    if any(n >= stride for n, stride in zip(left, strides, strict=True)):
+        missing, left = [sum(pair) for pair in zip(missing, left, strict=True)], [0] * spatial
+    _padded_transposed(pen, missing, pads=pads, output_padding=left)
+
+
+def _pads_asked_for(pen: Pen, mode: str, wanted: Sequence[int] | None) -> tuple[list[int], list[int]]:
+    """The pads of `output_shape` and `auto_pad`, as ONNX computes them, and how many zeros come behind.
 
     stride * (extent - 1) + output_padding + reach - output = begin + end; where that is negative, the output ends in
-    zeros, which are padded before the bias is added.
+    zeros.
     """
-    mode = pen.text("auto_pad", "NOTSET")
-    wanted = pen.attribute("output_shape", None)
-    if wanted is None and mode == "NOTSET":
-        return
     kernel = pen.known_shape(pen.operand(1))[2:]
-    spatial = len(kernel)
-    strides = pen.attribute("strides", [1] * spatial)
-    dilations = pen.attribute("dilations", [1] * spatial)
-    more = pen.attribute("output_padding", [0] * spatial)
+    strides, dilations, more = _steps(pen, len(kernel))
     totals = []
-    for axis in range(spatial):
+    for axis in range(len(kernel)):
         reach = (kernel[axis] - 1) * dilations[axis] + 1 + more[axis]
         if wanted is not None:
             extent = pen.known_shape(pen.x)[axis + 2]
@@ -138,19 +165,19 @@ def _transposed(pen: Pen) -> None:
         else:
             totals.append(0 if mode == "VALID" else reach - strides[axis])
     first = [max(total, 0) // 2 if mode == "SAME_UPPER" else (max(total, 0) + 1) // 2 for total in totals]
-    pads = [*first, *(max(total, 0) - begin for total, begin in zip(totals, first, strict=True))]
-    _padded_transposed(pen, pads, [max(-total, 0) for total in totals])
+    behind = [max(total, 0) - begin for total, begin in zip(totals, first, strict=True)]
+    return [*first, *behind], [max(-total, 0) for total in totals]
 
 
-def _padded_transposed(pen: Pen, pads: list[int], missing: list[int]) -> None:
-    options = pen.options("auto_pad", "output_shape", "pads")
+def _padded_transposed(pen: Pen, missing: list[int], **shape: list[int]) -> None:
+    options = pen.options("auto_pad", "output_shape") | shape
     if not any(missing):
-        pen.add("ConvTranspose", *pen.input, out=pen.out, pads=pads, **options)
+        pen.add("ConvTranspose", *pen.input, out=pen.out, **options)
         return
-    y = pen.add("ConvTranspose", *pen.input[:2], pads=pads, **options)
+    y = pen.add("ConvTranspose", *pen.input[:2], **options)
     ends = pen.integers(*([0] * (len(missing) + 4)), *missing)
     if pen.opset < 11:
-        raise pen.refusal("has an output_shape beyond its last element", "use operator set 11 or newer")
+        raise pen.refusal("has an output beyond its last element", "use operator set 11 or newer")
     y = pen.add("Pad", y, ends)
     if pen.operand(2):
         y = pen.add("Add", y, pen.add("Reshape", pen.operand(2), pen.integers(1, -1, *([1] * len(missing)))))
