@@ -15,7 +15,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array
 
 from .graph import STANDARD_DOMAINS, describe_node
-from .import_limits import ImportLimits, raise_limit
+from .import_limits import ImportLimits, beyond, raise_limit
 from .limit import check_extents
 
 # Operands that say extents, axes or counts.
@@ -88,10 +88,7 @@ def _check_range(node: onnx.NodeProto, bounds: list[Array], limits: ImportLimits
         raise ModelError(f"{describe_node(node)} counts from {start} to {stop} by {step}", "export a range that ends")
     count = (stop - start) / step
     if count > limits.constant_elements:
-        raise ModelError(
-            f"{describe_node(node)} makes {count:.0f} numbers (limit {limits.constant_elements})",
-            raise_limit("constant_elements", int(count) + 1),
-        )
+        raise beyond(f"{describe_node(node)} makes {count:.0f} numbers", "constant_elements", int(count) + 1, limits)
 
 
 def check_results(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], limits: ImportLimits) -> None:

@@ -10,7 +10,7 @@ from tvm_ext.errors import ModelError
 from .check import sort_nodes
 from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node, is_standard
-from .import_limits import raise_limit
+from .import_limits import beyond
 from .infer import infer_types
 from .operators.context import Context
 from .operators.number_types import in_float32, is_widened
@@ -68,11 +68,8 @@ def _check_steps(graph: OnnxGraph) -> None:
     calls = [unrolled_calls(context.at(node)) for node in graph.nodes]
     if sum(calls) > graph.limits.nodes:
         longest = describe_node(graph.nodes[calls.index(max(calls))])
-        raise ModelError(
-            f"the recurrent layers of the model have {sum(calls)} steps together, {longest} {max(calls)} of them "
-            f"(limit {graph.limits.nodes})",
-            raise_limit("nodes", sum(calls)),
-        )
+        problem = f"the recurrent layers of the model have {sum(calls)} steps together, {longest} {max(calls)} of them"
+        raise beyond(problem, "nodes", sum(calls), graph.limits)
 
 
 def _apply_rules(graph: OnnxGraph) -> OnnxGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from tvm_ext.errors import OptionError
+from tvm_ext.errors import ModelError, OptionError
 from tvm_ext.options import IMPORT_LIMITS_VARIABLE, import_limits_text
 
 _MOST = 2**62
@@ -82,6 +82,11 @@ class ImportLimits:
                 f"write name=number, with commas between; the names are {', '.join(cls.names())}",
             )
         return name, int(number[:20])
+
+
+def beyond(what: str, name: str, number: int, limits: ImportLimits) -> ModelError:
+    """The error of ``what``, which passes the limit ``name``, with the way to raise that to ``number``."""
+    return ModelError(f"{what} (limit {getattr(limits, name)})", raise_limit(name, number))
 
 
 def raise_limit(name: str, number: int) -> str:

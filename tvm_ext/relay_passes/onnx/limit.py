@@ -14,7 +14,7 @@ import onnx
 from tvm_ext.errors import ModelError
 
 from .graph import describe_node, nested_graphs
-from .import_limits import ImportLimits, raise_limit
+from .import_limits import ImportLimits, beyond, raise_limit
 
 _DAMAGED = "the file is damaged or was written by a faulty exporter: export it again"
 # Attributes whose integers are no extents, axes or counts: values, and the ends of slices ("to the last": 2^63 - 1).
@@ -50,22 +50,22 @@ def check_extents(shape: Sequence[int], what: str, limits: ImportLimits) -> None
     """A shape that a tensor may have; ``what`` names the tensor, in an error. Raises ModelError."""
     shown = tuple(shape[:8]) if len(shape) <= 8 else f"{len(shape)} dimensions"
     if len(shape) > limits.rank:
-        raise ModelError(f"{what} has {len(shape)} dimensions (limit {limits.rank})", raise_limit("rank", len(shape)))
+        raise beyond(f"{what} has {len(shape)} dimensions", "rank", len(shape), limits)
     if any(extent < 0 for extent in shape):
         raise ModelError(f"{what} has the shape {shown}, which is negative", _DAMAGED)
     # Extents beside a 0 count as well: they are numbers of loops and of bytes somewhere.
     elements = prod(max(extent, 1) for extent in shape)
     if elements > limits.tensor_elements:
-        raise ModelError(
-            f"{what} has the shape {shown}, {elements} elements (limit {limits.tensor_elements})",
-            raise_limit("tensor_elements", elements),
-        )
+        raise beyond(f"{what} has the shape {shown}, {elements} elements", "tensor_elements", elements, limits)
 
 
 def _check_count(what: str, items: Sized, name: str, limits: ImportLimits) -> None:
-    limit = getattr(limits, name)
-    if len(items) > limit:
-        raise ModelError(f"the model has {len(items)} {what} (limit {limit})", raise_limit(name, len(items)))
+    _check_size("the model", what, items, name, limits)
+
+
+def _check_size(whose: str, what: str, items: Sized, name: str, limits: ImportLimits) -> None:
+    if len(items) > getattr(limits, name):
+        raise beyond(f"{whose} has {len(items)} {what}", name, len(items), limits)
 
 
 def _check_graph(graph: onnx.GraphProto, limits: ImportLimits) -> None:
@@ -79,9 +79,12 @@ def _check_graph(graph: onnx.GraphProto, limits: ImportLimits) -> None:
         level = [inner for body in level for node in body.node for inner in nested_graphs(node)]
         if not level:
             return
-    raise ModelError(
-        f"the model has graphs more than {limits.depth} deep inside graphs (limit {limits.depth})",
-        raise_limit("depth", 2 * limits.depth),
+    raise _too_deep(limits)
+
+
+def _too_deep(limits: ImportLimits) -> ModelError:
+    return beyond(
+        f"the model has graphs more than {limits.depth} deep inside graphs", "depth", 2 * limits.depth, limits
     )
 
 
@@ -115,11 +118,7 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], limits: ImportLimits) -> None:
             ("outputs", node.output, "results"),
             ("attributes", node.attribute, "operands"),
         ):
-            limit = getattr(limits, name)
-            if len(items) > limit:
-                raise ModelError(
-                    f"{describe_node(node)} has {len(items)} {what} (limit {limit})", raise_limit(name, len(items))
-                )
+            _check_size(describe_node(node), what, items, name, limits)
         for item in node.attribute:
             _check_attribute(node, item, limits)
 
@@ -129,18 +128,14 @@ def _check_attribute(node: onnx.NodeProto, item: onnx.AttributeProto, limits: Im
         check_extents(item.t.dims, f"attribute '{item.name}' of {describe_node(node)}", limits)
     if node.op_type == "Constant":
         return
-    if max(len(item.ints), len(item.floats), len(item.strings)) > limits.operands:
-        raise ModelError(
-            f"{describe_node(node)} has an attribute '{item.name[:80]}' of more than {limits.operands} values",
-            raise_limit("operands", max(len(item.ints), len(item.floats), len(item.strings))),
-        )
+    count = max(len(item.ints), len(item.floats), len(item.strings))
+    if count > limits.operands:
+        problem = f"{describe_node(node)} has an attribute '{item.name[:80]}' of more than {limits.operands} values"
+        raise ModelError(problem, raise_limit("operands", count))
     far = next((number for number in (item.i, *item.ints) if abs(number) >= limits.tensor_elements), None)
     if far is not None and (node.op_type, item.name) not in _ANY_NUMBER:
-        raise ModelError(
-            f"{describe_node(node)} has the number {far} in its attribute '{item.name}' "
-            f"(limit {limits.tensor_elements})",
-            raise_limit("tensor_elements", abs(far)),
-        )
+        problem = f"{describe_node(node)} has the number {far} in its attribute '{item.name}'"
+        raise beyond(problem, "tensor_elements", abs(far), limits)
     for text in (item.s, *item.strings):
         _check_string(node, item.name, text, limits)
 
@@ -177,10 +172,7 @@ def _check_expansion(model: onnx.ModelProto, limits: ImportLimits) -> None:
         _measure(key, bodies, sizes, (), limits)
     total = _expanded(_flat(model.graph.node, limits), bodies, sizes)
     if total > limits.nodes:
-        raise ModelError(
-            f"the model has {total} nodes with its functions expanded (limit {limits.nodes})",
-            raise_limit("nodes", total),
-        )
+        raise beyond(f"the model has {total} nodes with its functions expanded", "nodes", total, limits)
 
 
 def _measure(
@@ -197,10 +189,8 @@ def _measure(
         names = " -> ".join(f"'{name}'" for _, name in (*path[path.index(key) :], key))
         raise ModelError(f"functions of the model call each other in a circle: {names}", "write the recursion out")
     if len(path) >= limits.depth:
-        raise ModelError(
-            f"functions of the model call each other {len(path)} deep, '{key[1]}' among them (limit {limits.depth})",
-            raise_limit("depth", 2 * len(path)),
-        )
+        problem = f"functions of the model call each other {len(path)} deep, '{key[1]}' among them"
+        raise beyond(problem, "depth", 2 * len(path), limits)
     nodes = list(_flat(bodies[key], limits))
     for node in nodes:
         callee = (node.domain, node.op_type)
@@ -225,7 +215,4 @@ def _flat(nodes: Iterable[onnx.NodeProto], limits: ImportLimits) -> Iterator[onn
         level = [inner for node in level for body in nested_graphs(node) for inner in body.node]
         if not level:
             return
-    raise ModelError(
-        f"the model has graphs more than {limits.depth} deep inside graphs (limit {limits.depth})",
-        raise_limit("depth", 2 * limits.depth),
-    )
+    raise _too_deep(limits)

@@ -115,40 +115,26 @@ def _is_whole(lengths: Expr | None, steps: int) -> bool:
 
 
 def _directions(layer: _Layer) -> Sequence[Unrolled | Looped]:
-    builder, steps, batch = layer.builder, layer.steps, layer.batch
-    x = layer.operands["x"]
+    x, steps = layer.operands["x"], layer.steps
     assert x is not None
-    if steps is None:
-        return _open_directions(layer, x)
-    rows = layer.reshaped(x, steps * batch, int(x.ty.shape[2]))
-    lengths = layer.operands["lengths"]
-    active = None if lengths is None else active_rows(builder, lengths, steps=steps, batch=batch)
-    made = []
+    rows = x if steps is None else layer.reshaped(x, steps * layer.batch, int(x.ty.shape[2]))
+    active = _active(layer, x)
+    made: list[Unrolled | Looped] = []
     for direction, is_reverse in enumerate(layer.settings.is_reverse):
-        cell, operands = _cell(layer, direction), _direction_operands(layer, direction)
-        one = unrolled(builder, cell, rows, operands, steps=steps, is_reverse=is_reverse, active=active)
-        made.append(one)
+        given = layer.builder, _cell(layer, direction), rows, _direction_operands(layer, direction)
+        if steps is None:
+            made.append(looped(*given, is_reverse=is_reverse, active=active))
+        else:
+            made.append(unrolled(*given, steps=steps, is_reverse=is_reverse, active=active))
     return made
 
 
-def _open_directions(layer: _Layer, x: Expr) -> list[Looped]:
-    active = _active_steps(layer, x)
-    return [
-        looped(
-            layer.builder,
-            _cell(layer, direction),
-            x,
-            _direction_operands(layer, direction),
-            is_reverse=is_reverse,
-            active=active,
-        )
-        for direction, is_reverse in enumerate(layer.settings.is_reverse)
-    ]
-
-
-def _active_steps(layer: _Layer, x: Expr) -> Expr | None:
+def _active(layer: _Layer, x: Expr) -> Expr | None:
+    """Which rows are of a sequence that goes on, where some end early; ``x`` has a row for each step."""
     lengths = layer.operands["lengths"]
-    return None if lengths is None else active_steps(layer.builder, lengths, x)
+    if lengths is None or layer.steps is None:
+        return None if lengths is None else active_steps(layer.builder, lengths, x)
+    return active_rows(layer.builder, lengths, steps=layer.steps, batch=layer.batch)
 
 
 def _cell(layer: _Layer, direction: int) -> RecurrentCell:
@@ -224,24 +210,12 @@ def _outputs(layer: _Layer, directions: Sequence[Unrolled | Looped]) -> list[Exp
 
 def _sequence(layer: _Layer, one: Unrolled | Looped) -> Expr:
     """(steps, 1, batch, hidden): the hidden states of one direction, 0 behind the end of a sequence."""
-    emit = layer.builder.emit
-    if isinstance(one, Looped):
-        return _open_sequence(layer, one.hidden)
-    assert layer.steps is not None
-    rows = one.hidden[0] if layer.steps == 1 else emit(relax.op.concat(list(one.hidden), axis=0))
-    lengths = layer.operands["lengths"]
-    if lengths is not None:
-        active = active_rows(layer.builder, lengths, steps=layer.steps, batch=layer.batch)
-        rows = emit(relax.op.where(active, rows, relax.const(0.0, layer.dtype)))
-    return layer.reshaped(rows, layer.steps, 1, layer.batch, layer.hidden)
-
-
-def _open_sequence(layer: _Layer, hidden: Expr) -> Expr:
-    """`_sequence` of (steps, batch, hidden), whose steps are counted at run time."""
-    active = _active_steps(layer, hidden)
+    rows = one.hidden if isinstance(one, Looped) else _joined(layer, one.hidden, 0)
+    active = _active(layer, rows)
     if active is not None:
-        hidden = layer.builder.emit(relax.op.where(active, hidden, relax.const(0.0, layer.dtype)))
-    return layer.reshaped(hidden, hidden.ty.shape[0], 1, layer.batch, layer.hidden)
+        rows = layer.builder.emit(relax.op.where(active, rows, relax.const(0.0, layer.dtype)))
+    steps = rows.ty.shape[0] if layer.steps is None else layer.steps
+    return layer.reshaped(rows, steps, 1, layer.batch, layer.hidden)
 
 
 def _joined(layer: _Layer, parts: Sequence[Expr], axis: int) -> Expr:
