@@ -9,8 +9,8 @@ that builders and measurers share no folder.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,22 +51,40 @@ class KernelBuilder(Protocol):
 class ExecutorBuilder:
     """Jobs by an executor of the caller's, which is not ended with this; ``workers`` is how many jobs it takes at once.
 
+    Of what was built last ``most_kept`` answers are kept: what is measured again is not compiled again.
     Processes have to be spawned, not forked: TVM's threads do not survive a fork.
     """
 
-    def __init__(self, executor: Executor, workers: int, *, compiler: CompileJob = compile_job) -> None:
+    def __init__(
+        self, executor: Executor, workers: int, *, compiler: CompileJob = compile_job, most_kept: int = 0
+    ) -> None:
         if workers < 1:
             raise ValueError(f"{workers} workers")
-        self.workers = workers
+        self.workers, self.most_kept = workers, most_kept
         self._executor, self._compiler = executor, compiler
+        self._kept: dict[tuple[str, ...], Future[Built]] = {}  # the one that was not used for longest first
         self._given: set[Future[Built]] = set()
 
     def library(self, job: KernelJob) -> Future[Built]:
         # What is compiled needs neither the reference nor its text a second time.
-        return self._submit(self._compiler, replace(job, reference=""))
+        wanted = replace(job, reference="")
+        return self._made((job.workload.key, job.configuration), self._compiler, wanted)
 
     def reference(self, job: KernelJob) -> Future[Built]:
-        return self._submit(reference_results, replace(job, module=""))
+        return self._made((job.reference_key,), reference_results, replace(job, module=""))
+
+    def prepare(self, jobs: Sequence[KernelJob]) -> None:
+        """Have all of ``jobs`` built, and what they are compared with, as far as it is kept."""
+        if self.most_kept:
+            made = [self.library(job) for job in jobs]
+            wait([*made, *(self.reference(job) for job in jobs if job.reference)])
+
+    def _made(self, key: tuple[str, ...], make: CompileJob, job: KernelJob) -> Future[Built]:
+        made = self._kept.pop(key, None) or self._submit(make, job)
+        self._kept[key] = made
+        while len(self._kept) > self.most_kept:
+            del self._kept[next(iter(self._kept))]
+        return made
 
     def _submit(self, make: CompileJob, job: KernelJob) -> Future[Built]:
         try:
@@ -96,10 +114,11 @@ class LocalBuilder(ExecutorBuilder):
         compiler: CompileJob = compile_job,
         limit_s: float = BUILD_LIMIT_S,
         memory_bytes: int = 0,
+        most_kept: int = 0,
     ) -> None:
         workers = workers or max(1, usable_core_count() - 1)
         self._pool = ThreadPoolExecutor(workers, "tvm_ext-build")
-        super().__init__(self._pool, workers, compiler=compiler)
+        super().__init__(self._pool, workers, compiler=compiler, most_kept=most_kept)
         self.limit_s, self.memory_bytes = limit_s, memory_bytes
         self._own = threading.local()
         self._processes: set[WorkerProcess] = set()

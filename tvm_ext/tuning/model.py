@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tvm_ext import options as environment
 from tvm_ext._tvm import IRModule, Target, tvm
-from tvm_ext.autotune.builders import LocalBuilder
+from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import TrackerFleet
 from tvm_ext.autotune.session import TrialHistory, TuningSession
@@ -24,8 +24,10 @@ from tvm_ext.records.kernel_job import KernelJob
 from tvm_ext.records.measurement import MOST_REASON, Trial
 from tvm_ext.records.tuned import TuningRecord, TuningRequest
 
-from .built_ahead import BuiltAhead
 from .kernels import TunableKernel, TunableModel, job_of, tunable_model
+
+MOST_KEPT = 512
+"""Libraries, of some 60 kB each, and references: what is measured again before it is adopted is not compiled again."""
 
 
 def tune_model(
@@ -63,7 +65,7 @@ def usual_measurer(request: TuningRequest) -> Measurer:
     Here nothing is compiled while something is timed; for servers it is, since they have cores of their own.
     """
     if request.tracker is None:
-        return Measurer(BuiltAhead(LocalBuilder(usable_core_count())))
+        return Measurer(LocalBuilder(usable_core_count(), most_kept=MOST_KEPT))
     return Measurer(runners=TrackerFleet(Tracker.parse(request.tracker), request.key))
 
 
@@ -106,7 +108,7 @@ class KernelMeasure:
         if task.workload.key not in self.constructed:
             self.constructed[task.workload.key] = self._job(kernel, first)
         incumbent, builder = self.constructed[task.workload.key], self.measurer.builder
-        if isinstance(builder, BuiltAhead):
+        if isinstance(builder, ExecutorBuilder):  # on a CPU a compiler takes cores from the kernels that are timed
             builder.prepare([incumbent, *jobs])
         for _, trial in self.measurer.measure(jobs, incumbent=incumbent):
             yield trial

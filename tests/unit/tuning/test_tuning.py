@@ -31,7 +31,6 @@ from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
 from tvm_ext.records.tuned import TuningBudget, TuningRequest
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
-from tvm_ext.tuning.built_ahead import BuiltAhead
 from tvm_ext.tuning.kernels import TunableModel, job_of, tunable_model
 from tvm_ext.tuning.model import KernelMeasure, require_measurable, tune_model
 
@@ -79,7 +78,7 @@ SHORT = TimingPlan(samples=1, sample_s=1e-4, least_rounds=1, most_rounds=2)
 
 def in_process(_request: TuningRequest | None = None) -> Measurer:
     """Everything in this process: seconds less than processes take to start."""
-    return Measurer(BuiltAhead(ExecutorBuilder(ThreadPoolExecutor(1), 1)), [InProcessRunner()], plan=SHORT)
+    return Measurer(ExecutorBuilder(ThreadPoolExecutor(1), 1, most_kept=512), [InProcessRunner()], plan=SHORT)
 
 
 def test_products_can_be_tuned_and_rows(model: TunableModel) -> None:
@@ -123,7 +122,7 @@ def test_a_batch_is_built_before_any_of_it_is_timed(plan: BuildPlan, model: Tuna
     runner = Watched(executor)
     task = model.tasks[0]
     asked = [task.space[place].configuration for place in task.space.predictions.ranking[:3]]
-    with Measurer(BuiltAhead(ExecutorBuilder(executor, 1)), [runner], plan=SHORT) as measurer:
+    with Measurer(ExecutorBuilder(executor, 1, most_kept=512), [runner], plan=SHORT) as measurer:
         measure = KernelMeasure(model, measurer, plan.device, plan.target, OPTIONS)
         trials = list(measure(task, [task.constructed, *(item for item in asked if item != task.constructed)]))
     assert (runner.batches, runner.waiting) == (1, 0)
