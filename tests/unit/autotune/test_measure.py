@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -196,6 +197,21 @@ def test_devices_join_and_leave_and_a_run_without_any_ends() -> None:
             list(measurer.measure(jobs))
         assert measurer.report.trials["ok"] == 2
         assert measurer.report.trials["lost"] == len(measurer.builder.asked) - 2  # type: ignore[attr-defined]
+
+
+def test_no_run_takes_the_file_of_a_library_that_is_kept() -> None:
+    """Runs one after another may have the same address, and so the same id: an incumbent outlives its run."""
+    files: dict[Path, set[str]] = {}
+
+    def noted(entry: BatchEntry) -> float:
+        files.setdefault(entry.artifact.library, set()).add(entry.artifact.job.configuration)
+        return 1.0
+
+    with Measurer(Builder(), [Runner(noted)]) as measurer:
+        for number in range(8):
+            list(measurer.measure([job(f"a-{number}")], incumbent=job("old-10")))
+    assert all(len(names) == 1 for names in files.values())
+    assert len(files) == 9
 
 
 def test_an_incumbent_is_built_once_and_runs_in_every_batch() -> None:
