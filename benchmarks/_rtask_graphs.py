@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tvm_ext._tvm import CALL_TIR, IRModule, PrimFunc, Sequential, relax, structural_walk, tirx, tvm
-from tvm_ext.cost.bandwidths import bandwidth
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel, shortest_s, unplanned_registers
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import GLOBAL
 from tvm_ext.exclusive import EXCLUSIVE
 from tvm_ext.options import BuildOptions
@@ -121,7 +121,7 @@ def _times_s(choice: KernelChoice, function: PrimFunc, device: DeviceSpec) -> tu
     Of stock TVM's kernels both are that of moving their tensors once.
     """
     launch_s = (device.launch_overhead_us or 0.0) * 1e-6
-    moving_s = sum(_bytes(buffer) for buffer in function.params) / bandwidth(device, GLOBAL)
+    moving_s = sum(_bytes(buffer) for buffer in function.params) / Machine(device).rate(GLOBAL)
     busy_s = moving_s if choice.program is None else choice.program.work_s() / device.unit_count
     if choice.expected_s is not None:
         return max(choice.expected_s - launch_s, shortest_s(device)), busy_s

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, prod
 
-from tvm_ext.cost.perf_model import MEMORY_OVERLAP, REPORTED_UNITS_PER_G, cache_share_bytes, cpu_clock_hz
+from tvm_ext.cost.perf_model import MEMORY_OVERLAP, REPORTED_UNITS_PER_G
 from tvm_ext.cost.register_tiles import PORT_OVERLAP, overlapped
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import OF_ONE_UNIT, Machine
 from tvm_ext.support.arithmetic import ceil_div
 
 from .loop_nests import LoopNest, NestAccess, NestLoop
@@ -28,7 +29,7 @@ LOOP_CYCLES = 2.0
 def loop_nests_s(nests: Sequence[LoopNest], device: DeviceSpec) -> float:
     """Seconds that the nests take one after the other on all of the device's cores."""
     regions = {next((loop.number for loop in nest.loops if loop.kind == "parallel"), 0) for nest in nests} - {0}
-    launches = len(regions) * (device.launch_overhead_us or 0.0) * 1e-6
+    launches = len(regions) * Machine(device).launch_s
     return launches + sum(_nest_s(nest, device) for nest in nests)
 
 
@@ -36,7 +37,7 @@ def _nest_s(nest: LoopNest, device: DeviceSpec) -> float:
     """Computation and the loads of each cache, which overlap; a core has nothing to do where others have more."""
     parts = prod(loop.extent for loop in nest.loops if loop.kind == "parallel")
     balance = parts / (device.unit_count * ceil_div(parts, device.unit_count))
-    compute_s = _cycles(nest, device) / (cpu_clock_hz(device) * device.unit_count)
+    compute_s = _cycles(nest, device) / (Machine(device).vector_hz * device.unit_count)
     caches = [_cache_s(nest, level, device) for level in range(1, len(device.layers) - 1)]
     return overlapped([compute_s, *caches], MEMORY_OVERLAP) / balance
 
@@ -115,7 +116,7 @@ def _cache_s(nest: LoopNest, level: int, device: DeviceSpec) -> float:
     below = device.layers[level + 1]
     if not below.bandwidth_gb_per_s:
         return 0.0
-    depth = _resident_depth(nest, cache_share_bytes(device, level), below.transaction_bytes)
+    depth = _resident_depth(nest, Machine(device).room_bytes(level, OF_ONE_UNIT), below.transaction_bytes)
     moved = sum(_traffic_bytes(item, nest.loops, depth, below.transaction_bytes, device) for item in nest.accesses)
     return moved / (below.bandwidth_gb_per_s * REPORTED_UNITS_PER_G)
 

@@ -17,6 +17,7 @@ from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, Produc
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import blocks_per_unit, registers_left, shared_limit_bytes
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassRegion
@@ -165,7 +166,7 @@ def predict_chained_pair(
     config: PairConfig, problem: PairProblem, chain: ProductChain, device: DeviceSpec
 ) -> PredictedTime:
     """`predict_pair` of the ``chain`` that the problem is."""
-    time, launch_us = predict_chain(chain, config.tile(problem), device), device.launch_overhead_us or 0.0
+    time, launch_us = predict_chain(chain, config.tile(problem), device), Machine(device).launch_us
     return PredictedTime(time_us=time.time_s * 1e6, full_clock_us=time.busy_s * 1e6 + launch_us)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -82,4 +83,4 @@ def _depthwise_time_us(
     load_us = loaded / (l2_gb_per_s(device) / device.unit_count * 1e3)
     arrival_us = latency_us(device) / ((config.stages - 1) * resident)
     units_us = held * tiles * max(multiply_us, load_us, arrival_us) + latency_us(device)
-    return max(units_us, moved_bytes / (global_gb_per_s(device) * 1e3)) + 2 * (device.launch_overhead_us or 0.0)
+    return max(units_us, moved_bytes / (global_gb_per_s(device) * 1e3)) + 2 * Machine(device).launch_us

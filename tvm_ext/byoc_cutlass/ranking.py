@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tvm_ext.cost.bandwidths import UNKNOWN_CACHE_RATE
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import UNKNOWN_CACHE_RATE, Machine
 from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
 from tvm_ext.errors import TargetError
 from tvm_ext.support.arithmetic import ceil_div
@@ -91,7 +91,7 @@ def predict_product(
     busy_us = max(units_us, l2_us, moved_us)
     power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, _known_peak(problem, device)) * 1e6
     launches = 1 if epilogue.reduction is None else 2  # before it, the result is filled
-    launch_us = launches * (device.launch_overhead_us or 0.0)
+    launch_us = launches * Machine(device).launch_us
     return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import BEHIND_L2, Machine
 
 Shape = tuple[int, ...]
 """A tile's size along each axis. Where it says so all sizes may be arrays, with one entry for each of many tiles."""
@@ -250,11 +251,9 @@ def copied_to_panels(
         return False
     copied = prod(extent for axis, extent in extents.items() if access.uses(axis))
     copied_bytes = copied * access.itemsize_bytes
-    below = next(
-        (layer for layer in device.layers[3:] if not layer.capacity_bytes or layer.capacity_bytes >= copied_bytes), None
-    )
+    below = Machine(device).holder(copied_bytes, BEHIND_L2)
     peak = device.peak_gflops_of("float32")
-    if below is None or not below.bandwidth_gb_per_s or not peak or not device.register_limit:
+    if not below.bandwidth_gb_per_s or not peak or not device.register_limit:
         return False
     arithmetic_ns = 2 * points / peak
     once_ns = copied_bytes / below.bandwidth_gb_per_s

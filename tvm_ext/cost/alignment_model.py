@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import UNKNOWN_CACHE_RATE, Machine
 from tvm_ext.support.arithmetic import ceil_div
 
-from .bandwidths import UNKNOWN_CACHE_RATE
 from .epilogue_traffic import BYTES_PER_GB, US_PER_S, moved_us
 
 COPY_SHARE = 0.37
@@ -84,12 +84,12 @@ def product_us(product: AlignedProduct, device: DeviceSpec, tile: BlockTile | No
     moving_us = sum(moved_us(count * product.itemsize_bytes, device) for count in elements)
     multiplying_us = work / (_gflops(product, device) * BYTES_PER_GB) * US_PER_S
     power_us = device.least_multiplying_s(work, f"{product.dtype}_tensor") * US_PER_S
-    return max(multiplying_us, copies_us, moving_us, power_us) + (device.launch_overhead_us or 0.0)
+    return max(multiplying_us, copies_us, moving_us, power_us) + Machine(device).launch_us
 
 
 def copied_us(read_bytes: float, written_bytes: float, device: DeviceSpec) -> float:
     """A kernel that copies a tensor into another, with padding or without it."""
-    return moved_us(read_bytes, device) + moved_us(written_bytes, device) + (device.launch_overhead_us or 0.0)
+    return moved_us(read_bytes, device) + moved_us(written_bytes, device) + Machine(device).launch_us
 
 
 def has_matrix_units(device: DeviceSpec, dtype: str) -> bool:

@@ -8,6 +8,7 @@ from itertools import product
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.attention import Attention, AttentionTiles, Copies
 from tvm_ext.support.arithmetic import ceil_div
@@ -79,4 +80,4 @@ def _seconds(work: Attention, tiles: AttentionTiles, usual: AttentionTiles, devi
     features = work.value_features + (work.features if tiles.copies != "values" else 0)
     cycles = 2 * work.batch * times * work.keys * features / tiles.lanes / device.unit_count
     slower = SCATTERED if tiles.copies == "none" and usual.copies != "none" else 1.0
-    return slower * kernel_seconds(work, tiles, device) + cycles / (device.cycles_per_ns * 1e9)
+    return slower * kernel_seconds(work, tiles, device) + cycles / Machine(device).hz

@@ -12,6 +12,7 @@ from math import gcd, inf
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.records.attention import Attention, AttentionTiles, Copies, MatrixOperand
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -151,11 +152,11 @@ def kernel_seconds(work: Attention, tiles: AttentionTiles, device: DeviceSpec) -
     tasks = work.batch * blocks
     units = min(device.unit_count, tasks)
     imbalance = ceil_div(tasks, units) * units / tasks
-    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / (device.cycles_per_ns * 1e9)
+    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / Machine(device).hz
 
 
 def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: DeviceSpec) -> float:
-    pipes = device.fma_rate
+    pipes, machine = device.fma_rate, Machine(device)
     scores = _product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles, device)
     steps = ceil_div(work.keys, tiles.key_block)
     results = _product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles, device)
@@ -164,7 +165,7 @@ def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: D
     turned = work.features + work.value_features + sum(work.keys for term in work.terms if term.operand.row_stride)
     turning = turned * vectors * TURN_OPERATIONS / pipes
     # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
-    waiting = work.keys * (work.features + work.value_features) * FLOAT_BYTES / _bytes_per_cycle(device)
+    waiting = work.keys * (work.features + work.value_features) * FLOAT_BYTES / machine.bytes_per_cycle(machine.l2_rate)
     return scores + results + softmax + rescaled + turning + waiting + TASK_CYCLES
 
 
@@ -177,18 +178,13 @@ def _product_cycles(rows: int, tile: int, vectors: int, depth: int, tiles: Atten
 
 def _step_cycles(rows: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
     """Of one step of the sum: arithmetic, loads, latency, and L2 where L1 is too small for the vectors."""
-    loads = (rows + vectors) / device.load_rate
+    machine, loads = Machine(device), (rows + vectors) / device.load_rate
     held = min(depth, tiles.key_block) * vectors * tiles.lanes * FLOAT_BYTES
     room = device.layers[1].capacity_bytes or inf
-    streamed = vectors * tiles.lanes * FLOAT_BYTES / _bytes_per_cycle(device) if 2 * held > room else 0.0
+    near = machine.bytes_per_cycle(machine.l2_rate) if 2 * held > room else inf
+    streamed = vectors * tiles.lanes * FLOAT_BYTES / near
     times = (rows * vectors / device.fma_rate, loads, float(device.fma_latency_cycles or 0), streamed)
     return overlapped(times, PORT_OVERLAP)
-
-
-def _bytes_per_cycle(device: DeviceSpec) -> float:
-    """What one core loads from L2."""
-    rate = device.layers[2].bandwidth_gb_per_s if len(device.layers) > 2 else None
-    return inf if rate is None else rate * 1e9 / device.unit_count / (device.cycles_per_ns * 1e9)
 
 
 # --- and what it replaces -------------------------------------------------------------------------------------------
@@ -197,21 +193,21 @@ def separate_seconds(work: Attention, device: DeviceSpec) -> float:
 
     Scores are read and written in the first cache that holds them. Calls count for all kernels but one.
     """
-    elements = float(work.batch * work.queries * work.keys)
+    machine, elements = Machine(device), float(work.batch * work.queries * work.keys)
     peak = (device.peak_gflops_of("float32") or 1.0) * 1e9
     size = itemsize_bytes(work.query.dtype)
     scores = elements * size
     seconds = work.flops / (PRODUCT_SHARE * peak)
     seconds += elements * EXP_OPERATIONS * 2 / peak
     # The first product writes the scores, the softmax reads and writes them, the second product reads them.
-    seconds += 4 * scores / _rate(scores, device)
+    seconds += 4 * scores / machine.held_rate(scores, WARM)
     cycles = COPY_CYCLES * (_moved(work.query, work.queries, work) + _moved(work.value, work.keys, work))
     cycles += COPY_CYCLES * _moved(work.output, work.queries, work) + TURNED_COPY_CYCLES * _moved(
         work.key, work.keys, work
     )
-    seconds += cycles / device.unit_count / (device.cycles_per_ns * 1e9)
+    seconds += cycles / device.unit_count / machine.hz
     copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
-    return seconds + (2 + copies) * (CALL_SECONDS + (device.launch_overhead_us or 0.0) * 1e-6)
+    return seconds + (2 + copies) * (CALL_SECONDS + machine.launch_s)
 
 
 def _moved(operand: MatrixOperand, rows: int, work: Attention) -> int:
@@ -219,11 +215,3 @@ def _moved(operand: MatrixOperand, rows: int, work: Attention) -> int:
     columns = work.features if operand in (work.query, work.key) else work.value_features
     together = all(stride in (0, rows * columns) for _, stride in operand.batch[-1:])
     return 0 if together else work.batch * rows * columns
-
-
-def _rate(size_bytes: float, device: DeviceSpec) -> float:
-    """Bytes per second of all units together from the first cache, from L2 on, that holds the tensor."""
-    for layer in device.layers[2:] or device.layers[1:]:
-        if layer.bandwidth_gb_per_s and (layer.capacity_bytes is None or layer.capacity_bytes >= size_bytes):
-            return layer.bandwidth_gb_per_s * 1e9
-    return (device.lowest_layer.bandwidth_gb_per_s or inf) * 1e9

@@ -10,11 +10,12 @@ from __future__ import annotations
 from math import inf
 
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
+from tvm_ext.devices.machine import OF_ONE_UNIT, Machine
 from tvm_ext.records.cell import CellTiles, CellWork
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
 
-from .perf_model import CACHE_SHARE, FIRST_PHYSICAL_LEVEL, MEMORY_OVERLAP
+from .perf_model import MEMORY_OVERLAP
 from .register_tiles import CUT_COST, PORT_OVERLAP, overlapped
 
 MOST_VECTORS = 4
@@ -80,15 +81,14 @@ def cell_tasks(work: CellWork, tiles: CellTiles) -> int:
 def predict_cell(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> Prediction:
     """The time of a step on all units of ``device`` with a start of each, and what binds it."""
     tasks = cell_tasks(work, tiles)
-    share = ceil_div(tasks, device.unit_count)  # tasks of the busiest unit
-    source = _holder(_weight_bytes(work, tiles) / tasks * share, device)
-    hz = device.cycles_per_ns * 1e9
-    compute_s = share * task_cycles(work, tiles, device, None) / hz
-    busy_s = share * task_cycles(work, tiles, device, source) / hz
+    machine, share = Machine(device), ceil_div(tasks, device.unit_count)  # tasks of the busiest unit
+    source = machine.holder(_weight_bytes(work, tiles) / tasks * share, OF_ONE_UNIT)
+    compute_s = share * task_cycles(work, tiles, device, None) / machine.hz
+    busy_s = share * task_cycles(work, tiles, device, source) / machine.hz
     traffic = _weight_bytes(work, tiles)
-    reading_s = traffic / ((source.bandwidth_gb_per_s or inf) * 1e9)
+    reading_s = traffic / machine.rate(source)
     return Prediction(
-        time_s=busy_s + (device.launch_overhead_us or 0.0) * 1e-6,
+        time_s=busy_s + machine.launch_s,
         compute_s=compute_s,
         layers=(LayerCost(layer=source.name, footprint_bytes=traffic, traffic_bytes=traffic, time_s=busy_s),),
         bound=source.name if reading_s > compute_s else "compute",
@@ -101,7 +101,8 @@ def task_cycles(work: CellWork, tiles: CellTiles, device: DeviceSpec, source: Me
     The rows after the first tile read the same weights from the first cache that holds those of a task. Cut rows cost
     what they cost any register tiles; measured here, 16 rows of 100 units as 6 + 6 + 4 take 23.1 us, as 4 times 4 16.9.
     """
-    again = None if source is None else _holder(_weight_bytes(work, tiles) / cell_tasks(work, tiles), device)
+    own = _weight_bytes(work, tiles) / cell_tasks(work, tiles)
+    again = None if source is None else Machine(device).holder(own, OF_ONE_UNIT)
     full, rest = divmod(work.rows, tiles.rows)
     sizes = [tiles.rows] * full + ([rest] if rest else [])
     cycles = sum(_tile_cycles(work, tiles, rows, device, again if i else source) for i, rows in enumerate(sizes))
@@ -110,11 +111,12 @@ def task_cycles(work: CellWork, tiles: CellTiles, device: DeviceSpec, source: Me
 
 def _tile_cycles(work: CellWork, tiles: CellTiles, rows: int, device: DeviceSpec, source: MemoryLayer | None) -> float:
     """Cycles of ``rows`` of the batch with one task's units: each step of every sum, then the element-wise part."""
-    pipes = device.fma_rate
+    pipes, machine = device.fma_rate, Machine(device)
+    loaded = inf if source is None else machine.bytes_per_cycle(machine.rate(source))
     cycles = TASK_CYCLES + rows * tiles.vectors * work.operations / pipes
     for gates, depth, itemsize in work.products:
         vectors = gates * tiles.vectors
-        streamed = 0.0 if source is None else vectors * tiles.lanes * itemsize / _bytes_per_cycle(source, device)
+        streamed = vectors * tiles.lanes * itemsize / loaded
         issue = (vectors + rows) / device.load_rate
         latency = float(device.fma_latency_cycles or 0)
         ports = overlapped((vectors * rows / pipes, issue, latency), PORT_OVERLAP)
@@ -126,19 +128,3 @@ def _weight_bytes(work: CellWork, tiles: CellTiles) -> float:
     """Of all weights as they are packed: units rounded up to whole registers."""
     units = ceil_div(work.units, tiles.lanes) * tiles.lanes
     return units * sum(gates * depth * itemsize for gates, depth, itemsize in work.products)
-
-
-def _holder(size_bytes: float, device: DeviceSpec) -> MemoryLayer:
-    """The first cache that keeps a unit's ``size_bytes`` from one step to the next; the memory where none does."""
-    for level, layer in enumerate(device.layers[1:-1], 1):
-        own = (layer.capacity_bytes or 0) * (CACHE_SHARE if level >= FIRST_PHYSICAL_LEVEL else 1)
-        if size_bytes <= (own / device.unit_count if layer.scope == "device" else own):
-            return layer
-    return device.lowest_layer
-
-
-def _bytes_per_cycle(layer: MemoryLayer, device: DeviceSpec) -> float:
-    """What one unit loads from ``layer``."""
-    if not layer.bandwidth_gb_per_s:
-        return inf
-    return layer.bandwidth_gb_per_s / device.unit_count / device.cycles_per_ns

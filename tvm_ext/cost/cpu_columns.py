@@ -151,11 +151,10 @@ def _predicted(
     layers = [model.layer_s(level, model.moved_bytes(level, shapes, order)) for level in range(1, len(shapes))]
     loads = [np.asarray(layer) / balance for layer in layers]
     first = held_up[which] / balance + loads[0]
-    launch = (model.device.launch_overhead_us or 0.0) * 1e-6
     peak = model.expr.flops / (model.max_compute_gflops() * REPORTED_UNITS_PER_G)
     issued = np.array([scalar.layer_s(0, scalar.traffic_bytes(0, tile)) for tile in alone])[which]
     return {
-        "time_s": np.asarray(overlapped([arithmetic, first, *loads[1:]], PORTS_OVERLAP)) + launch,
+        "time_s": np.asarray(overlapped([arithmetic, first, *loads[1:]], PORTS_OVERLAP)) + model.machine.launch_s,
         "compute_s": compute,
         "layer_s": np.stack(loads, axis=1),
         "bottleneck_s": np.maximum(np.max([np.full(len(which), peak), issued, *loads], axis=0), 0.0),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 
 US_PER_S = 1e6
 BYTES_PER_GB = 1e9
@@ -64,7 +65,7 @@ def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, ab
     fused, rest = stages[:count], stages[count:]
     value, result = fused[-1].value_bytes, stages[-1].value_bytes
     time = sum(moved_us(stage.read_bytes, device) + instructions_us(stage.instructions, device) for stage in fused)
-    time += 2 * moved_us(value, device) + sum(stage.launches for stage in fused) * (device.launch_overhead_us or 0.0)
+    time += 2 * moved_us(value, device) + sum(stage.launches for stage in fused) * Machine(device).launch_us
     if not rest:
         return time
     operands = sum(moved_us(stage.read_bytes, device) for stage in rest)
@@ -72,7 +73,7 @@ def _time_us(stages: Sequence[EpilogueStage], count: int, device: DeviceSpec, ab
     if absorbed:
         return time + operands
     beyond = max(0.0, arithmetic - operands - 2 * moved_us(value, device))
-    return time + operands + beyond + 2 * moved_us(result, device) + (device.launch_overhead_us or 0.0)
+    return time + operands + beyond + 2 * moved_us(result, device) + Machine(device).launch_us
 
 
 def moved_us(count: float, device: DeviceSpec) -> float:

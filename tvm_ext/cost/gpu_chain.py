@@ -17,10 +17,9 @@ from typing import Literal
 
 from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
-
-from .bandwidths import bandwidth, cache_bandwidth
 
 Residence = Literal["registers", "shared memory"]
 """Where the values between two products stay."""
@@ -158,7 +157,7 @@ class ChainTime:
 
 def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> ChainTime:
     """Time of the chain's kernel; compute, shared memory and global memory overlap, so that the slowest binds."""
-    blocks = ceil_div(chain.rows, tile.rows)
+    machine, blocks = Machine(device), ceil_div(chain.rows, tile.rows)
     rounds = ceil_div(blocks, device.unit_count)  # blocks that the busiest unit runs
     resident = max(1, min(blocks_per_unit(tile.use, device), rounds))
     filled = min(1.0, resident * tile.threads / (WARPS_PER_TEU * device.teus_per_unit * device.teu_lanes))
@@ -166,16 +165,16 @@ def predict_chain(chain: ProductChain, tile: ChainTile, device: DeviceSpec) -> C
     work = sum(2.0 * tile.rows * p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     rate = _rate(chain.dtype, tile.units, device)
     compute = rounds * work * device.unit_count / (rate * filled)
-    shared = rounds * _shared_traffic(chain, tile) * device.unit_count / (bandwidth(device, "L1") * filled)
+    shared = rounds * _shared_traffic(chain, tile) * device.unit_count / (machine.rate("L1") * filled)
     weights = sum(p.columns * depth for p, depth in zip(tile.products, steps, strict=True))
     loaded = (tile.rows * steps[0] + weights) * chain.itemsize
-    cache = rounds * loaded * device.unit_count / cache_bandwidth(device)
-    memory = max(cache, chain.least_bytes / bandwidth(device, "L2"))
+    cache = rounds * loaded * device.unit_count / machine.cache_rate
+    memory = max(cache, chain.least_bytes / machine.rate("L2"))
     times = {"compute": compute, "L1": shared, "L2": memory}
     busy = max(times.values())
     times["power"] = device.least_multiplying_s(blocks * work, _peak(chain.dtype, tile.units))
     bound = max(times, key=lambda name: times[name])
-    launch = _launch_s(device)
+    launch = machine.launch_s
     return ChainTime(
         time_s=times[bound] + launch,
         busy_s=busy,
@@ -189,7 +188,7 @@ def separate_s(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> fl
     """The least that the chain takes as a kernel for each product: each one's roof, and a launch."""
     powers = [device.least_multiplying_s(_flops(one), _peak(one.dtype, units)) for one in chain.singles]
     roofs = zip(_roofs(chain, device, units), powers, strict=True)
-    return sum(_launch_s(device) + max(*roof, power) for roof, power in roofs)
+    return sum(Machine(device).launch_s + max(*roof, power) for roof, power in roofs)
 
 
 def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[tuple[float, float]]:
@@ -197,7 +196,7 @@ def _roofs(chain: ProductChain, device: DeviceSpec, units: ChainUnits) -> list[t
     return [
         (
             _flops(one) / _rate(one.dtype, units, device),
-            one.least_bytes / bandwidth(device, "L2"),
+            one.least_bytes / Machine(device).rate("L2"),
         )
         for one in chain.singles
     ]
@@ -216,7 +215,7 @@ def why_apart(chain: ProductChain, fused: ChainTime, device: DeviceSpec, units: 
     arithmetic, 17 us of traffic and two launches of 2 us.
     """
     arithmetic, traffic = (sum(part) for part in zip(*_roofs(chain, device, units), strict=True))
-    if arithmetic > traffic + len(chain.products) * _launch_s(device):
+    if arithmetic > traffic + len(chain.products) * Machine(device).launch_s:
         return f"bound by arithmetic: {arithmetic * 1e6:.1f} us of it, {traffic * 1e6:.1f} us of traffic"
     apart = separate_s(chain, device, units)
     if fused.time_s < MIN_GAIN * apart:
@@ -255,10 +254,6 @@ def _rate(dtype: str, units: ChainUnits, device: DeviceSpec) -> float:
 def _peak(dtype: str, units: ChainUnits) -> str:
     """The key of the rate in the device tables."""
     return f"{dtype}_tensor" if units == "matrix units" else "float32"
-
-
-def _launch_s(device: DeviceSpec) -> float:
-    return (device.launch_overhead_us or 0.0) * 1e-6
 
 
 def padded(extent: int) -> int:

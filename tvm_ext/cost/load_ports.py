@@ -37,7 +37,7 @@ class PortTimes:
 
     def __init__(self, model: PerfModel) -> None:
         self.model, self.core, self.device = model, model.core, model.device
-        self.hz = model.clock_hz * model.device.unit_count
+        self.hz = model.machine.vector_hz * model.device.unit_count
 
     def arithmetic_s(self, shape: Shape) -> float:
         """Seconds of the multiply-adds, of a tile's start and stores, of spills and of packing."""

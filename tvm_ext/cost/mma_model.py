@@ -12,7 +12,6 @@ from math import prod
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.gemm_form import TileSplit, reduction_step, uses_mma_sync
 from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.bandwidths import bandwidth, cache_bandwidth
 from tvm_ext.cost.product_counts import (
     ADDRESS_REGISTERS,
     accumulator_registers,
@@ -24,6 +23,7 @@ from tvm_ext.cost.product_counts import (
 from tvm_ext.devices.banks import EVEN_PITCHES, ODD_PITCHES, padded_chunks
 from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
@@ -113,6 +113,7 @@ def block_use(split: TileSplit, dtype: str, device: DeviceSpec) -> BlockUse:
 
 def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, device: DeviceSpec) -> Prediction:
     """Predicted time; compute, shared memory and global memory overlap, so that the slowest binds (paper §3.3)."""
+    machine = Machine(device)
     tile_rows, tile_columns = ceil_div(shape.rows, split.rows), ceil_div(shape.columns, split.columns)
     blocks = shape.batch * tile_rows * tile_columns * splits
     padded_depth = ceil_div(shape.depth, split.depth * splits) * split.depth
@@ -124,16 +125,16 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
     compute = rounds * 2.0 * split.rows * split.columns * padded_depth / (peak * filled)
     fragments = split.warps * (split.warp_rows + split.warp_columns)
     read = (fragments + split.rows + split.columns) * padded_depth * shape.itemsize  # fragments, and the copies' writes
-    shared = rounds * read / (bandwidth(device, "L1") / device.unit_count * filled)
+    shared = rounds * read / (machine.rate("L1") / device.unit_count * filled)
     loaded = (split.rows + split.columns) * padded_depth * shape.itemsize
-    cache = rounds * loaded / (cache_bandwidth(device) / device.unit_count)
+    cache = rounds * loaded / (machine.cache_rate / device.unit_count)
     missed = _missed_bytes(shape, split, splits, (tile_rows, tile_columns), resident * device.unit_count)
     written = shape.batch * shape.rows * shape.columns * shape.output_bytes
     launches = 1
     if splits > 1:
         written += 2.0 * splits * shape.batch * shape.rows * shape.columns * ACCUMULATOR_BYTES
         launches = 2
-    memory = max(cache, (missed + written) / bandwidth(device, "L2"))
+    memory = max(cache, (missed + written) / machine.rate("L2"))
     registers = fragment_registers(split, dtype, device) * REGISTER_BYTES * WARP
     costs = (
         LayerCost(layer="L1", footprint_bytes=registers, traffic_bytes=float(read * blocks), time_s=shared),
@@ -144,11 +145,7 @@ def predict_mma(shape: GemmShape, split: TileSplit, splits: int, dtype: str, dev
             time_s=memory,
         ),
     )
-    launch = (device.launch_overhead_us or 0.0) * 1e-6 * launches
-    times = {"compute": compute, "L1": shared, "L2": memory}
-    bound = max(times, key=lambda name: times[name])
-    time = times[bound] + launch
-    return Prediction(time_s=time, compute_s=compute, layers=costs, bound="launch" if launch > times[bound] else bound)
+    return machine.bind(compute, costs, launches=launches)
 
 
 def _missed_bytes(shape: GemmShape, split: TileSplit, splits: int, tiles: tuple[int, int], concurrent: int) -> float:

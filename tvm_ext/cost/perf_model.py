@@ -23,6 +23,7 @@ import numpy as np
 
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import OF_ONE_UNIT, Machine
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.quantities import anywhere, chosen, most_that, whole_quotient
@@ -39,39 +40,13 @@ Loads from L2 that take half as long as the arithmetic add 4 %, as long 26 %. Me
 """
 
 
-CACHE_SHARE = 0.75
-"""Share of a CPU's L2 or L3 that a tile may fill: addressed physically, they have sets that scattered pages overfill.
-
-Measured: loads from 1 MiB of L2 fall from 220 to 170 GB/s between 0.5 and 0.75 of it, to 150 at 0.95, 110 beyond it.
-L1 keeps its rate to the last line.
-"""
-
-FIRST_PHYSICAL_LEVEL = 2
-
-
-def cache_share_bytes(device: DeviceSpec, level: int) -> float:
-    """What a tile may occupy of a cache or memory: one unit's part of a shared one, and of a CPU's `CACHE_SHARE`."""
-    layer = device.layers[level]
-    if layer.capacity_bytes is None:
-        return float("inf")
-    own = layer.capacity_bytes / (device.unit_count if layer.scope == "device" else 1)
-    return own * CACHE_SHARE if device.kind == "cpu" and level >= FIRST_PHYSICAL_LEVEL else own
-
-
-def cpu_clock_hz(device: DeviceSpec) -> float:
-    """Cycles per second under full vector load: from the measured peak where there is one, else nominal."""
-    peak = device.peak_gflops_of("float32")
-    if peak and device.fma_pipes:
-        return peak * REPORTED_UNITS_PER_G / (device.unit_count * device.teu_lanes * 2 * device.fma_pipes)
-    return (device.clock_ghz or 0.0) * REPORTED_UNITS_PER_G
-
-
 class PerfModel:
     """The model of one operator on one device with one vector axis (None: scalar code, or a GPU's default)."""
 
     def __init__(self, expr: TensorExpr, device: DeviceSpec, vector_axis: str | None = None) -> None:
         self.expr = expr
         self.device = device
+        self.machine = Machine(device)
         self.names: tuple[str, ...] = tuple(axis.name for axis in expr.axes)
         self.extents: Shape = tuple(axis.extent for axis in expr.axes)
         self.spatial = tuple(i for i, axis in enumerate(expr.axes) if axis.kind == "spatial")
@@ -109,7 +84,7 @@ class PerfModel:
         if level == 0:
             registers = self.device.register_limit
             return float(registers * self.device.register_bytes * (self.device.teu_lanes if self.tensor_core else 1))
-        return cache_share_bytes(self.device, level)
+        return self.machine.room_bytes(level, OF_ONE_UNIT)
 
     def footprint_bytes(self, level: int, shape: Shape, padding: Sequence[int] = ()) -> float:
         """MemFootprint: bytes that the tile occupies in ``level``.
@@ -234,8 +209,8 @@ class PerfModel:
 
     def compute_s(self, register_tile: Shape, upper_tile: Shape | None = None) -> float:
         """Seconds of computing on all units, padding included; ``upper_tile`` is a GPU's threadblock tile."""
-        if self.is_cpu and self.clock_hz:
-            return self.core.total_cycles(register_tile) / (self.clock_hz * self.device.unit_count)
+        if self.is_cpu and (hz := self.machine.vector_hz):
+            return self.core.total_cycles(register_tile) / (hz * self.device.unit_count)
         points = float(prod(ceil_div(e, t) * t for e, t in zip(self.extents, register_tile, strict=True)))
         if upper_tile is not None:
             points = float(prod(ceil_div(e, t) * t for e, t in zip(self.extents, upper_tile, strict=True)))
@@ -254,15 +229,10 @@ class PerfModel:
         lanes = self.device.teu_lanes
         return threads / (ceil_div(threads, lanes) * lanes)
 
-    @property
-    def clock_hz(self) -> float:
-        return cpu_clock_hz(self.device)
-
     def roofline_s(self) -> float:
         """Time that no program can beat: all arithmetic at peak, or every tensor moved once from the lowest layer."""
-        bandwidth = self.device.lowest_layer.bandwidth_gb_per_s
         moved = sum(prod(size for size, _ in t.dims) * t.itemsize_bytes for t in (*self.inputs, self.output))
-        memory = (moved + self._fused_bytes()) / (bandwidth * REPORTED_UNITS_PER_G) if bandwidth else 0.0
+        memory = (moved + self._fused_bytes()) / self.machine.rate(self.device.lowest_layer)
         return max(memory, self.expr.flops / (self.max_compute_gflops() * REPORTED_UNITS_PER_G))
 
     # ---- a whole rProgram --------------------------------------------------------------------------------------
@@ -313,8 +283,7 @@ class PerfModel:
 
     def layer_s(self, level: int, traffic_bytes: float) -> float:
         """Seconds of loading so much into ``level`` from the layer below."""
-        bandwidth = self.device.layers[level + 1].bandwidth_gb_per_s
-        return traffic_bytes / (bandwidth * REPORTED_UNITS_PER_G) if bandwidth else 0.0
+        return traffic_bytes / self.machine.rate(self.device.layers[level + 1])
 
     def resident_tile(self, level: int, shapes: Sequence[Shape], order: Sequence[int] = ()) -> Shape:
         """What a CPU's cache in ``level`` holds at a time: its tile and those that run after it, while they fit.
@@ -360,12 +329,8 @@ class PerfModel:
         return points * sum(s.extra_bytes_per_element for s in (*self.expr.prologue, *self.expr.epilogue))
 
     def _bind(self, compute_s: float, costs: tuple[LayerCost, ...]) -> Prediction:
-        launch = (self.device.launch_overhead_us or 0.0) * 1e-6
-        times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
-        slowest = max(times, key=lambda name: times[name])
-        together = overlapped(_distinct_times(compute_s, costs), MEMORY_OVERLAP) if self.is_cpu else times[slowest]
-        bound = "launch" if launch > times[slowest] else slowest
-        return Prediction(time_s=together + launch, compute_s=compute_s, layers=costs, bound=bound)
+        together = overlapped(_distinct_times(compute_s, costs), MEMORY_OVERLAP) if self.is_cpu else None
+        return self.machine.bind(compute_s, costs, together_s=together)
 
 
 def _distinct_times(compute_s: float, costs: tuple[LayerCost, ...]) -> list[float]:

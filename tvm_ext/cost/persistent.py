@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import BETWEEN_KERNELS, Machine
 from tvm_ext.support.arithmetic import ceil_div
 
 from .followed_rows import UNFOLLOWED_COST
-from .perf_model import CACHE_SHARE, FIRST_PHYSICAL_LEVEL, MEMORY_OVERLAP, REPORTED_UNITS_PER_G
+from .perf_model import MEMORY_OVERLAP
 from .register_tiles import overlapped
 
 WRITE_TRAFFIC = 2
@@ -73,7 +74,7 @@ class Stage:
 
 def separate_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
     """Seconds of stages that run one after the other over whole tensors, on all units."""
-    return sum(stage_s(stage, device, 1) + _launch_s(device) for stage in stages)
+    return sum(stage_s(stage, device, 1) + Machine(device).fork_s for stage in stages)
 
 
 def fused_s(
@@ -83,26 +84,16 @@ def fused_s(
     rounds = ceil_div(panels, device.unit_count)
     one = sum(stage_s(stage, device, device.unit_count) for stage in stages)
     reloads = reload_s(weights_bytes, panel_bytes, panels, device)
-    return rounds * one + reloads + _launch_s(device)
+    return rounds * one + reloads + Machine(device).fork_s
 
 
 def reload_s(weights_bytes: float, panel_bytes: float, panels: int, device: DeviceSpec) -> float:
     """Seconds of loading the weights again for each panel; 0 where they stay in L2 beside it."""
-    if weights_bytes + panel_bytes <= l2_bytes(device):
+    if weights_bytes + panel_bytes <= Machine(device).own_bytes:
         return 0.0
-    rounds = ceil_div(panels, device.unit_count)
-    return rounds * weights_bytes / _rate(_home(weights_bytes, device), device.unit_count)
-
-
-def _launch_s(device: DeviceSpec) -> float:
-    """Seconds of starting a parallel region; one core starts none."""
-    return (device.launch_overhead_us or 0.0) * 1e-6 if device.unit_count > 1 else 0.0
-
-
-def l2_bytes(device: DeviceSpec) -> float:
-    """What may stay in one core's own last cache."""
-    own = _own_cache(device)
-    return 0.0 if own is None else (own.capacity_bytes or 0) * CACHE_SHARE
+    machine, rounds = Machine(device), ceil_div(panels, device.unit_count)
+    rate = machine.held_rate(weights_bytes, BETWEEN_KERNELS)
+    return rounds * weights_bytes / (rate / device.unit_count)
 
 
 def stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
@@ -110,32 +101,12 @@ def stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
 
     What one core alone keeps in its L2 costs what the stage's tiles load from there, with or without a chain.
     """
-    near = l2_bytes(device) if device.unit_count == 1 else 0.0
+    machine = Machine(device)
+    near = machine.own_bytes if device.unit_count == 1 else 0.0
     far_s = sum(
-        item.traffic_bytes / _rate(_home(item.whole_bytes, device), share)
+        item.traffic_bytes / (machine.held_rate(item.whole_bytes, BETWEEN_KERNELS) / share)
         for item in stage.moved
         if item.whole_bytes > near
     )
-    kept_s = stage.kept_bytes / _rate(_own_cache(device) or device.lowest_layer, share)
+    kept_s = stage.kept_bytes / (machine.rate(machine.own_cache or device.lowest_layer) / share)
     return overlapped([stage.compute_s, stage.near_s + kept_s], MEMORY_OVERLAP) + far_s
-
-
-def _home(size_bytes: float, device: DeviceSpec) -> MemoryLayer:
-    """The highest layer below the cores' own caches that holds so many bytes."""
-    shared = [layer for layer in device.layers[FIRST_PHYSICAL_LEVEL:] if layer.scope == "device"]
-    for layer in shared:
-        if layer.capacity_bytes is not None and size_bytes <= layer.capacity_bytes * CACHE_SHARE:
-            return layer
-    return device.lowest_layer
-
-
-def _own_cache(device: DeviceSpec) -> MemoryLayer | None:
-    """The last cache that a core has to itself; None where there is none."""
-    own = [layer for layer in device.layers[1:] if layer.scope == "unit"]
-    return own[-1] if own else None
-
-
-def _rate(layer: MemoryLayer, share: int) -> float:
-    """Bytes a second of 1 / ``share`` of the layer's bandwidth; where it is not known, it does not bind."""
-    rate = layer.bandwidth_gb_per_s
-    return float("inf") if rate is None else rate * REPORTED_UNITS_PER_G / share

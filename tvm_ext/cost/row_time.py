@@ -13,8 +13,8 @@ from tvm_ext._tvm import Buffer, Call, structural_walk
 from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.analysis.predicates import contiguous_in, is_in
-from tvm_ext.cost.perf_model import cpu_clock_hz
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_kind
 from tvm_ext.records.tuning import RowTiles
 
@@ -46,7 +46,7 @@ def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> floa
             else:
                 buffers.append(buffer)
     total = sum(tensor_bytes(buffer) for buffer in buffers)
-    return gathered_s + total / (_bandwidth_gb_per_s(total, device) * 1e9)
+    return gathered_s + total / Machine(device).held_rate(total, WARM) * device.unit_count
 
 
 def _gathered_s(table: Buffer, computation: Computation, device: DeviceSpec) -> float:
@@ -56,15 +56,7 @@ def _gathered_s(table: Buffer, computation: Computation, device: DeviceSpec) -> 
     """
     whole = tensor_bytes(table)
     read = min(whole, computation.point_count * itemsize_bytes(dtype_of(table)))
-    return read / (_bandwidth_gb_per_s(whole, device) * 1e9)
-
-
-def _bandwidth_gb_per_s(size_bytes: float, device: DeviceSpec) -> float:
-    """One unit's share of the rate of the first layer, from L2 on, that holds ``size_bytes``."""
-    layers = [layer for layer in device.layers[2:] or device.layers[1:] if layer.bandwidth_gb_per_s]
-    chosen = next(layer for layer in layers if layer.capacity_bytes is None or layer.capacity_bytes >= size_bytes)
-    assert chosen.bandwidth_gb_per_s is not None
-    return chosen.bandwidth_gb_per_s / device.unit_count
+    return read / Machine(device).held_rate(whole, WARM) * device.unit_count
 
 
 def arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
@@ -105,6 +97,6 @@ def row_seconds(computations: Sequence[Computation], way: RowTiles, device: Devi
         for computation in computations
         if computation.is_reduction and is_vectorised(computation, device)
     )
-    hz = cpu_clock_hz(device)
-    launch_s = (device.launch_overhead_us or 0.0) * 1e-6 if way.forks else 0.0
+    hz = Machine(device).vector_hz
+    launch_s = Machine(device).launch_s if way.forks else 0.0
     return busy_s + (steps * waiting / hz / units if hz else 0.0) + launch_s

@@ -9,7 +9,7 @@ from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
 
 from .access_table import Shape
-from .perf_model import REPORTED_UNITS_PER_G, PerfModel
+from .perf_model import PerfModel
 
 WARPS_TO_HIDE_LATENCY = 1
 """Warps that each scheduler of a GPU should have at least, so that none is idle."""
@@ -52,4 +52,4 @@ def scattered_store_s(model: PerfModel, shapes: Sequence[Shape]) -> float:
     whole = min(layer.transaction_bytes, model.extents[model.vector] * model.output.itemsize_bytes)
     stored = prod(model.extents[i] for i in model.spatial) * model.output.itemsize_bytes
     lost = stored * max(0.0, whole / (lanes * model.output.itemsize_bytes) - 1.0)
-    return SCATTER_SHARE * lost / (layer.bandwidth_gb_per_s * REPORTED_UNITS_PER_G) if layer.bandwidth_gb_per_s else 0.0
+    return SCATTER_SHARE * lost / model.machine.rate(layer)

@@ -9,6 +9,7 @@ CPU's core and an IPU's tile are one vEU each.
 from __future__ import annotations
 
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rtasks import Need, VDevice
@@ -29,7 +30,7 @@ def virtual_device(device: DeviceSpec, need: Need) -> VDevice:
         veus_per_unit=1 if device.kind in ("cpu", "ipu") else _resident_blocks(device, need),
         task_overhead_s=(device.dispatch_ns or 0.0) * 1e-9,
         barrier_s=(device.handoff_ns or 0.0) * 1e-9,
-        launch_s=(device.launch_overhead_us or 0.0) * 1e-6,
+        launch_s=Machine(device).launch_s,
         cache_bytes=0 if own_cache is None else own_cache[0],
         refill_gb_per_s=None if own_cache is None else own_cache[1],
         fine_barriers=device.kind != "ipu",
@@ -55,8 +56,8 @@ def _own_cache(device: DeviceSpec) -> tuple[int, float] | None:
     """
     if device.kind != "cpu":
         return None
-    own = [index for index, layer in enumerate(device.layers) if layer.scope == "unit" and layer.capacity_bytes]
-    if not own:
+    own = Machine(device).own_cache
+    if own is None or own.capacity_bytes is None:
         return None
-    size, rate = device.layers[own[-1]].capacity_bytes, device.layers[own[-1] + 1].bandwidth_gb_per_s
-    return None if size is None or rate is None else (size, rate / device.unit_count)
+    rate = device.layers[device.layers.index(own) + 1].bandwidth_gb_per_s
+    return None if rate is None else (own.capacity_bytes, rate / device.unit_count)

@@ -13,10 +13,9 @@ from tvm_ext.cost.perf_model import MEMORY_OVERLAP
 from tvm_ext.cost.register_tiles import overlapped
 from tvm_ext.cost.window_layouts import WindowLayout, scratch_bytes
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import FITTING, Machine
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
-
-GIGA = 1e9
 
 
 def window_program(layout: WindowLayout, epilogue: Sequence[Computation], device: DeviceSpec) -> RProgram:
@@ -75,25 +74,15 @@ def predict_window(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -
     """Cycles of the register tiles and of staging against moving each tensor once, in the slowest layer it needs."""
     waves = ceil_div(layout.task_count, device.unit_count)
     balance = layout.task_count / (waves * device.unit_count)
-    compute_s = layout.cycles / (device.cycles_per_ns * GIGA) / device.unit_count / balance
+    machine = Machine(device)
+    compute_s = layout.cycles / machine.hz / device.unit_count / balance
     extra = sum(computation.extra_bytes_per_element for computation in expr.epilogue)
     moved = sum(access.itemsize_bytes * prod(access.shape) for access in expr.accesses)
     moved += extra * prod(expr.output.shape)
-    costs = []
-    for layer in device.layers[2:]:
-        time_s = moved / (layer.bandwidth_gb_per_s * GIGA) / balance if layer.bandwidth_gb_per_s else 0.0
-        costs.append(LayerCost(layer=layer.name, footprint_bytes=moved, traffic_bytes=moved, time_s=time_s))
-        if layer.capacity_bytes is not None and moved <= layer.capacity_bytes:
-            break  # the whole operator stays here between its neighbours in the graph
-    launch_s = (device.launch_overhead_us or 0.0) * 1e-6
-    times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
-    bound = max(times, key=lambda name: times[name])
-    return Prediction(
-        time_s=times[bound] + launch_s,
-        compute_s=compute_s,
-        layers=tuple(costs),
-        bound="launch" if launch_s > times[bound] else bound,
-    )
+    held = device.layers.index(machine.holder(moved, FITTING))  # the operator stays here between its neighbours
+    times = [(layer.name, moved / machine.rate(layer) / balance) for layer in device.layers[2 : held + 1]]
+    costs = [LayerCost(layer=name, footprint_bytes=moved, traffic_bytes=moved, time_s=time) for name, time in times]
+    return machine.bind(compute_s, costs)
 
 
 def window_seconds(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec, *, forks: bool) -> float:
@@ -103,7 +92,7 @@ def window_seconds(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec, *
     near = _from_l2_s(layout, device) * waves
     times = [said.compute_s, near, *(cost.time_s for cost in said.layers)]
     alone = 1.0 if forks else device.unit_count / waves
-    launch = (device.launch_overhead_us or 0.0) * 1e-6 if forks else 0.0
+    launch = Machine(device).launch_s if forks else 0.0
     return alone * overlapped(times, MEMORY_OVERLAP) + launch
 
 
@@ -114,9 +103,8 @@ def _from_l2_s(layout: WindowLayout, device: DeviceSpec) -> float:
     """
     window = layout.window
     size = scratch_bytes(window, layout.band, device)
-    rate = device.layers[2].bandwidth_gb_per_s if len(device.layers) > 2 else None
-    if rate is None or size <= (device.layer("L1").capacity_bytes or size):
+    if size <= (device.layer("L1").capacity_bytes or size):
         return 0.0
     step = layout.rows * window.y.stride
     read = (step + window.y.dilation * (window.y.taps - 1)) / step
-    return layout.task_count * size * (1 + read) / (rate * 1e9)
+    return layout.task_count * size * (1 + read) / Machine(device).l2_rate

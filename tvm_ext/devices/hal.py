@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from tvm_ext.errors import TargetError
-
 MemoryScope = Literal["teu", "unit", "device"]
 """Who owns one instance of a memory layer: each TEU, each execution unit (SM, core), or the whole device."""
 
@@ -128,16 +126,6 @@ class DeviceSpec:
         assert min(self.unit_count, self.teus_per_unit, self.teu_lanes) > 0
         assert len(self.layers) >= 2, "a device has at least registers and one memory"
         assert [layer.name for layer in self.layers] == [f"L{i}" for i in range(len(self.layers))]
-
-    @property
-    def cycles_per_ns(self) -> float:
-        """``clock_ghz``; raises TargetError where the table has none, for no model of cycles can do without."""
-        if self.clock_ghz is None:
-            raise TargetError(
-                f"the device table of {self.name} has no clock, by which the time of its kernels is predicted.",
-                "give its row the fact 'clock_ghz' (docs/add-a-device.md)",
-            )
-        return self.clock_ghz
 
     @property
     def load_rate(self) -> float:

@@ -8,6 +8,7 @@ from math import prod
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 
 INDEX_DTYPE = "int64"
@@ -164,7 +165,7 @@ def outer_kind(time_s: float, device: DeviceSpec) -> ForKind:
     Worked example: 2 us on two units is 4 us on one; a launch of 1 us saves 2 us, twice what it costs: SERIAL.
     """
     saved_s = time_s * (device.unit_count - 1)
-    cost_s = (device.launch_overhead_us or 0.0) * 1e-6
+    cost_s = Machine(device).launch_s
     return PARALLEL if device.unit_count > 1 and saved_s > FORK_PAYS * cost_s else SERIAL
 
 

@@ -8,6 +8,7 @@ from math import ceil
 
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.records.rtask_plan import KernelCode
 from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
 from tvm_ext.records.rtask_times import RTaskTimes
@@ -127,4 +128,4 @@ def core_seconds(split: RTaskSplit, step: RTaskStep, device: DeviceSpec) -> floa
     operations = max(step.operations, step.iterations)
     if split.time_s is not None and split.operations > 0:
         return split.time_s * operations / max(split.operations, operations)
-    return operations / (device.cycles_per_ns * 1e9)
+    return operations / Machine(device).hz

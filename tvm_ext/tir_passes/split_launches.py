@@ -14,10 +14,10 @@ from tvm_ext._tvm import IRModule, PassContext, PrimFunc, Target, module_pass
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.launches import ASYNC_COPY, DeviceKernel, lower
-from tvm_ext.cost.bandwidths import bandwidth
 from tvm_ext.cost.gpu_rtasks import shortest_s, unplanned_registers
 from tvm_ext.cost.virtual_device import virtual_device
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import GLOBAL, max_thread_registers
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.ir.launch_writes import written_parameters
@@ -118,7 +118,7 @@ def _choice(func: PrimFunc) -> KernelChoice | None:
 
 def _seconds(func: PrimFunc, device: DeviceSpec) -> float:
     """The predicted time without the launch; of stock TVM's kernels, that of moving their tensors once."""
-    choice, launch_s = _choice(func), (device.launch_overhead_us or 0.0) * 1e-6
+    choice, launch_s = _choice(func), Machine(device).launch_s
     if choice is not None and choice.expected_s is not None:
         return max(choice.expected_s - launch_s, shortest_s(device))
     if choice is not None and choice.program is not None:
@@ -136,4 +136,4 @@ def _busy_seconds(func: PrimFunc, device: DeviceSpec) -> float:
 
 def _moving_seconds(func: PrimFunc, device: DeviceSpec) -> float:
     moved = sum(itemsize_bytes(dtype_of(item)) * prod(map(int, item.ty.shape)) for item in func.params)
-    return moved / bandwidth(device, GLOBAL)
+    return moved / Machine(device).rate(GLOBAL)

@@ -11,9 +11,10 @@ from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
 from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import CHAINS, tile_machine, tile_workload, without_names
-from tvm_ext.cost.persistent import PANEL_SHARE, l2_bytes
+from tvm_ext.cost.persistent import PANEL_SHARE
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.measurement import MeasuredWorkload
@@ -95,7 +96,7 @@ def chosen_panel(
         if axis not in legal or size > result.extent(result.spatial[axis]):
             raise IllegalRewrite(f"{operator.name}: its result cannot be divided in {chosen.panels}")
     panel = divide(operator, chosen.panels.by_axis)
-    needed, capacity = panel_bytes(panel), l2_bytes(device) * PANEL_SHARE
+    needed, capacity = panel_bytes(panel), Machine(device).own_bytes * PANEL_SHARE
     if needed > capacity:
         raise IllegalRewrite(
             f"{operator.name}: a panel of {chosen.panels} takes {needed:.0f} bytes, {capacity:.0f} may"

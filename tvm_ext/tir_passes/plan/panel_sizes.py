@@ -9,8 +9,9 @@ from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import tensor_bytes
 from tvm_ext.analysis.computations import Computation, OperatorBody
 from tvm_ext.analysis.predicates import is_in
-from tvm_ext.cost.persistent import PANEL_SHARE, l2_bytes
+from tvm_ext.cost.persistent import PANEL_SHARE
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.persistent import PanelPlan
 from tvm_ext.support.arithmetic import ceil_div
@@ -34,7 +35,7 @@ def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[floa
     result = operator.computations[-1]
     extents = [result.extent(result.spatial[axis]) for axis in axes]
     sizes = list(_all_sizes(extents, device.unit_count))
-    capacity = l2_bytes(device) * PANEL_SHARE
+    capacity = Machine(device).own_bytes * PANEL_SHARE
     largest: dict[float, PanelPlan] = {}
     for item in reversed(sizes):
         made = PanelPlan(axes=axes[: len(item)], sizes=item)

@@ -18,6 +18,7 @@ from tvm_ext.cost.cpu_tiles import legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.cost.thread_losses import resident_share, scattered_store_s
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.records.rprogram import Prediction, RProgram, RTile
 from tvm_ext.support.limits import limits
 
@@ -201,7 +202,7 @@ def narrower_places(counts: Sequence[int]) -> list[int]:
 def _close_to_roofline(models: Sequence[PerfModel], candidates: Iterable[_Candidate]) -> bool:
     """Whether the best program is within a factor of the roofline, so that more padding cannot gain much."""
     best = min(candidate.prediction.time_s for candidate in candidates)
-    overhead = (models[0].device.launch_overhead_us or 0.0) * 1e-6
+    overhead = Machine(models[0].device).launch_s
     return best - overhead <= GOOD_ENOUGH * models[0].roofline_s()
 
 

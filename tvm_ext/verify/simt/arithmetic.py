@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_ext._tvm import Expr
 
-from .machine import Closure, Machine
+from .machine import Closure, Engine
 from .scope import Scope
 from .values import Value, is_uniform
 
@@ -94,7 +94,7 @@ def linear_closure(constant: int, terms: dict[int, int]) -> Closure:
         return lambda m: m.env[first] * one + m.env[second] * two + constant
     pairs = tuple(terms.items())
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         total: Value = constant
         for slot, factor in pairs:
             total = m.env[slot] * factor + total

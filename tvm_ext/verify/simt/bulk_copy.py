@@ -22,7 +22,7 @@ from .block_clocks import NOBODY
 from .compile_expr import compile_expression
 from .counters import AccessCount
 from .local_memory import View
-from .machine import Closure, Machine, Run, Site
+from .machine import Closure, Engine, Run, Site
 from .mbarrier import BulkCopy, Mbarriers
 from .memory import AddressableMemory, Request
 from .ordering import ProxyFences, lane_of
@@ -64,12 +64,12 @@ def _modifiers(call: Call) -> set[str]:
     return {str(argument.value) for argument in call.args if type(argument).__name__ == "StringImm"}
 
 
-def _plain(m: Machine, value: Value, site: Site, what: str) -> Array:
+def _plain(m: Engine, value: Value, site: Site, what: str) -> Array:
     return np.asarray(m.decided(value, site, what)).astype(np.int64)
 
 
 # --- mbarriers ----------------------------------------------------------------------------------------------------
-Operation = Callable[[Machine, int, View, Any, Any], None]
+Operation = Callable[[Engine, int, View, Any, Any], None]
 
 
 def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callable[[Scope, Call], Run]:
@@ -82,7 +82,7 @@ def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callabl
         binding = pointer.binding
         view = View(site=scope.site(binding.name), dtype=binding.dtype, vector=False)
 
-        def run(m: Machine) -> None:
+        def run(m: Engine) -> None:
             if m.mask.count:
                 operation(m, binding.slot, view, pointer.index(m), _plain(m, number(m), view.site, what))
 
@@ -91,28 +91,28 @@ def _mbarrier_call(operation: Operation, what: str, *, operands: int) -> Callabl
     return make
 
 
-def _initialise(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
+def _initialise(m: Engine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).initialise(m, slot, view, index, count)
 
 
-def _invalidate(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
+def _invalidate(m: Engine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).invalidate(m, slot, view, index, count)
 
 
-def _arrive(m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
+def _arrive(m: Engine, slot: int, view: View, index: Value, count: Value) -> None:
     Mbarriers.of(m).arrive(m, slot, view, index, count)
 
 
-def _announce(m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
+def _announce(m: Engine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
     Mbarriers.of(m).announce(m, slot, view, index, size_bytes)
 
 
-def _announce_and_arrive(m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
+def _announce_and_arrive(m: Engine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
     Mbarriers.of(m).announce(m, slot, view, index, size_bytes)
     Mbarriers.of(m).arrive(m, slot, view, index)
 
 
-def _wait(m: Machine, slot: int, view: View, index: Value, parity: Value) -> None:
+def _wait(m: Engine, slot: int, view: View, index: Value, parity: Value) -> None:
     Mbarriers.of(m).wait(m, slot, view, index, parity)
 
 
@@ -121,7 +121,7 @@ def _fence(chosen: Callable[[Mbarriers], list[ProxyFences]]) -> Callable[[Scope,
     def make(scope: Scope, call: Call) -> Run:
         site = scope.site()
 
-        def run(m: Machine) -> None:
+        def run(m: Engine) -> None:
             event = m.event(site)
             for fences in chosen(Mbarriers.of(m)):
                 fences.fence(m.active_lanes(), event)
@@ -159,7 +159,7 @@ def _bulk_copy(scope: Scope, call: Call) -> Run:
         View(site=scope.site(p.binding.name), dtype=p.binding.dtype, vector=False) for p in (target, source, barrier)
     ]
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         if not m.mask.count:
             return
         if size_bytes % BULK_BYTES or not size_bytes:
@@ -177,7 +177,7 @@ def _bulk_copy(scope: Scope, call: Call) -> Run:
     return run
 
 
-def _run_of(m: Machine, pointer: Pointer, view: View, size_bytes: int) -> Request:
+def _run_of(m: Engine, pointer: Pointer, view: View, size_bytes: int) -> Request:
     """The elements from the pointer on, by lanes."""
     memory: AddressableMemory = m.memory[pointer.binding.slot]
     count = size_bytes // view.dtype.itemsize
@@ -193,7 +193,7 @@ def _run_of(m: Machine, pointer: Pointer, view: View, size_bytes: int) -> Reques
 
 
 def _issue(
-    m: Machine, pointers: tuple[Pointer, Pointer], views: list[View], requests: tuple[Request, Request], size_bytes: int
+    m: Engine, pointers: tuple[Pointer, Pointer], views: list[View], requests: tuple[Request, Request], size_bytes: int
 ) -> None:
     """Mark the destination; check that what was stored there, and to the source, is fenced from the async proxy."""
     table = Mbarriers.of(m)
@@ -206,7 +206,7 @@ def _issue(
     m.memory[pointers[0].binding.slot].begin_bulk(m, views[0], requests[0])
 
 
-def _check_fenced(m: Machine, view: View, request: Request, last: tuple[Array, Array], fences: ProxyFences) -> None:
+def _check_fenced(m: Engine, view: View, request: Request, last: tuple[Array, Array], fences: ProxyFences) -> None:
     who, when = last
     issuer = np.broadcast_to(request.lane[:, None], who.shape)
     size = m.lanes.padded_threads
@@ -221,7 +221,7 @@ def _check_fenced(m: Machine, view: View, request: Request, last: tuple[Array, A
         m.tell("missing proxy fence", view.site, detail=detail, count=int(bare.sum()))
 
 
-def _data(m: Machine, source: Pointer, views: list[View], read: Request) -> tuple[Array, Array]:
+def _data(m: Engine, source: Pointer, views: list[View], read: Request) -> tuple[Array, Array]:
     """(values, origins) of the source as elements of the target, by active lanes: ``(k, n)``."""
     target_view, source_view = views[:2]
     memory: AddressableMemory = m.memory[source.binding.slot]
@@ -233,7 +233,7 @@ def _data(m: Machine, source: Pointer, views: list[View], read: Request) -> tupl
     return values, np.broadcast_to(origin, values.shape).astype(np.int32)
 
 
-def _attach(m: Machine, barrier: Pointer, view: View, copy: BulkCopy) -> None:
+def _attach(m: Engine, barrier: Pointer, view: View, copy: BulkCopy) -> None:
     """The copy's bytes will be counted by the mbarriers that its lanes name; those must be fenced from the proxy."""
     table = Mbarriers.of(m)
     for found, lanes in table.used(m, barrier.binding.slot, view, barrier.index(m)):
@@ -249,7 +249,7 @@ def _attach(m: Machine, barrier: Pointer, view: View, copy: BulkCopy) -> None:
         ))  # fmt: skip
 
 
-def _count(m: Machine, view: View, request: Request, size_bytes: int, scope: str) -> None:
+def _count(m: Engine, view: View, request: Request, size_bytes: int, scope: str) -> None:
     """A bulk copy is a request of its own: all sectors that it touches, and shared memory a line at a time."""
     record, hardware = m.record, m.record.hardware
     store = scope == "shared"

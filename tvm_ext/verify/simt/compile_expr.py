@@ -20,7 +20,7 @@ from tvm_ext.support.arrays import DType
 
 from .arithmetic import BINARY, BinaryRow, linear_closure, linear_form
 from .local_memory import View
-from .machine import Closure, Machine
+from .machine import Closure, Engine
 from .math_calls import CALLS, EXTERNS
 from .number_types import is_float, storage_dtype, to_dtype
 from .scope import BufferBinding, Scope
@@ -94,7 +94,7 @@ def _shuffle(scope: Scope, expr: Expr) -> Closure:
             return joined[:, indices]
         return joined[:, indices[0]] if rows > 1 else joined[0, indices[0]]
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         values = [part(m) for part in parts]
         result = make(*map(strip, values))
         if not any(type(value) is Tainted for value in values):
@@ -135,7 +135,7 @@ def _let(scope: Scope, expr: Expr) -> Closure:
     value, slot = compile_expression(scope, expr.value), scope.define(expr.var)
     body = compile_expression(scope, expr.body)
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         m.env[slot] = value(m)
         return body(m)
 
@@ -158,7 +158,7 @@ def _binary(scope: Scope, expr: Expr, row: BinaryRow) -> Closure:
         inner = function
         function = lambda x, y: int(inner(x, y)) if is_uniform(x) and is_uniform(y) else inner(x, y)  # noqa: E731
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         x, y = a(m), b(m)
         if type(x) is Tainted or type(y) is Tainted:
             return apply(function, x, y)
@@ -174,7 +174,7 @@ def _logical(scope: Scope, expr: Expr) -> Closure:
     site = scope.expression_site(expr)
     plain = not _touches_memory(expr.b)
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         first = a(m)
         if plain and type(first) is not Tainted and not is_uniform(first):
             return apply(np.logical_and if conjunction else np.logical_or, first, b(m))
@@ -230,7 +230,7 @@ def conditional(scope: Scope, condition: Expr, yes: Expr, no: Expr) -> Closure:
     a, b = compile_expression(scope, yes), compile_expression(scope, no)
     in_registers = not any(_leaves_registers(scope, part) for part in (condition, yes, no))
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         given = test(m)
         if in_registers and type(given) is Tainted:
             return apply(_where, given, a(m), b(m))

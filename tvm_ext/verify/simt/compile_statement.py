@@ -1,4 +1,4 @@
-"""Statements of a device function as closures that change a `Machine`."""
+"""Statements of a device function as closures that change a `Engine`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_ext.verify.simt.values import Value
 
 from .compile_expr import buffer_index, compile_expression
 from .local_memory import LocalMemory, View
-from .machine import Machine, Run
+from .machine import Engine, Run
 from .memory import SharedMemory
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
@@ -36,7 +36,7 @@ def compile_statement(scope: Scope, statement: Stmt) -> Run:
 def _sequence(scope: Scope, statement: Stmt) -> Run:
     parts = [compile_statement(scope, part) for part in statement.seq]
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         for part in parts:
             part(m)
 
@@ -49,7 +49,7 @@ def _counted(scope: Scope, run: Run) -> Run:
     if not flops:
         return run
 
-    def both(m: Machine) -> None:
+    def both(m: Engine) -> None:
         m.record.flops += flops * m.mask.count
         run(m)
 
@@ -59,7 +59,7 @@ def _counted(scope: Scope, run: Run) -> Run:
 def _bind(scope: Scope, statement: Stmt) -> Run:
     value, slot = compile_expression(scope, statement.value), scope.define(statement.var)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         result = value(m)
         plain = strip(result)
         if isinstance(plain, np.ndarray) and plain.base is not None:  # a register, which may change
@@ -88,7 +88,7 @@ def _evaluate(scope: Scope, statement: Stmt) -> Run:
         return run
     value = compile_expression(scope, call)
 
-    def evaluate(m: Machine) -> None:
+    def evaluate(m: Engine) -> None:
         value(m)
 
     return _counted(scope, evaluate)
@@ -100,7 +100,7 @@ def _if(scope: Scope, statement: Stmt) -> Run:
     then = compile_statement(scope, statement.then_case)
     other = compile_statement(scope, statement.else_case) if statement.else_case is not None else None
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         which = m.decided(test(m), site, "a condition")
         if is_uniform(which):
             if which:
@@ -129,7 +129,7 @@ def _for(scope: Scope, statement: Stmt) -> Run:
     slot, site, name = scope.define(statement.loop_var), scope.site(), str(statement.loop_var.name)
     body, identity = compile_statement(scope, statement.body), site.number
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         begin = m.decided(first(m), site, "a loop's bounds")
         count = m.decided(extent(m), site, "a loop's bounds")
         if is_uniform(count):
@@ -142,7 +142,7 @@ def _for(scope: Scope, statement: Stmt) -> Run:
             with m.masked(mask):
                 _iterate(m, i, begin + i * step)
 
-    def _iterate(m: Machine, i: int, value: Value) -> None:
+    def _iterate(m: Engine, i: int, value: Value) -> None:
         m.env[slot] = value
         m.loops.append((identity, name, i))
         body(m)
@@ -155,7 +155,7 @@ def _while(scope: Scope, statement: Stmt) -> Run:
     test, site = compile_expression(scope, statement.condition), scope.site()
     body = compile_statement(scope, statement.body)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         iteration, mask = 0, m.mask
         while mask.count:
             with m.masked(mask):
@@ -183,7 +183,7 @@ def _attribute(scope: Scope, statement: Stmt) -> Run:
     if key == "async_commit_queue_scope":
         body = compile_statement(scope, statement.body)
 
-        def commit(m: Machine) -> None:
+        def commit(m: Engine) -> None:
             body(m)
             m.queue.commit(m.mask.flags)
 
@@ -195,7 +195,7 @@ def _attribute(scope: Scope, statement: Stmt) -> Run:
         body = compile_statement(scope, inner.body)
         wait = scope.wait
 
-        def run(m: Machine) -> None:
+        def run(m: Engine) -> None:
             wait(m, int(m.decided(left(m), site, "a wait count")))
             body(m)
 
@@ -208,7 +208,7 @@ def _thread(scope: Scope, statement: Stmt) -> Run:
     slot = scope.define(statement.node.var)
     body = compile_statement(scope, statement.body)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         m.env[slot] = m.lanes.coordinate(tag)
         body(m)
 
@@ -228,7 +228,7 @@ def _allocate(scope: Scope, statement: Stmt) -> Run:
         scope.note_granule(slot, dtype.itemsize, is_allocation=True)
         scope.shared_bytes += size * dtype.itemsize
 
-        def share(m: Machine) -> None:
+        def share(m: Engine) -> None:
             if m.memory[slot] is None:
                 m.memory[slot] = SharedMemory(size * dtype.itemsize, scope.granule(slot), len(m.lanes.blocks))
 
@@ -237,7 +237,7 @@ def _allocate(scope: Scope, statement: Stmt) -> Run:
         return lambda m: m.memory.__setitem__(slot, {})  # matrices by index, made when they are written
     if where in ("local", "warp", "global", ""):
 
-        def keep(m: Machine) -> None:
+        def keep(m: Engine) -> None:
             m.memory[slot] = LocalMemory(size, dtype, m.lanes.count)
 
         return keep

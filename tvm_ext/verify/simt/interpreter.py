@@ -24,7 +24,7 @@ from .compile_statement import compile_statement
 from .counters import AccessCount, Counters
 from .findings import Finding, Findings
 from .lanes import Lanes
-from .machine import Hardware, Machine, Record, Run
+from .machine import Engine, Hardware, Record, Run
 from .memory import GlobalMemory
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
@@ -177,15 +177,13 @@ def _run_kernel(
     blocks = [b for b in (range(count) if chosen is None else chosen) if b < count]
     threads = prod(size for tag, size in kernel.extents.items() if tag.startswith("threadIdx"))
 
-    def machine(batch: Sequence[int]) -> Machine:
-        made = Machine(
-            record, Lanes(kernel.extents, batch, record.hardware.warp_lanes), scope.variables, scope.memories
-        )
+    def machine(batch: Sequence[int]) -> Engine:
+        made = Engine(record, Lanes(kernel.extents, batch, record.hardware.warp_lanes), scope.variables, scope.memories)
         for name, slot in slots.items():
             made.memory[slot] = memories[name]
         return made
 
-    def run(made: Machine) -> None:
+    def run(made: Engine) -> None:
         body(made)
         for finish in made.at_end:
             finish(made)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvm_ext.support.arrays import Array, DType
 
-from .machine import Machine, Site
+from .machine import Engine, Site
 from .values import NEVER_WRITTEN, Tainted, Value, in_lanes, is_uniform, origin_of, strip
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LocalMemory:
         self.origin = np.full((size, lanes), NEVER_WRITTEN, np.int32)
         self.sound = [False] * size  # element: all lanes have written it
 
-    def read(self, m: Machine, view: View, index: Value) -> Value:
+    def read(self, m: Engine, view: View, index: Value) -> Value:
         if type(index) is int and 0 <= index < self.size and self.sound[index]:
             return self.data[index]
         where = m.decided(index, view.site, "an address")
@@ -49,20 +49,20 @@ class LocalMemory:
         rows, lanes = self._positions(m, view, where)
         return self._tainted(m, view, self.data[rows, lanes], self.origin[rows, lanes], rows)
 
-    def _read_uniform(self, m: Machine, view: View, index: int) -> Value:
+    def _read_uniform(self, m: Engine, view: View, index: int) -> Value:
         if not 0 <= index < self.size:
             index = int(self._bounded(m, view, np.array([index]))[0])
         if self.sound[index]:
             return self.data[index]
         return self._tainted(m, view, self.data[index], self.origin[index], index)
 
-    def _read_rows(self, m: Machine, view: View, index: Array) -> Value:
+    def _read_rows(self, m: Engine, view: View, index: Array) -> Value:
         rows = self._bounded(m, view, index)
         if all(self.sound[i] for i in rows.tolist()):
             return self.data[rows].T
         return self._tainted(m, view, self.data[rows].T, self.origin[rows].T, rows)
 
-    def write(self, m: Machine, view: View, index: Value, value: Value) -> None:
+    def write(self, m: Engine, view: View, index: Value, value: Value) -> None:
         if type(index) is int and type(value) is not Tainted and m.mask is m.lanes.valid and 0 <= index < self.size:
             self.data[index] = value
             if not self.sound[index]:
@@ -92,7 +92,7 @@ class LocalMemory:
     def _shape(rows: Array) -> tuple[int, int]:
         return (rows.shape[0], 1 if rows.ndim == 1 else rows.shape[1])
 
-    def _write_rows(self, m: Machine, rows: Array, value: Value, origin: Any) -> None:
+    def _write_rows(self, m: Engine, rows: Array, value: Value, origin: Any) -> None:
         """``value`` (lanes or 1, n or 1) to the same rows in each active lane."""
         whole = m.mask is m.lanes.valid
         flags = m.mask.flags
@@ -108,11 +108,11 @@ class LocalMemory:
                 np.copyto(self.origin[row], source, where=flags)
                 self.sound[row] = self.sound[row] and not np.any(source)
 
-    def _positions(self, m: Machine, view: View, where: Array) -> tuple[Array, Array]:
+    def _positions(self, m: Engine, view: View, where: Array) -> tuple[Array, Array]:
         rows = self._bounded(m, view, where)
         return rows, m.lanes.number if rows.ndim == 1 else m.lanes.number[:, None]
 
-    def _bounded(self, m: Machine, view: View, index: Array) -> Array:
+    def _bounded(self, m: Engine, view: View, index: Array) -> Array:
         wrong = (index < 0) | (index >= self.size)
         if not wrong.any():
             return index
@@ -124,7 +124,7 @@ class LocalMemory:
             tell_bounds(m, view, int(index[wrong][0]), lane, self.size, int(wrong.sum()))
         return np.clip(index, 0, self.size - 1)
 
-    def _tainted(self, m: Machine, view: View, data: Array, origin: Array, element: Value) -> Value:
+    def _tainted(self, m: Engine, view: View, data: Array, origin: Array, element: Value) -> Value:
         """``data``, tainted where active lanes never wrote it."""
         active = origin if m.mask.index is None else origin[m.mask.index]
         if not active.any():
@@ -144,6 +144,6 @@ def _column(value: Value, position: int) -> Value:
     return value[:, position if value.shape[1] > 1 else 0]
 
 
-def tell_bounds(m: Machine, view: View, element: int, lane: int, size: int, count: int) -> None:
+def tell_bounds(m: Engine, view: View, element: int, lane: int, size: int, count: int) -> None:
     threads = (m.lanes.name(int(m.lanes.identity[lane])),)
     m.tell("out of bounds", view.site, element=element, threads=threads, detail=f"it has {size} elements", count=count)

@@ -72,7 +72,7 @@ class Record:
         self.barriers = self.mma_count = self.flops = 0
 
 
-class Machine:
+class Engine:
     """Runs closures made by `compile_statement`; they read and change what is public here."""
 
     def __init__(self, record: Record, lanes: Lanes, variable_count: int, memory_count: int) -> None:
@@ -85,7 +85,7 @@ class Machine:
         self.mbarriers: Any = None  # `mbarrier.Mbarriers`, once there are some
         self.launch: Any = None  # `sync_calls.SyncLaunch`, where blocks wait for each other
         self.at_barrier: list[Callable[[Array], None]] = []  # called with which blocks meet, before they do
-        self.at_end: list[Callable[[Machine], None]] = []
+        self.at_end: list[Callable[[Engine], None]] = []
         now = len(record.events)
         warps = lanes.count // lanes.warp_lanes
         self.clock = Clock(
@@ -257,8 +257,8 @@ class Machine:
         return scattered(value, self.mask.index, self.lanes.count)
 
 
-Closure = Callable[[Machine], Value]
+Closure = Callable[[Engine], Value]
 """Gives the value of an expression in all active lanes."""
 
-Run = Callable[[Machine], None]
+Run = Callable[[Engine], None]
 """Runs a statement."""

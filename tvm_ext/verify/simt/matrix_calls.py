@@ -23,7 +23,7 @@ from .fragments import (
 from .fragments_wmma import FragmentRole, fragment_shape, wmma, wmma_offsets, wmma_poison
 from .lanes import Mask
 from .local_memory import View
-from .machine import Closure, Machine, Run, Site
+from .machine import Closure, Engine, Run, Site
 from .number_types import PTX_DTYPES, storage_dtype
 from .scope import Scope
 from .values import NEVER_WRITTEN, Tainted, Value, apply, in_lanes, origin_of, strip
@@ -47,7 +47,7 @@ def _ldmatrix(scope: Scope, call: Call) -> Run:
     tables = ldmatrix_sources(count, transposed=transposed)
     per_row, per_half = ROW_BYTES // frm.dtype.itemsize, 2 // frm.dtype.itemsize
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         m.whole_warps(to.site, "ldmatrix")
         addressing = Mask(m.mask.flags & (m.lanes.number % m.lanes.warp_lanes < 8 * count))
         index = apply(lambda first: np.reshape(first, (-1, 1)) + np.arange(per_row), source.index(m))
@@ -61,7 +61,7 @@ def _ldmatrix(scope: Scope, call: Call) -> Run:
     return run
 
 
-def _spread(m: Machine, rows: Value) -> Value:
+def _spread(m: Engine, rows: Value) -> Value:
     """Rows of all lanes, origins too."""
     if type(rows) is not Tainted:
         return rows
@@ -79,7 +79,7 @@ def _byte_loop(call: Call, target: Pointer, to: View, frm: View, source: Pointer
     stride = compile_expression(scope, call.args[6])
     single = View(site=frm.site, dtype=frm.dtype, vector=False)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         offsets = np.tile(
             transposed_byte_offsets(int(m.decided(stride(m), frm.site, "a stride"))), (m.lanes.count // WARP, 1)
         )
@@ -89,13 +89,13 @@ def _byte_loop(call: Call, target: Pointer, to: View, frm: View, source: Pointer
     return run
 
 
-def _store_registers(m: Machine, target: Pointer, view: View, registers: Value) -> None:
+def _store_registers(m: Engine, target: Pointer, view: View, registers: Value) -> None:
     count = strip(registers).shape[1]
     index = apply(lambda first: np.reshape(first, (-1, 1)) + np.arange(count), target.index(m))
     m.memory[target.binding.slot].write(m, view, index, registers)
 
 
-def _load_registers(m: Machine, pointer: Pointer, view: View, count: int) -> tuple[Array, Array]:
+def _load_registers(m: Engine, pointer: Pointer, view: View, count: int) -> tuple[Array, Array]:
     """(warps, WARP, count) values, and their origins."""
     index = apply(lambda first: np.reshape(first, (-1, 1)) + np.arange(count), pointer.index(m))
     value = m.memory[pointer.binding.slot].read(m, view, index)
@@ -113,7 +113,7 @@ def _mma(scope: Scope, call: Call) -> Run:
     counts = [shape.a.elements, shape.b.elements, shape.c.elements]
     saturate = bool(getattr(call.args[12], "value", False)) if len(call.args) > 12 else False
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         m.whole_warps(views[2].site, "mma")
         parts = [_load_registers(m, p, v, n) for p, v, n in zip(pointers, views, counts, strict=True)]
         (a, a_from), (b, b_from), (c, c_from) = parts
@@ -147,7 +147,7 @@ def _mma_store(scope: Scope, call: Call) -> Run:
     to = View(site=scope.site(target.binding.name), dtype=target.binding.dtype)
     frm = View(site=scope.site(source.binding.name), dtype=source.binding.dtype)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         values, origins = _load_registers(m, source, frm, 8)
         values, origins = values.reshape(-1, 8), origins.reshape(-1, 8)
         offsets = np.tile(store_offsets(int(m.decided(stride(m), to.site, "a stride"))), (m.lanes.count // WARP, 1))
@@ -183,7 +183,7 @@ def _fragment_arguments(scope: Scope, call: Call) -> tuple[Pointer, FragmentRole
     )
 
 
-def _merge(m: Machine, held: dict[int, _Fragment], index: int, values: Array, origin: Array) -> None:
+def _merge(m: Engine, held: dict[int, _Fragment], index: int, values: Array, origin: Array) -> None:
     """Write the fragments of the active warps."""
     active = np.asarray(m.mask.flags.reshape(-1, WARP).any(axis=1))[:, None, None]
     old = held.get(index)
@@ -193,7 +193,7 @@ def _merge(m: Machine, held: dict[int, _Fragment], index: int, values: Array, or
     held[index] = _Fragment(values, origin)
 
 
-def _held(m: Machine, pointer: Pointer, index: Value, site: Site, like: tuple[int, int]) -> _Fragment:
+def _held(m: Engine, pointer: Pointer, index: Value, site: Site, like: tuple[int, int]) -> _Fragment:
     held: dict[int, _Fragment] = m.memory[pointer.binding.slot]
     number = int(m.decided(index(m), site, "the index of a fragment"))
     if number in held:
@@ -207,7 +207,7 @@ def _wmma_fill(scope: Scope, call: Call) -> Run:
     pointer, role, shape, index = _fragment_arguments(scope, call)
     value, site = compile_expression(scope, call.args[5]), scope.site(pointer.binding.name)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         m.whole_warps(site, "fill_fragment")
         full = np.full((m.lanes.count // WARP, *fragment_shape(role, *shape)), strip(value(m))).astype(
             pointer.binding.dtype
@@ -217,7 +217,7 @@ def _wmma_fill(scope: Scope, call: Call) -> Run:
     return run
 
 
-def _matrix_index(m: Machine, pointer: Pointer, offsets: Array) -> Value:
+def _matrix_index(m: Engine, pointer: Pointer, offsets: Array) -> Value:
     """Index of the elements that each lane moves: element e of a matrix is lane ``e % WARP``'s, as good as any."""
     columns = offsets.reshape(-1, WARP).T  # (WARP, elements of a lane)
     every = np.tile(columns, (m.lanes.count // WARP, 1))
@@ -235,7 +235,7 @@ def _wmma_move(*, load: bool) -> Any:
         view = View(site=site, dtype=memory.binding.dtype, vector=False)
         size = fragment_shape(role, *shape)
 
-        def run(m: Machine) -> None:
+        def run(m: Engine) -> None:
             m.whole_warps(site, "load_matrix_sync" if load else "store_matrix_sync")
             offsets = wmma_offsets(role, *shape, layout=layout, stride=int(m.decided(stride(m), site, "a stride")))
             along = layout == "col_major"  # walked as it lies in memory: neighbouring lanes take neighbouring elements
@@ -278,7 +278,7 @@ def _wmma_mma(scope: Scope, call: Call) -> Run:
     sites = [scope.site(pointer.binding.name) for pointer in pointers]
     accumulator = str(pointers[0].binding.dtype)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         m.whole_warps(sites[0], "mma_sync")
         parts = [_held(m, p, i, s, (16, 16)) for p, i, s in zip(pointers[1:], indices[1:], sites[1:], strict=True)]
         a, b, c = parts

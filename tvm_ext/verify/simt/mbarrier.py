@@ -18,7 +18,7 @@ from tvm_ext.support.arrays import Array
 from tvm_ext.verify.simt.values import Value
 
 from .local_memory import View
-from .machine import Machine, Site
+from .machine import Engine, Site
 from .memory import AddressableMemory, Request
 from .ordering import Acquired, ProxyFences
 
@@ -63,7 +63,7 @@ class Mbarrier:
     last_handed_on: Array | None = None
     in_flight: list[BulkCopy] = field(default_factory=list)
 
-    def is_overwritten(self, m: Machine) -> bool:
+    def is_overwritten(self, m: Engine) -> bool:
         """Whether something was stored where it is."""
         return bool((self.memory.last_writes(m, self.view, self.place)[1] != self.event).any())
 
@@ -89,7 +89,7 @@ def _latest(first: Array | None, second: Array) -> Array:
 class Mbarriers:
     """All mbarriers of a batch of blocks, and what they order."""
 
-    def __init__(self, m: Machine) -> None:
+    def __init__(self, m: Engine) -> None:
         self.acquired = m.clock.acquired = Acquired(m.lanes)
         self.shared_fences, self.global_fences, self.init_fences = (
             ProxyFences(m.lanes, m.clock.block_marks) for _ in range(3)
@@ -100,7 +100,7 @@ class Mbarriers:
         m.at_end.append(self._at_end)
 
     @classmethod
-    def of(cls, m: Machine) -> Mbarriers:
+    def of(cls, m: Engine) -> Mbarriers:
         """Those of ``m``, made at the first call."""
         if m.mbarriers is None:
             m.mbarriers = cls(m)
@@ -111,7 +111,7 @@ class Mbarriers:
         for fences in (self.shared_fences, self.global_fences, self.init_fences):
             fences.at_barrier(arrived)
 
-    def _at_end(self, m: Machine) -> None:
+    def _at_end(self, m: Engine) -> None:
         for barrier in self._objects.values():
             for copy in barrier.in_flight:
                 m.tell("unlanded copy", copy.view.site, detail="still on its way when its block ends")
@@ -120,7 +120,7 @@ class Mbarriers:
                 m.tell("mbarrier misuse", barrier.view.site, detail=detail)
 
     # --- the instructions -----------------------------------------------------------------------------------------
-    def initialise(self, m: Machine, slot: int, view: View, index: Value, count: Value) -> None:
+    def initialise(self, m: Engine, slot: int, view: View, index: Value, count: Value) -> None:
         """``mbarrier.init``: phase 0 begins, ``count`` arrivals are expected in every phase."""
         memory: AddressableMemory = m.memory[slot]
         request = memory.request(m, view, index)
@@ -145,14 +145,14 @@ class Mbarriers:
                 m.tell("mbarrier misuse", view.site, detail="initialised again, without mbarrier.inval in between")
             self._objects[key] = fresh
 
-    def invalidate(self, m: Machine, slot: int, view: View, index: Value, _count: Value) -> None:
+    def invalidate(self, m: Engine, slot: int, view: View, index: Value, _count: Value) -> None:
         """``mbarrier.inval``: the memory is no mbarrier any more."""
         for barrier, _ in self.used(m, slot, view, index):
             if barrier.in_flight:
                 m.tell("mbarrier misuse", view.site, detail="invalidated while copies to it are on their way")
             self._objects = {key: other for key, other in self._objects.items() if other is not barrier}
 
-    def announce(self, m: Machine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
+    def announce(self, m: Engine, slot: int, view: View, index: Value, size_bytes: Value) -> None:
         """``expect_tx``: the phase also waits for ``size_bytes``."""
         sizes = np.broadcast_to(size_bytes, (m.lanes.count,))
         for barrier, lanes in self.used(m, slot, view, index):
@@ -161,7 +161,7 @@ class Mbarriers:
                 detail = f"{barrier.announced} bytes are announced, a phase can count {MOST_BYTES}"
                 m.tell("wrong byte count", view.site, detail=detail)
 
-    def arrive(self, m: Machine, slot: int, view: View, index: Value, count: Value = 1) -> None:
+    def arrive(self, m: Engine, slot: int, view: View, index: Value, count: Value = 1) -> None:
         """``arrive``: ``count`` of the expected arrivals for each active lane; what the lane did is released."""
         counts = np.broadcast_to(count, (m.lanes.count,))
         event = m.event(view.site)
@@ -176,7 +176,7 @@ class Mbarriers:
             if barrier.pending <= 0 and not barrier.announced and not barrier.in_flight:
                 barrier.complete()
 
-    def wait(self, m: Machine, slot: int, view: View, index: Value, parity: Value) -> None:
+    def wait(self, m: Engine, slot: int, view: View, index: Value, parity: Value) -> None:
         """``try_wait.parity`` until it is true; the copies of the phase land now, in the order of their issue."""
         parities = np.broadcast_to(parity, (m.lanes.count,))
         for barrier, lanes in self.used(m, slot, view, index):
@@ -189,7 +189,7 @@ class Mbarriers:
                 if barrier.last_handed_on is not None:
                     self.acquired.acquire(chosen, barrier.last_handed_on)
 
-    def _finish(self, m: Machine, site: Site, barrier: Mbarrier, waiting: Array) -> None:
+    def _finish(self, m: Engine, site: Site, barrier: Mbarrier, waiting: Array) -> None:
         """Let the current phase complete: all of its copies land. Tells what makes the wait endless, and goes on."""
         for copy in barrier.in_flight:
             barrier.announced -= copy.bytes
@@ -212,7 +212,7 @@ class Mbarriers:
         barrier.complete()
 
     # --- finding the object ---------------------------------------------------------------------------------------
-    def used(self, m: Machine, slot: int, view: View, index: Value) -> Iterator[tuple[Mbarrier, Array]]:
+    def used(self, m: Engine, slot: int, view: View, index: Value) -> Iterator[tuple[Mbarrier, Array]]:
         """(mbarrier, active lanes that name it), each one checked: initialised, aligned, and not overwritten since.
 
         Naming one is a read of its memory: a missing barrier after the initialisation is a race like any other.
@@ -250,7 +250,7 @@ def _first(request: Request, chosen: Array) -> Request:
     return Request(lane=request.lane[place], element=request.element[place], vector=request.vector)
 
 
-def _grouped(m: Machine, slot: int, request: Request, view: View) -> Iterator[tuple[tuple[int, int, int], Array]]:
+def _grouped(m: Engine, slot: int, request: Request, view: View) -> Iterator[tuple[tuple[int, int, int], Array]]:
     """((memory slot, row of the block, byte), which of the request's lanes) for each mbarrier that they name."""
     byte = request.element[:, 0] * view.dtype.itemsize
     rows = m.lanes.row[request.lane]
@@ -262,6 +262,6 @@ def _grouped(m: Machine, slot: int, request: Request, view: View) -> Iterator[tu
         yield (slot, row, start), place.reshape(-1) == number
 
 
-def land(m: Machine, copy: BulkCopy, column: int, event: int) -> None:
+def land(m: Engine, copy: BulkCopy, column: int, event: int) -> None:
     """The data arrives: there for every thread that has waited for it, and for those that meet such a thread."""
     copy.memory.land_bulk(m, copy.view, copy.request, copy.values, copy.origin, column, event)

@@ -1,6 +1,6 @@
 """Memories that threads share: shared memory of each block, global memory of all.
 
-`read` and `write` take a `Machine` (for mask, barriers and findings), an index in elements of the accessed dtype
+`read` and `write` take a `Engine` (for mask, barriers and findings), an index in elements of the accessed dtype
 (uniform, ``(lanes,)``, or ``(lanes or 1, n)`` for a vector) and a `View`, which says how the buffer sees the memory.
 """
 
@@ -17,7 +17,7 @@ from tvm_ext.support.arrays import Array, DType
 from .between_blocks import BlocksShadow
 from .block_clocks import NOBODY
 from .local_memory import View, tell_bounds
-from .machine import Machine
+from .machine import Engine
 from .shadow import Shadow, same_bits
 from .values import NEVER_WRITTEN, Tainted, Value, strip
 
@@ -67,15 +67,15 @@ class AddressableMemory:
             self._typed[dtype] = self.bytes.reshape(-1).view(dtype)
         return self._typed[dtype]
 
-    def row_of(self, m: Machine, lane: Array) -> Array | int:
+    def row_of(self, m: Engine, lane: Array) -> Array | int:
         raise NotImplementedError
 
-    def read(self, m: Machine, view: View, index: Value) -> Value:
+    def read(self, m: Engine, view: View, index: Value) -> Value:
         request = self.request(m, view, index)
         self.count(m, view, request, store=False)
         return self.fetch(m, view, request)
 
-    def fetch(self, m: Machine, view: View, request: Request) -> Value:
+    def fetch(self, m: Engine, view: View, request: Request) -> Value:
         """What `read` gives, not counted."""
         flat, cells = self._locate(m, view, request)
         data = self.typed(view.dtype)[flat]
@@ -91,7 +91,7 @@ class AddressableMemory:
                 return self._tainted(m, view, request, shape, origin)
         return m.as_lanes(shape)
 
-    def write(self, m: Machine, view: View, index: Value, value: Value) -> None:
+    def write(self, m: Engine, view: View, index: Value, value: Value) -> None:
         request = self.request(m, view, index)
         _, cells = self._locate(m, view, request)
         self.check_aligned(m, view, request)
@@ -101,7 +101,7 @@ class AddressableMemory:
         origin = self._origin_to_store(m, view, value, request)
         self.put(m, view, request, values, origin)
 
-    def put(self, m: Machine, view: View, request: Request, values: Array, origin: Array | int) -> None:
+    def put(self, m: Engine, view: View, request: Request, values: Array, origin: Array | int) -> None:
         """Store ``values`` (k, n), with the checks for races."""
         flat, cells = self._locate(m, view, request)
         typed, report, event = self.typed(view.dtype), self._reporter(m, view), m.event(view.site)
@@ -117,12 +117,12 @@ class AddressableMemory:
             self.shadow.settle(cells, request.lane, event, m.clock, report, equal)
 
     # --- asynchronous copies --------------------------------------------------------------------------------------
-    def begin_copy(self, m: Machine, view: View, request: Request) -> None:
+    def begin_copy(self, m: Engine, view: View, request: Request) -> None:
         """A copy to here starts: nobody may touch the cells until it has landed and a barrier has been passed."""
         self.check_aligned(m, view, request)
         self.begin_bulk(m, view, request)
 
-    def begin_bulk(self, m: Machine, view: View, request: Request) -> None:
+    def begin_bulk(self, m: Engine, view: View, request: Request) -> None:
         """`begin_copy` of a bulk copy, whose alignment is not that of its size."""
         _, cells = self._locate(m, view, request)
         self._check_not_pending(m, view, request, cells)
@@ -136,7 +136,7 @@ class AddressableMemory:
             self.pending = np.zeros(self.bytes.size // self.granule, np.int64)
         self.pending[cells] = event
 
-    def land_copy(self, m: Machine, view: View, request: Request, values: Array, origin: Array | int) -> None:
+    def land_copy(self, m: Engine, view: View, request: Request, values: Array, origin: Array | int) -> None:
         """Its data arrives: written now, by the thread that waited."""
         _, cells = self._locate(m, view, request)
         assert self.pending is not None, "a copy lands where one has begun"
@@ -144,7 +144,7 @@ class AddressableMemory:
         self.put(m, view, request, values, origin)
 
     def land_bulk(
-        self, m: Machine, copy: View, request: Request, values: Array, origin: Array, column: int, event: int
+        self, m: Engine, copy: View, request: Request, values: Array, origin: Array, column: int, event: int
     ) -> None:
         """A bulk copy's data arrives: ordered before those who wait at the mbarrier of ``column``, and nobody else."""
         flat, cells = self._locate(m, copy, request)
@@ -159,25 +159,25 @@ class AddressableMemory:
             self.landed = Landed(self.bytes.size // self.granule)
         self.landed.event[cells], self.landed.column[cells] = event, column
 
-    def peek(self, m: Machine, view: View, request: Request) -> None:
+    def peek(self, m: Engine, view: View, request: Request) -> None:
         """The threads use what is here, but no value of it: only races are checked."""
         _, cells = self._locate(m, view, request)
         if self.shadow is not None:
             self.shadow.read(cells, request.lane, m.event(view.site), m.clock, self._reporter(m, view))
 
-    def last_writes(self, m: Machine, view: View, request: Request) -> tuple[Array, Array]:
+    def last_writes(self, m: Engine, view: View, request: Request) -> tuple[Array, Array]:
         """(identity of the thread, event) of the last store to each cell of a request, both (k, cells); 0: none."""
         _, cells = self._locate(m, view, request)
         if self.shadow is None:
             return np.full(cells.shape, NOBODY), np.zeros(cells.shape, np.int64)
         return self.shadow.writer[cells], self.shadow.write_event[cells]
 
-    def _check_landed(self, m: Machine, view: View, request: Request, cells: Array) -> None:
+    def _check_landed(self, m: Engine, view: View, request: Request, cells: Array) -> None:
         if self.pending is not None:
             self._tell_pending(m, view, request, cells, "unlanded copy", "read before its cp.async has been waited for")
         self._check_waited(m, view, request, cells, "unlanded copy", "read")
 
-    def _check_waited(self, m: Machine, view: View, request: Request, cells: Array, kind: ForKind, verb: str) -> None:
+    def _check_waited(self, m: Engine, view: View, request: Request, cells: Array, kind: ForKind, verb: str) -> None:
         """Bulk copies that have landed here must lie before the access, by a wait of the thread or by a barrier."""
         if self.landed is None:
             return
@@ -190,19 +190,19 @@ class AddressableMemory:
         detail = f"{verb} by a thread that has not waited for the copy"
         self._tell_late(m, view, request, cells, np.where(late, event, 0), kind, detail)
 
-    def _check_not_pending(self, m: Machine, view: View, request: Request, cells: Array) -> None:
+    def _check_not_pending(self, m: Engine, view: View, request: Request, cells: Array) -> None:
         if self.pending is not None:
             self._tell_pending(m, view, request, cells, "copy overlap", "written while a cp.async to it is on its way")
         self._check_waited(m, view, request, cells, "copy overlap", "written")
         if self.landed is not None:
             self.landed.event[cells] = 0
 
-    def _tell_pending(self, m: Machine, view: View, request: Request, cells: Array, kind: ForKind, detail: str) -> None:
+    def _tell_pending(self, m: Engine, view: View, request: Request, cells: Array, kind: ForKind, detail: str) -> None:
         assert self.pending is not None
         self._tell_late(m, view, request, cells, self.pending[cells], kind, detail)
 
     def _tell_late(
-        self, m: Machine, view: View, request: Request, cells: Array, late: Array, kind: ForKind, detail: str
+        self, m: Engine, view: View, request: Request, cells: Array, late: Array, kind: ForKind, detail: str
     ) -> None:
         """``late`` has the events of the copies in question, 0 where there is none."""
         if not late.any():
@@ -218,7 +218,7 @@ class AddressableMemory:
         )
 
     # --- addresses ------------------------------------------------------------------------------------------------
-    def request(self, m: Machine, view: View, index: Value) -> Request:
+    def request(self, m: Engine, view: View, index: Value) -> Request:
         """The active lanes' elements, inside the bounds; those outside are reported and moved inside."""
         where = np.asarray(m.decided(index, view.site, "an address"))
         lane = m.active_lanes()
@@ -238,7 +238,7 @@ class AddressableMemory:
             element = np.clip(element, 0, size - 1)
         return Request(lane=lane, element=element, vector=vector)
 
-    def _locate(self, m: Machine, view: View, request: Request) -> tuple[Array, Array]:
+    def _locate(self, m: Engine, view: View, request: Request) -> tuple[Array, Array]:
         """(flat elements, cells) of a request, both (k, n) or more cells."""
         per_row = self.bytes.shape[1] // view.dtype.itemsize
         flat = request.element + self.row_of(m, request.lane) * per_row
@@ -252,10 +252,10 @@ class AddressableMemory:
         ratio = view.dtype.itemsize // self.granule
         return per_element if ratio == 1 else np.repeat(per_element, ratio, axis=1)
 
-    def _element(self, m: Machine, cell: int, view: View) -> int:
+    def _element(self, m: Engine, cell: int, view: View) -> int:
         return int(cell * self.granule % self.bytes.shape[1]) // view.dtype.itemsize
 
-    def check_aligned(self, m: Machine, view: View, request: Request) -> None:
+    def check_aligned(self, m: Engine, view: View, request: Request) -> None:
         n = request.element.shape[1]
         if n == 1 or not view.vector or not m.record.strict_alignment:
             return
@@ -269,7 +269,7 @@ class AddressableMemory:
                 "misaligned access", view.site, element=element, threads=threads, detail=detail, count=int(wrong.sum())
             )
 
-    def count(self, m: Machine, view: View, request: Request, *, store: bool) -> None:
+    def count(self, m: Engine, view: View, request: Request, *, store: bool) -> None:
         if not len(request.lane):
             return
         size, n = view.dtype.itemsize, request.element.shape[1]
@@ -280,7 +280,7 @@ class AddressableMemory:
             m.count(view.site, self.scope, request.element[:, position] * size, size, store=store)
 
     # --- values ---------------------------------------------------------------------------------------------------
-    def _chosen(self, m: Machine, value: Value, request: Request, dtype: DType | None) -> Array:
+    def _chosen(self, m: Engine, value: Value, request: Request, dtype: DType | None) -> Array:
         """A plain value of all lanes as (k, n) for the request's lanes."""
         array = np.asarray(value) if dtype is None else np.asarray(value).astype(dtype, copy=False)
         shape = (len(request.lane), request.element.shape[1])
@@ -289,12 +289,12 @@ class AddressableMemory:
         array = array if m.mask.index is None else array[request.lane]
         return np.broadcast_to(array[:, None] if array.ndim == 1 else array, shape)
 
-    def _origin_to_store(self, m: Machine, view: View, value: Value, request: Request) -> Array | int:
+    def _origin_to_store(self, m: Engine, view: View, value: Value, request: Request) -> Array | int:
         if type(value) is not Tainted:
             return 0
         return self._chosen(m, value.origin, request, None)
 
-    def _tainted(self, m: Machine, view: View, request: Request, data: Array, origin: Array) -> Value:
+    def _tainted(self, m: Engine, view: View, request: Request, data: Array, origin: Array) -> Value:
         ratio = view.dtype.itemsize // self.granule
         per_element = origin if ratio == 1 else origin.reshape(len(origin), -1, ratio).max(axis=2)
         fresh = per_element == NEVER_WRITTEN
@@ -305,7 +305,7 @@ class AddressableMemory:
         shaped = per_element if request.vector else per_element[:, 0]
         return Tainted(m.as_lanes(data), m.as_lanes(shaped))
 
-    def _reporter(self, m: Machine, view: View) -> Any:
+    def _reporter(self, m: Engine, view: View) -> Any:
         def report(conflict: Any, cell: int, who: int, other: int, event: int, count: int) -> None:
             m.tell_race(conflict, view.site, self._element(m, cell, view), who, other, event, count)
 
@@ -328,7 +328,7 @@ class SharedMemory(AddressableMemory):
         )
         self.size_bytes = size_bytes
 
-    def row_of(self, m: Machine, lane: Array) -> Array | int:
+    def row_of(self, m: Engine, lane: Array) -> Array | int:
         return m.lanes.row[lane][:, None] if len(m.lanes.blocks) > 1 else 0
 
 
@@ -360,17 +360,17 @@ class GlobalMemory(AddressableMemory):
             return np.ones(self.bytes.size // self.granule // self._cells_per_element, bool)
         return np.asarray((self.origin != NEVER_WRITTEN).reshape(-1, self._cells_per_element).all(axis=1))
 
-    def change(self, m: Machine, view: View, request: Request, value: int, event: int) -> None:
+    def change(self, m: Engine, view: View, request: Request, value: int, event: int) -> None:
         """An atomic access by one thread has left ``value`` here."""
         flat, cells = self._locate(m, view, request)
         self.typed(view.dtype)[flat] = value
         if isinstance(self.shadow, BlocksShadow):
             self.shadow.change(cells, request.lane, event, m.clock, self._reporter(m, view))
 
-    def row_of(self, m: Machine, lane: Array) -> Array | int:
+    def row_of(self, m: Engine, lane: Array) -> Array | int:
         return 0
 
-    def _origin_to_store(self, m: Machine, view: View, value: Value, request: Request) -> Array | int:
+    def _origin_to_store(self, m: Engine, view: View, value: Value, request: Request) -> Array | int:
         """A tainted value in global memory is an error: it is a result."""
         if type(value) is not Tainted:
             return 0

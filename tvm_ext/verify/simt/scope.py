@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import DType
 
-from .machine import Closure, Machine, Run, Site
+from .machine import Closure, Engine, Run, Site
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Call, Expr, Node, Stmt, Var
@@ -42,7 +42,7 @@ class Scope:
         # By the name of the function called.
         self.special_externs: dict[str, Callable[[Scope, list[Expr]], Closure]] = {}
         self.effects: dict[str, Callable[[Scope, Call], Run]] = {}  # calls as statements
-        self.wait: Callable[[Machine, int], None] = lambda m, in_flight: None
+        self.wait: Callable[[Engine, int], None] = lambda m, in_flight: None
         self._granules: dict[int, list[int]] = {}
         self._variables: dict[int, int] = {}
         self._buffers: dict[int, BufferBinding] = {}

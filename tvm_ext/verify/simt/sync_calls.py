@@ -21,7 +21,7 @@ from .block_clocks import Knowledge
 from .compile_expr import compile_expression
 from .findings import Finding
 from .local_memory import View
-from .machine import Closure, Machine, Site
+from .machine import Closure, Engine, Site
 from .memory import AddressableMemory, GlobalMemory, Request
 from .number_types import storage_dtype
 from .scope import Scope
@@ -41,7 +41,7 @@ class _Use:
 
     epoch: int
     per_run: int
-    machine: Machine
+    machine: Engine
     site: Site
     counter: Counter
 
@@ -50,7 +50,7 @@ class _Use:
 class _Waiting:
     """What a block waits for."""
 
-    machine: Machine
+    machine: Engine
     site: Site
     lane: int
     element: int
@@ -75,11 +75,11 @@ class SyncLaunch:
         self._counters: dict[tuple[int, int], Counter] = {}
         self._uses: dict[tuple[int, int], _Use] = {}
         self._waiting: dict[int, _Waiting] = {}
-        self._machines: dict[int, Machine] = {}
+        self._machines: dict[int, Engine] = {}
         self._stopped = False
         self._turns: BlockTurns | None = None
 
-    def run(self, machines: Callable[[int], Machine], body: Callable[[Machine], None]) -> None:
+    def run(self, machines: Callable[[int], Engine], body: Callable[[Engine], None]) -> None:
         """``body`` with each block's machine, to the end or until no block can go on."""
 
         def runs(block: int) -> Callable[[], None]:
@@ -95,7 +95,7 @@ class SyncLaunch:
         if not self._stopped:
             self._check_rises()
 
-    def join(self, m: Machine) -> None:
+    def join(self, m: Engine) -> None:
         """The one block of ``m`` belongs to this launch."""
         m.launch = self
         self._machines[int(m.lanes.blocks[0])] = m
@@ -131,7 +131,7 @@ class SyncLaunch:
                 )
                 use.machine.tell("wrong arrival count", use.site, element=element, detail=detail)
 
-    def expect(self, m: Machine, site: Site, slot: int, element: int, epoch: int, per_run: int) -> None:
+    def expect(self, m: Engine, site: Site, slot: int, element: int, epoch: int, per_run: int) -> None:
         """Somebody counts on the counter's rise by ``per_run`` in each run, and on this being run ``epoch``."""
         use = self._uses.setdefault(
             (slot, element), _Use(epoch, per_run, m, site, self.counter(m, site, slot, element))
@@ -141,12 +141,12 @@ class SyncLaunch:
             m.tell("wrong arrival count", site, element=element, detail=detail)
 
     # --- the functions --------------------------------------------------------------------------------------------
-    def pause(self, m: Machine, may_go_on: Callable[[], bool] | None = None, *, gives_up: bool = False) -> None:
+    def pause(self, m: Engine, may_go_on: Callable[[], bool] | None = None, *, gives_up: bool = False) -> None:
         """The others' turn."""
         assert self._turns is not None
         self._turns.pause(int(m.lanes.blocks[0]), may_go_on, gives_up=gives_up)
 
-    def counter(self, m: Machine, site: Site, slot: int, element: int) -> Counter:
+    def counter(self, m: Engine, site: Site, slot: int, element: int) -> Counter:
         """The counter at a place of a memory; its first value is what is there."""
         key = (slot, element)
         if key not in self._counters:
@@ -157,7 +157,7 @@ class SyncLaunch:
                 m.tell("uninitialised read", site, element=element, detail="a counter that nobody has set")
         return self._counters[key]
 
-    def wait(self, m: Machine, site: Site, slot: int, lane: int, element: int, target: int) -> None:
+    def wait(self, m: Engine, site: Site, slot: int, lane: int, element: int, target: int) -> None:
         counter = self.counter(m, site, slot, element)
         block = int(m.lanes.blocks[0])
         self._waiting[block] = _Waiting(m, site, lane, element, target, counter)
@@ -169,7 +169,7 @@ class SyncLaunch:
             assert m.clock.between is not None
             m.clock.between.acquire(lane, released)
 
-    def add(self, m: Machine, view: View, slot: int, lane: int, element: int, amount: int, *, releases: bool) -> int:
+    def add(self, m: Engine, view: View, slot: int, lane: int, element: int, amount: int, *, releases: bool) -> int:
         """Raise a counter; what it was before."""
         counter = self.counter(m, view.site, slot, element)
         event = m.event(view.site)
@@ -206,7 +206,7 @@ class _SyncCall:
         self.view = View(site=scope.site(binding.name), dtype=binding.dtype)
         self._numbers = [compile_expression(scope, argument) for argument in arguments[1:]]
 
-    def lanes(self, m: Machine) -> Sequence[tuple[int, int, list[int]]]:
+    def lanes(self, m: Engine) -> Sequence[tuple[int, int, list[int]]]:
         """(lane, element, numbers) for each active lane."""
         memory: AddressableMemory = m.memory[self.slot]
         request = memory.request(m, self.view, self.pointer.index(m))
@@ -221,7 +221,7 @@ class _SyncCall:
 
 
 Compiled = Callable[["Scope", "list[Expr]"], Closure]
-LaneStep = Callable[[SyncLaunch, Machine, _SyncCall, int, int, "list[int]"], int]
+LaneStep = Callable[[SyncLaunch, Engine, _SyncCall, int, int, "list[int]"], int]
 """What a call does for one lane: at a counter's element, with the numbers of the call; its value there."""
 
 
@@ -234,7 +234,7 @@ def _lane_by_lane(count: int, step: LaneStep, *, pauses: bool = True, has_value:
     def compiled(scope: Scope, arguments: list[Expr]) -> Closure:
         call = _SyncCall(scope, arguments, count)
 
-        def run(m: Machine) -> Value:
+        def run(m: Engine) -> Value:
             launch: SyncLaunch = m.launch
             if pauses:
                 launch.pause(m)
@@ -246,26 +246,26 @@ def _lane_by_lane(count: int, step: LaneStep, *, pauses: bool = True, has_value:
     return compiled
 
 
-def _wait(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+def _wait(launch: SyncLaunch, m: Engine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
     epoch, per_run, count = numbers
     launch.expect(m, call.view.site, call.slot, element, epoch, per_run)
     launch.wait(m, call.view.site, call.slot, lane, element, (epoch * per_run + count) % WRAP)
     return 0
 
 
-def _arrive(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+def _arrive(launch: SyncLaunch, m: Engine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
     (amount,) = numbers
     releases = launch.how.orders.arrive == "release"
     return launch.add(m, call.view, call.slot, lane, element, amount, releases=releases)
 
 
-def _take(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+def _take(launch: SyncLaunch, m: Engine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
     epoch, per_run = numbers
     launch.expect(m, call.view.site, call.slot, element, epoch, per_run)
     return _signed(launch.add(m, call.view, call.slot, lane, element, 1, releases=False) - epoch * per_run)
 
 
-def _settle(launch: SyncLaunch, m: Machine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
+def _settle(launch: SyncLaunch, m: Engine, call: _SyncCall, lane: int, element: int, numbers: list[int]) -> int:
     epoch, blocks = numbers
     launch.expect(m, call.view.site, call.slot, element, epoch, blocks)
     chosen = launch.counter(m, call.view.site, call.slot, element + 1)
@@ -292,7 +292,7 @@ def _read_epoch(scope: Scope, arguments: list[Expr]) -> Closure:
 def _end_run(scope: Scope, arguments: list[Expr]) -> Closure:
     call = _SyncCall(scope, arguments, 1)
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         memory: AddressableMemory = m.memory[call.slot]
         index = call.pointer.index(m)
         memory.write(m, call.view, index, apply(_next, memory.read(m, call.view, index)))

@@ -16,7 +16,7 @@ from tvm_ext.support.arrays import Array
 
 Value = Any  # int | bool | np.generic | Array | Tainted
 NEVER_WRITTEN = 1
-"""The origin of memory's initial state; 0 is sound, higher numbers are reads of such memory (see `Machine.origins`)."""
+"""The origin of memory's initial state; 0 is sound, higher numbers are reads of such memory (see `Engine.origins`)."""
 
 
 class Tainted:

@@ -16,7 +16,7 @@ from tvm_ext.support.arrays import Array
 from .async_copy import check_copy_size
 from .compile_expr import compile_expression
 from .local_memory import View
-from .machine import Closure, Machine, Run
+from .machine import Closure, Engine, Run
 from .memory import AddressableMemory, Request
 from .number_types import storage_dtype
 from .scope import BufferBinding, Scope
@@ -86,7 +86,7 @@ def _shuffle(kind: ShuffleKind) -> Callable[[Scope, Call], Closure]:
         width = constant_int(call.args[3], "the width of a shuffle")
         site, dtype = scope.site(), storage_dtype(split_dtype(dtype_of(call))[0])
 
-        def run(m: Machine) -> Value:
+        def run(m: Engine) -> Value:
             warps = (-1, m.lanes.warp_lanes)
             members = in_lanes(m.decided(mask(m), site, "a shuffle's mask"), m.lanes.count, 1).reshape(warps)
             lane = in_lanes(m.decided(operand(m), site, "a shuffle's lane"), m.lanes.count, 1).reshape(warps)
@@ -106,7 +106,7 @@ def _shuffle(kind: ShuffleKind) -> Callable[[Scope, Call], Closure]:
     return make
 
 
-def _marked(m: Machine, site: Any, result: Array, origin: Array, valid: Array) -> Value:
+def _marked(m: Engine, site: Any, result: Array, origin: Array, valid: Array) -> Value:
     lost = ~valid & m.mask.flags
     if lost.any():
         number = m.new_origin(site, 0, int(np.flatnonzero(lost)[0]))
@@ -122,7 +122,7 @@ def _bpermute(scope: Scope, arguments: list[Expr]) -> Closure:
     address, value = (compile_expression(scope, argument) for argument in arguments)
     site = scope.site()
 
-    def run(m: Machine) -> Value:
+    def run(m: Engine) -> Value:
         size = m.lanes.warp_lanes
         where = (
             in_lanes(m.decided(address(m), site, "a shuffle's lane"), m.lanes.count, 1).reshape(-1, size) // 4 % size
@@ -141,7 +141,7 @@ def _lane_below(scope: Scope, arguments: list[Expr]) -> Closure:
     """``mbcnt.lo(-1, 0)`` and ``mbcnt.hi(-1, mbcnt.lo(-1, 0))``: the number of the lane in its wavefront."""
     high = len(arguments) == 2 and type(arguments[1]).__name__ == "Call"
 
-    def run(m: Machine) -> Array:
+    def run(m: Engine) -> Array:
         lane = (m.lanes.number % m.lanes.warp_lanes).astype(np.int32)
         return lane if high else np.minimum(lane, 32).astype(np.int32)
 
@@ -149,7 +149,7 @@ def _lane_below(scope: Scope, arguments: list[Expr]) -> Closure:
 
 
 def _active_mask(scope: Scope, call: Call) -> Closure:
-    def run(m: Machine) -> Array:
+    def run(m: Engine) -> Array:
         active = m.mask.flags.reshape(-1, m.lanes.warp_lanes)
         return active_mask(active).reshape(-1)
 
@@ -178,7 +178,7 @@ def _start_copy(scope: Scope, call: Call) -> Run:
     to = View(site=scope.site(target.binding.name), dtype=target.binding.dtype)
     frm = View(site=scope.site(source.binding.name), dtype=source.binding.dtype)
 
-    def run(m: Machine) -> None:
+    def run(m: Engine) -> None:
         if predicate is None:
             _issue(m, target, source, to, frm, size)
             return
@@ -196,7 +196,7 @@ def _steps(index: Value, count: int) -> Value:
     return apply(lambda first: np.reshape(first, (-1, 1)) + np.arange(count), index)
 
 
-def _issue(m: Machine, target: Pointer, source: Pointer, to: View, frm: View, size: int) -> None:
+def _issue(m: Engine, target: Pointer, source: Pointer, to: View, frm: View, size: int) -> None:
     """Read the source now (nobody may change it until then), and mark the destination."""
     origin_memory: AddressableMemory = m.memory[source.binding.slot]
     index = source.index(m)
@@ -215,19 +215,19 @@ def _issue(m: Machine, target: Pointer, source: Pointer, to: View, frm: View, si
     m.queue.issue(m.mask.flags, copy)
 
 
-def _fill(m: Machine, target: Pointer, source: Pointer, to: View, frm: View, size: int) -> None:
+def _fill(m: Engine, target: Pointer, source: Pointer, to: View, frm: View, size: int) -> None:
     """A false predicate stores zeros at once, by an ordinary ``st.shared``."""
     zeros = np.zeros((1, size // to.dtype.itemsize), to.dtype)
     m.memory[target.binding.slot].write(m, to, _steps(target.index(m), zeros.shape[1]), zeros)
 
 
-def wait(m: Machine, in_flight: int) -> None:
+def wait(m: Engine, in_flight: int) -> None:
     """``cp.async.wait_group in_flight``: what must have landed by now lands now."""
     for copy, lanes in m.queue.wait(m.mask.flags, in_flight):
         _land(m, copy, lanes)
 
 
-def _land(m: Machine, copy: _Copy, lanes: Array) -> None:
+def _land(m: Engine, copy: _Copy, lanes: Array) -> None:
     chosen = lanes[copy.request.lane]
     request = Request(lane=copy.request.lane[chosen], element=copy.request.element[chosen], vector=True)
     copy.memory.land_copy(m, copy.view, request, copy.values[chosen], copy.origin[chosen])

@@ -8,6 +8,7 @@ from tvm_ext._tvm import Buffer, Stmt
 from tvm_ext.cost.attention_choices import check_attention_tiles
 from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, outer_kind
 from tvm_ext.records.attention import Attention, AttentionTiles
@@ -42,9 +43,7 @@ def _program(work: Attention, tiles: AttentionTiles, seconds: float, units: int,
         return RTile(axes=("query", "key"), shape=(queries, keys))
 
     tasks = work.batch * ceil_div(work.queries, tiles.query_block)
-    prediction = Prediction(
-        time_s=seconds + (device.launch_overhead_us or 0.0) * 1e-6, compute_s=seconds, layers=(), bound="compute"
-    )
+    prediction = Prediction(time_s=seconds + Machine(device).launch_s, compute_s=seconds, layers=(), bound="compute")
     return RProgram(
         device=device.name,
         expr_digest="",

@@ -16,6 +16,7 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.ir.build_ir import index, load, prefetch
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
@@ -69,8 +70,6 @@ def next_panel(
     memory, first = device.lowest_layer, device.layers[1]
     if size_bytes <= (first.capacity_bytes or 0) or elements * itemsize > memory.transaction_bytes:
         return None
-    if not memory.bandwidth_gb_per_s:
-        return None
-    if size_bytes / (memory.bandwidth_gb_per_s * 1e9) < LEAST_GAIN * program.prediction.compute_s:
+    if size_bytes / Machine(device).rate(memory) < LEAST_GAIN * program.prediction.compute_s:
         return None
     return NextPanel(buffer=weights.buffer, panels=weights.extents[0], steps=weights.extents[1:-1], elements=elements)

@@ -10,10 +10,10 @@ from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import WINDOWS, tile_machine, without_names
 from tvm_ext.analysis.window import Window, WindowAxis
-from tvm_ext.cost.persistent import l2_bytes
 from tvm_ext.cost.window_layouts import WindowLayout, lay_out_window, layouts_of_band, scratch_bytes, usual_bands
 from tvm_ext.cost.window_time import predict_window, window_expr, window_seconds
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
@@ -116,6 +116,6 @@ def _tile(layout: WindowLayout, *, forks: bool) -> WindowTile:
 
 def _bands(window: Window, device: DeviceSpec) -> list[int]:
     """Output rows of a task: those that construction considers, and others whose scratch memory fits a core's L2."""
-    extent, room = window.y.extent, l2_bytes(device)
+    extent, room = window.y.extent, Machine(device).own_bytes
     bands = {ceil_div(extent, min(count, extent)) for count in BAND_COUNTS}
     return sorted({*usual_bands(window, device), *(b for b in bands if scratch_bytes(window, b, device) <= room)})

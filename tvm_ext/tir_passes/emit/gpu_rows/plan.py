@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import max_block_threads, registers_left
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -241,7 +242,7 @@ def _splits(form: RowForm, device: DeviceSpec, blocks: int, most: int) -> int:
     idle = max(1.0, device.unit_count / blocks)
     saved_s = busy_s * (idle - 1)
     launches = 2 * sum(computation.is_reduction for computation in form.computations) - 1 + (len(form.computations) > 1)
-    if blocks >= device.unit_count or saved_s < launches * (device.launch_overhead_us or ASSUMED_LAUNCH_US) * 1e-6:
+    if blocks >= device.unit_count or saved_s < launches * (Machine(device).launch_us or ASSUMED_LAUNCH_US) * 1e-6:
         return 1
     return max(1, min(most, -(-BLOCKS_PER_UNIT * device.unit_count // blocks)))
 

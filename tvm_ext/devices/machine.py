@@ -1,0 +1,165 @@
+"""A device as models of time ask it: which layer holds so many bytes, at which rate, and what starting a kernel takes.
+
+The numbers are the row's (`hal.DeviceSpec`). Rates that it does not have are infinite, starts free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from tvm_ext.errors import TargetError
+from tvm_ext.records.rprogram import LayerCost, Prediction
+
+from .hal import DeviceSpec, MemoryLayer
+
+CACHE_SHARE = 0.75
+"""Share of a CPU's L2 or L3 that a tile may fill: addressed physically, they have sets that scattered pages overfill.
+
+Measured on one CPU (Cascade Lake): loads from 1 MiB of L2 fall from 220 to 170 GB/s between 0.5 and 0.75 of it, to 150
+at 0.95, 110 beyond it. L1 keeps its rate to the last line.
+"""
+
+FIRST_PHYSICAL_LEVEL = 2
+"""L1 is addressed virtually: its sets are those of the program's own addresses."""
+
+UNKNOWN_CACHE_RATE = 2.0
+"""Times global memory's bandwidth, where a row does not say its cache's: assumed, for CUTLASS's templates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What a model means by "held": in the highest layer, from level ``first`` on, into which the bytes fit.
+
+    ``known``: of the layers whose rates the table has. ``shared``: of those that all units share. ``kept``: what may be
+    filled (`CACHE_SHARE`) counts, not the whole capacity. ``divided``: of a shared layer one unit's part counts.
+    """
+
+    first: int
+    known: bool = False
+    shared: bool = False
+    kept: bool = False
+    divided: bool = False
+
+
+WARM = Holding(first=2, known=True)
+"""Tensors of rows and attention, which the kernel before has written or read: no core's L1 has them."""
+
+FITTING = Holding(first=2)
+"""Tensors of windows, likewise; a layer without a rate takes no time."""
+
+BEHIND_L2 = Holding(first=3)
+"""Rows that L2's sets do not keep."""
+
+OF_ONE_UNIT = Holding(first=1, kept=True, divided=True)
+"""What a unit reads again and again: its tiles, and the weights of a recurrent cell from step to step."""
+
+BETWEEN_KERNELS = Holding(first=FIRST_PHYSICAL_LEVEL, shared=True, kept=True)
+"""Tensors that pass from the kernels of a chain to each other, on other cores perhaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What ``spec`` answers where a model asks for time or room."""
+
+    spec: DeviceSpec
+
+    @property
+    def launch_us(self) -> float:
+        """Microseconds of starting one parallel region or kernel."""
+        return self.spec.launch_overhead_us or 0.0
+
+    @property
+    def launch_s(self) -> float:
+        return self.launch_us * 1e-6
+
+    @property
+    def fork_s(self) -> float:
+        """Seconds of starting a parallel region; one core starts none."""
+        return self.launch_s if self.spec.unit_count > 1 else 0.0
+
+    @property
+    def hz(self) -> float:
+        """Nominal cycles per second; raises TargetError where the table has none: no model of cycles can do without."""
+        if self.spec.clock_ghz is None:
+            raise TargetError(
+                f"the device table of {self.spec.name} has no clock, by which the time of its kernels is predicted.",
+                "give its row the fact 'clock_ghz' (docs/add-a-device.md)",
+            )
+        return self.spec.clock_ghz * 1e9
+
+    @property
+    def vector_hz(self) -> float:
+        """A CPU's cycles per second under full vector load: from the measured peak where there is one, else nominal."""
+        spec, peak = self.spec, self.spec.peak_gflops_of("float32")
+        if peak and spec.fma_pipes:
+            return peak * 1e9 / (spec.unit_count * spec.teu_lanes * 2 * spec.fma_pipes)
+        return (spec.clock_ghz or 0.0) * 1e9
+
+    def rate(self, layer: MemoryLayer | str) -> float:
+        """Bytes per second that all units together load from ``layer``."""
+        rate = (self.spec.layer(layer) if isinstance(layer, str) else layer).bandwidth_gb_per_s
+        return rate * 1e9 if rate else inf
+
+    @property
+    def l2_rate(self) -> float:
+        """`rate` of the second cache; infinite where there is none."""
+        return self.rate(self.spec.layers[2]) if len(self.spec.layers) > 2 else inf
+
+    @property
+    def cache_rate(self) -> float:
+        """`rate` of reads that hit a GPU's cache; its memory's where the table does not say."""
+        rate = self.spec.layer("L2").cache_bandwidth_gb_per_s
+        return rate * 1e9 if rate else self.rate("L2")
+
+    def held_rate(self, size_bytes: float, rule: Holding) -> float:
+        """`rate` of the layer that holds so many bytes."""
+        return self.rate(self.holder(size_bytes, rule))
+
+    def bytes_per_cycle(self, rate: float) -> float:
+        """What one unit loads in a cycle of a ``rate`` of all units."""
+        return rate / self.spec.unit_count / self.hz
+
+    def holder(self, size_bytes: float, rule: Holding) -> MemoryLayer:
+        """The layer that holds so many bytes by ``rule``; the lowest where no other does."""
+        for level, layer in enumerate(self.spec.layers):
+            if level < rule.first or (rule.shared and layer.scope != "device"):
+                continue
+            if (layer.bandwidth_gb_per_s or not rule.known) and size_bytes <= self.room_bytes(level, rule):
+                return layer
+        return self.spec.lowest_layer
+
+    def room_bytes(self, level: int, rule: Holding) -> float:
+        """What of a layer's capacity counts by ``rule``."""
+        layer = self.spec.layers[level]
+        if layer.capacity_bytes is None:
+            return inf
+        own = layer.capacity_bytes / (self.spec.unit_count if rule.divided and layer.scope == "device" else 1)
+        return own * CACHE_SHARE if rule.kept and self.spec.kind == "cpu" and level >= FIRST_PHYSICAL_LEVEL else own
+
+    @property
+    def own_cache(self) -> MemoryLayer | None:
+        """The last cache that a core has to itself; None where there is none."""
+        own = [layer for layer in self.spec.layers[1:] if layer.scope == "unit"]
+        return own[-1] if own else None
+
+    @property
+    def own_bytes(self) -> float:
+        """What may stay in one core's own last cache."""
+        own = self.own_cache
+        return 0.0 if own is None else (own.capacity_bytes or 0) * CACHE_SHARE
+
+    def bind(
+        self, compute_s: float, costs: Sequence[LayerCost], *, launches: int = 1, together_s: float | None = None
+    ) -> Prediction:
+        """The slowest of computing and of the loads, or ``together_s`` where they take longer, behind the launches."""
+        launch_s = self.launch_s * launches
+        times = {"compute": compute_s, **{cost.layer: cost.time_s for cost in costs}}
+        slowest = max(times, key=lambda name: times[name])
+        return Prediction(
+            time_s=(times[slowest] if together_s is None else together_s) + launch_s,
+            compute_s=compute_s,
+            layers=tuple(costs),
+            bound="launch" if launch_s > times[slowest] else slowest,
+        )
