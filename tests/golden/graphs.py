@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +40,16 @@ class HashedKernels:
 def text_of(module: IRModule) -> str:
     """TVMScript of all kernels, in the order of their names, without the records of their choices."""
     kernels = {var.name_hint: func for var, func in module.functions_items() if isinstance(func, PrimFunc)}
-    return "\n".join(str(kernels[name].without_attr(CHOICE).script()) for name in sorted(kernels))
+    return "\n".join(renumbered(str(kernels[name].without_attr(CHOICE).script())) for name in sorted(kernels))
+
+
+def renumbered(text: str) -> str:
+    """Tensors' offsets numbered from the last parameter on: stock TVM's printer goes by where these lie in memory."""
+    head, start, body = text.partition("\ndef ")
+    found = list(dict.fromkeys(re.findall(r"elem_offset=(elem_offset(?:_\d+)?)\b", body)))[::-1]
+    names = {name: f"elem_offset_{number}" if number else "elem_offset" for number, name in enumerate(found)}
+    offset = re.compile(r"\belem_offset(?:_\d+)?\b(?!=)")
+    return head + start + offset.sub(lambda match: names.get(match[0], match[0]), body)
 
 
 def kernels_of(graph: Graph, device: str, **options: Any) -> str:

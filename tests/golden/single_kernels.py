@@ -126,7 +126,7 @@ def _fallbacks() -> Iterator[HashedKernels]:
     }
     for name, graph in graphs.items():
         yield HashedKernels(name=name, device=A100, emit=partial(kernels_of, graph, A100))
-    pool = graphs["adaptive pool"]
-    yield HashedKernels(name="adaptive pool", device=WIDE, emit=partial(kernels_of, pool, WIDE))
+    for name in ("adaptive pool", "scattered"):
+        yield HashedKernels(name=name, device=WIDE, emit=partial(kernels_of, graphs[name], WIDE))
     stock = of(lambda x, y: nn.relu(op.matmul(x, y)), (40, 30), (30, 20))
     yield HashedKernels(name="stock product", device=A100, emit=partial(kernels_of, stock, A100, enable_roller=False))

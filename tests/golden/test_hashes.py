@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tests.golden.graphs import HashedKernels
+from tests.golden.graphs import HashedKernels, renumbered
 from tests.golden.hashed import HASHES, all_hashed, digest
 
 ALL = all_hashed()
@@ -34,3 +34,9 @@ def test_the_emitted_text_has_the_kept_hash(kernels: HashedKernels, kept: dict[s
 def test_each_kept_hash_is_that_of_one_case(kept: dict[str, str]) -> None:
     assert list(kept) == [str(kernels) for kernels in ALL]
     assert len(set(kept.values())) == len(kept), "two cases emit the same kernels: one would do"
+
+
+def test_offsets_are_numbered_by_their_places() -> None:
+    text = "n = TypeVar()\ndef main(a: (4, elem_offset={}), b: (4, elem_offset={})):\n  c = a[{} + i]"
+    first, second = "elem_offset", "elem_offset_1"
+    assert renumbered(text.format(first, second, first)) == renumbered(text.format(second, first, second))
