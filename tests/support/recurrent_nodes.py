@@ -94,7 +94,7 @@ def drawn(seed: int, *, for_onnx_runtime: bool = False) -> RecurrentNode:
 
     def values(takers: Sequence[str]) -> tuple[float, ...]:
         wanted = sum(name in takers for name in activations)
-        return tuple(round(float(value), 3) for value in random.uniform(0.1, 0.9, wanted))
+        return tuple(float(np.float32(round(float(value), 3))) for value in random.uniform(0.1, 0.9, wanted))
 
     maybe = [bool(flag) for flag in random.random(9) < 0.4]
     return RecurrentNode(
