@@ -43,6 +43,14 @@ class Gelu(OpRun):
         return (np.asarray(0.5 * wide * (1 + share)).astype(x.dtype),)
 
 
+class HardSwish(OpRun):
+    """By a sixth: the function's HardSigmoid has it as an attribute, in float32."""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        wide = x.astype(np.float64)
+        return ((wide * np.clip(wide / 6 + 0.5, 0, 1)).astype(x.dtype),)
+
+
 class MaxPool(OpRun):
     """By ONNX Runtime, which has it for every float."""
 
@@ -81,5 +89,5 @@ def by_evaluator(model: onnx.ModelProto | bytes, inputs: Mapping[str, Array]) ->
     """All outputs of ``model`` for ``inputs`` by name. Raises whatever NumPy and the evaluator raise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = ReferenceEvaluator(model, new_ops=[Erf, Gelu, MaxPool]).run(None, dict(inputs))
+        results = ReferenceEvaluator(model, new_ops=[Erf, Gelu, HardSwish, MaxPool]).run(None, dict(inputs))
     return [np.asarray(value) for value in results]

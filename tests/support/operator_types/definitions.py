@@ -161,7 +161,14 @@ def recurrent(node: RecurrentNode, operands: Operands) -> list[Array]:
 
 
 def attention(attributes: Attributes, outputs: int, operands: Operands) -> list[Array]:
-    """By the evaluator, whose raw scores (mode 0) have passed `softcap`, against ONNX's text."""
+    """By the evaluator, whose raw scores (mode 0) have passed `softcap`, against ONNX's text.
+
+    It takes the scale's root in float32: queries carry the scale instead.
+    """
+    query = operands[0]
+    if "scale" in attributes and query is not None:
+        operands = [query * np.float64(np.float32(attributes["scale"])), *operands[1:]]
+        attributes = {**attributes, "scale": 1.0}
     results = _evaluated_attention(attributes, operands)
     if attributes.get("qk_matmul_output_mode", 0) == 0:
         results[3] = _evaluated_attention({**attributes, "softcap": 0.0}, operands)[3]
