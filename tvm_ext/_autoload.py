@@ -45,6 +45,7 @@ def autoload() -> None:
         from tvm_ext._environment import check_environment
 
         check_environment()
+        importlib.import_module("tvm_ext.forks").note_threads()
         register()
     except _EXPECTED_FAILURES as error:
         if not is_importing("tvm_ext"):  # else that import is on its way and calls `register` itself

@@ -7,9 +7,9 @@ before it gives that up.
 
 What is done from the first instance of a library (or the first build) on, which calls `watch`:
 
-* Before a fork the workers of the thread that forks are woken. They then look for more work 300,000 times before they
-  sleep again, which takes them 80 ms of processor time on a Zen 5; meanwhile they hold no lock and wait for nothing, so
-  that what the child gets is a pool that can be taken down.
+* Before a fork the workers of the thread that forks are woken, unless it surely has none. They then look for more
+  work 300,000 times before they sleep again, which takes them 80 ms of processor time on a Zen 5; meanwhile they hold
+  no lock and wait for nothing, so that what the child gets is a pool that can be taken down.
 * The child makes the pool anew at once: the first thread that it starts could get the place of a worker in memory, and
   the pool would then wait for that one's end.
 * Where a worker may have slept again before the child looked (`_stayed_awake`), the child leaves the pool alone and
@@ -51,6 +51,8 @@ _watching = False
 _generation = 0  # forks between the process that was started and this one
 _survivor = 0  # the thread that `left_behind` is about
 _parent = 0  # the process that forked last
+_older_threads: frozenset[int] | None = None  # that `import tvm` found, which are no workers of its pools
+_had_pool = True  # whether the thread that forks may have one
 _activity_then: dict[int, Activity | None] = {}  # of each worker of its thread, right before
 
 
@@ -83,6 +85,28 @@ class ForkAwareLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.give()
+
+
+def note_threads() -> None:
+    """Remember who is there at the end of `import tvm`, before which no thread has a pool."""
+    global _older_threads
+    _older_threads = _threads()
+
+
+def _threads() -> frozenset[int] | None:
+    try:
+        return frozenset(map(int, os.listdir("/proc/self/task")))
+    except OSError:
+        return None
+
+
+def _may_have_pool() -> bool:
+    """Whether there is a thread that is neither older than TVM nor Python's: of a pool, of this thread or another."""
+    now = _threads()
+    if now is None or _older_threads is None:
+        return True
+    pythons = {item.native_id for item in threading.enumerate() if not isinstance(item, threading._DummyThread)}
+    return bool(now - _older_threads - pythons)
 
 
 def watch() -> None:
@@ -119,23 +143,26 @@ def _has_lost_workers() -> bool:
 
 def _wake_workers() -> None:
     """Before a fork: have the workers of this thread's pool awake for a while."""
-    global _parent, _activity_then
+    global _parent, _activity_then, _had_pool
     if _has_lost_workers():
         return  # no workers to wake; the child of this child is in the same state
-    _parent, _activity_then = os.getpid(), _activity(os.getpid(), _woken_workers())
+    _had_pool = _may_have_pool()  # else none is started: the end of the process would wait for its workers
+    _parent, _activity_then = os.getpid(), _activity(os.getpid(), _woken_workers()) if _had_pool else {}
 
 
 def _note_child() -> None:
     """In the child of a fork: make the pool anew, or remember that its workers are lost."""
-    global left_behind, _survivor, _generation
+    global left_behind, _survivor, _generation, _older_threads
     _generation += 1
     if _has_lost_workers():
         return
     left_behind, _survivor = not _workers_were_awake(), threading.get_ident()
     if left_behind:
         atexit.register(_end_soon)
-    else:
+    elif _had_pool:
         _reset_pool()
+    else:
+        _older_threads = _threads()
 
 
 def _workers_were_awake() -> bool:

@@ -289,3 +289,28 @@ def test_forks_at_random_moments_of_other_threads(library: relay.Library) -> Non
             thread.join()
     assert set(outcomes) <= {"built", "refused"}
     print(outcomes)
+
+
+def test_a_fork_starts_no_pool_where_there_was_none(run_python: Callable[..., Any]) -> None:
+    """A pool's workers look for work for minutes on a busy machine, and the end of the process waits for them."""
+    result = run_python(
+        textwrap.dedent(
+            """
+            import os, tvm
+            from tvm_ext import forks
+
+            def threads():
+                return set(os.listdir("/proc/self/task"))
+
+            forks.watch()
+            before = threads()
+            if (child := os.fork()) == 0:
+                os._exit(len(threads()) - 1)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(threads() - before))
+            forks._runtime_function("NumThreads")()  # starts the pool
+            print(forks._may_have_pool())
+            """
+        ),
+        TVM_NUM_THREADS="2",
+    )
+    assert result.stdout.split() == ["0", "0", "True"], result.stderr
