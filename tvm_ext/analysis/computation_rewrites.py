@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, structural_equal, structural_map, structural_walk, tirx
 
@@ -114,9 +115,7 @@ def fuse_axes(computation: Computation, groups: Sequence[Sequence[int]]) -> Comp
             table.append((computation.variables[p], tirx.floormod(remaining, extent)))
             remaining = tirx.floordiv(remaining, extent)
         table.append((computation.variables[group[0]], remaining))
-        size = 1
-        for p in group:
-            size *= computation.extents[p]
+        size = prod(computation.extents[p] for p in group)
         axes.append((fused, size, computation.kinds[group[0]]))
     return _with_axes(computation, axes, table)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm_ext._tvm import (
@@ -68,10 +69,7 @@ class Computation:
 
     @property
     def point_count(self) -> int:
-        count = 1
-        for extent in self.extents:
-            count *= extent
-        return count
+        return prod(self.extents)
 
     def sources(self) -> list[Buffer]:
         """The distinct buffers that ``value`` reads."""

@@ -158,10 +158,7 @@ class TensorExpr:
 
     @property
     def point_count(self) -> int:
-        count = 1
-        for axis in self.axes:
-            count *= axis.extent
-        return count
+        return prod(axis.extent for axis in self.axes)
 
     @property
     def flops(self) -> float:

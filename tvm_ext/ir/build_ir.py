@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
-from tvm_ext.analysis.computations import Computation, dtype_of
+from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arithmetic import ceil_div
 
 INDEX_DTYPE = "int64"
 
@@ -60,6 +61,44 @@ def nest(extents: Sequence[int], kind: ForKind, names: Sequence[str], body: Call
     return inner(0, ())
 
 
+def over(computation: Computation, axes: Sequence[Var], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+    """Serial loops over ``axes`` of ``computation``."""
+    return nest([computation.extent(v) for v in axes], SERIAL, [v.name for v in axes], body)
+
+
+def in_tiles(extent: int, size: int, name: str, body: Callable[[Expr, int], Stmt]) -> Stmt:
+    """``body(first, count)`` for each tile of ``size`` among ``extent``; the last one, where smaller, is written apart.
+
+    Worked example: 16 in tiles of 6 are a loop over 2 of 6, and one of 4 from 12 on.
+    """
+    full, rest = divmod(extent, size)
+    parts = [loop(full, SERIAL, name, lambda number: body(number * index(size), size))] if full else []
+    return sequence(*parts, *([body(index(full * size), rest)] if rest else []))
+
+
+def tile_size(extent: int, size: int, start: Expr) -> int | Expr:
+    """Elements of the tile of ``size`` that begins at ``start`` among ``extent``: the last one may have fewer."""
+    return size if extent % size == 0 else tirx.min(index(size), index(extent) - start)
+
+
+def tile_count(extent: int | Expr, size: int) -> int | Expr:
+    """Tiles of ``size`` that cover ``extent``."""
+    if isinstance(extent, int):
+        return ceil_div(extent, size)
+    return extent if size == 1 else tirx.floordiv(extent + index(size - 1), index(size))
+
+
+def tile_start(number: Expr, size: int, extent: int | Expr) -> Expr:
+    """Where tile ``number`` of ``size`` begins among ``extent``, if the last one is as large and ends with them."""
+    if isinstance(extent, int):
+        if extent % size == 0:
+            return number * index(size)
+        extent = index(extent)
+    elif size == 1:
+        return number
+    return tirx.min(number * index(size), extent - index(size))
+
+
 def split_index(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
     """Row-major coordinates of ``flat`` in a grid: (flat // (e1*e2)) , (flat // e2) % e1, flat % e2."""
     parts: list[Expr] = []
@@ -90,6 +129,12 @@ def store(buffer: Buffer, value: Expr, indices: Sequence[Expr]) -> Stmt:
     return BufferStore(buffer, value, list(indices))
 
 
+def store_point(computation: Computation, table: Sequence[tuple[Var, Expr]], value: Expr | None = None) -> Stmt:
+    """Store the computation's value, or another ``value`` over its axes, at the point that ``table`` gives."""
+    result = substitute(computation.value if value is None else value, table)
+    return store(computation.target, result, [substitute(i, table) for i in computation.indices])
+
+
 def allocate(buffer: Buffer) -> Stmt:
     return tirx.AllocBuffer(buffer, {})
 
@@ -107,6 +152,11 @@ def sequence(*statements: Stmt) -> Stmt:
 def as_index(expr: Expr, variable: Var) -> Expr:
     """``expr`` in the integer type of ``variable``, which it replaces: TE counts in int32, Relax in int64."""
     return cast_to(expr, dtype_of(variable))
+
+
+def bind(variables: Iterable[Var], values: Iterable[Expr]) -> list[tuple[Var, Expr]]:
+    """What each of ``variables`` is, in its integer type."""
+    return [(v, as_index(x, v)) for v, x in zip(variables, values, strict=True)]
 
 
 def cast_to(value: Expr, dtype: str) -> Expr:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm_ext._tvm import Expr, Stmt, Var
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, substitute
 
-from .build_ir import as_index, cast_to, sequence, store
+from .build_ir import bind, cast_to, sequence, store
 
 
 def store_element(
@@ -30,5 +30,5 @@ def consumed(
 ) -> tuple[Expr, list[tuple[Var, Expr]]]:
     """The consumer's value at ``position`` of the anchor, and its variables there."""
     value = replace_loads(consumer.value, lambda item: result if item.source.same_as(anchor.target) else item)
-    moved = [(v, as_index(x, v)) for v, x in zip(consumer.spatial, position, strict=True)]
+    moved = bind(consumer.spatial, position)
     return substitute(value, moved), moved

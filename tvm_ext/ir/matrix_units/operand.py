@@ -16,7 +16,7 @@ from tvm_ext.analysis.predicates import factors_of
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import INDEX_DTYPE, as_index, cast_to, index, split_index
+from tvm_ext.ir.build_ir import INDEX_DTYPE, bind, cast_to, index, split_index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Digits:
         values = list(split_index(flat, self.extents))
         if lane is not None:
             values[-1] = values[-1] + lane
-        return [(v, as_index(value, v)) for v, value in zip(self.variables, values, strict=True)]
+        return bind(self.variables, values)
 
 
 def digits_of(computation: Computation, positions: Sequence[int]) -> Digits:

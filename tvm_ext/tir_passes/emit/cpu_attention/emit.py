@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
-from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, in_tiles, index, load, loop, sequence, split_index, store
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -129,11 +129,8 @@ def _tasks(
 
 def _task(task: _Task) -> Stmt:
     work, tiles = task.work, task.tiles
-    full, rest = divmod(work.keys, tiles.key_block)
-    steps = [loop(full, SERIAL, "block", lambda b: _key_block(task, b * index(tiles.key_block), tiles.key_block))]
-    if rest:
-        steps.append(_key_block(task, index(full * tiles.key_block), rest))
-    return sequence(*_begin(task), *(steps if full else steps[1:]), _end(task))
+    blocks = in_tiles(work.keys, tiles.key_block, "block", lambda first, count: _key_block(task, first, count))
+    return sequence(*_begin(task), blocks, _end(task))
 
 
 def _begin(task: _Task) -> list[Stmt]:

@@ -10,6 +10,7 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
+    in_tiles,
     index,
     load,
     loop,
@@ -72,8 +73,4 @@ def product(
             each(lambda row, lane: finish(first + row, lane, load(sums, [row, lane]))),
         )
 
-    full, rest = divmod(rows, tile)
-    parts = [loop(full, SERIAL, "tile", lambda t: rows_from(t * index(tile), tile))] if full else []
-    if rest:
-        parts.append(rows_from(index(full * tile), rest))
-    return sequence(*parts)
+    return in_tiles(rows, tile, "tile", rows_from)

@@ -27,14 +27,15 @@ from tvm_ext.ir.build_ir import (
     VECTORIZED,
     accumulator_dtype,
     allocate,
-    as_index,
+    bind,
     combine,
     in_dtype,
+    in_tiles,
     index,
     load,
     loop,
-    nest,
     new_buffer,
+    over,
     sequence,
     split_index,
     store,
@@ -123,17 +124,11 @@ def _all_rows(
     widths: tuple[int, ...],
 ) -> Stmt:
     """One task: the batch in tiles of rows, the last one smaller."""
-    full, rest = divmod(cell.rows, tiles.rows)
 
     def tile(first: Expr, rows: int) -> Stmt:
         return _tile(cell, step, tiles, weights, _UnitTile(first_row=first, rows=rows, panel=panel, widths=widths))
 
-    statements = []
-    if full:
-        statements.append(loop(full, SERIAL, "rows", lambda number: tile(number * index(tiles.rows), tiles.rows)))
-    if rest:
-        statements.append(tile(index(full * tiles.rows), rest))
-    return sequence(*statements)
+    return in_tiles(cell.rows, tiles.rows, "rows", tile)
 
 
 def _tile(cell: Cell, step: CellStep, tiles: CellTiles, weights: Sequence[_Weights], tile: _UnitTile) -> Stmt:
@@ -202,17 +197,14 @@ def _reduction(cell: Cell, weights: _Weights, sums: Sums, lanes: int, tile: _Uni
 
         return each(term)
 
-    extents = [computation.extent(v) for v in computation.reduction]
-    names = [v.name for v in computation.reduction]
-    return sequence(each(lambda *_: initial), nest(extents, SERIAL, names, step))
+    return sequence(each(lambda *_: initial), over(computation, computation.reduction, step))
 
 
 def _term(cell: Cell, product: CellProduct, row: Expr, ks: Sequence[Expr], weight: Expr) -> Expr:
     """One term of a sum, its weight given."""
     computation = product.computation
-    table = [*zip(computation.spatial, split_index(row, cell.lead), strict=False)]
-    table += zip(computation.reduction, ks, strict=True)
-    table = [(variable, as_index(value, variable)) for variable, value in table]
+    lead = split_index(row, cell.lead)
+    table = bind(computation.spatial[: len(lead)], lead) + bind(computation.reduction, ks)
     moved = substitute(product.weights, table)
     return replace_loads(
         substitute(computation.value, table), lambda item: weight if structural_equal(item, moved) else item

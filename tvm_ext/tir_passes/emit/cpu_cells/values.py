@@ -10,7 +10,7 @@ from tvm_ext.analysis.computations import dtype_of, replace_loads, substitute
 from tvm_ext.analysis.predicates import has_call
 from tvm_ext.ir.build_ir import (
     allocate,
-    as_index,
+    bind,
     cast_to,
     index,
     load,
@@ -98,7 +98,7 @@ class _Piece:
     def _value(self, value: CellValue, lane: Expr) -> Expr:
         """``value`` of the lane's unit, with what the tile holds in place of its loads."""
         computation = value.computation
-        table = [(v, as_index(x, v)) for v, x in zip(computation.spatial, self._at(value.place, lane), strict=True)]
+        table = bind(computation.spatial, self._at(value.place, lane))
         own = [(item, self._in_tile(item, value, lane)) for item in computation.loads()]
         inside = [(substitute(item, table), found) for item, found in own if found is not None]
         return _with_loads(substitute(computation.value, table), inside)

@@ -17,7 +17,7 @@ from math import prod
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, ForKind, Stmt, TensorLoad, structural_map, tirx
 from tvm_ext.analysis.computations import dtype_of, substitute
-from tvm_ext.ir.build_ir import cast_to, index, loop, split_index
+from tvm_ext.ir.build_ir import cast_to, loop, split_index, tile_start
 
 from ...plan.panel import Panel
 
@@ -29,17 +29,12 @@ def emit_panels(panel: Panel, body: Stmt, kind: ForKind) -> Stmt:
     def one(number: Expr) -> Stmt:
         at = split_index(number, panel.counts)
         table = [
-            (base, _begin(position, size, extent))
+            (base, tile_start(position, size, extent))
             for base, position, size, extent in zip(panel.bases, at, panel.sizes, panel.extents, strict=True)
         ]
         return substitute(body, table)
 
     return loop(prod(panel.counts), kind, "panel", one)
-
-
-def _begin(position: Expr, size: int, extent: int) -> Expr:
-    begin = position * index(size)
-    return begin if extent % size == 0 else tirx.min(begin, index(extent - size))
 
 
 def _on_originals(body: Stmt, panel: Panel) -> Stmt:

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_ext._tvm import Expr, Stmt
-from tvm_ext.analysis.computations import substitute
-from tvm_ext.ir.build_ir import as_index, store
+from tvm_ext.ir.build_ir import bind, store_point
 
 from ...plan.panel import Panel, PanelPadding
 from ..bounded_loops import BoundedLoops
@@ -27,8 +26,7 @@ def emit_padding(padding: PanelPadding, panel: Panel) -> Stmt:
     computation = padding.computation
 
     def write(at: Sequence[Expr], value: Expr) -> Stmt:
-        table = [(v, as_index(i, v)) for v, i in zip(computation.spatial, at, strict=True)]
-        return store(computation.target, substitute(value, table), [substitute(i, table) for i in computation.indices])
+        return store_point(computation, bind(computation.spatial, at), value)
 
     return BoundedLoops(
         extents=[part.extent for part in padding.parts],

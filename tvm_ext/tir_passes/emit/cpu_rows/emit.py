@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
@@ -26,17 +27,19 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     accumulator_dtype,
     allocate,
-    as_index,
+    bind,
     combine,
     in_dtype,
     index,
     load,
     loop,
-    nest,
     new_buffer,
+    over,
     sequence,
     split_index,
     store,
+    store_point,
+    tile_size,
     vector_kind,
 )
 from tvm_ext.support.arithmetic import ceil_div
@@ -82,9 +85,7 @@ def emit_rows(
     )
     extents = [computations[0].extent(v) for v in computations[0].spatial[:count]]
     # Scalar computations agree on an extent of 1 as well: any computation's extents serve.
-    rows = 1
-    for extent in extents:
-        rows *= extent
+    rows = prod(extents)
     shrunk = [
         _shrink(buffer, count)
         for buffer in _distinct(computation.target for computation in computations)
@@ -132,9 +133,7 @@ def _paired(
 
 def _shrink(buffer: Buffer, count: int) -> tuple[Buffer, Buffer]:
     shape = list(static_shape(buffer)[count:]) or [1]
-    size = 1
-    for extent in shape:
-        size *= extent
+    size = prod(shape)
     scope = "local" if size * itemsize_bytes(dtype_of(buffer)) <= LOCAL_ROW_BYTES else "global"
     return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
 
@@ -164,7 +163,7 @@ def _computation_statement(
     registers: int,
 ) -> Stmt:
     table = _row_table(computation, at, count)
-    inner = [(v, computation.extent(v)) for v in computation.spatial[count:]]
+    inner = computation.spatial[count:]
     if producer is not None:
         return reduce_row(computation, table, device, (producer, _row_table(producer, at, count)), registers)
     if computation.is_reduction:
@@ -173,35 +172,27 @@ def _computation_statement(
 
 
 def _row_table(computation: Computation, at: Sequence[Expr], count: int) -> list[tuple[Var, Expr]]:
-    return [(v, as_index(a, v)) for v, a in zip(computation.spatial[:count], at, strict=True)]
+    return bind(computation.spatial[:count], at)
 
 
-def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]]) -> Stmt:
+def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:
     """Plain nested loops with the last axis innermost, which LLVM vectorises."""
 
     def body(values: tuple[Expr, ...]) -> Stmt:
-        full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return store(
-            computation.target, substitute(computation.value, full), [substitute(i, full) for i in computation.indices]
-        )
+        return store_point(computation, table + bind(inner, values))
 
-    extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
-    if not extents or extents[-1] not in SHORT_AXES or not contiguous_in(computation, inner[-1][0]):
-        return nest(extents, SERIAL, names, body)
+    if not inner or computation.extent(inner[-1]) not in SHORT_AXES or not contiguous_in(computation, inner[-1]):
+        return over(computation, inner, body)
     # LLVM unrolls a loop of so few steps before it thinks of vectors, and then writes scalar code.
-    kind = vector_kind(computation.value)
-    return nest(
-        extents[:-1],
-        SERIAL,
-        names[:-1],
-        lambda outer: loop(extents[-1], kind, names[-1], lambda lane: body((*outer, lane))),
-    )
+    kind, (*outer, last) = vector_kind(computation.value), inner
+    size = computation.extent(last)
+    return over(computation, outer, lambda at: loop(size, kind, last.name, lambda lane: body((*at, lane))))
 
 
 def _reduction(
     computation: Computation,
     table: list[tuple[Var, Expr]],
-    inner: list[tuple[Var, int]],
+    inner: tuple[Var, ...],
     device: DeviceSpec,
     registers: int,
 ) -> Stmt:
@@ -209,22 +200,19 @@ def _reduction(
         return _accumulate_in_place(computation, table, inner)
 
     def body(values: tuple[Expr, ...]) -> Stmt:
-        full = table + [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return reduce_row(computation, full, device, registers=registers)
+        return reduce_row(computation, table + bind(inner, values), device, registers=registers)
 
-    return nest([extent for _, extent in inner], SERIAL, [v.name for v, _ in inner], body)
+    return over(computation, inner, body)
 
 
-def _accumulate_in_place(computation: Computation, table: list[tuple[Var, Expr]], inner: list[tuple[Var, int]]) -> Stmt:
+def _accumulate_in_place(computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:
     """Reduction axes outside, the row's own axes inside: ``for k: for j: y[j] += x[k, j]`` runs along contiguous j."""
     dtype = accumulator_dtype(dtype_of(computation.target))
-    extents, names = [extent for _, extent in inner], [v.name for v, _ in inner]
     wide = dtype != dtype_of(computation.target)
-    sums = new_buffer(extents, dtype, "sums") if wide else computation.target
+    sums = new_buffer([computation.extent(v) for v in inner], dtype, "sums") if wide else computation.target
 
     def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Var, Expr]]:
-        own = [(v, as_index(x, v)) for (v, _), x in zip(inner, values, strict=True)]
-        return table + own + [(v, as_index(k, v)) for v, k in zip(computation.reduction, ks, strict=False)]
+        return table + bind(inner, values) + bind(computation.reduction[: len(ks)], ks)
 
     def at(values: Sequence[Expr]) -> list[Expr]:
         return list(values) if wide else [substitute(i, full(values)) for i in computation.indices]
@@ -240,20 +228,16 @@ def _accumulate_in_place(computation: Computation, table: list[tuple[Var, Expr]]
         narrow = tirx.Cast(dtype_of(computation.target), load(sums, list(values)))
         return store(computation.target, narrow, [substitute(i, full(values)) for i in computation.indices])
 
-    reduction = nest(
-        [computation.extent(v) for v in computation.reduction],
-        SERIAL,
-        [v.name for v in computation.reduction],
-        lambda ks: nest(extents, SERIAL, names, lambda values: step(values, ks)),
-    )
-    statements = [nest(extents, SERIAL, names, start), reduction]
+    def sum_up(ks: tuple[Expr, ...]) -> Stmt:
+        return over(computation, inner, lambda values: step(values, ks))
+
+    statements = [over(computation, inner, start), over(computation, computation.reduction, sum_up)]
     if wide:
-        statements = [allocate(sums), *statements, nest(extents, SERIAL, names, finish)]
+        statements = [allocate(sums), *statements, over(computation, inner, finish)]
     return sequence(*statements)
 
 
-# --- one contiguous injective computation
-# --------------------------------------------------------------------------------
+# --- one contiguous injective computation ---------------------------------------------------------------------------
 def _single_loop(computations: Sequence[Computation], count: int) -> int | None:
     """The length of the only axis of a lone injective computation (all its axes have been fused into one), or None."""
     if len(computations) != 1 or computations[0].is_reduction or len(computations[0].variables) != 1 or count != 0:
@@ -263,15 +247,9 @@ def _single_loop(computations: Sequence[Computation], count: int) -> int | None:
 
 def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: ForKind) -> Stmt:
     """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
-    variable = computation.variables[0]
 
     def body(k: Expr) -> Stmt:
-        table = [(variable, as_index(k, variable))]
-        return store(
-            computation.target,
-            substitute(computation.value, table),
-            [substitute(i, table) for i in computation.indices],
-        )
+        return store_point(computation, bind(computation.variables, [k]))
 
     if kind == SERIAL:
         return loop(extent, SERIAL, "i", body)
@@ -281,7 +259,6 @@ def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: Fo
 
     def run(task: Expr) -> Stmt:
         start = task * index(chunk)
-        length: Expr = chunk if extent % chunk == 0 else tirx.min(index(chunk), index(extent) - start)
-        return loop(length, SERIAL, "i", lambda i: body(start + i))
+        return loop(tile_size(extent, chunk, start), SERIAL, "i", lambda i: body(start + i))
 
     return loop(chunks, kind, "chunk", run)

@@ -21,18 +21,19 @@ from tvm_ext.ir.build_ir import (
     VECTORIZED,
     accumulator_dtype,
     allocate,
-    as_index,
+    bind,
     combine,
     in_dtype,
     index,
     lanes_of,
     load,
     loop,
-    nest,
     neutral,
     new_buffer,
+    over,
     sequence,
     store,
+    store_point,
     vector_kind,
     vectors,
 )
@@ -147,21 +148,18 @@ class _Row:
         return store(self.computation.target, in_dtype(load(self.total, [index(0)]), own), at)
 
     def _lines(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-        extents = [self.computation.extent(v) for v in self.outer]
-        return nest(extents, SERIAL, [v.name for v in self.outer], body)
+        return over(self.computation, self.outer, body)
 
     def _value(self, ks: Sequence[Expr], k: Expr) -> Expr:
         variables = (*self.outer, self.computation.reduction[-1])
-        at = [(v, as_index(x, v)) for v, x in zip(variables, (*ks, k), strict=True)]
-        return in_dtype(substitute(self.computation.value, [*self.table, *at]), self.dtype)
+        return in_dtype(substitute(self.computation.value, [*self.table, *bind(variables, (*ks, k))]), self.dtype)
 
     def _produced(self, k: Expr) -> list[Stmt]:
         """The producer's element ``k``, which the element of the reduction then reads."""
         if self.producer is None:
             return []
         made, table = self.producer
-        full = [*table, (made.spatial[-1], as_index(k, made.spatial[-1]))]
-        return [store(made.target, substitute(made.value, full), [substitute(i, full) for i in made.indices])]
+        return [store_point(made, [*table, *bind(made.spatial[-1:], [k])])]
 
     def _into(self, buffer: Buffer, at: Expr, value: Expr) -> Stmt:
         return store(buffer, combine(self.computation.combiner, load(buffer, [at]), value), [at])

@@ -24,12 +24,12 @@ from math import prod
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.cost.reduction_chunks import ReductionChunks
-from tvm_ext.ir.build_ir import SERIAL, allocate, in_dtype, index, load, loop, new_buffer, sequence
+from tvm_ext.ir.build_ir import SERIAL, allocate, in_dtype, index, load, loop, new_buffer, sequence, tile_size
 from tvm_ext.support.arithmetic import ceil_div
 
 from .epilogue import store_tile
 from .register_tile import TileLayout
-from .tile_sums import TileSums, block_steps, choose_tile
+from .tile_sums import TileSums, choose_tile
 
 
 def chunked_task(
@@ -47,7 +47,7 @@ def chunked_task(
         p, base = layout.order[len(done)], starts[len(done)]
         name = f"{layout.computation.variables[p].name}_tile"
         return loop(
-            block_steps(layout.counts[p], base, layout.blocks[p][0], 1),
+            tile_size(layout.counts[p], layout.blocks[p][0], base),
             SERIAL,
             name,
             lambda v: within((*done, base + v)),
@@ -67,7 +67,7 @@ def _run(
     """The tiles along the innermost loop from ``base`` on, below the coordinates ``outer`` of the other loops."""
     last = layout.order[-1]
     name = f"{layout.computation.variables[last].name}_tile"
-    steps = block_steps(layout.counts[last], base, layout.blocks[last][0], 1)
+    steps = tile_size(layout.counts[last], layout.blocks[last][0], base)
     rows = prod(layout.tile[p] for p in layout.rows)
     width = ceil_div(layout.tile[layout.vector], layout.lanes) * layout.lanes
     sums = new_buffer((layout.blocks[last][0], rows, width), layout.accumulator_dtype, "sums", "local")
@@ -76,11 +76,7 @@ def _run(
     def part(chunk: Expr, tile: Expr, at: dict[int, Expr], sizes: dict[int, int]) -> Stmt:
         own = TileSums.of(layout, update, at, sizes)
         first = chunk * index(chunks.steps)
-        count = (
-            chunks.steps
-            if chunks.extent % chunks.steps == 0
-            else tirx.min(index(chunks.steps), index(chunks.extent) - first)
-        )
+        count = tile_size(chunks.extent, chunks.steps, first)
         start = own.set_all(lambda row, lane: tirx.Select(chunk > 0, load(sums, [tile, row, lane]), initial))
         return sequence(allocate(own.accumulators), start, own.reduce(first, count), own.copy_to(sums, [tile]))
 

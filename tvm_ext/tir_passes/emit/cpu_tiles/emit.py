@@ -21,12 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import SERIAL, allocate, in_dtype, index, loop, outer_kind, sequence, split_index
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    allocate,
+    in_dtype,
+    index,
+    loop,
+    outer_kind,
+    sequence,
+    split_index,
+    tile_count,
+    tile_size,
+)
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
@@ -35,7 +47,7 @@ from .chunks import chunked_task
 from .epilogue import store_tile
 from .pack_inputs import PackedInput, pack_on_entry
 from .register_tile import TileLayout, lay_out
-from .tile_sums import TileSums, block_steps, choose_tile, update_template
+from .tile_sums import TileSums, choose_tile, update_template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,9 +93,7 @@ def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: ForKind) ->
     update = update_template(layout)
     chunks = layout.chunks
     extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
-    tasks = 1
-    for extent in extents:
-        tasks *= extent
+    tasks = prod(extents)
 
     def task(number: Expr) -> Stmt:
         blocks = split_index(number, extents)
@@ -109,7 +119,7 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
         outer, inner = layout.blocks[p]
         step, size = (inner, outer) if level == 0 else (1, inner)
         name = f"{layout.computation.variables[p].name}_{'block' if level == 0 else 'tile'}"
-        steps = block_steps(layout.counts[p], base, size, step)
+        steps = tile_count(tile_size(layout.counts[p], size, base), step)
         return loop(steps, SERIAL, name, lambda v: within(level, bases, (*done, base + v * index(step))))
 
     return within(0, starts, ())

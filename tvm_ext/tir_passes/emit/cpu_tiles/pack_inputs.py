@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.cost.access_table import MIN_REUSE_TO_PACK, copied_to_panels
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import SERIAL, allocate, index, loop, new_buffer, sequence, split_index, store
+from tvm_ext.ir.build_ir import SERIAL, allocate, index, loop, new_buffer, sequence, split_index, store, tile_size
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -114,7 +114,6 @@ def pack_on_entry(
     def body(task: Expr) -> Stmt:
         coordinates = split_index(task, outer)
         start = coordinates[packed.panel_dim] * index(width)
-        length: Expr = width if extent % width == 0 else tirx.min(index(width), index(extent) - start)
 
         def copy(lane: Expr) -> Stmt:
             table = [
@@ -125,9 +124,7 @@ def pack_on_entry(
             value = substitute(packed.original, [*table, (variable, start + lane)])
             return store(packed.buffer, value, [*coordinates, lane])
 
-        return loop(length, SERIAL, "lane", copy)
+        return loop(tile_size(extent, width, start), SERIAL, "lane", copy)
 
-    total = 1
-    for size in outer:
-        total *= size
+    total = prod(outer)
     return sequence(allocate(packed.buffer), loop(total, kind, "pack", body))

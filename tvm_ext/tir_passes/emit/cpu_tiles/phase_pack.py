@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
@@ -90,9 +91,7 @@ class PhasePack:
 
             return sequence(*(phase(number) for number in range(phases)))
 
-        total = 1
-        for size in outer:
-            total *= size
+        total = prod(outer)
         return sequence(allocate(self.buffer), loop(total, kind, "row", row))
 
 

@@ -136,14 +136,6 @@ def update_template(layout: TileLayout) -> Expr:
     return in_dtype(replace_loads(layout.computation.value, swap), layout.accumulator_dtype)
 
 
-def block_steps(count: int, start: Expr, size: int, step: int) -> int | Expr:
-    """Steps of ``step`` tiles in a block of ``size`` tiles that begins at ``start``, cut off after tile ``count``."""
-    if count % size == 0:
-        return ceil_div(size, step)
-    left = tirx.min(index(size), index(count) - start)
-    return left if step == 1 else tirx.floordiv(left + index(step - 1), index(step))
-
-
 def choose_tile(
     layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[dict[int, Expr], dict[int, int]], Stmt]
 ) -> Stmt:

@@ -16,6 +16,7 @@ its neighbour has computed, within the same task. Worked example: 83 columns in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, structural_equal, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_loads, substitute
@@ -27,6 +28,7 @@ from tvm_ext.ir.build_ir import (
     VECTORIZED,
     allocate,
     as_index,
+    bind,
     combine,
     index,
     load,
@@ -35,6 +37,9 @@ from tvm_ext.ir.build_ir import (
     sequence,
     split_index,
     store,
+    tile_count,
+    tile_size,
+    tile_start,
     vector_kind,
 )
 from tvm_ext.ir.epilogue import store_element
@@ -53,18 +58,14 @@ def emit_window(layout: WindowLayout, epilogue: Sequence[Computation], kind: For
     """The loops of ``layout``'s kernel with its fused ``epilogue``, in an outer loop of ``kind``."""
     window = layout.window
     extents = [*(window.anchor.extent(v) for v in window.outer), layout.bands]
-    tasks = 1
-    for extent in extents:
-        tasks *= extent
+    tasks = prod(extents)
     data = _scratch(layout.phase_size * len(window.y.phases) * len(window.x.phases), window.dtype, "data")
 
     def task(number: Expr) -> Stmt:
         *plane, band = split_index(number, extents)
-        outer = [(v, as_index(p, v)) for v, p in zip(window.outer, plane, strict=True)]
+        outer = bind(window.outer, plane)
         start = band * index(layout.band)
-        count: int | Expr = layout.band
-        if layout.last_band != layout.band:
-            count = tirx.min(index(layout.band), index(window.y.extent) - start)
+        count = tile_size(window.y.extent, layout.band, start)
         compute = _flat if layout.is_flat else _by_rows
         return sequence(
             allocate(data),
@@ -91,9 +92,9 @@ def _by_rows(
     spilled = range(layout.rows - 1 if layout.overruns else 0, layout.rows) if is_narrow else range(0)
 
     def tile(group: Expr, part: Expr) -> Stmt:
-        first = _step(group, layout.rows, count)
+        first = tile_start(group, layout.rows, count)
         row = start + first
-        column = _step(part, chunk, x.extent)
+        column = tile_start(part, chunk, x.extent)
 
         def finish(r: int, v: Expr, acc: Buffer, at: Expr) -> Stmt:
             if r in spilled:
@@ -107,7 +108,7 @@ def _by_rows(
         return sequence(*buffers, _tile(layout, data, outer, place, finish), *rows)
 
     parts = ceil_div(x.extent, chunk)
-    groups = _quotient(count, layout.rows)
+    groups = tile_count(count, layout.rows)
     return loop(groups, SERIAL, "group", lambda g: loop(parts, SERIAL, "part", lambda p: tile(g, p)))
 
 
@@ -133,7 +134,7 @@ def _flat(
     places = (count - 1) * layout.pitch + x.extent
     return sequence(
         allocate(result),
-        loop(_quotient(places, chunk), SERIAL, "tile", tile),
+        loop(tile_count(places, chunk), SERIAL, "tile", tile),
         loop(count, SERIAL, "row", row),
     )
 
@@ -149,7 +150,7 @@ def _store_row(
     x = layout.window.x
 
     def part(number: Expr) -> Stmt:
-        column = _step(number, layout.stored, x.extent)
+        column = tile_start(number, layout.stored, x.extent)
         place = at + column
         return _write(layout, epilogue, lambda lane: load(result, [place + lane]), outer, (row, column), layout.stored)
 
@@ -248,11 +249,8 @@ def _column(layout: WindowLayout, source: Expr, tap_x: Expr, update: Callable[[i
 
 def _value(window: Window, element: Expr, outer: Table, tap_y: int, tap_x: Expr) -> Expr:
     """What one tap contributes: the anchor's value with ``element`` for what it reads through the window."""
-    table = list(outer)
-    if window.y.tap is not None:
-        table.append((window.y.tap, as_index(index(tap_y), window.y.tap)))
-    if window.x.tap is not None:
-        table.append((window.x.tap, as_index(tap_x, window.x.tap)))
+    taps = ((window.y.tap, index(tap_y)), (window.x.tap, tap_x))
+    table = [*outer, *((v, as_index(tap, v)) for v, tap in taps if v is not None)]
     others = replace_loads(window.anchor.value, lambda item: element if structural_equal(item, window.read) else item)
     return substitute(others, table)
 
@@ -272,9 +270,8 @@ def _write(
     kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def one(lane: Expr) -> Stmt:
-        table = [*outer, (window.x.variable, as_index(column + lane, window.x.variable))]
-        if window.y.variable is not None:
-            table.append((window.y.variable, as_index(row, window.y.variable)))
+        at = ((window.x.variable, column + lane), (window.y.variable, row))
+        table = [*outer, *((v, as_index(x, v)) for v, x in at if v is not None)]
         return store_element(window.anchor, epilogue, element(lane), table)
 
     return loop(width, kind, "lane", one)
@@ -297,22 +294,3 @@ def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
             if not is_own and not has_room and mentions(item, own[-1]):
                 return False
     return True
-
-
-# --- extents that may differ for the last band ---------------------------------------------------------------------
-def _quotient(count: int | Expr, size: int) -> int | Expr:
-    """Tiles of ``size`` that cover ``count``."""
-    if isinstance(count, int):
-        return ceil_div(count, size)
-    return count if size == 1 else tirx.floordiv(count + index(size - 1), index(size))
-
-
-def _step(number: Expr, size: int, count: int | Expr) -> Expr:
-    """Where tile ``number`` of ``size`` begins among ``count``: the last one ends with them."""
-    if isinstance(count, int):
-        if count % size == 0:
-            return number * index(size)
-        count = index(count)
-    elif size == 1:
-        return number
-    return tirx.min(number * index(size), count - index(size))

@@ -8,7 +8,18 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.window import Window, padding_of
 from tvm_ext.cost.window_layouts import WindowLayout
-from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, allocate, as_index, index, load, loop, new_buffer, sequence, store
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    VECTORIZED,
+    allocate,
+    bind,
+    index,
+    load,
+    loop,
+    new_buffer,
+    sequence,
+    store,
+)
 from tvm_ext.support.arithmetic import ceil_div
 
 Table = list[tuple[Var, Expr]]
@@ -163,5 +174,4 @@ def _source(window: Window, outer: Table, row: Expr, column: Expr) -> Expr:
         return tirx.BufferLoad(window.read.source, lead)
     inside = padding_of(window.pad)
     assert inside is not None
-    table = [(v, as_index(i, v)) for v, i in zip(window.pad.spatial, lead, strict=True)]
-    return substitute(inside[0], table)
+    return substitute(inside[0], bind(window.pad.spatial, lead))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Analyzer, Buffer, Expr, Node, Var, ir, structural_walk, tirx
 from tvm_ext.analysis.computation_exprs import linear_form
@@ -137,7 +138,4 @@ def accesses(form: RowForm) -> list[tuple[Computation, Buffer, tuple[Expr, ...]]
 
 
 def _product(axes: Sequence[LoopAxis]) -> int:
-    size = 1
-    for axis in axes:
-        size *= axis.extent
-    return size
+    return prod(axis.extent for axis in axes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
@@ -148,10 +149,7 @@ def _overlaps(form: RowForm, steps: tuple[int, ...], itemsize: float) -> bool:
 
 
 def _elements(buffer: object) -> int:
-    count = 1
-    for size in static_shape(buffer):
-        count *= size
-    return count
+    return prod(static_shape(buffer))
 
 
 def _plan_along(form: RowForm, device: DeviceSpec, *, may_split: bool) -> RowPlan:

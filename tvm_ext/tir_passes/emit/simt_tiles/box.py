@@ -13,7 +13,7 @@ from math import gcd
 from tvm_ext._tvm import Expr, TensorLoad, Var
 from tvm_ext.analysis.computation_exprs import linear_index
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
-from tvm_ext.ir.build_ir import as_index, load
+from tvm_ext.ir.build_ir import as_index, bind, load
 
 from .tiling import Number, SimtTiling
 
@@ -100,7 +100,7 @@ def produce(value: Expr, producers: Sequence[Computation]) -> Expr:
     def swap(item: TensorLoad) -> Expr:
         for computation in producers:
             if item.source.same_as(computation.target):
-                moved = [(v, as_index(i, v)) for v, i in zip(computation.spatial, item.indices, strict=True)]
+                moved = bind(computation.spatial, item.indices)
                 return produce(substitute(computation.value, moved), producers)
         return item
 
