@@ -38,6 +38,7 @@ from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.emit.cpu_tiles.emit import emit_tile_kernel
 from tvm_ext.tir_passes.plan.anchors import construct_anchor
+from tvm_ext.tir_passes.plan.context import KernelContext
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import Construction, construct
@@ -128,7 +129,9 @@ def prepare(
             if isinstance(group, TileGroup):
                 if fuse:
                     options = BuildOptions(candidates=candidates)
-                    computation, expr, construction = construct_anchor(group, operator, constants, device, options)
+                    context = KernelContext(operator=operator, constants=constants, device=device, options=options)
+                    anchor = construct_anchor(group, context)
+                    computation, expr, construction = anchor.computation, anchor.expr, anchor.construction
                 else:
                     computation, expr = _unfused(group.anchor, constants)
                     construction = construct(expr, device, k=candidates)

@@ -117,7 +117,7 @@ EXTRAS: dict[str, tuple[Documented, ...]] = {
     "cutlass": (Documented(GUIDE, "tvm-ext profile model.onnx --plan", "--device nvidia-a100"),),
     "dask": (Documented(TUNING, "builder = ExecutorBuilder(dask_client.get_executor(), workers=64)", script=DASK),),
     "dev": (
-        Documented("docs/add-an-emitter.md", "python -m pytest tests/unit/tir_passes/emit tests/golden", "-k golden"),
+        Documented("docs/add-a-kernel.md", "python -m pytest tests/unit/tir_passes tests/golden", "-k golden"),
         Documented(TESTING, "python -m tests.support.operator_types", "--match '^Relu '"),
     ),
     "heuristics": (Documented("docs/cutlass-templates.md", "python benchmarks/gpu/heuristics.py", "--output ."),),

@@ -18,12 +18,22 @@ from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import pack
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
+from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 
 TARGET = "llvm"
 
 
 def cpu() -> DeviceSpec:
     return device_db.device_for_target(TARGET)[0]
+
+
+def unscheduled_operator(
+    func: Any, name: str = "operator", device: DeviceSpec | None = None, options: BuildOptions | None = None
+) -> UnscheduledOperator:
+    """``func`` as construction is given it, for the tests' CPU where ``device`` is left out."""
+    return UnscheduledOperator(
+        func=func, name=name, device=device or cpu(), options=options or BuildOptions(database="off")
+    )
 
 
 def legalised(build: Any, *shapes: tuple[int, ...], dtype: str = "float32", fuse: bool = True) -> Any:

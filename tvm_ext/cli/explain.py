@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import tirx
 
-from tvm_ext.analysis.computations import OperatorBody, read_operator
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
@@ -18,11 +17,11 @@ from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import graph_passes, layout_passes, operator_passes
 from tvm_ext.recorder import call_counts
-from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.move_padding import whole_operator
-from tvm_ext.tir_passes.emit.cpu_windows.kernel import window_kernel
+from tvm_ext.tir_passes.kinds.cpu_windows import window_kernel
 from tvm_ext.tir_passes.plan.anchors import construct_anchor, construct_gpu_anchor
+from tvm_ext.tir_passes.plan.context import KernelContext, UnscheduledOperator
 from tvm_ext.tir_passes.plan.padded_stores import cpu_groups
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, simplify
@@ -30,7 +29,7 @@ from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
 from tvm_ext.tir_passes.roller.construct import Construction
 
 if TYPE_CHECKING:
-    from tvm_ext._tvm import Buffer, PrimFunc
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +83,11 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
         raise InputError(f"the model has no operator {name!r}.", f"did you mean {', '.join(nearest)}?")
     function = operators[name]
     try:
-        operator, groups = _groups(read_operator(function, name), device)
+        context, groups = _groups(UnscheduledOperator(func=function, name=name, device=device, options=options))
     except IllegalRewrite as refusal:
         return Explanation(
             operator=name, calls=calls[name], device=device.name, anchors=(), row_computations=(), note=refusal.problem
         )
-    constants = _constants(function, operator)
     tiled = [group for group in groups if isinstance(group, TileGroup)]
     rows = [computation.name for group in groups if isinstance(group, RowGroup) for computation in group.computations]
     windows = [
@@ -99,7 +97,7 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
         operator=name,
         calls=calls[name],
         device=device.name,
-        anchors=tuple(_anchor(group, operator, constants, device, options) for group in tiled),
+        anchors=tuple(_anchor(group, context) for group in tiled),
         row_computations=tuple(rows),
         note="; ".join(windows)
         if tiled or windows
@@ -107,31 +105,22 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
     )
 
 
-def _groups(operator: OperatorBody, device: DeviceSpec) -> tuple[OperatorBody, Sequence[Any]]:
+def _groups(operator: UnscheduledOperator) -> tuple[KernelContext, Sequence[Any]]:
     """The operator as its kernels compute it, and its groups of computations, one for each kernel."""
-    if device.kind != "cpu":
-        simple = simplify_for_gpu(operator)
-        return simple, plan_for_gpu(simple)
-    simple = simplify(operator)
-    return simple, cpu_groups(simple)[0]
+    read = operator.as_read
+    if read.device.kind != "cpu":
+        simple = simplify_for_gpu(read.operator)
+        return replace(read, operator=simple), plan_for_gpu(simple)
+    simple = simplify(read.operator)
+    return replace(read, operator=simple), cpu_groups(simple)[0]
 
 
-def _constants(function: PrimFunc, operator: OperatorBody) -> list[Buffer]:
-    indices = function.attrs[CONSTANT_PARAMS] if function.attrs and CONSTANT_PARAMS in function.attrs else []
-    return [operator.params[int(index)] for index in indices]
-
-
-def _anchor(
-    group: TileGroup,
-    operator: OperatorBody,
-    constants: list[Buffer],
-    device: DeviceSpec,
-    options: BuildOptions,
-) -> AnchorExplanation:
-    if device.kind != "cpu":
-        _, expr, construction = construct_gpu_anchor(group, operator, device, options)
+def _anchor(group: TileGroup, context: KernelContext) -> AnchorExplanation:
+    if context.device.kind != "cpu":
+        _, expr, construction = construct_gpu_anchor(group, context.operator, context.device, context.options)
     else:
-        _, expr, construction = construct_anchor(group, operator, constants, device, options)
+        anchor = construct_anchor(group, context)
+        expr, construction = anchor.expr, anchor.construction
     return AnchorExplanation(
         expr=expr,
         epilogue=tuple(item.name for item in group.epilogue),

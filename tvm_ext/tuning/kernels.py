@@ -16,8 +16,9 @@ from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import params_of
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.emit.cpu_choices import own_choices
+from tvm_ext.tir_passes.kinds.registry import own_choices
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, refuse_left_out
+from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 from tvm_ext.tir_passes.plan.form import unscheduled
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 
@@ -76,7 +77,8 @@ def _choice_with(
     part: TunablePart, configuration: str, func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions
 ) -> tuple[PrimFunc, KernelChoice]:
     """The kernel with the tile ``configuration``; raises IllegalRewrite where it is not made with that."""
-    tiles = own_choices(func, name, device, {part.workload.key: configuration})
+    operator = UnscheduledOperator(func=func, name=name, device=device, options=options)
+    tiles = own_choices(operator, {part.workload.key: configuration})
     made = construct_cpu_kernel(func, name, device, options, tiles)
     choice = _choice_of(made)
     refuse_left_out(choice.notes)

@@ -5,36 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
-from math import prod
 
 from tvm_ext._tvm import PrimFunc
 from tvm_ext.analysis.tile_workload import joint_workload
 from tvm_ext.autotune.cpu_space import CpuTileSpace
 from tvm_ext.autotune.listed_space import FieldLevel, ListedSpace
 from tvm_ext.autotune.spaces import KernelSpace, SpaceCandidate
-from tvm_ext.cost.attention_choices import attention_candidates
-from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.tuning import JointTiles
 from tvm_ext.support.kernel_cache import params_of
-from tvm_ext.tir_passes.emit.cpu_choices import (
-    ChainPart,
-    ChoosablePart,
-    RowPart,
-    TilePart,
-    WindowPart,
-    choosable_parts,
-    part_workloads,
-)
-from tvm_ext.tir_passes.emit.cpu_rows.choices import row_candidates
-from tvm_ext.tir_passes.emit.cpu_windows.choices import window_candidates
-from tvm_ext.tir_passes.plan.chain_choices import chain_candidates
-from tvm_ext.tir_passes.plan.chosen_tiles import tunable_anchor
-
-NO_CHOICE = "it has no tiles to choose"
+from tvm_ext.tir_passes.kinds.kernel_kind import NO_CHOICE, AnyPart
+from tvm_ext.tir_passes.kinds.registry import tunable_parts, workloads_of
+from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 
 MOST_COMBINATIONS = 1024
 """Of a kernel of several parts; each part has as many candidates as leave that."""
@@ -57,20 +42,33 @@ def tunable_part(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOp
     """
     if params_of(func) is None:
         raise IllegalRewrite("its shapes are not fixed")
-    parts = {part.workload(device).key: part for part in choosable_parts(func, name)}
-    made = {key: _tunable_or_why(part, device, options) for key, part in parts.items()}
+    operator = UnscheduledOperator(func=func, name=name, device=device, options=options)
+    parts = {part.key().key: part for part in tunable_parts(operator)}
+    made = {key: _tunable_or_why(part) for key, part in parts.items()}
     found = [item for item in made.values() if isinstance(item, TunablePart)]
     if not found:
         raise IllegalRewrite(next((item for item in made.values() if isinstance(item, str)), NO_CHOICE))
-    return found[0] if len(found) == 1 else _joint(made, part_workloads(parts.values(), device), device)
+    return found[0] if len(found) == 1 else _joint(made, workloads_of(parts.values()), device)
 
 
-def _tunable_or_why(part: ChoosablePart, device: DeviceSpec, options: BuildOptions) -> TunablePart | str:
+def _tunable_or_why(part: AnyPart) -> TunablePart | str:
     """Or why there is nothing to choose: construction has other kernels than in tiles, say."""
     try:
-        return _tunable(part, device, options) or NO_CHOICE
+        return _tunable(part)
     except IllegalRewrite as refusal:
         return refusal.problem
+
+
+def _tunable(part: AnyPart) -> TunablePart:
+    """Raises IllegalRewrite where there is nothing to choose."""
+    offered, workload = part.candidates(), part.key()
+    if offered.expr is None:
+        return _listed(offered.found, workload, offered.depth, offered.levels)
+    space = CpuTileSpace(offered.expr, part.context.device, [tile for tile, _ in offered.found])
+    if len(space) < 2:
+        raise IllegalRewrite("one tile alone is legal")
+    constructed = offered.found[0][0].configuration
+    return TunablePart(workload=workload, space=space, constructed=constructed, depth=offered.depth)
 
 
 def _joint(
@@ -106,40 +104,6 @@ def numbers_of(record: object) -> tuple[FieldLevel, ...]:
         return tuple(number for item in record for number in numbers_of(item))
     assert isinstance(record, int | float | str)
     return (record,)
-
-
-def _tunable(part: ChoosablePart, device: DeviceSpec, options: BuildOptions) -> TunablePart | None:
-    """None where construction has other kernels than in tiles."""
-    if isinstance(part, TilePart):
-        return _tiles(part, device, options)
-    if isinstance(part, WindowPart):
-        window = part.group.window
-        depth = window.y.taps * window.x.taps
-        return _listed(window_candidates(window, part.group.epilogue, device), part.workload(device), depth)
-    if isinstance(part, ChainPart):
-        return _chain(part, device, options)
-    if isinstance(part, RowPart):
-        depth = max(prod(map(item.extent, item.reduction)) for item in part.rows.computations)
-        return _listed(row_candidates(part.rows.computations, device), part.workload(device), max(1, depth))
-    return _listed(attention_candidates(part.work, device), part.workload(device), part.work.keys + part.work.features)
-
-
-def _tiles(part: TilePart, device: DeviceSpec, options: BuildOptions) -> TunablePart | None:
-    anchor = tunable_anchor(part.group, part.operator, part.constants, device, options)
-    if anchor is None:
-        return None
-    space = CpuTileSpace(anchor.expr, device, [tile_of(program, anchor.expr) for program in anchor.programs])
-    if len(space) < 2:
-        raise IllegalRewrite("one tile alone is legal")
-    depth = prod(axis.extent for axis in anchor.expr.reduction)
-    return TunablePart(workload=anchor.workload, space=space, constructed=anchor.constructed.configuration, depth=depth)
-
-
-def _chain(part: ChainPart, device: DeviceSpec, options: BuildOptions) -> TunablePart:
-    found = chain_candidates(part.operator, part.constants, part.panels, device, options)
-    sums = [computation for computation in part.operator.computations if computation.is_reduction]
-    depth = sum(prod(item.extent(variable) for variable in item.reduction) for item in sums)
-    return _listed(found, part.workload(device), max(1, depth), [tiles.levels for tiles, _ in found])
 
 
 def _listed(

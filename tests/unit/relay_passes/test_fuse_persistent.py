@@ -152,7 +152,7 @@ def test_what_cannot_be_emitted_in_panels_runs_operator_by_operator() -> None:
     kernel = construct_cpu_kernel(func.with_attr(CHAIN, to_json(wrong)), "chain", lookup(CPU), BuildOptions())
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     assert choice.path == "rtile"
-    assert choice.notes[0].startswith("no chain panel by panel: every panel would repeat all of")
+    assert choice.notes[0].startswith("no kernel of a chain panel by panel: every panel would repeat all of")
 
 
 def test_what_every_panel_reads_whole_is_computed_before_the_panels() -> None:

@@ -5,6 +5,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computations import Computation, OperatorBody
@@ -18,15 +19,31 @@ from ..roller.construct import Construction
 from ..roller.construct_mma import construct_mma
 from ..roller.construct_once import construct_once
 from .canonical import canonical_computation
+from .context import KernelContext
 from .plan_kernels import RowGroup, TileGroup
 
 
-def construct_anchor(
-    group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec, options: BuildOptions
-) -> tuple[Computation, TensorExpr, Construction]:
-    """The group's anchor in canonical form, as computation and as expression, and what Roller constructs for it."""
-    anchor, expr = canonical_anchor(group, operator, constants)
-    return anchor, expr, construct_once(expr, device, k=options.candidates, first_epsilon=options.epsilon)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Anchor:
+    """A tile group's anchor in canonical form, as computation and as expression, and what Roller constructs for it."""
+
+    computation: Computation
+    expr: TensorExpr
+    construction: Construction
+
+    @property
+    def programs(self) -> list[RProgram]:
+        """Those with vectors along a spatial axis, as CPU emitters need it, best predicted first."""
+        spatial = [axis.name for axis in self.expr.spatial]
+        return [program for program in self.construction.programs if program.vector_axis in spatial]
+
+
+def construct_anchor(group: TileGroup, context: KernelContext) -> Anchor:
+    """The group's anchor on a CPU."""
+    computation, expr = canonical_anchor(group, context.operator, context.constants)
+    options = context.options
+    made = construct_once(expr, context.device, k=options.candidates, first_epsilon=options.epsilon)
+    return Anchor(computation=computation, expr=expr, construction=made)
 
 
 def canonical_anchor(

@@ -30,6 +30,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
 from .anchors import construct_anchor
+from .context import KernelContext
 from .gpu_chain import judge_gpu_chain
 from .panel import Panel, PanelView, check_runs, divide
 from .panel_sizes import panel_bytes, panel_plans, stored
@@ -100,15 +101,11 @@ def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ChainTiming:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChainTiming(KernelContext):
     """What the time of a group depends on beside itself."""
 
-    operator: OperatorBody
-    constants: Sequence[Buffer]
-    device: DeviceSpec
-    options: BuildOptions
-    views: Sequence[PanelView] = ()
+    views: tuple[PanelView, ...] = ()
 
     def of_panel(self, panel: Panel) -> ChainTiming:
         """For the groups of a panel, which one core computes."""
@@ -142,13 +139,12 @@ class ChainTiming:
 
     def programs(self, group: TileGroup) -> tuple[TensorExpr, list[RProgram]]:
         """The group's expression and what is constructed for it, best first; raises IllegalRewrite for nothing."""
-        anchor, expr, construction = construct_anchor(group, self.operator, self.constants, self.device, self.options)
-        check_runs(anchor, self.views)
-        spatial = [axis.name for axis in expr.spatial]
-        found = [program for program in construction.programs if program.vector_axis in spatial]
-        if not found:
+        anchor = construct_anchor(group, self)
+        check_runs(anchor.computation, self.views)
+        programs = anchor.programs
+        if not programs:
             raise IllegalRewrite(f"{group.anchor.name} has no register tile with an axis to vectorise")
-        return expr, found
+        return anchor.expr, programs
 
 
 def program_times(program: RProgram) -> tuple[float, float]:

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
@@ -42,6 +42,9 @@ class Form:
     notes: tuple[str, ...]
     packs: tuple[tuple[Buffer, ConstantPack], ...] = ()
     gpu: GpuPlan | None = None
+
+    def with_notes(self, *more: str) -> Form:
+        return replace(self, notes=(*self.notes, *more))
 
 
 def body_of(forms: Sequence[Form], operator: OperatorBody) -> Stmt:

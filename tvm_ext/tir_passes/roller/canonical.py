@@ -83,8 +83,9 @@ def _real_places(access: Access) -> list[int]:
 
 
 def _adjacent_axes(access: Access) -> list[tuple[str, str]]:
+    """Of [i, j, k] (i, j) and (j, k); the diagonal's [k, k] is one axis."""
     axes = [_single_axis(index) for _, index in _real_dims(access)]
-    return [(outer, inner) for outer, inner in pairwise(axes) if outer is not None and inner is not None]
+    return [(outer, inner) for outer, inner in pairwise(axes) if outer and inner and outer != inner]
 
 
 def _allows(access: Access, outer: str, inner: Axis) -> bool:

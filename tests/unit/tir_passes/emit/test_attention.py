@@ -180,7 +180,7 @@ def test_every_way_to_read_keys_and_values(copies: Any, dtype: str, monkeypatch:
     tiles = choose_tiles(work, cpu())
     assert tiles is not None
     monkeypatch.setattr(
-        "tvm_ext.tir_passes.emit.cpu_attention.kernel.choose_tiles",
+        "tvm_ext.tir_passes.kinds.cpu_attention.choose_tiles",
         lambda *_: replace(tiles, copies=copies, key_block=32),
     )
     assert relative_error(kernel_output(work, arrays), expected(work, arrays)) < ALLOWED[dtype]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tvm import relax
 
-from tests.unit.kernels import cpu, legalised
+from tests.unit.kernels import cpu, legalised, unscheduled_operator
 from tvm_ext.devices import device_db
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
@@ -18,9 +18,8 @@ from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.emit.cpu_choices import WindowPart, choosable_parts
-from tvm_ext.tir_passes.emit.cpu_windows.choices import chosen_layout, window_candidates
-from tvm_ext.tir_passes.emit.cpu_windows.kernel import window_kernel
+from tvm_ext.tir_passes.kinds.cpu_windows import WindowPart, chosen_layout, window_candidates, window_kernel
+from tvm_ext.tir_passes.kinds.registry import tunable_parts
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
 from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
 
@@ -56,7 +55,7 @@ FUNCTIONS = {
 
 
 def part_of(func: Any) -> WindowPart:
-    (part,) = choosable_parts(func, "operator")
+    (part,) = tunable_parts(unscheduled_operator(func))
     assert isinstance(part, WindowPart)
     return part
 
@@ -109,7 +108,7 @@ def test_what_cores_divide_is_chosen_where_the_launch_counts() -> None:
 
 def test_chosen_by_its_key_and_refused_with_a_reason() -> None:
     func, device, options = depthwise(), cpu(), BuildOptions()
-    key = part_of(func).workload(device).key
+    key = part_of(func).key().key
     tile = candidates_of(func, device)[-1][0]
     made = construct_cpu_kernel(func, "operator", device, options, {key: tile.configuration})
     assert f"{CHOSEN}{tile.configuration}" in notes_of(made)
@@ -141,7 +140,8 @@ def test_one_core_has_no_tasks_to_divide() -> None:
 
 def test_keys_know_what_decides_a_time_and_no_names() -> None:
     def key(func: Any, device: DeviceSpec = CORES) -> str:
-        return part_of(func).workload(device).key
+        (part,) = tunable_parts(unscheduled_operator(func, device=device))
+        return part.key().key
 
     assert key(depthwise()) == key(depthwise())
     others = [depthwise(9), depthwise(stride=2), depthwise(taps=5), pool(), depthwise(height=58)]

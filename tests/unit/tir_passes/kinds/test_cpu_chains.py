@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.chain_modules import Conv, conv_chain
+from tests.unit.kernels import unscheduled_operator
 from tvm_ext._tvm import PrimFunc, Sequential
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
@@ -16,10 +17,10 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import PanelTiles
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.emit.cpu_choices import ChainPart, choosable_parts
-from tvm_ext.tir_passes.plan import chain_choices
-from tvm_ext.tir_passes.plan.chain import ChainTiming, panel_ways
-from tvm_ext.tir_passes.plan.chain_choices import chain_candidates
+from tvm_ext.tir_passes.kinds import cpu_chains
+from tvm_ext.tir_passes.kinds.cpu_chains import ChainPart
+from tvm_ext.tir_passes.kinds.registry import tunable_parts
+from tvm_ext.tir_passes.plan.chain import panel_ways
 from tvm_ext.tir_passes.plan.panel import divide
 from tvm_ext.tir_passes.plan.plan_kernels import plan
 
@@ -43,22 +44,21 @@ def func() -> PrimFunc:
 
 @pytest.fixture(scope="module")
 def part(func: PrimFunc) -> ChainPart:
-    (found,) = choosable_parts(func, "chain")
+    (found,) = tunable_parts(unscheduled_operator(func, "chain", PLAN.device, PLAN.options))
     assert isinstance(found, ChainPart)
     return found
 
 
 @pytest.fixture(scope="module")
 def candidates(part: ChainPart) -> list[tuple[PanelTiles, float]]:
-    return chain_candidates(part.operator, part.constants, part.panels, PLAN.device, PLAN.options)
+    return list(part.candidates().found)
 
 
 def test_rows_of_the_whole_tensor_count_and_not_those_of_a_panel(part: ChainPart) -> None:
     """In a panel of one row, or of half of one, 96 rows of the result are a few hundred bytes apart, in truth 50 KB."""
-    whole = ChainTiming(operator=part.operator, constants=part.constants, device=PLAN.device, options=PLAN.options)
     for sizes in ({0: 1, 2: 1}, {0: 1, 2: 1, 3: 56}):
-        panel = divide(part.operator, sizes)
-        ways = panel_ways(plan(panel.operator)[-1], panel, whole)
+        panel = divide(part.context.operator, sizes)
+        ways = panel_ways(plan(panel.operator)[-1], panel, part.context)
         followed = {}
         for way in ways:
             assert way.tile is not None
@@ -72,10 +72,10 @@ def test_rows_of_the_whole_tensor_count_and_not_those_of_a_panel(part: ChainPart
 
 def test_construction_takes_the_first_candidate(func: PrimFunc, part: ChainPart, candidates: Any) -> None:
     own = candidates[0][0]
-    assert own.panels == part.panels
+    assert own.panels == part.usual
     assert candidates[0][1] == min(seconds for tiles, seconds in candidates if tiles.panels == own.panels)
     with PLAN.target:
-        tiles = {part.workload(PLAN.device).key: own.configuration}
+        tiles = {part.key().key: own.configuration}
         made = [construct_cpu_kernel(func, "chain", PLAN.device, PLAN.options, item) for item in ({}, tiles)]
     texts = [item.without_attr(CHOICE).script() for item in made]
     assert texts[0] == texts[1]
@@ -86,7 +86,7 @@ def test_a_panel_is_looked_at_once_and_not_for_each_candidate(
     part: ChainPart, candidates: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(chain_choices, "plan", lambda operator: looked.append(operator) or plan(operator))
-    again = chain_candidates(part.operator, part.constants, part.panels, PLAN.device, PLAN.options)
+    monkeypatch.setattr(cpu_chains, "plan", lambda operator: looked.append(operator) or plan(operator))
+    again = list(part.candidates().found)
     assert again == candidates
-    assert len(looked) <= 1 + len(chain_choices.MORE_FILLS) < len(candidates)
+    assert len(looked) <= 1 + len(cpu_chains.MORE_FILLS) < len(candidates)

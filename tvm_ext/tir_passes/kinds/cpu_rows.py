@@ -1,11 +1,11 @@
-"""What can be chosen of computations that run row by row: `RowTiles`, how fast each should be, and their key."""
+"""Computations that run row by row together: whatever no other kind recognises."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from tvm_ext._tvm import ForKind
 from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
@@ -18,10 +18,57 @@ from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import RowTiles
 
-from .reduce_row import PARTIAL_REGISTERS
+from ..emit.cpu_rows.emit import emit_rows
+from ..emit.cpu_rows.reduce_row import PARTIAL_REGISTERS
+from ..plan.anchors import kept_buffers, row_program
+from ..plan.canonical import canonical_rows
+from ..plan.context import KernelContext
+from ..plan.form import Form
+from ..plan.plan_kernels import RowGroup
+from ..plan.plan_windows import CpuGroup
+from .kernel_kind import Candidates, KernelKind, KernelPart
 
 REGISTER_COUNTS = (1, 2, 4, 8)
 """Independent partial results of a reduction that are candidates."""
+
+
+class CpuRows(KernelKind):
+    name = "rows"
+
+    def of_group(self, group: CpuGroup, context: KernelContext) -> RowPart | None:
+        return RowPart(rows=canonical_rows(group), context=context) if isinstance(group, RowGroup) else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowPart(KernelPart[RowTiles]):
+    """Computations that run row by row, canonical."""
+
+    tiles = RowTiles
+    is_small = True  # and what is chosen for rows alone serves more kernels
+    rows: RowGroup
+    context: KernelContext
+
+    def forms(self, chosen: RowTiles | None = None) -> list[Form]:
+        computations, device = self.rows.computations, self.context.device
+        way = chosen or usual_rows(computations, device)
+        if chosen is not None and all(chosen != item for item, _ in row_candidates(computations, device)):
+            raise IllegalRewrite(f"{computations[0].name} row by row on {device.unit_count} cores has no {chosen}")
+        kind, kept = PARALLEL if way.forks else SERIAL, kept_buffers(self.rows, self.context.operator)
+        form = Form(
+            path="rows",
+            statements=tuple(emit_rows(computations, device, kept, kind, way.registers)),
+            program=row_program(self.rows, self.context.operator, device),
+            notes=(f"{' + '.join(computation.name for computation in computations)} row by row",),
+        )
+        return [form]
+
+    def key(self) -> MeasuredWorkload:
+        return row_workload(self.rows.computations, self.context.device)
+
+    def candidates(self) -> Candidates[RowTiles]:
+        computations = self.rows.computations
+        depth = max(prod(map(item.extent, item.reduction)) for item in computations)
+        return Candidates(found=row_candidates(computations, self.context.device), depth=max(1, depth))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +93,6 @@ def usual_rows(computations: Sequence[Computation], device: DeviceSpec) -> RowTi
     """Construction's own choice."""
     forks = outer_kind(row_time_s(computations, device), device) == PARALLEL
     return RowTiles(forks=forks, registers=PARTIAL_REGISTERS)
-
-
-def row_kind(computations: Sequence[Computation], chosen: RowTiles, device: DeviceSpec) -> ForKind:
-    """Of the loop over rows as ``chosen`` has it; raises IllegalRewrite where these rows cannot have it."""
-    if all(chosen != item for item, _ in row_candidates(computations, device)):
-        raise IllegalRewrite(f"{computations[0].name} row by row on {device.unit_count} cores has no {chosen}")
-    return PARALLEL if chosen.forks else SERIAL
 
 
 def row_candidates(computations: Sequence[Computation], device: DeviceSpec) -> list[tuple[RowTiles, float]]:

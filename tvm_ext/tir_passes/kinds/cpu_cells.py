@@ -1,50 +1,55 @@
-"""A recurrent cell's kernel: from what was recognised to statements, with what the model expects of them."""
+"""Recurrent cells: products whose columns meet, j with H + j and 2H + j, in element-wise computations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.computations import OperatorBody, dtype_of
+from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, cell_tasks, choose_cell_tiles, predict_cell
 from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import outer_kind
 from tvm_ext.records.cell import CellTiles, CellWork
+from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.rprogram import RProgram, RTile
 
-from ...plan.cell import Cell, CellStep, find_cell
-from ...plan.form import Form
-from .emit import emit_cell_step
+from ..emit.cpu_cells.emit import emit_cell_step
+from ..plan.cell import Cell, CellStep, find_cell
+from ..plan.context import KernelContext, UnscheduledOperator
+from ..plan.form import Form
+from .kernel_kind import KernelKind, KernelPart
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CellKernel:
-    """A cell's operator as it was simplified, and how each of its steps is run."""
+class CpuCells(KernelKind):
+    name = "a cell"
 
-    operator: OperatorBody
-    forms: list[Form]
-
-    @property
-    def expected_s(self) -> float:
-        """The model's time of all steps, one after the other."""
-        return sum(form.program.prediction.time_s for form in self.forms if form.program is not None)
+    def of_function(self, operator: UnscheduledOperator) -> CellPart | None:
+        read = operator.as_read
+        cell = find_cell(read.operator, read.constants)
+        return None if cell is None else CellPart(cell=cell, context=replace(read, operator=cell.operator))
 
 
-def cell_kernel(operator: OperatorBody, constants: Sequence[Buffer], device: DeviceSpec) -> CellKernel | None:
-    """The kernel of an operator, as it was read, that is a cell; None for any other.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellPart(KernelPart[CellTiles]):
+    """All steps of a recurrent cell; its context has the operator as the cell's recogniser simplified it."""
 
-    Raises IllegalRewrite, with the reason, for a cell that has no kernel here.
-    """
-    cell = find_cell(operator, constants)
-    if cell is None:
-        return None
-    forms = [_step_form(cell, step, operator.params, device) for step in cell.steps]
-    return CellKernel(operator=cell.operator, forms=forms)
+    cell: Cell
+    context: KernelContext
+
+    def forms(self, chosen: CellTiles | None = None) -> list[Form]:
+        assert chosen is None, "nothing of a cell can be chosen"
+        params, device = self.context.operator.params, self.context.device
+        return [_step_form(self.cell, step, params, device) for step in self.cell.steps]
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        """With the model's time of all steps, one after the other."""
+        times = (form.program.prediction.time_s for form in forms if form.program is not None)
+        return replace(choice, expected_s=sum(times))
 
 
 def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: DeviceSpec) -> Form:

@@ -1,34 +1,88 @@
-"""What can be chosen of a window kernel: its layouts as `WindowTile`s, how fast each is expected to be, and its key."""
+"""Depthwise convolutions and poolings, plane by plane: what slides a window over single planes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext._tvm import ForKind
+from tvm_ext._tvm import ForKind, Stmt
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import WINDOWS, tile_machine, without_names
 from tvm_ext.analysis.window import Window, WindowAxis
 from tvm_ext.cost.window_layouts import WindowLayout, lay_out_window, layouts_of_band, scratch_bytes, usual_bands
-from tvm_ext.cost.window_time import predict_window, window_expr, window_seconds
+from tvm_ext.cost.window_time import predict_window, window_expr, window_program, window_seconds
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from .division import multiply_by_reciprocals
-from .emit import may_overrun
+from ..emit.cpu_windows.division import multiply_by_reciprocals
+from ..emit.cpu_windows.emit import emit_window, may_overrun
+from ..plan.context import KernelContext
+from ..plan.form import Form, fused_note
+from ..plan.plan_windows import CpuGroup, WindowGroup
+from .kernel_kind import Candidates, KernelKind, KernelPart
 
 BAND_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Bands of a plane, beside those that construction considers."""
 
 SERIAL_WITHIN = 1.5
 """One core alone is a candidate where the model has it at most so many times slower than all of them."""
+
+
+class CpuWindows(KernelKind):
+    name = "a window"
+
+    def of_group(self, group: CpuGroup, context: KernelContext) -> WindowPart | None:
+        return WindowPart(group=group, context=context) if isinstance(group, WindowGroup) else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowPart(KernelPart[WindowTile]):
+    """A depthwise convolution or a pooling with its fused epilogue."""
+
+    tiles = WindowTile
+    group: WindowGroup
+    context: KernelContext
+
+    def forms(self, chosen: WindowTile | None = None) -> list[Form]:
+        window, epilogue = self.group.window, self.group.epilogue
+        statements, program, how = window_kernel(window, epilogue, self.context.device, chosen)
+        note = how + fused_note(epilogue)
+        return [Form(path="rtile", statements=tuple(statements), program=program, notes=(note,))]
+
+    def key(self) -> MeasuredWorkload:
+        return window_workload(self.group.window, self.group.epilogue, self.context.device)
+
+    def candidates(self) -> Candidates[WindowTile]:
+        window = self.group.window
+        found = window_candidates(window, self.group.epilogue, self.context.device)
+        return Candidates(found=found, depth=window.y.taps * window.x.taps)
+
+
+def window_kernel(
+    window: Window, epilogue: Sequence[Computation], device: DeviceSpec, chosen: WindowTile | None = None
+) -> tuple[list[Stmt], RProgram, str]:
+    """The statements of a window operator, what the model expects of them, and how it is done in words.
+
+    Raises IllegalRewrite for a ``chosen`` tile that does not fit; None is construction's own.
+    """
+    divided = multiply_by_reciprocals(window, epilogue)
+    overruns = may_overrun(window, divided.epilogue)
+    if chosen is None:
+        layout = lay_out_window(window, device, may_overrun=overruns)
+        program = window_program(layout, divided.epilogue, device)
+        kind = outer_kind(program.prediction.busy_s, device)
+    else:
+        layout, kind = chosen_layout(window, chosen, device, overruns=overruns)
+        program = window_program(layout, divided.epilogue, device)
+    return [*divided.tables, emit_window(layout, divided.epilogue, kind)], program, layout.describe()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,16 +11,17 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.unit.kernels import cpu, legalised, run
+from tests.unit.kernels import cpu, legalised, run, unscheduled_operator
 from tvm_ext.cost.cpu_tiles import program_of, tile_of
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.kernel_cache import KERNEL_KEY, KernelCache
 from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels, construct_cpu_kernel
-from tvm_ext.tir_passes.emit.cpu_choices import own_choices
-from tvm_ext.tir_passes.plan.chosen_tiles import tunable_anchors
+from tvm_ext.tir_passes.kinds.cpu_tiles import TilePart
+from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts
 
 OPTIONS = BuildOptions()
 
@@ -43,6 +44,16 @@ def kernel(func: Any, tiles: dict[str, str]) -> tuple[Any, KernelChoice]:
     return made, from_json(KernelChoice, str(made.attrs[CHOICE]))
 
 
+def part_of(func: Any, name: str = "operator", device: DeviceSpec | None = None) -> TilePart:
+    (part,) = tunable_parts(unscheduled_operator(func, name, device, OPTIONS))
+    assert isinstance(part, TilePart)
+    return part
+
+
+def constructed(part: TilePart) -> CpuTile:
+    return part.candidates().found[0][0]
+
+
 def text_of(made: Any) -> str:
     return str(made.without_attr(CHOICE).script())
 
@@ -57,13 +68,13 @@ def other(tile: CpuTile) -> CpuTile:
 @pytest.mark.parametrize("make", [product, convolution])
 def test_a_chosen_tile_is_emitted_and_computes_the_same(make: Any) -> None:
     func = make()
-    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
-    wanted = other(anchor.constructed)
-    assert wanted != anchor.constructed
+    part = part_of(func)
+    wanted = other(constructed(part))
+    assert wanted != constructed(part)
     plain, _ = kernel(func, {})
-    made, choice = kernel(func, {anchor.workload.key: wanted.configuration})
+    made, choice = kernel(func, {part.key().key: wanted.configuration})
     assert choice.program is not None
-    assert tile_of(choice.program, anchor.expr) == wanted
+    assert tile_of(choice.program, part.anchor.expr) == wanted
     assert "tile chosen by measurement" in choice.reason
     assert text_of(plain) != text_of(made)
     rng = np.random.default_rng(0)
@@ -80,9 +91,9 @@ def test_a_chosen_tile_is_emitted_and_computes_the_same(make: Any) -> None:
 
 def test_choosing_the_constructed_tile_changes_nothing_but_the_reason() -> None:
     func = product()
-    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+    part = part_of(func)
     plain, before = kernel(func, {})
-    made, choice = kernel(func, {anchor.workload.key: anchor.constructed.configuration})
+    made, choice = kernel(func, {part.key().key: constructed(part).configuration})
     assert text_of(plain) == text_of(made)
     assert choice.packs == before.packs
     assert choice.reason != before.reason
@@ -90,23 +101,23 @@ def test_choosing_the_constructed_tile_changes_nothing_but_the_reason() -> None:
 
 def test_what_is_measured_does_not_depend_on_names() -> None:
     """The same product under other names has the same key; another size, device or thread count has another."""
-    (one,) = tunable_anchors(product(), "operator", cpu(), OPTIONS)
-    (same,) = tunable_anchors(product(), "elsewhere", cpu(), OPTIONS)
-    assert one.workload == same.workload
+    one = part_of(product(), "operator")
+    same = part_of(product(), "elsewhere")
+    assert one.key() == same.key()
     threads = replace(cpu(), unit_count=cpu().unit_count + 1)
     variants = [
-        tunable_anchors(convolution(), "operator", cpu(), OPTIONS)[0],
-        tunable_anchors(product().without_attr(CONSTANT_PARAMS), "operator", cpu(), OPTIONS)[0],
-        tunable_anchors(product(), "operator", threads, OPTIONS)[0],
+        part_of(convolution()),
+        part_of(product().without_attr(CONSTANT_PARAMS)),
+        part_of(product(), "operator", threads),
     ]
-    assert len({item.workload.key for item in (one, *variants)}) == 4
+    assert len({item.key().key for item in (one, *variants)}) == 4
 
 
 def test_a_tile_that_does_not_fit_is_left_out_with_a_reason() -> None:
     func = product()
-    (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
+    part = part_of(func)
     plain, _ = kernel(func, {})
-    tile = anchor.constructed
+    tile = constructed(part)
     wrong = [
         "no JSON",
         '{"vector":9}',
@@ -116,7 +127,7 @@ def test_a_tile_that_does_not_fit_is_left_out_with_a_reason() -> None:
         replace(tile, inner=(1, 1), outer=(1000, 1)).configuration,
     ]
     for text in wrong:
-        made, choice = kernel(func, {anchor.workload.key: text})
+        made, choice = kernel(func, {part.key().key: text})
         assert text_of(plain) == text_of(made)
         assert "a chosen tile is left out" in choice.reason
         assert choice.path == "rtile"
@@ -125,10 +136,10 @@ def test_a_tile_that_does_not_fit_is_left_out_with_a_reason() -> None:
 def test_every_constructed_program_is_the_program_of_its_tile() -> None:
     """Also its predicted time, where no tile is padded beyond its axis."""
     for func in (product(), convolution()):
-        (anchor,) = tunable_anchors(func, "operator", cpu(), OPTIONS)
-        for program in anchor.programs:
-            again = program_of(tile_of(program, anchor.expr), anchor.expr, cpu())
-            assert tile_of(again, anchor.expr) == tile_of(program, anchor.expr)
+        part = part_of(func)
+        for program in part.anchor.programs:
+            again = program_of(tile_of(program, part.anchor.expr), part.anchor.expr, cpu())
+            assert tile_of(again, part.anchor.expr) == tile_of(program, part.anchor.expr)
             assert again.prediction.compute_s == pytest.approx(program.prediction.compute_s, rel=0.05)
 
 
@@ -141,8 +152,8 @@ def keys_of(tiles: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 def test_a_chosen_tile_is_in_the_key_of_its_own_kernel_alone(tmp_path: Path) -> None:
     """Tuning one model leaves the machine code of all others where it is."""
-    anchors = {name: tunable_anchors(make(), name, cpu(), OPTIONS)[0] for name, make in MAKERS.items()}
-    key, tile = anchors["product"].workload.key, anchors["product"].constructed
+    parts = {name: part_of(make(), name) for name, make in MAKERS.items()}
+    key, tile = parts["product"].key().key, constructed(parts["product"])
     plain = keys_of({}, tmp_path)
     assert keys_of({"elsewhere": "{}"}, tmp_path) == plain
     one = keys_of({key: tile.configuration, "elsewhere": "{}"}, tmp_path)
@@ -153,6 +164,6 @@ def test_a_chosen_tile_is_in_the_key_of_its_own_kernel_alone(tmp_path: Path) -> 
 
 def test_the_parts_of_a_kernel_have_the_keys_that_construction_looks_up() -> None:
     for name, make in MAKERS.items():
-        (anchor,) = tunable_anchors(make(), name, cpu(), OPTIONS)
-        tiles = {anchor.workload.key: "a", "elsewhere": "b"}
-        assert own_choices(make(), name, cpu(), tiles) == {anchor.workload.key: "a"}
+        part = part_of(make(), name)
+        tiles = {part.key().key: "a", "elsewhere": "b"}
+        assert own_choices(unscheduled_operator(make(), name, options=OPTIONS), tiles) == {part.key().key: "a"}

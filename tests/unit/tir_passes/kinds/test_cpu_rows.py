@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tvm import te, topi
 
-from tests.unit.kernels import cpu
+from tests.unit.kernels import cpu, unscheduled_operator
 from tvm_ext.analysis.tile_workload import JOINT, joint_workload
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
@@ -17,9 +17,10 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import JointTiles, RowTiles
 from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.emit.cpu_choices import RowPart, choosable_parts, own_choices, part_workloads
-from tvm_ext.tir_passes.emit.cpu_rows.choices import row_candidates
+from tvm_ext.tir_passes.kinds.cpu_rows import RowPart, row_candidates
+from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts, workloads_of
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
+from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 from tvm_ext.tuning.parts import tunable_part
 
 OPTIONS = BuildOptions(database="off")
@@ -38,13 +39,17 @@ def two_sums() -> Any:
     return te.create_prim_func([x, y, topi.sum(x, axis=1), topi.max(y, axis=1)])
 
 
+def operator_of(func: Any, device: DeviceSpec = DEVICE) -> UnscheduledOperator:
+    return unscheduled_operator(func, "rows", device, OPTIONS)
+
+
 def made(func: Any, tiles: dict[str, str], device: DeviceSpec = DEVICE) -> tuple[str, str]:
-    kernel = construct_cpu_kernel(func, "rows", device, OPTIONS, own_choices(func, "rows", device, tiles))
+    kernel = construct_cpu_kernel(func, "rows", device, OPTIONS, own_choices(operator_of(func, device), tiles))
     return kernel.without_attr(CHOICE).script(), from_json(KernelChoice, str(kernel.attrs[CHOICE])).reason
 
 
 def part_of(func: Any) -> RowPart:
-    (part,) = choosable_parts(func, "rows")
+    (part,) = tunable_parts(operator_of(func))
     assert isinstance(part, RowPart)
     return part
 
@@ -55,7 +60,7 @@ def test_every_choice_of_rows_is_another_kernel_and_the_first_is_constructions()
     candidates = [item for item, _ in row_candidates(part.rows.computations, DEVICE)]
     assert {item.forks for item in candidates} == {True, False}
     assert {item.registers for item in candidates} == {1, 2, 4, 8}
-    key = part.workload(DEVICE).key
+    key = part.key().key
     found = [made(func, {key: item.configuration}) for item in candidates]
     assert found[0][0] == made(func, {})[0]
     assert len({text for text, _ in found}) == len(candidates)
@@ -73,33 +78,33 @@ def test_one_core_has_no_forks_and_scalars_no_registers() -> None:
 def test_what_rows_cannot_have_is_left_out_with_a_reason(text: str) -> None:
     func = softmax()
     plain = made(func, {})
-    text_of, reason = made(func, {part_of(func).workload(DEVICE).key: text})
+    text_of, reason = made(func, {part_of(func).key().key: text})
     assert text_of == plain[0]
     assert LEFT_OUT in reason
     huge = RowTiles(forks=True, registers=64).configuration
-    assert LEFT_OUT in made(func, {part_of(func).workload(DEVICE).key: huge})[1]
+    assert LEFT_OUT in made(func, {part_of(func).key().key: huge})[1]
 
 
 def test_rows_are_one_workload_by_what_they_compute() -> None:
-    keys = [part_of(func).workload(DEVICE).key for func in (softmax(), softmax(), softmax(63))]
+    keys = [part_of(func).key().key for func in (softmax(), softmax(), softmax(63))]
     assert keys[0] == keys[1] != keys[2]
     x = te.placeholder((64, 200), "float32", "x")
     other = te.create_prim_func([x, topi.nn.log_softmax(x)])
-    assert part_of(other).workload(DEVICE).key != keys[0]
+    assert part_of(other).key().key != keys[0]
 
 
 def test_several_parts_are_chosen_together() -> None:
     func = two_sums()
     found = tunable_part(func, "rows", DEVICE, OPTIONS)
     assert found.workload.kind == JOINT
-    workloads = part_workloads(choosable_parts(func, "rows"), DEVICE)
+    workloads = workloads_of(tunable_parts(operator_of(func)))
     assert found.workload == joint_workload(list(workloads.values()), DEVICE)
     assert len(workloads) == 2
     assert made(func, {found.workload.key: found.constructed})[0] == made(func, {})[0]
     last = found.space[len(found.space) - 1]
     assert isinstance(last, JointTiles)
     together = {found.workload.key: last.configuration}
-    assert own_choices(func, "rows", DEVICE, together) == dict(zip(workloads, last.parts, strict=True))
+    assert own_choices(operator_of(func), together) == dict(zip(workloads, last.parts, strict=True))
     assert made(func, together)[0] != made(func, {})[0]
 
 
@@ -115,9 +120,9 @@ def test_a_damaged_choice_of_several_parts_is_left_out(text: str) -> None:
 def test_what_a_part_has_in_other_kernels_gives_way_to_what_was_chosen_for_all() -> None:
     func = two_sums()
     found = tunable_part(func, "rows", DEVICE, OPTIONS)
-    first, *others = part_workloads(choosable_parts(func, "rows"), DEVICE)
+    first, *others = workloads_of(tunable_parts(operator_of(func)))
     apart = {first: "of other kernels"}
-    assert own_choices(func, "rows", DEVICE, apart) == apart
+    assert own_choices(operator_of(func), apart) == apart
     text = replace(JointTiles(parts=("together", ""))).configuration
-    assert own_choices(func, "rows", DEVICE, {**apart, found.workload.key: text}) == {first: "together"}
+    assert own_choices(operator_of(func), {**apart, found.workload.key: text}) == {first: "together"}
     assert len(others) == 1

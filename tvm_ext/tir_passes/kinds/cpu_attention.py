@@ -1,0 +1,109 @@
+"""Attention as one kernel: functions of `FuseAttention`, whose attribute says what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_ext._tvm import Buffer, Stmt
+from tvm_ext.analysis.computations import OperatorBody
+from tvm_ext.analysis.tile_workload import ATTENTION as ATTENTION_KIND
+from tvm_ext.analysis.tile_workload import tile_machine
+from tvm_ext.cost.attention_choices import attention_candidates, check_attention_tiles
+from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import PARALLEL, outer_kind
+from tvm_ext.records.attention import ATTENTION, Attention, AttentionTiles
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.rprogram import Prediction, RProgram, RTile
+from tvm_ext.records.serialise import to_json
+from tvm_ext.support.arithmetic import ceil_div
+
+from ..emit.cpu_attention.emit import emit_attention
+from ..expressions.vector_math import exp_below_one
+from ..plan.context import KernelContext, UnscheduledOperator
+from ..plan.form import Form
+from .kernel_kind import Candidates, KernelKind, KernelPart
+
+
+class CpuAttention(KernelKind):
+    name = "attention"
+
+    def of_function(self, operator: UnscheduledOperator) -> AttentionPart | None:
+        work = operator.attribute(ATTENTION, Attention)
+        if work is None:
+            return None
+        params = tuple(operator.func.params)
+        body = OperatorBody(name=operator.name, params=params, outputs=params[-1:], computations=())
+        context = KernelContext(operator=body, constants=(), device=operator.device, options=operator.options)
+        return AttentionPart(work=work, context=context)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionPart(KernelPart[AttentionTiles]):
+    """An attention as one kernel; its context has parameters alone, for ``work`` says what is computed."""
+
+    tiles = AttentionTiles
+    work: Attention
+    context: KernelContext
+
+    def forms(self, chosen: AttentionTiles | None = None) -> list[Form]:
+        params, device = self.context.operator.params, self.context.device
+        statement, program, note = attention_kernel(self.work, params, device, chosen)
+        return [Form(path="rtile", statements=(statement,), program=program, notes=(note,))]
+
+    def key(self) -> MeasuredWorkload:
+        dtype = ",".join(operand.dtype for operand in self.work.operands)
+        machine = tile_machine(self.context.device, ATTENTION_KIND)
+        return replace(machine, structure=to_json(self.work), dtype=dtype)
+
+    def candidates(self) -> Candidates[AttentionTiles]:
+        found = attention_candidates(self.work, self.context.device)
+        return Candidates(found=found, depth=self.work.keys + self.work.features)
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        return replace(choice, flops=self.work.flops)
+
+
+def attention_kernel(
+    work: Attention, params: Sequence[Buffer], device: DeviceSpec, chosen: AttentionTiles | None = None
+) -> tuple[Stmt, RProgram, str]:
+    """The statement of the kernel, its tiles as an rProgram over queries and keys, and a note in words.
+
+    Raises IllegalRewrite for ``chosen`` tiles that it cannot have; None are construction's own.
+    """
+    if chosen is not None:
+        check_attention_tiles(work, chosen, device)
+    tiles = chosen or choose_tiles(work, device)
+    if tiles is None:
+        raise IllegalRewrite(f"attention of {work}: {device.name} has no SIMD registers for queries")
+    seconds = kernel_seconds(work, tiles, device)
+    tasks = work.batch * ceil_div(work.queries, tiles.query_block)
+    units = min(device.unit_count, tasks) if outer_kind(seconds, device) == PARALLEL else 1
+    statement = emit_attention(work, tiles, params, units, lambda x: exp_below_one(x, device))
+    return statement, _program(work, tiles, seconds, units, device), f"attention of {work} in {tiles}"
+
+
+def _program(work: Attention, tiles: AttentionTiles, seconds: float, units: int, device: DeviceSpec) -> RProgram:
+    def tile(queries: int, keys: int) -> RTile:
+        return RTile(axes=("query", "key"), shape=(queries, keys))
+
+    tasks = work.batch * ceil_div(work.queries, tiles.query_block)
+    prediction = Prediction(time_s=seconds + Machine(device).launch_s, compute_s=seconds, layers=(), bound="compute")
+    return RProgram(
+        device=device.name,
+        expr_digest="",
+        tiles=(
+            ("L0", tile(tiles.query_block, tiles.key_rows)),
+            ("L1", tile(tiles.query_block, tiles.key_block)),
+        ),
+        vector_axis="query",
+        unit_count=units,
+        partition_count=tasks,
+        epsilon=0.0,
+        shrunk=False,
+        prediction=prediction,
+    )

@@ -1,0 +1,101 @@
+"""What a kind of kernels is: recognise, candidates with their times, key, emit, describe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.serialise import from_json
+
+from ..plan.chosen_tiles import CHOSEN, LEFT_OUT, NO_CHOICES, TileChoices
+from ..plan.context import KernelContext, UnscheduledOperator
+from ..plan.form import Form
+from ..plan.plan_windows import CpuGroup
+
+Tiles = TypeVar("Tiles")
+LearntNumber: TypeAlias = int | float | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates(Generic[Tiles]):
+    """What can be chosen of a kernel, each with the seconds that the model expects; construction's own choice first.
+
+    ``depth``: how many elements go into one of the result. ``levels``: the numbers that a cost model learns from, left
+    out where they are those of the records. ``expr``: of it all register tiles are candidates, beside those listed.
+    """
+
+    found: Sequence[tuple[Tiles, float]]
+    depth: int
+    levels: Sequence[Sequence[LearntNumber]] | None = None
+    expr: TensorExpr | None = None
+
+
+class KernelPart(ABC, Generic[Tiles]):
+    """What one kernel computes of an operator, in ``context``; a `KernelKind` has recognised it."""
+
+    context: KernelContext
+    tiles: ClassVar[type | None] = None
+    """The record of what can be chosen; None: nothing can."""
+    is_small: ClassVar[bool] = False
+    """Whether its time hardly counts beside parts of other kinds: then only the others are tuned."""
+
+    @abstractmethod
+    def forms(self, chosen: Tiles | None = None) -> list[Form]:
+        """The kernel in the ``chosen`` tiles, or in construction's; raises IllegalRewrite where it cannot have them."""
+
+    def key(self) -> MeasuredWorkload:
+        """What decides how fast a choice is: under its key choices are kept. Names do not count."""
+        raise IllegalRewrite(NO_CHOICE)
+
+    def candidates(self) -> Candidates[Tiles]:
+        """All choices; raises IllegalRewrite, with the reason, where there is nothing to choose."""
+        raise IllegalRewrite(NO_CHOICE)
+
+    def less_work(self, own: KernelChoice, least_tasks: int) -> Iterator[TileChoices]:
+        """Tiles of less work than those of its ``own`` kernel, the least first: for schedules with too few units."""
+        return iter(())
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        """The operator's record with what its ``forms`` do not say."""
+        return choice
+
+
+AnyPart: TypeAlias = KernelPart[Any]
+
+
+class KernelKind:
+    """Recognises what its kernels compute: a whole function, or a group of an operator's computations."""
+
+    name: ClassVar[str]
+
+    def of_function(self, operator: UnscheduledOperator) -> AnyPart | None:
+        """The part that is all of ``operator``; None where it is not of this kind.
+
+        Raises IllegalRewrite, with the reason, where it is and yet has no such kernel.
+        """
+        return None
+
+    def of_group(self, group: CpuGroup, context: KernelContext) -> AnyPart | None:
+        """The part that is ``group``; None where that is not of this kind."""
+        return None
+
+
+NO_CHOICE = "it has no tiles to choose"
+
+
+def chosen_forms(part: AnyPart, choices: TileChoices = NO_CHOICES) -> list[Form]:
+    """The forms of ``part`` in the tiles that ``choices`` have for its key, else in construction's; notes say which."""
+    text = choices.get(part.key().key) if choices and part.tiles is not None else None
+    if text is None or part.tiles is None:
+        return part.forms()
+    try:
+        forms, said = part.forms(from_json(part.tiles, text)), f"{CHOSEN}{text}"
+    except (IllegalRewrite, ValueError) as refusal:
+        forms, said = part.forms(), f"{LEFT_OUT}{refusal}"
+    return [*forms[:-1], forms[-1].with_notes(said)]
