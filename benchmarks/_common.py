@@ -6,6 +6,7 @@ Timing itself is `tvm_ext.bench.timing.interleave`, the machine's record `tvm_ex
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,14 @@ from tvm_ext.bench.environment import DIRTY, Environment, current_environment, i
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.files import write_atomically
 
+RAW = frozenset(("samples", "samples_s", "samples_us", "programs"))
+"""Fields that hold samples, or every candidate looked at: the repository does not keep these."""
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 __all__ = [
-    "RESULTS", "Environment", "current_environment", "earlier_results", "progress", "require_clean_commit",
-    "result_path", "show", "write_results",
+    "RESULTS", "Environment", "current_environment", "earlier_results", "median_of", "progress",
+    "require_clean_commit", "result_path", "show", "summary", "write_results",
 ]  # fmt: skip
 
 
@@ -72,14 +76,45 @@ def earlier_results(path: Path, environment: Environment) -> list[dict[str, Any]
 
 
 def write_results(path: Path, what: str, environment: Environment, results: Sequence[Any]) -> None:
-    """Write records as indented JSON, whole or not at all. Call it after each one: a kill then loses the last only.
+    """Write records as JSON, a line each, whole or not at all. Call it after each one: a kill then loses the last only.
 
-    Raises DirtyTreeError as `result_path` does.
+    The repository keeps summaries: a path outside `RESULTS` gets the samples themselves. Raises DirtyTreeError as
+    `result_path` does.
     """
     require_clean_commit(path, environment.commit)
-    document = {"what": what, "environment": asdict(environment), "results": [_plain(item) for item in results]}
+    records: list[Any] = [_plain(item) for item in results]
+    if path.resolve().is_relative_to(RESULTS.resolve()):
+        records = [summary(item) for item in records]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    head = json.dumps({"what": what, "environment": asdict(environment)})[:-1]
+    lines = ",\n".join(json.dumps(item) for item in records)
+    write_atomically(path, f'{head},\n"results": [\n{lines}\n]}}\n'.encode())
+
+
+def summary(value: Any) -> Any:
+    """``value`` with samples as their count, least, median and 90th percentile, and other raw lists as their count."""
+    if isinstance(value, list | tuple):
+        return [summary(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _brief(item) if key in RAW else summary(item) for key, item in value.items()}
+
+
+def _brief(raw: Any) -> Any:
+    if isinstance(raw, dict):  # of several contenders, or brief already
+        return {key: _brief(item) for key, item in raw.items()}
+    if not isinstance(raw, list | tuple) or not raw:
+        return raw
+    if not all(isinstance(item, int | float) for item in raw):
+        return {"count": len(raw)}
+    order = sorted(raw)
+    high = order[min(len(order) - 1, len(order) * 9 // 10)]
+    return {"count": len(raw), "least": order[0], "median": statistics.median(order), "p90": high}
+
+
+def median_of(samples: Any) -> float:
+    """Of a list of samples, or of what `summary` makes of it."""
+    return float(samples["median"] if isinstance(samples, dict) else statistics.median(samples))
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from _common import current_environment, earlier_results, progress, result_path, show, write_results
+from _common import current_environment, earlier_results, median_of, progress, result_path, show, write_results
 from rich.table import Table
 
 from benchmarks.networks import models
@@ -109,7 +108,7 @@ def table(records: list[dict[str, Any]]) -> Table:
     for column in rows.columns[1:]:
         column.justify = "right"
     for record in records:
-        medians = {item["name"]: float(np.median(item["samples_s"])) for item in record["timings"]}
+        medians = {item["name"]: median_of(item["samples_s"]) for item in record["timings"]}
         tuning = record["tuning"]
         rows.add_row(
             record["id"],

@@ -1,6 +1,6 @@
 """How soon searches find good tiles: ALCOP's Figures 12 and 13, from measurements on a CPU or on a simulated GPU.
 
-    python benchmarks/tuning_curves.py --measured benchmarks/results/<date>-tuning-measured.json --plot docs/tuning.png
+    python benchmarks/tuning_curves.py --measured SAMPLES.json --plot docs/tuning.png    # of tuning_measured.py
     python benchmarks/tuning_curves.py                 # simulated: eight of ALCOP's operators, five seeds
     python benchmarks/tuning_curves.py --seeds 1 --output /tmp/curves.json
 

@@ -2,7 +2,7 @@
 
     python benchmarks/tuning_measured.py --compile-only       # minutes of a core; goes on after a kill
     python benchmarks/tuning_measured.py --seconds 300        # adds to the result file, as often as you like
-    python benchmarks/tuning_curves.py --measured benchmarks/results/<date>-tuning-measured.json
+    python benchmarks/tuning_curves.py --measured /tmp/tvm_ext-tuning-measured/tuning-measured.json
 
 A candidate is timed by the thread's processor time, candidates in turns and in a new order each round; what is slow
 after a few rounds drops out. Its time is the median of its six fastest samples: the clock rises by an eighth at times,
@@ -173,11 +173,11 @@ def main(
     libraries: Annotated[Path, typer.Option(help="where compiled kernels are kept")] = LIBRARIES,
     compare: Annotated[bool, typer.Option(help="also kernels with loops of their own (compiles some)")] = True,
     compile_only: Annotated[bool, typer.Option(help="and measure nothing")] = False,
-    output: Annotated[Path | None, typer.Option(help="Instead of a dated file in results/.")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file of all samples; default: beside the kernels.")] = None,
 ) -> None:
     """Compile what is not compiled yet, and measure; what the result file knows already counts."""
     environment = current_environment()
-    path = (libraries / "unused") if compile_only else result_path("tuning-measured", environment, output)
+    path = result_path("tuning-measured", environment, output or libraries / "tuning-measured.json")
     known = {item["operator"]: item for item in json.loads(path.read_text())["results"]} if path.is_file() else {}
     names = [*(operator or OPERATORS)]
     with progress() as say:

@@ -102,6 +102,25 @@ def test_a_clean_commit_writes_its_results(
         common.earlier_results(path, _environment("aaaa"))
 
 
+def test_the_repository_keeps_summaries_and_other_files_all_samples(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = script("_common.py")
+    monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
+    samples = [float(item) for item in range(20)]
+    record = {"id": "a", "timings": [{"samples_s": samples}], "samples": {"ours": [2.0, 1.0]}, "programs": [{}, {}]}
+    inside, outside = tmp_path / "results" / "mine.json", tmp_path / "mine.json"
+    for path in (inside, outside):
+        common.write_results(path, "rows", _environment(CLEAN), [record])
+    assert common.earlier_results(outside, _environment(CLEAN)) == [record]
+    (brief,) = common.earlier_results(inside, _environment(CLEAN))
+    assert brief["timings"] == [{"samples_s": {"count": 20, "least": 0.0, "median": 9.5, "p90": 18.0}}]
+    assert brief["samples"]["ours"]["median"] == 1.5 and brief["programs"] == {"count": 2}
+    assert common.median_of(brief["timings"][0]["samples_s"]) == common.median_of(samples) == 9.5
+    common.write_results(inside, "rows", _environment(CLEAN), [brief])
+    assert common.earlier_results(inside, _environment(CLEAN)) == [brief], "a run that goes on keeps what is there"
+
+
 MAINS: dict[str, dict[str, Any]] = {
     "ablation.py": {}, "compile_time.py": {}, "construct.py": {}, "matmul.py": {}, "metaschedule.py": {},
     "metaschedule_model.py": {}, "model_quality.py": {}, "models.py": {}, "operators.py": {}, "rows.py": {},
@@ -110,7 +129,8 @@ MAINS: dict[str, dict[str, Any]] = {
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
     "gpu/schedules.py": {}, "threads_beside.py": {},
-    "tuning.py": {}, "tuning_curves.py": {}, "tuning_measured.py": {}, "tuning_metaschedule.py": {},
+    "tuning.py": {}, "tuning_curves.py": {}, "tuning_metaschedule.py": {},
+    "tuning_measured.py": {"output": BENCHMARKS / "results" / "mine.json"},
 }  # fmt: skip
 
 
