@@ -138,10 +138,12 @@ def test_an_incomplete_wheel_is_refused(tmp_path: Path, name: str, left_out: str
 
 
 # --- extras -----------------------------------------------------------------------------------------------------------
-def test_every_extra_has_commands_and_a_row_in_the_readme() -> None:
+def test_every_extra_has_commands_and_a_row_in_the_guide() -> None:
     section = re.split(r"^\[.*\]$", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     (declared,) = [set(re.findall(r"^(\w+) = \[", text, re.MULTILINE)) for text in section if "\ncutlass = [" in text]
-    rows = set(re.findall(r"^\| `(\w+)` \| ", (ROOT / "README.md").read_text().partition("| extra |")[2], re.MULTILINE))
+    rows = set(
+        re.findall(r"^\| `(\w+)` \| ", (ROOT / "docs/guide.md").read_text().partition("| extra |")[2], re.MULTILINE)
+    )
     assert declared == set(extras.EXTRAS) - {""}
     assert declared <= rows
 
