@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import quick_imports
+from tests.support import quick_imports, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -45,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("TVM_EXT_CPU", None)
     elif chosen is not None or ("TVM_EXT_CPU" not in os.environ and platform.machine() == "x86_64"):
         os.environ["TVM_EXT_CPU"] = chosen or DEFAULT_CPU["wide" if _has_wide_registers() else "narrow"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers that were asked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sampled.mark_left_out(items)
 
 
 def _require_nvcc() -> None:

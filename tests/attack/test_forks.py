@@ -249,7 +249,7 @@ EXIT = """
 LATE = "8", str(-signal.SIGALRM), str(-signal.SIGABRT)
 
 
-@pytest.mark.parametrize("spins", [None, "0"])
+@pytest.mark.parametrize("spins", [pytest.param(None, marks=pytest.mark.slow), "0"])
 def test_a_child_that_ends_as_programs_do(run_python: Callable[..., Any], spins: str | None) -> None:
     """Workers that do not spin sleep at once: then the end comes late, with the status of a signal, and still comes."""
     result: subprocess.CompletedProcess[str] = run_python(textwrap.dedent(EXIT), TVM_THREAD_POOL_SPIN_COUNT=spins)

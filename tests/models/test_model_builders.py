@@ -17,7 +17,7 @@ from tvm_ext.errors import InputError, ModelError, UnsupportedEnvironmentError
 ROOT = Path(__file__).resolve().parents[2]
 onnxruntime = pytest.importorskip("onnxruntime", reason="the models' outputs are looked at through ONNX Runtime")
 
-HEAVY = {"vgg16", "vgg19", "zfnet512", "resnext29", "alexnet", "nasnet", "repvgg_a0", "repvgg_b0"}
+HEAVY = {"bvlc_alexnet", "vgg16", "vgg19", "zfnet512", "resnext29", "alexnet", "nasnet", "repvgg_a0", "repvgg_b0"}
 """A quarter of a gigabyte of weights and more, or slow."""
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in models.names()]
 

@@ -175,14 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="a file to append each outcome to as it comes")
     parser.add_argument("--only", type=Path, help="a file with one case name a line")
     parser.add_argument("--match", default="", help="a regular expression that the names contain")
-    parser.add_argument("--each-operator", action="store_true", help="take one case of each operator only")
+    parser.add_argument("--each-operator", type=int, metavar="N", help="take one case of each N-th operator only")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(arguments)
     chosen = set(given.only.read_text().split()) if given.only else None
     loaded = load_cases()
     cases = {
         name: case
-        for name, case in (of_each_operator(loaded) if given.each_operator else loaded).items()
+        for name, case in (of_each_operator(loaded, given.each_operator) if given.each_operator else loaded).items()
         if (chosen is None or name in chosen) and re.search(given.match, name)
     }
     outcomes = run_cases(cases, given.system, given.workers, given.log)

@@ -33,8 +33,8 @@ from tests.support.random_operators.opencl import DEVICES, in_turn
 from tvm_ext import relay
 from tvm_ext.errors import ModelError
 
-EVERYDAY = 2 * len(PRODUCERS)
-EVERYDAY_GPU = 12
+EVERYDAY = len(PRODUCERS)
+EVERYDAY_GPU = 8
 ALL, ALL_GPU = 5000, 300
 MOST_REFUSED = 0.01
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))

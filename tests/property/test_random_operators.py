@@ -30,7 +30,7 @@ from tests.support.random_operators.workers import run_cases
 from tvm_ext._tvm import module_pass, tensor
 from tvm_ext.records.serialise import from_json, to_json
 
-EVERYDAY = 90
+EVERYDAY = len(SLOTS)
 ALL = 2000
 
 

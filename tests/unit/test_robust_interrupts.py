@@ -79,6 +79,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_next_build_works(pass_name: str)
     assert np.linalg.norm(actual - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("pass_name", ["tvm_ext.ConstructCpuKernels", "tirx.MakePackedAPI"])
 def test_a_build_that_is_killed_leaves_no_half_written_file(
@@ -264,7 +265,7 @@ STUCK = """
                 time.sleep(0.01)
             print(min(process.pid for process in limited_process._RUNNING), flush=True)
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # another thread gets it: the call goes on
-            threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             pause((ctypes.c_long * 2)(60, 0), None)
 """
 
@@ -300,7 +301,9 @@ COMMAND = """
 """
 
 
-@pytest.mark.parametrize("moment", ["LegalizeOps", "tvm_ext.ConstructCpuKernels", "link"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("LegalizeOps", marks=pytest.mark.slow), "tvm_ext.ConstructCpuKernels", "link"]
+)
 def test_ctrl_c_of_the_command(moment: str, tmp_path: Path) -> None:
     """More moments, in time: tests/attack/test_interrupts.py."""
     onnx.save(libraries.model(40), tmp_path / "model.onnx")

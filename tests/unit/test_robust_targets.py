@@ -126,6 +126,7 @@ def expected(name: str) -> np.ndarray:
     return np.asarray(output.numpy(), "float64")
 
 
+@pytest.mark.sampled
 @x86
 @pytest.mark.parametrize("target", [AVX2, SSE2, {"kind": "llvm", "num-cores": 1}], ids=["avx2", "sse2", "one core"])
 @pytest.mark.parametrize("name", NAMES)
@@ -138,6 +139,7 @@ def test_results_are_right(name: str, target: dict[str, Any]) -> None:
 
 
 # --- registers --------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("target", "absent"), [(AVX2, "%zmm"), (SSE2, "%ymm")], ids=["avx2", "sse2"])
 def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any], absent: str) -> None:
@@ -147,6 +149,7 @@ def test_no_wider_register_than_the_target_has(name: str, target: dict[str, Any]
     assert re.search(r"%[xy]mm1[6-9]|%[xy]mm[23]\d", text) is None  # those of AVX-512VL
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("target", "arithmetic", "registers", "lanes"),
     [(AVX512, "vfmadd", 32, 16), (AVX2, "vfmadd", 16, 8)],

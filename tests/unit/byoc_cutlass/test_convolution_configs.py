@@ -35,6 +35,7 @@ def first(problem: ConvolutionProblem, capability: tuple[int, int] = A100) -> An
     return propose_convolution(problem, device_of(capability), epilogue)[0].config
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_what_is_proposed_is_legal_and_sorted(kind: str, capability: tuple[int, int]) -> None:

@@ -24,7 +24,8 @@ def _allowed(name: str, dtype: str) -> float:
     return FUNCTIONS[name].double_ulps if dtype == "float64" else FUNCTIONS[name].ulps
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.sampled(every=2)  # a wide type and a half
+@pytest.mark.parametrize("dtype", [*HALVES, *(name for name in TYPES if name not in HALVES)])
 def test_errors_and_special_values(dtype: str) -> None:
     found = measure(count=2000, dtype=dtype)
     assert [(item.name, item.largest_ulp) for item in found if not item.largest_ulp <= _allowed(item.name, dtype)] == []
@@ -35,6 +36,7 @@ def test_errors_and_special_values(dtype: str) -> None:
                 np.testing.assert_allclose(actual, expected, rtol=TOLERANCE[dtype], err_msg=item.name)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("position", range(len(TYPES)), ids=TYPES)
 def test_errors_of_kernels(position: int) -> None:
     errors = kernel_errors([*TYPES][position])

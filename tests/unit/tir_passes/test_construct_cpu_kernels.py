@@ -46,6 +46,7 @@ def test_a_transposed_weight_is_packed_not_transposed(constant, rng):
     assert ("pack" in kernel.script()) != constant or constant
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stride", "padding", "size"), [(1, 1, 14), (2, 1, 15), (1, 0, 7), (2, 3, 23)])
 @pytest.mark.parametrize("constant", [False, True])
 def test_convolution_with_bias_residual_and_relu(stride, padding, size, constant, rng):

@@ -186,6 +186,7 @@ def test_tables_name_operators_of_onnx() -> None:
     assert tables.RULES.keys() >= tables.REPLACED
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("shape", [(3, 2, 4), (4, 5, 6), (4, 5, 1), (1, 1, 1)])
 @pytest.mark.parametrize("operator", ["ScatterElements", "GatherElements"])

@@ -96,6 +96,7 @@ def test_int8_is_exact(device: str, ta: bool, tb: bool) -> None:
     check(matmul(50, 96, 160, dtype="int8", out="int32", ta=ta, tb=tb), device)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [AMPERE, VOLTA])
 @pytest.mark.parametrize(
     "shape",
@@ -332,6 +333,7 @@ def test_what_is_no_product_is_refused() -> None:
 # ---- the CUDA compiler ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=2)
 @needs_nvcc
 @pytest.mark.parametrize(
     ("operator", "device", "arch"),

@@ -31,6 +31,7 @@ def built_script(build, *shapes, dtype="float32"):
     return constructed(legalised(build, *shapes, dtype=dtype))[0].script()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min", "prod"])
 def test_rows_of_any_length_are_reduced(name, length, rng):
@@ -49,6 +50,7 @@ def test_half_precision_rows_are_summed_in_float32(length, rng):
     assert relative_error(actual, x.astype("f8").sum(1)) < 2**-10
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axes", [[0], [1], [2], [0, 1], [1, 2], [0, 2], [0, 1, 2]])
 @pytest.mark.parametrize("shape", [(5, 7, 33), (3, 16, 16), (1, 49, 3)])
 def test_leading_middle_and_last_axes(shape, axes, rng):
@@ -59,6 +61,7 @@ def test_leading_middle_and_last_axes(shape, axes, rng):
 
 
 # --- softmax -------------------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [*LENGTHS, 5003])
 @pytest.mark.parametrize("log", [False, True])
 def test_softmax_of_any_length(length, log, rng):
@@ -129,6 +132,7 @@ def test_a_root_of_something_plus_epsilon_is_inverted_once_per_row(rng):
 
 
 # --- normalisation -------------------------------------------------------------------------------------------------
+@pytest.mark.sampled
 @pytest.mark.parametrize(("length", "offset"), [*((n, 0) for n in LENGTHS), *((n, 300) for n in LENGTHS if n > 2)])
 def test_layer_norm_of_any_length(length, offset, rng):
     x = (rng.standard_normal((6, length)) + offset).astype("f4")

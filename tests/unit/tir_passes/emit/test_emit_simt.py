@@ -45,6 +45,7 @@ def test_kernels_have_no_race_no_stray_access_and_the_right_values(name):
     assert result.errors
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", [A100, H200, MI50], ids=lambda d: d.name)
 @pytest.mark.parametrize("name", ["primes", "3x3 stride 2", "depthwise", "half to float"])
 def test_other_devices_have_other_tiles_and_the_same_values(name, device):

@@ -116,6 +116,7 @@ def test_factors_that_are_staged_in_steps(residence: str) -> None:
     assert report.counters.bank_conflicts == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("device", "dtype"), [(AMPERE, "float16"), (VOLTA, "float32")])
 @pytest.mark.parametrize(("size", "stride"), [(9, 2), (6, 1)])
 def test_convolutions_and_1x1_ones(device: str, dtype: str, size: int, stride: int) -> None:

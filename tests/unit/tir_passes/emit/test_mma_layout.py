@@ -87,6 +87,7 @@ def test_wmma_meets_all_banks_as_it_is_compiled() -> None:
 CHUNKS = [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 32]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("units_per_chunk", [1, 2, 4, 8])
 @pytest.mark.parametrize(
     ("chunks", "pitches"),

@@ -19,6 +19,7 @@ def _function(rows: list[int], first: int, width: int, offset: int, dtype: str) 
     return tvm.IRModule({"main": func})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("rows", [[3], [1, 0], [0, 1, 2, 2], [5, 4, 7, 6, 3, 2, 1, 0], list(range(16))])

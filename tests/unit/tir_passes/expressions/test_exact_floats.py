@@ -15,6 +15,7 @@ from tvm_ext.tir_passes.expressions.exact_floats import keep_floats, pass_nan_on
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expressions_mean_what_they_say(name, dtype):

@@ -54,6 +54,7 @@ def by_passes(kernel: Any, device: str) -> Any:
     return InjectPipelines(device)(AutoPipeline(device)(module))["main"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_both_routes_give_one_kernel(name: str, device: str) -> None:

@@ -28,6 +28,7 @@ no_opencl = why_not()
 needs_opencl = pytest.mark.skipif(no_opencl is not None, reason=str(no_opencl))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "device"), PAIRS)
 def test_every_case_is_right(name: str, device: str) -> None:
     for wanted in STAGES:

@@ -89,6 +89,7 @@ def chain(anchor: Any, consumer: Any, axis: int) -> tuple[Any, list[Array], Arra
     return from_te(*inputs, result), arrays, rest(reference(*(a.astype("float64") for a in arrays)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", [-1, -2])
 @pytest.mark.parametrize("consumer", CONSUMERS)
 @pytest.mark.parametrize("anchor", ANCHORS)
