@@ -52,7 +52,9 @@ def operators_of(case: Case) -> set[str]:
 
 
 def of_each_operator(cases: Mapping[str, Case], every: int = 1) -> dict[str, Case]:
-    """Those, in their order, that have an operator which no case before them has: all operators, of which none twice. Of these each ``every``-th.
+    """Those, in their order, that have an operator which no case before them has: all operators, of which none twice.
+
+    Of these each ``every``-th.
 
     Some are there in pieces as well, where ONNX says of what functions an operator is made.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import io
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support import sampled
-
 
 
 def test_each_value_of_each_parameter_is_taken() -> None:

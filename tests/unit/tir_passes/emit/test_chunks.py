@@ -33,7 +33,9 @@ def _kernel(build: Any, device: Any, *shapes: tuple[int, ...]) -> tuple[Any, Any
 @pytest.mark.parametrize(
     ("build", "x", "w"),
     [
-        pytest.param(_convolution, (1, 64, 23, 23), (48, 64, 3, 3), marks=pytest.mark.slow),  # whole chunks; cut rows and columns
+        pytest.param(
+            _convolution, (1, 64, 23, 23), (48, 64, 3, 3), marks=pytest.mark.slow
+        ),  # whole chunks; cut rows and columns
         (_convolution, (1, 61, 22, 23), (20, 61, 3, 3)),  # a shorter last chunk; filters that fill no register
         (_grouped, (2, 128, 23, 23), (64, 64, 3, 3)),
     ],
