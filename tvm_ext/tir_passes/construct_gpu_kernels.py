@@ -11,48 +11,39 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tvm_ext._tvm import For, IRModule, PassContext, PrimFunc, copy_module, module_pass
-from tvm_ext.analysis.computations import Computation, OperatorBody, read_operator
-from tvm_ext.analysis.gemm_form import supports_mma
-from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext._tvm import IRModule, PassContext, PrimFunc, copy_module, module_pass
 from tvm_ext.cost.gpu_rtasks import shortest_s
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite, TargetError
-from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.options import BuildOptions
-from tvm_ext.records.choice import GpuPlan, KernelChoice, Path
+from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.support.limits import check_time, timed_construction
+from tvm_ext.support.limits import timed_construction
 
-from .emit.gpu_chains.emit import emit_chain
-from .emit.gpu_rows.emit import emit_simt_rows
-from .emit.mma_tiles.emit import emit_mma_tile
 from .emit.schedule_stock_gpu import schedule_by_stock
-from .emit.simt_tiles.emit import emit_simt_tile
 from .expressions.exact_floats import keep_floats, pass_nan_on
 from .expressions.turn_divisions import turn_divisions
+from .kinds.registry import part_of
 from .pipelining.plan import Wishes
 from .pipelining.route import wishes_of, with_pipelines
 from .plan.alternatives import Pick, best_programs, frugal_picker, with_alternatives
-from .plan.anchors import construct_for_vector_units, gpu_anchor, kept_buffers, row_program
-from .plan.canonical import canonical_rows
+from .plan.context import KernelContext, UnscheduledOperator
 from .plan.equal_functions import EqualFunctions
 from .plan.form import (
     Form,
     body_of,
     choice_of,
+    first_and_count,
     flops_of,
     function_like,
-    fused_note,
     notes_of,
     unscheduled,
     with_choice,
 )
-from .plan.gpu_chain import ChainGroup, chain_program, with_chains
-from .plan.gpu_limits import check_types, index_limit_passed, nothing_fits
+from .plan.gpu_chain import ChainGroup, with_chains
+from .plan.gpu_limits import check_types, index_limit_passed
 from .plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from .plan.plan_kernels import RowGroup, TileGroup, size_notes
-from .roller.construct_mma import construct_mma
 
 ATTEMPTS = 4
 """Candidates of an operator that are shown to ``accept``: each may cost a run of the device's compiler."""
@@ -150,10 +141,10 @@ def alternative_gpu_kernel(
     """A kernel of ``func`` by an rProgram of ``pick``; None where it has none, or that is not all there is to it."""
     try:
         with timed_construction():
-            operator = _read(func, name, device)
-            if any(isinstance(group, ChainGroup) for group in _plan(operator, device, options)[0]):
+            context = _context(func, name, device, options)
+            if any(isinstance(group, ChainGroup) for group in _plan(context)[0]):
                 return None  # of a chain the model ranks the tiles as a whole
-            attempts = itertools.islice(_assemblies(func, operator, device, options, pick), ATTEMPTS)
+            attempts = itertools.islice(_assemblies(func, context, pick), ATTEMPTS)
             body, choice = _first_accepted(attempts, device, wishes or wishes_of(options), accept)
     except IllegalRewrite:
         return None
@@ -163,9 +154,9 @@ def alternative_gpu_kernel(
 def _accepted(
     func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions, wishes: Wishes, accept: Accept | None
 ) -> tuple[PrimFunc, KernelChoice]:
-    operator = _read(func, name, device)
-    _check_size(operator, options)
-    return _first_accepted(_attempts(func, operator, device, options), device, wishes, accept)
+    context = _context(func, name, device, options)
+    _check_size(context)
+    return _first_accepted(_attempts(func, context), device, wishes, accept)
 
 
 def _first_accepted(
@@ -179,19 +170,17 @@ def _first_accepted(
         for body, choice in _with_and_without_pipelines(plain, choice_of_plain, device, wishes):
             problem = _refusal(body, accept)
             if problem is None:
-                return body, replace(choice, notes=(*choice.notes, *_first_and_count(refusals)))
+                return body, replace(choice, notes=(*choice.notes, *first_and_count(refusals)))
             refusals.append(problem)
     raise IllegalRewrite(f"none of {len(refusals)} candidates is accepted: {', '.join(refusals[:1])}")
 
 
-def _attempts(
-    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
+def _attempts(func: PrimFunc, context: KernelContext) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
     """The assemblies to show to ``accept``, best first: after those of a chain, those of its products apart."""
-    yield from itertools.islice(_assemblies(func, operator, device, options), ATTEMPTS)
-    if any(isinstance(group, ChainGroup) for group in _plan(operator, device, options)[0]):
-        apart = options.updated(enable_persistent_fusion=False)
-        yield from itertools.islice(_assemblies(func, operator, device, apart), ATTEMPTS)
+    yield from itertools.islice(_assemblies(func, context), ATTEMPTS)
+    if any(isinstance(group, ChainGroup) for group in _plan(context)[0]):
+        apart = replace(context, options=context.options.updated(enable_persistent_fusion=False))
+        yield from itertools.islice(_assemblies(func, apart), ATTEMPTS)
 
 
 def _with_and_without_pipelines(
@@ -224,7 +213,7 @@ def candidates(
     """
     chosen = (options or BuildOptions()).updated(candidates=k)
     try:
-        made = list(itertools.islice(_assemblies(func, _read(func, name, device), device, chosen), k))
+        made = list(itertools.islice(_assemblies(func, _context(func, name, device, chosen)), k))
     except IllegalRewrite:
         return ()
     return tuple(
@@ -235,153 +224,51 @@ def candidates(
 
 
 def _assemblies(
-    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, pick: Pick = best_programs
+    func: PrimFunc, context: KernelContext, pick: Pick = best_programs
 ) -> Iterator[tuple[RProgram | None, PrimFunc, KernelChoice]]:
-    """(rProgram of the most laborious group, function, choice) for each form of that group, as ``pick`` has them."""
-    groups, apart = _plan(operator, device, options)
-    main = max(range(len(groups)), key=lambda position: sum(map(flops_of, _computations(groups[position]))))
-    best: list[Form | None] = []
-    for form in _forms(groups[main], operator, device, options, pick):
-        best = best or [None if p == main else next(_forms(g, operator, device, options)) for p, g in enumerate(groups)]
-        body, choice = _assemble(func, operator, device, [form if item is None else item for item in best], apart)
-        yield form.program, body, choice
+    """(rProgram of the most laborious part, function, choice) for each form of that part, as ``pick`` has them."""
+    groups, apart = _plan(context)
+    parts = [part_of(group, context) for group in groups]
+    flops = [sum(map(flops_of, group.computations)) for group in groups]
+    main = parts[flops.index(max(flops))]
+    best: list[list[Form]] = []
+    for forms in main.ways(pick):
+        best = best or [[] if part is main else part.forms() for part in parts]
+        chosen = [form for part, own in zip(parts, best, strict=True) for form in (forms if part is main else own)]
+        body, choice = _assemble(func, context, chosen, apart)
+        yield forms[0].program, body, choice
 
 
-def _plan(
-    operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> tuple[Sequence[GpuGroup], Sequence[str]]:
+def _plan(context: KernelContext) -> tuple[Sequence[GpuGroup], Sequence[str]]:
     """The operator's kernels in order, and why products that follow each other are none."""
-    groups = plan_for_gpu(operator)
+    groups, options = plan_for_gpu(context.operator), context.options
     if options.enable_persistent_fusion is False:
         return groups, ()
-    return with_chains(groups, operator, device, always=options.enable_persistent_fusion is True)
+    always = options.enable_persistent_fusion is True
+    return with_chains(groups, context.operator, context.device, always=always)
 
 
-def _read(func: PrimFunc, name: str, device: DeviceSpec) -> OperatorBody:
-    operator = simplify_for_gpu(read_operator(func, name))
+def _context(func: PrimFunc, name: str, device: DeviceSpec, options: BuildOptions) -> KernelContext:
+    read = UnscheduledOperator(func=func, name=name, device=device, options=options).as_read
+    operator = simplify_for_gpu(read.operator)
     check_types(operator, device)
-    return operator
+    return replace(read, operator=operator)
 
 
-def _check_size(operator: OperatorBody, options: BuildOptions) -> None:
-    problem = index_limit_passed(operator)
+def _check_size(context: KernelContext) -> None:
+    problem = index_limit_passed(context.operator)
     if problem is None:
         return
-    if options.enable_roller == "auto":
+    if context.options.enable_roller == "auto":
         raise IllegalRewrite(problem)
     raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
 
 
-def _computations(group: GpuGroup) -> tuple[Computation, ...]:
-    return (group.anchor, *group.prologue, *group.epilogue) if isinstance(group, TileGroup) else group.computations
-
-
-def _forms(
-    group: GpuGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, pick: Pick = best_programs
-) -> Iterator[Form]:
-    """The group's kernels, best first. Raises IllegalRewrite, with every emitter's reason, where there are none."""
-    if isinstance(group, RowGroup):
-        yield _row_form(group, operator, device)
-        return
-    if isinstance(group, ChainGroup):
-        yield from _chain_forms(group, operator, device)
-        return
-    refusals: list[str] = []
-    accepted = 0
-    for emit, program, label in _tile_attempts(group, operator, device, options, refusals, pick):
-        check_time()
-        try:
-            kernel = emit(program)
-        except IllegalRewrite as refusal:
-            refusals.append(f"{label}, tile {program.tile('L1')}: {refusal}")
-            continue
-        accepted += 1
-        yield _form("rtile", kernel, program, _tile_notes(group, program, kernel, label, refusals))
-    if not accepted:
-        raise IllegalRewrite(f"no kernel for {group.anchor.name}: " + "; ".join(_first_and_count(refusals)))
-
-
-def _tile_attempts(
-    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions, refusals: list[str], pick: Pick
-) -> Iterator[tuple[Callable[[RProgram], SimtKernel], RProgram, str]]:
-    """(emitter of an rProgram, rProgram, the units that it uses), in the order to try them.
-
-    What keeps the matrix units out is added to ``refusals``, but only where the device has them for the type.
-    """
-    computation, expr = gpu_anchor(group, operator)
-
-    def emitter(emit: Callable[..., SimtKernel]) -> Callable[[RProgram], SimtKernel]:
-        return lambda program: emit(computation, expr, group.prologue, group.epilogue, program, device, operator.params)
-
-    why_not = supports_mma(expr, device)
-    if why_not is None:
-        for program in pick(construct_mma(expr, device, k=options.candidates)):
-            yield emitter(emit_mma_tile), program, "matrix units"
-    elif device.peak_gflops_of(f"{expr.inputs[0].dtype}_tensor") is not None:
-        refusals.append(f"matrix units: {why_not}")
-    construction = construct_for_vector_units(expr, device, options)
-    if not construction.programs:
-        raise _nothing_fits(expr, device, options)
-    label = "vector units" + "".join(f" ({note})" for note in construction.notes)
-    for program in pick(construction):
-        yield emitter(emit_simt_tile), program, label
-
-
-def _nothing_fits(expr: TensorExpr, device: DeviceSpec, options: BuildOptions) -> Exception:
-    error = nothing_fits(expr.name, tuple(axis.extent for axis in expr.axes), device)
-    return IllegalRewrite(error.problem) if options.enable_roller == "auto" else error
-
-
-def _tile_notes(
-    group: TileGroup, program: RProgram, kernel: SimtKernel, label: str, refusals: Sequence[str]
-) -> list[str]:
-    how = f"{group.anchor.name} on {label} in tiles {program.tile('L1')}"
-    computed = f", {', '.join(computation.name for computation in group.prologue)} computed on the way to shared memory"
-    first = how + (computed if group.prologue else "") + fused_note(group.epilogue)
-    return [first, *kernel.notes, *_first_and_count(refusals)]
-
-
-def _first_and_count(refusals: Sequence[str]) -> list[str]:
-    """The first refusal in words and the number of the others: they mostly repeat it."""
-    if not refusals:
-        return []
-    others = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-    return [f"not taken: {refusals[0]}{others}"]
-
-
-def _chain_forms(group: ChainGroup, operator: OperatorBody, device: DeviceSpec) -> Iterator[Form]:
-    """The chain as one kernel, in each of its tiles; `_plan` has made sure that it can be emitted."""
-    names = " + ".join(link.computation.name for link in group.links)
-    for tile, time in group.ranked:
-        kernel = emit_chain(group, tile, device, operator.params)
-        program = chain_program(group, tile, time, device)
-        yield _form("rtile", kernel, program, [f"{names} in one kernel on {group.units}: {tile}", *kernel.notes])
-
-
-def _row_form(group: RowGroup, operator: OperatorBody, device: DeviceSpec) -> Form:
-    rows = canonical_rows(group)
-    kernel = emit_simt_rows(rows.computations, device, kept_buffers(rows, operator), operator.params)
-    name = " + ".join(computation.name for computation in group.computations)
-    return _form("rows", kernel, row_program(group, operator, device), [f"{name} row by row", *kernel.notes])
-
-
 def _assemble(
-    func: PrimFunc, operator: OperatorBody, device: DeviceSpec, forms: Sequence[Form], remarks: Sequence[str] = ()
+    func: PrimFunc, context: KernelContext, forms: Sequence[Form], remarks: Sequence[str]
 ) -> tuple[PrimFunc, KernelChoice]:
-    """One function that runs the forms of all groups in order, with the buffers that pass between them."""
+    """One function that runs the forms of all parts in order, with the buffers that pass between them."""
+    operator = context.operator
     body = pass_nan_on(keep_floats(turn_divisions(body_of(forms, operator))))
-    choice = choice_of(operator, forms, [*notes_of(forms), *remarks, *size_notes(operator)], device)
+    choice = choice_of(operator, forms, [*notes_of(forms), *remarks, *size_notes(operator)], context.device)
     return function_like(func, operator.params, body), choice
-
-
-def _form(path: Path, kernel: SimtKernel, program: RProgram | None, notes: Sequence[str]) -> Form:
-    """The emitter's kernel as a `Form`."""
-    assert not kernel.packs, "constants are not announced to GPU emitters"
-    planned = GpuPlan(
-        launches=sum(isinstance(statement, For) for statement in kernel.statements),
-        blocks=kernel.blocks,
-        threads=kernel.threads,
-        shared_bytes=kernel.shared_bytes,
-        register_count=kernel.register_count,
-    )
-    return Form(path=path, statements=kernel.statements, program=program, notes=tuple(notes), gpu=planned)

@@ -25,8 +25,7 @@ from ..plan.canonical import canonical_rows
 from ..plan.context import KernelContext
 from ..plan.form import Form
 from ..plan.plan_kernels import RowGroup
-from ..plan.plan_windows import CpuGroup
-from .kernel_kind import Candidates, KernelKind, KernelPart
+from .kernel_kind import Candidates, Group, KernelKind, KernelPart
 
 REGISTER_COUNTS = (1, 2, 4, 8)
 """Independent partial results of a reduction that are candidates."""
@@ -35,7 +34,7 @@ REGISTER_COUNTS = (1, 2, 4, 8)
 class CpuRows(KernelKind):
     name = "rows"
 
-    def of_group(self, group: CpuGroup, context: KernelContext) -> RowPart | None:
+    def of_group(self, group: Group, context: KernelContext) -> RowPart | None:
         return RowPart(rows=canonical_rows(group), context=context) if isinstance(group, RowGroup) else None
 
 

@@ -29,15 +29,14 @@ from ..plan.context import KernelContext
 from ..plan.form import Form, fused_note
 from ..plan.panel import PanelView, check_runs
 from ..plan.plan_kernels import RowGroup, TileGroup
-from ..plan.plan_windows import CpuGroup
 from .cpu_rows import RowPart
-from .kernel_kind import Candidates, KernelKind, KernelPart
+from .kernel_kind import Candidates, Group, KernelKind, KernelPart
 
 
 class CpuTiles(KernelKind):
     name = "register tiles"
 
-    def of_group(self, group: CpuGroup, context: KernelContext) -> TilePart | None:
+    def of_group(self, group: Group, context: KernelContext) -> TilePart | None:
         return TilePart(group=group, context=context) if isinstance(group, TileGroup) else None
 
 

@@ -26,8 +26,8 @@ from ..emit.cpu_windows.division import multiply_by_reciprocals
 from ..emit.cpu_windows.emit import emit_window, may_overrun
 from ..plan.context import KernelContext
 from ..plan.form import Form, fused_note
-from ..plan.plan_windows import CpuGroup, WindowGroup
-from .kernel_kind import Candidates, KernelKind, KernelPart
+from ..plan.plan_windows import WindowGroup
+from .kernel_kind import Candidates, Group, KernelKind, KernelPart
 
 BAND_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Bands of a plane, beside those that construction considers."""
@@ -39,7 +39,7 @@ SERIAL_WITHIN = 1.5
 class CpuWindows(KernelKind):
     name = "a window"
 
-    def of_group(self, group: CpuGroup, context: KernelContext) -> WindowPart | None:
+    def of_group(self, group: Group, context: KernelContext) -> WindowPart | None:
         return WindowPart(group=group, context=context) if isinstance(group, WindowGroup) else None
 
 

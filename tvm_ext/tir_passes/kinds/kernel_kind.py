@@ -13,13 +13,16 @@ from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import from_json
 
+from ..plan.alternatives import Pick, best_programs
 from ..plan.chosen_tiles import CHOSEN, LEFT_OUT, NO_CHOICES, TileChoices
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
+from ..plan.gpu_chain import ChainGroup
 from ..plan.plan_windows import CpuGroup
 
 Tiles = TypeVar("Tiles")
 LearntNumber: TypeAlias = int | float | str
+Group: TypeAlias = CpuGroup | ChainGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,6 +51,13 @@ class KernelPart(ABC, Generic[Tiles]):
     @abstractmethod
     def forms(self, chosen: Tiles | None = None) -> list[Form]:
         """The kernel in the ``chosen`` tiles, or in construction's; raises IllegalRewrite where it cannot have them."""
+
+    def ways(self, pick: Pick = best_programs) -> Iterator[list[Form]]:
+        """Forms to show to the device's compiler, best first: of the rPrograms that ``pick`` takes.
+
+        Raises IllegalRewrite, with every emitter's reason, where there are none.
+        """
+        yield self.forms()
 
     def key(self) -> MeasuredWorkload:
         """What decides how fast a choice is: under its key choices are kept. Names do not count."""
@@ -81,7 +91,7 @@ class KernelKind:
         """
         return None
 
-    def of_group(self, group: CpuGroup, context: KernelContext) -> AnyPart | None:
+    def of_group(self, group: Group, context: KernelContext) -> AnyPart | None:
         """The part that is ``group``; None where that is not of this kind."""
         return None
 

@@ -20,17 +20,21 @@ from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
 from ..plan.padded_stores import cpu_groups
 from ..plan.plan_kernels import simplify
-from ..plan.plan_windows import CpuGroup
 from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
 from .cpu_rows import CpuRows
 from .cpu_tiles import CpuTiles
 from .cpu_windows import CpuWindows
-from .kernel_kind import AnyPart, KernelKind, chosen_forms
+from .gpu_chains import GpuChains
+from .gpu_rows import GpuRows
+from .gpu_tiles import GpuTiles
+from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 
 KINDS: list[KernelKind] = [CpuAttention(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()]
 """Of CPUs, the most special first: rows take what nobody else recognises."""
+
+GPU_KINDS: list[KernelKind] = [GpuChains(), GpuTiles(), GpuRows()]
 
 
 def register_kind(kind: KernelKind) -> None:
@@ -70,13 +74,15 @@ def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
             yield Division(kind=kind.name, context=part.context, parts=(part,), refusals=tuple(refusals))
     context = replace(operator.as_read, operator=simplify(operator.as_read.operator))
     groups, windows = cpu_groups(context.operator)
-    parts = [_part_of(group, context) for group in groups]
+    parts = [part_of(group, context) for group in groups]
     yield Division(kind="", context=context, parts=parts, refusals=(*refusals, *windows))
 
 
-def _part_of(group: CpuGroup, context: KernelContext) -> AnyPart:
+def part_of(group: Group, context: KernelContext) -> AnyPart:
+    """The part that the first kind recognises in ``group``; the last one recognises whatever is left."""
     check_time()
-    return next(part for kind in KINDS if (part := kind.of_group(group, context)) is not None)
+    kinds = KINDS if context.device.kind == "cpu" else GPU_KINDS
+    return next(part for kind in kinds if (part := kind.of_group(group, context)) is not None)
 
 
 def construct(operator: UnscheduledOperator, choices: TileChoices) -> tuple[Division, list[Form]]:

@@ -11,6 +11,7 @@ from tvm_ext._tvm import (
     ALREADY_SCHEDULED,
     Buffer,
     BufferStore,
+    For,
     GlobalVar,
     IRModule,
     PrimFunc,
@@ -22,6 +23,7 @@ from tvm_ext.analysis.computation_exprs import count_flops, count_operations, it
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import allocate, sequence
+from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
@@ -123,6 +125,27 @@ def flops_of(computation: Computation) -> float:
 
 def fused_note(epilogue: Sequence[Computation]) -> str:
     return f" with {', '.join(computation.name for computation in epilogue)} fused" if epilogue else ""
+
+
+def gpu_form(path: Path, kernel: SimtKernel, program: RProgram | None, notes: Sequence[str]) -> Form:
+    """A GPU emitter's kernel as a `Form`."""
+    assert not kernel.packs, "constants are not announced to GPU emitters"
+    planned = GpuPlan(
+        launches=sum(isinstance(statement, For) for statement in kernel.statements),
+        blocks=kernel.blocks,
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        register_count=kernel.register_count,
+    )
+    return Form(path=path, statements=kernel.statements, program=program, notes=tuple(notes), gpu=planned)
+
+
+def first_and_count(refusals: Sequence[str]) -> list[str]:
+    """The first refusal in words and the number of the others: they mostly repeat it."""
+    if not refusals:
+        return []
+    others = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+    return [f"not taken: {refusals[0]}{others}"]
 
 
 # --- a module's functions ------------------------------------------------------------------------------------------

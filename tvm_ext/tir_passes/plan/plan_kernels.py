@@ -36,6 +36,10 @@ class TileGroup:
     prologue: tuple[Computation, ...] = ()
     border: Computation | None = None
 
+    @property
+    def computations(self) -> tuple[Computation, ...]:
+        return (self.anchor, *self.prologue, *self.epilogue)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowGroup:
