@@ -38,7 +38,7 @@ GPU_KINDS: list[KernelKind] = [GpuChains(), GpuTiles(), GpuRows()]
 
 
 def register_kind(kind: KernelKind) -> None:
-    """Ask ``kind`` before all others from now on; kernels in the cache that it might have made are left alone."""
+    """Ask ``kind``, of CPUs, before all others from now on; the keys of the kernel cache have its source."""
     KINDS.insert(0, kind)
 
 
