@@ -53,9 +53,10 @@ def main(
     axes.axvline(1, color="black", linewidth=1)
     axes.tick_params(labelsize=8)
     axes.margins(y=0.01)
-    axes.set_xlabel(f"speed, {peer} = 1 (float32, batch 1)", fontsize=9)
+    axes.set_xlabel(f"speed, {peer} = 1 (float32)", fontsize=9)
     environment = document["environment"]
-    axes.set_title(f"{environment['device']}, {environment['threads']} threads: geometric mean {mean:.2f}", fontsize=9)
+    machine = f"{environment['device']}, {environment['threads']} threads, {environment['date'][:10]}"
+    axes.set_title(f"{machine}, commit {environment['commit'][:7]}: geometric mean {mean:.2f}", fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
