@@ -56,7 +56,7 @@ def main(
     axes.set_xlabel(f"speed, {peer} = 1 (float32)", fontsize=9)
     environment = document["environment"]
     machine = f"{environment['device']}, {environment['threads']} threads, {environment['date'][:10]}"
-    axes.set_title(f"{machine}, commit {environment['commit'][:7]}: geometric mean {mean:.2f}", fontsize=9)
+    axes.set_title(f"geometric mean {mean:.2f}\n{machine}, commit {environment['commit'][:7]}", fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
