@@ -288,7 +288,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("release", ["barrier", "mbarrier"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_pipelines_are_caught(name: str, release: str) -> None:
