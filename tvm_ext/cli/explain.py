@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -24,12 +24,9 @@ from tvm_ext.tir_passes.plan.anchors import construct_anchor, construct_gpu_anch
 from tvm_ext.tir_passes.plan.context import KernelContext, UnscheduledOperator
 from tvm_ext.tir_passes.plan.padded_stores import cpu_groups
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
-from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup, simplify
+from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup
 from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
 from tvm_ext.tir_passes.roller.construct import Construction
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +104,10 @@ def explain(operators: tvm.IRModule, name: str, device: DeviceSpec, options: Bui
 
 def _groups(operator: UnscheduledOperator) -> tuple[KernelContext, Sequence[Any]]:
     """The operator as its kernels compute it, and its groups of computations, one for each kernel."""
-    read = operator.as_read
-    if read.device.kind != "cpu":
-        simple = simplify_for_gpu(read.operator)
-        return replace(read, operator=simple), plan_for_gpu(simple)
-    simple = simplify(read.operator)
-    return replace(read, operator=simple), cpu_groups(simple)[0]
+    if operator.device.kind != "cpu":
+        simple = simplify_for_gpu(operator.as_read.operator)
+        return replace(operator.as_read, operator=simple), plan_for_gpu(simple)
+    return operator.simplified, cpu_groups(operator.simplified.operator)[0]
 
 
 def _anchor(group: TileGroup, context: KernelContext) -> AnchorExplanation:

@@ -35,14 +35,13 @@ class CpuCells(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CellPart(KernelPart[CellTiles]):
+class CellPart(KernelPart[None]):
     """All steps of a recurrent cell; its context has the operator as the cell's recogniser simplified it."""
 
     cell: Cell
     context: KernelContext
 
-    def forms(self, chosen: CellTiles | None = None) -> list[Form]:
-        assert chosen is None, "nothing of a cell can be chosen"
+    def forms(self, chosen: None = None) -> list[Form]:
         params, device = self.context.operator.params, self.context.device
         return [_step_form(self.cell, step, params, device) for step in self.cell.steps]
 

@@ -31,7 +31,7 @@ from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form, body_of, notes_of
 from ..plan.panel import Panel, divide, panel_axes
 from ..plan.panel_sizes import panel_bytes, panel_plans
-from ..plan.plan_kernels import RowGroup, TileGroup, plan, simplify
+from ..plan.plan_kernels import RowGroup, TileGroup, plan
 from .cpu_rows import RowPart
 from .cpu_tiles import TilePart
 from .kernel_kind import Candidates, KernelKind, KernelPart, chosen_forms
@@ -50,10 +50,8 @@ class CpuChains(KernelKind):
         verdict = operator.attribute(CHAIN, ChainVerdict)
         if verdict is None or verdict.plan is None:
             return None
-        read = operator.as_read
-        whole = ChainTiming(
-            operator=simplify(read.operator), constants=read.constants, device=read.device, options=read.options
-        )
+        made = operator.simplified
+        whole = ChainTiming(operator=made.operator, constants=made.constants, device=made.device, options=made.options)
         return ChainPart(verdict=verdict, usual=verdict.plan, context=whole)
 
 

@@ -30,7 +30,7 @@ from ..plan.form import Form, fused_note
 from ..plan.panel import PanelView, check_runs
 from ..plan.plan_kernels import RowGroup, TileGroup
 from .cpu_rows import RowPart
-from .kernel_kind import Candidates, Group, KernelKind, KernelPart
+from .kernel_kind import NO_CHOICE, Candidates, Group, KernelKind, KernelPart
 
 
 class CpuTiles(KernelKind):
@@ -94,7 +94,7 @@ class TilePart(KernelPart[CpuTile]):
     def candidates(self) -> Candidates[CpuTile]:
         expr = self.anchor.expr
         if not self.anchor.programs:
-            raise IllegalRewrite("it has no tiles to choose")
+            raise IllegalRewrite(NO_CHOICE)
         found = [(tile_of(program, expr), program.prediction.time_s) for program in self.anchor.programs]
         return Candidates(found=found, depth=prod(axis.extent for axis in expr.reduction), expr=expr)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tvm_ext.records.tuning import PanelTiles
-
 from ..emit.gpu_chains.emit import emit_chain
 from ..plan.alternatives import Pick, best_programs
 from ..plan.context import KernelContext
@@ -23,14 +21,13 @@ class GpuChains(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GpuChainPart(KernelPart[PanelTiles]):
+class GpuChainPart(KernelPart[None]):
     """The model ranks the tiles of its products together; the planner has made sure that it can be emitted."""
 
     group: ChainGroup
     context: KernelContext
 
-    def forms(self, chosen: PanelTiles | None = None) -> list[Form]:
-        assert chosen is None, "nothing of a GPU's chain can be chosen"
+    def forms(self, chosen: None = None) -> list[Form]:
         return next(self.ways())
 
     def ways(self, pick: Pick = best_programs) -> Iterator[list[Form]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_ext.records.tuning import RowTiles
-
 from ..emit.gpu_rows.emit import emit_simt_rows
 from ..plan.anchors import kept_buffers, row_program
 from ..plan.canonical import canonical_rows
@@ -23,14 +21,13 @@ class GpuRows(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GpuRowPart(KernelPart[RowTiles]):
+class GpuRowPart(KernelPart[None]):
     """Its tiles follow from its shapes."""
 
     group: RowGroup
     context: KernelContext
 
-    def forms(self, chosen: RowTiles | None = None) -> list[Form]:
-        assert chosen is None, "nothing of a GPU's rows can be chosen"
+    def forms(self, chosen: None = None) -> list[Form]:
         operator, device = self.context.operator, self.context.device
         rows = canonical_rows(self.group)
         kernel = emit_simt_rows(rows.computations, device, kept_buffers(rows, operator), operator.params)

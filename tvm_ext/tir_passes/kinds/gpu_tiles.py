@@ -10,7 +10,6 @@ from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram
-from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.limits import check_time
 
 from ..emit.mma_tiles.emit import emit_mma_tile
@@ -33,14 +32,13 @@ class GpuTiles(KernelKind):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GpuTilePart(KernelPart[CpuTile]):
+class GpuTilePart(KernelPart[None]):
     """An anchor with its prologue and its epilogue."""
 
     group: TileGroup
     context: KernelContext
 
-    def forms(self, chosen: CpuTile | None = None) -> list[Form]:
-        assert chosen is None, "rPrograms are picked, not chosen"
+    def forms(self, chosen: None = None) -> list[Form]:
         return next(self.ways())
 
     def ways(self, pick: Pick = best_programs) -> Iterator[list[Form]]:

@@ -19,7 +19,6 @@ from ..plan.chosen_tiles import NO_CHOICES, TileChoices
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
 from ..plan.padded_stores import cpu_groups
-from ..plan.plan_kernels import simplify
 from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
@@ -72,7 +71,7 @@ def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
             continue
         if part is not None:
             yield Division(kind=kind.name, context=part.context, parts=(part,), refusals=tuple(refusals))
-    context = replace(operator.as_read, operator=simplify(operator.as_read.operator))
+    context = operator.simplified
     groups, windows = cpu_groups(context.operator)
     parts = [part_of(group, context) for group in groups]
     yield Division(kind="", context=context, parts=parts, refusals=(*refusals, *windows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -13,6 +13,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.records.serialise import from_json
+
+from .plan_kernels import simplify
 
 Attribute = TypeVar("Attribute")
 
@@ -44,6 +46,11 @@ class UnscheduledOperator:
         marked = attrs[CONSTANT_PARAMS] if attrs and CONSTANT_PARAMS in attrs else []
         constants = [operator.params[int(i)] for i in marked]
         return KernelContext(operator=operator, constants=constants, device=self.device, options=self.options)
+
+    @cached_property
+    def simplified(self) -> KernelContext:
+        """As kernels over whole tensors on a CPU compute it; raises IllegalRewrite as `as_read` does."""
+        return replace(self.as_read, operator=simplify(self.as_read.operator))
 
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:
         """What a graph pass wrote into the function's attribute ``name``; None where it wrote nothing."""
