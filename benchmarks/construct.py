@@ -35,7 +35,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.roller.canonical import canonicalise
 from tvm_ext.tir_passes.roller.construct import construct
 
@@ -102,7 +102,7 @@ def _emitted(model: Any, device: DeviceSpec) -> dict[str, Any]:
     operators = operators_of(relay.prepare(mod, params), device)
     functions = [func for _, func in operators.functions_items() if isinstance(func, PrimFunc)]
     start, busy = time.perf_counter(), time.process_time()
-    kernels = [construct_gpu_kernel(func, "operator", device, BuildOptions()) for func in functions]
+    kernels = [construct_kernel(func, "operator", device, BuildOptions()) for func in functions]
     elapsed_ms, busy_ms = (time.perf_counter() - start) * 1e3, (time.process_time() - busy) * 1e3
     choices = [from_json(KernelChoice, str(kernel.attrs[CHOICE])) for kernel in kernels]
     return {

@@ -22,7 +22,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
 from tvm_ext.relay_passes.pack_constants import PackConstants
-from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 
 @tvm.transform.module_pass(opt_level=0, name="example.CountPaths")
@@ -56,7 +56,7 @@ def main() -> None:
             relax.transform.FuseTIR(),
             # Ours: one constructed kernel for each.
             AnnotateConstants(),
-            ConstructCpuKernels(device, BuildOptions(candidates=5)),
+            ConstructKernels(device, BuildOptions(candidates=5)),
             counter := CountPaths(),
             PackConstants(),
         ],

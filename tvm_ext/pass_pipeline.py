@@ -64,8 +64,7 @@ from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
-from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
 from tvm_ext.tir_passes.merge_rtasks import MergeRTasks
 from tvm_ext.tir_passes.pipelining.route import wishes_of
@@ -76,7 +75,6 @@ from tvm_ext.tir_passes.plan.padded_stores import stores_padded
 from tvm_ext.tir_passes.serialise_loops import SerialiseLoops
 from tvm_ext.tir_passes.split_launches import SplitLaunches
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
-from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
 from tvm_ext.toolchains.cuda_check import compiled_use, refuse_bad_machine_code
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
 from tvm_ext.toolchains.opencl_math import enable_opencl_math
@@ -222,14 +220,11 @@ def kernel_passes(
     Kernels that ``cache`` has are sealed: only `code_generation.generate` makes a library of them.
     """
     if device.kind != "cpu":
-        # A loop that is bound to no threads is no GPU kernel at all: without Roller, stock TVM's schedules.
-        if options.enable_roller is False:
-            return [StockGpuKernels(device)]
         # One kernel at a time is emitted, pipelined and shown to the compiler: what that refuses is tried without
         # pipelines, then in other tiles. The pipelines are those that `AutoPipeline` and `InjectPipelines` would give
         # (see `tir_pipeline`): both call `pipelining/route.py`.
-        several = options.enable_rammer is not False
-        return [ConstructGpuKernels(device, options, _compiler_check(device, options), wishes_of(options), several)]
+        several, accept = options.enable_rammer is not False, _compiler_check(device, options)
+        return [ConstructKernels(device, options, alternatives=several, accept=accept, wishes=wishes_of(options))]
     if options.enable_roller is False:
         return [GuardWorkspaces()] if options.guard_memory else []
     return [
@@ -254,7 +249,7 @@ def _cpu_construction(
         device = replace(device, launch_overhead_us=(device.dispatch_ns or 0.0) / 1e3)
     several = options.enable_rammer is not False and device.unit_count > 1
     cache = cache if options.enable_rammer is False else None
-    return [ConstructCpuKernels(device, options, cache, tiles, several, outside)]
+    return [ConstructKernels(device, options, cache=cache, tiles=tiles, alternatives=several, outside=outside)]
 
 
 def _compiler_check(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc], None] | None:

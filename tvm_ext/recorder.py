@@ -32,8 +32,7 @@ from tvm_ext.support.pass_clock import PassClock
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN
 
 _KERNEL_PASSES = {
-    "tvm_ext.ConstructCpuKernels": "kernel construction",
-    "tvm_ext.ConstructGpuKernels": "kernel construction",
+    "tvm_ext.ConstructKernels": "kernel construction",
     "tvm_ext.PackConstants": "packing constants",
 }
 _DISTRIBUTIONS = ("tvm_ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx")
@@ -136,7 +135,7 @@ def cutlass_record(kernels: tvm.IRModule) -> CutlassBuild | None:
 def phases_of(watch: Stopwatch, clock: PassClock, import_s: float | None) -> tuple[Phase, ...]:
     """Import and the phases of ``watch``, with the passes that make kernels set apart from the graph's.
 
-    Worked example: construction took 2.0 s, of it ConstructCpuKernels 1.2 s and PackConstants 0.3 s: "graph passes" get
+    Worked example: construction took 2.0 s, of it ConstructKernels 1.2 s and PackConstants 0.3 s: "graph passes" get
     the other 0.5 s. Where the clock did not run (the user's own instruments did), nothing is set apart.
     """
     first = [] if import_s is None else [Phase(name="import", seconds=import_s)]

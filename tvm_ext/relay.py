@@ -41,7 +41,7 @@ from tvm_ext.runtime.library import Library, Signature, load
 from tvm_ext.runtime.signature import input_specs, output_specs, spec_of
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.support.pass_clock import PassClock, timed_context
-from tvm_ext.tir_passes.construct_cpu_kernels import kernel_context
+from tvm_ext.tir_passes.construct_kernels import kernel_context
 from tvm_ext.toolchains.code_generation import GeneratedCode, UnusableCodeError, can_link, generate, generate_whole
 from tvm_ext.toolchains.rocm_toolchain import enable_rocm
 

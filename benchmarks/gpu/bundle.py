@@ -48,8 +48,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, OWN_PATHS
 from tvm_ext.support.files import write_atomically
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.tir_passes.construct_gpu_kernels import candidates, construct_gpu_kernel
-from tvm_ext.tir_passes.stock_gpu_kernels import StockGpuKernels
+from tvm_ext.tir_passes.construct_kernels import candidates, construct_kernel
 from tvm_ext.toolchains.cuda_export import architecture_of
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 
@@ -111,8 +110,8 @@ def _contenders(case: Case, settings: Settings, refusals: dict[str, str]) -> Ite
         refusals[OURS] = error.problem
     try:
         with settings.target, PassContext():
-            module = StockGpuKernels(settings.device)(IRModule({function_name(case): func}))
-        yield DLIGHT, module[function_name(case)]
+            stock = construct_kernel(func, function_name(case), settings.device, BuildOptions(enable_roller=False))
+        yield DLIGHT, stock
     except (RuntimeError, ValueError) as error:
         refusals[DLIGHT] = first_line(error)
     if settings.ablation:
@@ -146,7 +145,7 @@ def _pipelined(contender: str, case: Case, func: Any, settings: Settings, refusa
 def _kernel(case: Case, func: Any, settings: Settings, options: BuildOptions) -> Any:
     """Our kernel; raises IllegalRewrite, with the reason, where there is none."""
     name = function_name(case)
-    kernel = construct_gpu_kernel(func, name, settings.device, options)
+    kernel = construct_kernel(func, name, settings.device, options)
     choice = json.loads(str(kernel.attrs[CHOICE]))
     if choice["path"] not in OWN_PATHS:
         raise IllegalRewrite(choice["reason"])

@@ -35,7 +35,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.plan.gpu_chain import ChainGroup, with_chains
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
@@ -95,7 +95,7 @@ def judge(case: Case, row: dict[str, str], device: DeviceSpec, *, compiled: bool
     verdict.fused_us, verdict.bound = time.time_s * 1e6, time.bound
     verdict.apart_us = apart_s(chain, device, units) * 1e6
     verdict.least_apart_us = separate_s(chain, device, units) * 1e6
-    kernel = construct_gpu_kernel(func, case.id, device, BuildOptions(enable_persistent_fusion=True))
+    kernel = construct_kernel(func, case.id, device, BuildOptions(enable_persistent_fusion=True))
     verdict.reason = from_json(KernelChoice, str(kernel.attrs[CHOICE])).reason if verdict.taken else verdict.reason
     if compiled:
         _compile(kernel, verdict, device)

@@ -41,7 +41,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import BuildPlan, operator_pipeline, plan_build
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify.build_check import KernelCheck, check_kernel, check_module
 from tvm_ext.verify.verification import OutputError, cpu_reference, errors_of
 
@@ -67,7 +67,7 @@ def check_model(name: str, plan: BuildPlan) -> tuple[KernelCheck, ...]:
 def check_case(case: Case, plan: BuildPlan) -> tuple[KernelCheck, ...]:
     """The kernels of one operator of the lists."""
     operator = program(case)
-    kernel = construct_gpu_kernel(operator, case.id, plan.device, plan.options)
+    kernel = construct_kernel(operator, case.id, plan.device, plan.options)
     sizes = [prod(tensor.shape) for tensor in (*case.inputs, case.output)]
     if max(sizes) <= LARGEST_ELEMENTS and case.flops <= LARGEST_FLOPS:
         with plan.target:

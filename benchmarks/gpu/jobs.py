@@ -36,7 +36,7 @@ from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
 from tvm_ext.support.kernel_cache import KernelCache
-from tvm_ext.tir_passes.construct_gpu_kernels import candidates
+from tvm_ext.tir_passes.construct_kernels import candidates
 from tvm_ext.toolchains.cuda_export import architecture_of
 from tvm_ext.toolchains.cuda_toolchain import find_nvcc
 

@@ -41,7 +41,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.pipelining.plan import Wishes
 from tvm_ext.tir_passes.pipelining.route import pipelined, wishes_of, with_pipelines
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
@@ -80,7 +80,7 @@ class Outcome:
 
 def measure(case: Case, device: DeviceSpec, architecture: str) -> list[Outcome]:
     """The operator in all modes; modes that come to one plan are compiled once."""
-    kernel = construct_gpu_kernel(program(case), function_name(case), device, BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(program(case), function_name(case), device, BuildOptions(enable_pipelining=False))
     shape = " x ".join(",".join(map(str, item.shape)) for item in case.inputs)
     outcomes: list[Outcome] = []
     for mode in MODES:

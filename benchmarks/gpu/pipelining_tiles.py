@@ -76,12 +76,15 @@ def tiles_of(case: Case, device: DeviceSpec) -> list[Tile]:
     group = plan_for_gpu(operator)[0]
     assert isinstance(group, TileGroup), case.id
     options = BuildOptions(candidates=CONSTRUCTED)
-    _, expr, construction = construct_gpu_anchor(group, operator, device, options)
+    anchor = construct_gpu_anchor(group, operator, device, options)
+    expr = anchor.expr
     return [
         Tile(
-            label=_label(item), split_k=_splits(item, expr) > 1, workload=workload_of_program(item, expr, case, device)
+            label=_label(item),
+            split_k=_splits(item, expr) > 1,
+            workload=workload_of_program(item, expr, case, device),
         )
-        for item in construction.programs
+        for item in anchor.construction.programs
     ]
 
 

@@ -38,7 +38,7 @@ from tvm_ext.errors import CompileError, TvmExtError
 from tvm_ext.options import BuildOptions, usable_core_count
 from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.toolchains.cuda_toolchain import CompiledCuda, compile_cuda, find_nvcc
 
 WORKLOADS = Path(__file__).resolve().parent.parent / "workloads"
@@ -97,7 +97,7 @@ def build(case: Case, device: DeviceSpec) -> tuple[Outcome, Any]:
     )  # fmt: skip
     start = time.process_time()
     try:
-        kernel = construct_gpu_kernel(func, case.id, device, BuildOptions(enable_pipelining=False))
+        kernel = construct_kernel(func, case.id, device, BuildOptions(enable_pipelining=False))
     except TvmExtError as error:
         outcome.error = str(error)
         return outcome, None

@@ -22,7 +22,7 @@ from tests.unit.tir_passes.emit.tensor_core_operators import fused_matmul
 from tvm_ext.devices.device_db import as_opencl, lookup
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 op = relax.op
 AVX512, AVX2 = "cpu-epyc-zen5", "cpu-cascade-lake-avx2"
@@ -115,7 +115,7 @@ def opencl(device: str, make: Callable[[], Any], **options: Any) -> str:
 
 
 def _gpu_kernel(func: Any, device: Any, options: dict[str, Any]) -> Any:
-    return construct_gpu_kernel(func, "main", device, BuildOptions(**options))
+    return construct_kernel(func, "main", device, BuildOptions(**options))
 
 
 def _kernels_of(source: str) -> str:

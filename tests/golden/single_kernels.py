@@ -22,7 +22,7 @@ from tvm_ext import relay
 from tvm_ext._tvm import IRModule, PrimFunc
 from tvm_ext.devices.device_db import as_opencl, lookup
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 op, nn = relax.op, relax.op.nn
 
@@ -50,7 +50,7 @@ def _gpu_chains() -> Iterator[HashedKernels]:
         row = lookup(device)
         row = as_opencl(row) if row.kind == "rocm" else row
         options = BuildOptions(enable_persistent_fusion=True, enable_pipelining=False)
-        return _text(construct_gpu_kernel(make(), "main", row, options))
+        return _text(construct_kernel(make(), "main", row, options))
 
     products: dict[str, tuple[Products, tuple[str, ...]]] = {
         "half chain": (chain(64, 64, 32, 16), (V100, T4, H200)),

@@ -16,7 +16,7 @@ from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import pack
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
 
@@ -57,7 +57,7 @@ def constructed(
 ) -> tuple[Any, KernelChoice]:
     if constants:
         func = func.with_attr(CONSTANT_PARAMS, list(constants))
-    kernel = construct_cpu_kernel(func, "operator", device or cpu(), BuildOptions())
+    kernel = construct_kernel(func, "operator", device or cpu(), BuildOptions())
     return kernel, from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 

@@ -266,7 +266,7 @@ def test_no_pass_imports_another() -> None:
 
 
 def test_passes_are_known_by_their_decorator() -> None:
-    assert _passes() > {"tir_passes.construct_cpu_kernels", "tir_passes.construct_gpu_kernels"}
+    assert _passes() > {"tir_passes.construct_kernels", "tir_passes.split_rtasks"}
     assert "tir_passes.plan.form" not in _passes()
     modules = {name for name in TIR_MODULES if name.count(".") == 1 and MODULES[name].name != "__init__.py"}
     assert modules <= _passes()

@@ -7,7 +7,7 @@
 | a template or a kernel of our own | (no measurement of ours yet) | `why_own_kernel` |
 
 Each gives its reason, which goes into the build's report. What is no question of speed is not decided here: whether an
-operator runs in tiles, row by row or by stock TVM is what its emitters can take (`tir_passes/construct_*_kernels.py`).
+operator runs in tiles, row by row or by stock TVM is what its emitters can take (`tir_passes/construct_kernels.py`).
 """
 
 from __future__ import annotations

@@ -22,18 +22,15 @@ def render(explanation: Explanation, device: DeviceSpec, alternatives: int) -> I
     """What to print, top to bottom; at most ``alternatives`` programs that lost."""
     where = escape(f"{device.name}: {device.description}")
     yield f"[bold]{explanation.operator}[/] ({explanation.calls} call(s)) on {where}"
-    if explanation.row_computations:
-        yield "row by row: " + ", ".join(explanation.row_computations)
-    if explanation.note:
-        yield escape(explanation.note)
+    yield from map(escape, explanation.notes)
     for anchor in explanation.anchors:
         yield from _anchor(anchor, device, alternatives)
 
 
 def _anchor(anchor: AnchorExplanation, device: DeviceSpec, alternatives: int) -> Iterator[RenderableType]:
     yield _expression(anchor.expr)
-    if anchor.epilogue:
-        yield "fused behind it: " + ", ".join(anchor.epilogue)
+    if anchor.expr.epilogue:
+        yield "fused behind it: " + ", ".join(fused.name for fused in anchor.expr.epilogue)
     construction = anchor.construction
     if not construction.programs:
         yield f"no aligned rTile fits {device.name}"

@@ -101,7 +101,7 @@ def _of_model(
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
     from tvm_ext.options import BuildOptions
-    from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+    from tvm_ext.tir_passes.construct_kernels import construct_kernel
     from tvm_ext.verify.verification import cpu_reference
 
     from .common import list_operators, load_model, parse_shapes
@@ -119,4 +119,4 @@ def _of_model(
         nearest = difflib.get_close_matches(operator, dict(names), n=5, cutoff=0.3) or list(dict(names))
         raise InputError(f"the model has no operator {operator!r}.", f"did you mean {', '.join(nearest)}?")
     function = operators[operator]
-    return construct_gpu_kernel(function, operator, device, BuildOptions.current()), cpu_reference(function)
+    return construct_kernel(function, operator, device, BuildOptions.current()), cpu_reference(function)

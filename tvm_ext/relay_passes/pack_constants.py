@@ -66,7 +66,7 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
 
 @module_pass(opt_level=0, name="tvm_ext.PackConstants")
 class PackConstants:
-    """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructCpuKernels`."""
+    """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         mutator = _Repack(mod)

@@ -15,7 +15,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.kernel_job import JobArgument, KernelJob
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.kernel_cache import params_of
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds.registry import own_choices
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, refuse_left_out
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
@@ -62,7 +62,7 @@ def tunable_model(
             choice = _choice_with(part, part.constructed, func, name, device, options)[1]
         except IllegalRewrite as refusal:
             untuned.append((name, refusal.problem))
-            other_us += count * _predicted_us(_choice_of(construct_cpu_kernel(func, name, device, options)))
+            other_us += count * _predicted_us(_choice_of(construct_kernel(func, name, device, options)))
             continue
         kernels.setdefault(part.workload.key, TunableKernel(func=func, name=name, part=part))
         task = TuningTask(
@@ -79,7 +79,7 @@ def _choice_with(
     """The kernel with the tile ``configuration``; raises IllegalRewrite where it is not made with that."""
     operator = UnscheduledOperator(func=func, name=name, device=device, options=options)
     tiles = own_choices(operator, {part.workload.key: configuration})
-    made = construct_cpu_kernel(func, name, device, options, tiles)
+    made = construct_kernel(func, name, device, options, tiles)
     choice = _choice_of(made)
     refuse_left_out(choice.notes)
     if not any(note.startswith(CHOSEN) for note in choice.notes):

@@ -12,7 +12,7 @@ from tvm_ext._tvm import te, topi
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 from .kernels import A100, H200, T4, V100, PipeliningKernel
 from .schedules import half_product
@@ -81,7 +81,7 @@ def convolution_reference(stride: int, pad: int) -> Callable[[Array, Array], Arr
 
 def constructed(make: Callable[[], Any], name: str, device: str) -> Any:
     """Roller's kernel of an unscheduled function for ``device``."""
-    return construct_gpu_kernel(make(), name, lookup(device), BuildOptions(enable_pipelining=False))
+    return construct_kernel(make(), name, lookup(device), BuildOptions(enable_pipelining=False))
 
 
 def _kernel(name: str, make: Callable[[], Any], reference: Any, device: str, **rest: Any) -> PipeliningKernel:

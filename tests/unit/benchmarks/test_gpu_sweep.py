@@ -13,7 +13,7 @@ import pytest
 from tests.unit.benchmarks.gpu_scripts import imported_scripts
 from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 A100 = device_db.lookup("nvidia-a100")
 
@@ -50,7 +50,7 @@ def _output(result: Any) -> Any:
 
 def test_a_large_kernel_is_counted_without_its_later_rows(scripts: SimpleNamespace) -> None:
     case = scripts.cases.matmul("m", 1 << 20, 64, 64, "float16")
-    kernel = construct_gpu_kernel(scripts.programs.program(case), "m", A100, BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(scripts.programs.program(case), "m", A100, BuildOptions(enable_pipelining=False))
     result = scripts.count.count_blocks(case, kernel, A100)
     assert result.findings == ()
     assert result.counters.bank_conflicts == 0
@@ -63,7 +63,7 @@ def test_blocks_that_reach_beyond_the_first_rows_get_more(
     scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = scripts.cases.matmul("m", 4096, 64, 64, "float16")
-    kernel = construct_gpu_kernel(scripts.programs.program(case), "m", A100, BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(scripts.programs.program(case), "m", A100, BuildOptions(enable_pipelining=False))
     monkeypatch.setattr(scripts.count, "PART_ELEMENTS", (8 * 64, 1024 * 64))
     result = scripts.count.count_blocks(case, kernel, A100)
     assert result.findings == ()

@@ -17,7 +17,7 @@ from tvm_ext.records.choice import CONSTANT_PARAMS, ConstantPack
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants, tir_calls
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.support.arrays import pack
-from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 
 def two_layers(second_weight_is_constant: bool, rng: np.random.Generator) -> tvm.IRModule:
@@ -42,9 +42,9 @@ def test_one_variable_call_makes_it_variable(rng, immutable_modules):
 def test_packing_rewrites_every_call_and_keeps_the_result(rng):
     module = two_layers(True, rng)
     x = rng.standard_normal((4, 32)).astype("f4")
-    packed = tvm.transform.Sequential(
-        [AnnotateConstants(), ConstructCpuKernels(cpu(), BuildOptions()), PackConstants()]
-    )(module)
+    packed = tvm.transform.Sequential([AnnotateConstants(), ConstructKernels(cpu(), BuildOptions()), PackConstants()])(
+        module
+    )
     calls = tir_calls(packed)
     assert [call.args[0].name_hint for call in calls] == ["matmul_packed", "matmul_packed"]
     shapes = [call.args[1].fields[1].value.shape for call in calls]

@@ -34,7 +34,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 CPU = device_db.lookup("cpu-epyc-zen5")
 
@@ -209,7 +209,7 @@ def test_a_mask_that_scaling_takes_beyond_float32() -> None:
     module, _ = fused(imported(attention(scaled_behind_its_mask)))
     (work,) = functions_of(module)
     assert (work.scale, work.terms[0].no) == (2.0, -np.inf)
-    kernel = construct_cpu_kernel(next(iter(kernels_of(module))), "attention", CPU, BuildOptions())
+    kernel = construct_kernel(next(iter(kernels_of(module))), "attention", CPU, BuildOptions())
     assert from_json(KernelChoice, str(kernel.attrs[CHOICE])).path == "rtile"
 
 

@@ -40,7 +40,7 @@ from tvm_ext.records.persistent import (
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.support.limits import limited
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 CPU = "cpu-cascade-lake"
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_emitted_in_panels_runs_operator_by_operator() -> None:
     wrong = ChainVerdict(
         plan=PanelPlan(axes=(1,), sizes=(4,)), fused_us=1.0, separate_us=2.0, saved_bytes=0.0, pays=True
     )
-    kernel = construct_cpu_kernel(func.with_attr(CHAIN, to_json(wrong)), "chain", lookup(CPU), BuildOptions())
+    kernel = construct_kernel(func.with_attr(CHAIN, to_json(wrong)), "chain", lookup(CPU), BuildOptions())
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     assert choice.path == "rtile"
     assert choice.notes[0].startswith("no kernel of a chain panel by panel: every panel would repeat all of")

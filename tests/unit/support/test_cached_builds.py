@@ -214,7 +214,7 @@ def test_the_users_instruments_see_the_passes_of_code_generation(tmp_path: Path)
 
 def test_equal_functions_are_constructed_once(tmp_path: Path) -> None:
     from tvm_ext.devices.device_db import device_for_target
-    from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
+    from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
     device, target = device_for_target("llvm")
     with target:
@@ -222,7 +222,7 @@ def test_equal_functions_are_constructed_once(tmp_path: Path) -> None:
         (product,) = (f for gv, f in legal.functions_items() if gv.name_hint == "matmul")
         twins = tvm.IRModule({"first": product, "second": product})
         cache = KernelCache(None)
-        made = ConstructCpuKernels(device, BuildOptions(), cache)(twins)
+        made = ConstructKernels(device, BuildOptions(), cache=cache)(twins)
     assert cache.duplicates == 1
     names = [str(made[name].attrs["tvm_ext.choice"]) for name in ("first", "second")]
     assert '"operator":"first"' in names[0]

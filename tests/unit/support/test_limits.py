@@ -22,7 +22,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.limits import Limits, limited, limits
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 op = relax.op
 Array = np.ndarray[Any, Any]
@@ -144,7 +144,7 @@ def test_usual_operators_come_nowhere_near(function: Function) -> None:
 
 def gpu_choice(function: Function) -> KernelChoice:
     func = legalised(function, (256, 256))
-    kernel = construct_gpu_kernel(func, "operator", device_db.lookup("nvidia-a100"), BuildOptions())
+    kernel = construct_kernel(func, "operator", device_db.lookup("nvidia-a100"), BuildOptions())
     return from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 

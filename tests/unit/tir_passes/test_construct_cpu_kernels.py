@@ -13,7 +13,7 @@ from tests.unit.kernels import constructed, cpu, from_te, legalised, relative_er
 from tvm_ext._tvm import ALREADY_SCHEDULED, structural_equal
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE
-from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 
 op = relax.op
 
@@ -137,7 +137,7 @@ def test_one_unit_means_no_parallel_loop():
 def test_the_pass_leaves_its_input_alone_and_marks_its_output(immutable_modules):
     func = legalised(lambda x: op.nn.relu(x), (3, 5)).with_attr("global_symbol", "f")
     module = tvm.IRModule({"f": func})
-    result = ConstructCpuKernels(cpu(), BuildOptions())(module)
+    result = ConstructKernels(cpu(), BuildOptions())(module)
     assert structural_equal(module["f"], func)
     assert ALREADY_SCHEDULED in result["f"].attrs
     assert CHOICE in result["f"].attrs
@@ -146,7 +146,7 @@ def test_the_pass_leaves_its_input_alone_and_marks_its_output(immutable_modules)
 def test_the_pass_skips_what_is_scheduled_already():
     func = legalised(lambda x: op.nn.relu(x), (3, 5)).with_attr("global_symbol", "f").with_attr(ALREADY_SCHEDULED, True)
     module = tvm.IRModule({"f": func})
-    assert structural_equal(ConstructCpuKernels(cpu(), BuildOptions())(module)["f"], func)
+    assert structural_equal(ConstructKernels(cpu(), BuildOptions())(module)["f"], func)
 
 
 def test_truncated_division_in_an_epilogue_is_exact():

@@ -20,7 +20,7 @@ from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes import construct_gpu_kernels as gpu
+from tvm_ext.tir_passes import construct_kernels as gpu
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup, TileGroup
 from tvm_ext.verify.threads_as_loops import is_thread_bound, run_threads_as_loops
@@ -29,7 +29,7 @@ A100 = device_db.lookup("nvidia-a100")
 
 
 def kernel_of(func: Any, device: DeviceSpec = A100, **options: Any) -> tuple[Any, KernelChoice]:
-    kernel = gpu.construct_gpu_kernel(func, "operator", device, BuildOptions(**options))
+    kernel = gpu.construct_kernel(func, "operator", device, BuildOptions(**options))
     return kernel, from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 
@@ -167,10 +167,10 @@ def test_what_has_no_computations_is_left_to_stock_tvm_with_the_reason() -> None
 
 def test_equal_functions_are_constructed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    real = gpu.construct_gpu_kernel
-    monkeypatch.setattr(gpu, "construct_gpu_kernel", lambda *args: made.append(args[1]) or real(*args))
+    real = gpu.construct_kernel
+    monkeypatch.setattr(gpu, "construct_kernel", lambda *args, **more: made.append(args[1]) or real(*args, **more))
     module = tvm.IRModule({name: matmul(16, 16, 16) for name in ("first", "second")})
-    result = gpu.ConstructGpuKernels(A100, BuildOptions())(module)
+    result = gpu.ConstructKernels(A100, BuildOptions())(module)
     assert len(made) == 1
     operators = {from_json(KernelChoice, str(func.attrs[CHOICE])).operator for _, func in result.functions_items()}
     assert operators == {"first", "second"}
@@ -179,7 +179,7 @@ def test_equal_functions_are_constructed_once(monkeypatch: pytest.MonkeyPatch) -
 def test_the_input_module_is_left_alone() -> None:
     module = tvm.IRModule({"f": matmul(16, 16, 16)})
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        result = gpu.ConstructGpuKernels(A100, BuildOptions())(module)
+        result = gpu.ConstructKernels(A100, BuildOptions())(module)
     assert not is_thread_bound(module["f"])
     assert is_thread_bound(result["f"])
 
@@ -230,7 +230,7 @@ def test_the_next_candidate_is_taken_where_the_compiler_refuses_one() -> None:
             raise IllegalRewrite("kernel k spills 16 bytes")
 
     options = BuildOptions(enable_pipelining=False)
-    kernel = gpu.construct_gpu_kernel(func, "operator", A100, options, refuse_first)
+    kernel = gpu.construct_kernel(func, "operator", A100, options, accept=refuse_first)
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     (_, first), (second_program, _) = gpu.candidates(func, A100, 2, options=options)
     assert len(seen) == 2
@@ -247,7 +247,7 @@ def test_the_same_tile_without_pipelines_is_taken_where_the_compiler_refuses_the
         if len(seen) == 1:
             raise IllegalRewrite("kernel k spills 16 bytes")
 
-    kernel = gpu.construct_gpu_kernel(func, "operator", A100, options, refuse_first)
+    kernel = gpu.construct_kernel(func, "operator", A100, options, accept=refuse_first)
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     ((program, pipelined),) = gpu.candidates(func, A100, 1, options=options)
     assert from_json(KernelChoice, str(pipelined.attrs[CHOICE])).pipeline is not None
@@ -262,7 +262,7 @@ def test_stock_tvm_follows_where_the_compiler_refuses_all() -> None:
 
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
         options = BuildOptions(enable_pipelining=False)
-        kernel = gpu.construct_gpu_kernel(matmul(64, 96, 32), "operator", A100, options, refuse)
+        kernel = gpu.construct_kernel(matmul(64, 96, 32), "operator", A100, options, accept=refuse)
     choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
     assert choice.path == "stock"
     assert "none of 4 candidates is accepted: the CUDA compiler ran longer than 60 s" in choice.reason

@@ -13,7 +13,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 op = relax.op
 LIMIT = "in a buffer: an expression may have 512 operations"
@@ -30,7 +30,7 @@ def nested(function: Callable[[Any], Any], times: int) -> Any:
 
 
 def on_gpu(func: Any) -> str:
-    kernel = construct_gpu_kernel(func, "operator", device_db.lookup("nvidia-a100"), BuildOptions())
+    kernel = construct_kernel(func, "operator", device_db.lookup("nvidia-a100"), BuildOptions())
     return from_json(KernelChoice, str(kernel.attrs[CHOICE])).reason
 
 

@@ -21,7 +21,7 @@ from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
 from tvm_ext.support.kernel_cache import SEALED
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.emit.schedule_fallback import schedule_fallback
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 
@@ -208,7 +208,7 @@ def test_constructed_kernels_compute_the_same_in_pieces(name: str) -> None:
     build, *shapes = KERNELS[name]
     device = replace(cpu(), launch_overhead_us=0.001)  # divided even where it is small
     func = scan(*shapes) if build is None else legalised(build, *shapes)
-    kernel = construct_cpu_kernel(func, name, device, BuildOptions.default())
+    kernel = construct_kernel(func, name, device, BuildOptions.default())
     if name == "fallback":
         kernel, _ = schedule_fallback(func)  # it has blocks
     (plan,), mod = split(kernel)

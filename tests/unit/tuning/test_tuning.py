@@ -216,13 +216,13 @@ def test_hostile_configurations_are_named_and_left_out(
     configuration: str, plan: BuildPlan, operators: IRModule, model: TunableModel
 ) -> None:
     """They cannot crash a construction; what is emitted is what would have been without them."""
-    from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+    from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
     task = model.tasks[0]
     func = model.kernels[task.workload.key].func
     with plan.target:
-        plain = construct_cpu_kernel(func, "op", plan.device, OPTIONS)
-        made = construct_cpu_kernel(func, "op", plan.device, OPTIONS, {task.workload.key: configuration})
+        plain = construct_kernel(func, "op", plan.device, OPTIONS)
+        made = construct_kernel(func, "op", plan.device, OPTIONS, {task.workload.key: configuration})
     assert str(made.body) == str(plain.body)
     assert LEFT_OUT in str(made.attrs["tvm_ext.choice"])
 

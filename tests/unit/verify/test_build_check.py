@@ -21,7 +21,7 @@ from tvm_ext.cli.app import main
 from tvm_ext.errors import InputError, VerificationError
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import operator_pipeline, plan_build
-from tvm_ext.tir_passes.construct_gpu_kernels import ConstructGpuKernels
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.verify import build_check
 from tvm_ext.verify.build_check import KernelCheck, check_module, refuse_wrong
 from tvm_ext.verify.verification import OutputError
@@ -51,8 +51,8 @@ def constructing(change: Callable[[str, Any], Any]) -> Any:
     """The pass that constructs kernels, and changes each."""
 
     class Changed:
-        def __init__(self, *settings: Any) -> None:
-            self.inner = ConstructGpuKernels(*settings)
+        def __init__(self, *settings: Any, **more: Any) -> None:
+            self.inner = ConstructKernels(*settings, **more)
 
         def __call__(self, mod: Any) -> Any:
             result = self.inner(mod)
@@ -61,10 +61,10 @@ def constructing(change: Callable[[str, Any], Any]) -> Any:
                     result[variable] = change(str(variable.name_hint), function)
             return result
 
-    def make(*settings: Any) -> Any:
+    def make(*settings: Any, **more: Any) -> Any:
         from tvm_ext._tvm import module_pass
 
-        changed = Changed(*settings)
+        changed = Changed(*settings, **more)
         return module_pass(lambda mod, _context: changed(mod), opt_level=0, name="Changed")
 
     return make
@@ -123,7 +123,7 @@ def _stores(body: Any) -> list[Any]:
     ],
 )
 def test_a_wrong_build_is_refused(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_pipeline, "ConstructGpuKernels", constructing(change))
+    monkeypatch.setattr(pass_pipeline, "ConstructKernels", constructing(change))
     with pytest.raises(VerificationError, match=message):
         relay.build(model(), A100, verify=True, enable_pipelining=True)
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_interpreted_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """``tvm-ext compile --verify`` is `relay.build(verify=True)`, and writes nothing where that refuses."""
-    monkeypatch.setattr(pass_pipeline, "ConstructGpuKernels", constructing(with_other_values))
+    monkeypatch.setattr(pass_pipeline, "ConstructKernels", constructing(with_other_values))
     path = tmp_path / "model.so"
     with pytest.raises(SystemExit) as stop:
         main(["compile", str(_onnx(tmp_path)), "--target", A100, "--verify", "-o", str(path)])

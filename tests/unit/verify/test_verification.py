@@ -19,7 +19,7 @@ from tvm_ext.errors import InputError, TargetError
 from tvm_ext.ir.build_ir import index, load, store
 from tvm_ext.ir.simt_ir import launch
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify import verify
 from tvm_ext.verify.verification import cpu_reference, random_array, to_json
 
@@ -75,7 +75,7 @@ def test_parameters_of_one_name_are_two_tensors() -> None:
     """As in x * x, which stock TVM makes an operator of two parameters, both called x."""
     a, b = (te.placeholder((64,), "float32", "x") for _ in range(2))
     product = te.create_prim_func([a, b, te.compute((64,), lambda i: a[i] * b[i], "y")])
-    kernel = construct_gpu_kernel(product, "multiply", lookup(DEVICE), BuildOptions())
+    kernel = construct_kernel(product, "multiply", lookup(DEVICE), BuildOptions())
     result = verify(kernel, DEVICE, reference=cpu_reference(product))
     assert result.ok and len(result.errors) == 1, result
 
@@ -162,7 +162,7 @@ def test_the_tolerance_is_that_of_what_was_computed_in(stored: str, tolerance: f
     padded = te.compute((32, 33), lambda i, j: tirx.if_then_else(j < 32, x[i, j], tirx.const(0, "float16")), "padded")
     total = te.compute((32, 32), lambda i, j: te.sum(wide(padded[i, k]) * wide(y[k, j]), axis=k), "total")
     func = te.create_prim_func([x, y, te.compute((32, 32), lambda i, j: total[i, j].astype("float32"), "S")])
-    kernel = construct_gpu_kernel(func, "product", lookup(DEVICE), BuildOptions())
+    kernel = construct_kernel(func, "product", lookup(DEVICE), BuildOptions())
     result = verify(kernel, DEVICE, reference=cpu_reference(func))
     assert result.ok and [error.tolerance for error in result.errors] == [tolerance]
     assert (result.errors[0].error > 1e-4) == (stored == "float16")

@@ -15,7 +15,7 @@ from tvm_ext.support.limits import check_time
 from ..emit.mma_tiles.emit import emit_mma_tile
 from ..emit.simt_tiles.emit import emit_simt_tile
 from ..plan.alternatives import Pick, best_programs
-from ..plan.anchors import construct_for_vector_units, gpu_anchor
+from ..plan.anchors import Anchor, construct_for_vector_units, construct_gpu_anchor, gpu_anchor
 from ..plan.context import KernelContext
 from ..plan.form import Form, first_and_count, fused_note, gpu_form
 from ..plan.gpu_limits import nothing_fits
@@ -37,6 +37,11 @@ class GpuTilePart(KernelPart[None]):
 
     group: TileGroup
     context: KernelContext
+
+    @property
+    def anchor(self) -> Anchor:
+        context = self.context
+        return construct_gpu_anchor(self.group, context.operator, context.device, context.options)
 
     def forms(self, chosen: None = None) -> list[Form]:
         return next(self.ways())

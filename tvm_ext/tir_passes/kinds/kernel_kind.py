@@ -14,6 +14,7 @@ from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import from_json
 
 from ..plan.alternatives import Pick, best_programs
+from ..plan.anchors import Anchor
 from ..plan.chosen_tiles import CHOSEN, LEFT_OUT, NO_CHOICES, TileChoices
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
@@ -47,6 +48,11 @@ class KernelPart(ABC, Generic[Tiles]):
     """The record of what can be chosen; None: nothing can."""
     is_small: ClassVar[bool] = False
     """Whether its time hardly counts beside parts of other kinds: then only the others are tuned."""
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """What Roller constructs rPrograms for; None where nothing has reuse."""
+        return None
 
     @abstractmethod
     def forms(self, chosen: Tiles | None = None) -> list[Form]:

@@ -6,19 +6,25 @@ import hashlib
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from tvm_ext.analysis.tile_workload import joint_workload
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import JointTiles
 from tvm_ext.support.limits import check_time, timed_construction
 
+from ..plan.alternatives import Pick, best_programs
 from ..plan.chosen_tiles import NO_CHOICES, TileChoices
 from ..plan.context import KernelContext, UnscheduledOperator
-from ..plan.form import Form
+from ..plan.form import Form, flops_of
+from ..plan.gpu_chain import with_chains
+from ..plan.gpu_limits import check_limits
 from ..plan.padded_stores import cpu_groups
+from ..plan.plan_gpu_kernels import plan_for_gpu
 from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
@@ -34,6 +40,9 @@ KINDS: list[KernelKind] = [CpuAttention(), CpuChains(), CpuCells(), CpuWindows()
 """Of CPUs, the most special first: rows take what nobody else recognises."""
 
 GPU_KINDS: list[KernelKind] = [GpuChains(), GpuTiles(), GpuRows()]
+
+ATTEMPTS = 4
+"""Kernels of a division that are made at most, where the device's compiler refuses them: each may cost a run of it."""
 
 
 def register_kind(kind: KernelKind) -> None:
@@ -51,19 +60,35 @@ def kinds_digest() -> str:
 class Division:
     """An operator as the ``parts`` that a kernel each computes, in their order, and why there are no others."""
 
-    kind: str  # of the one part that is all of it; "" where groups are parts
+    kind: str  # of what is special about it; "" where nothing is
     context: KernelContext
     parts: Sequence[AnyPart]
     refusals: tuple[str, ...]
+    main: int = 0
+    """The part that is tried in several ways."""
+
+    def ways(self, choices: TileChoices, pick: Pick) -> Iterator[tuple[RProgram | None, list[Form]]]:
+        """(rProgram of the main part, forms of all parts) for each form of that part; the others are in their best.
+
+        Raises IllegalRewrite where a part has none.
+        """
+        main = self.parts[self.main]
+        others: dict[AnyPart, list[Form]] | None = None
+        for forms in [chosen_forms(main, choices)] if choices else main.ways(pick):
+            if others is None:
+                others = {part: chosen_forms(part, choices) for part in self.parts if part is not main}
+            made = {**others, main: forms}
+            yield forms[0].program, [form for part in self.parts for form in made[part]]
 
 
 def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
     """The ways to divide ``operator``, the most special first: all of it as one kind, at last group by group.
 
-    Raises IllegalRewrite where it cannot be read.
+    Raises IllegalRewrite where it cannot be read, TargetError where the device cannot run it.
     """
     refusals: list[str] = []
-    for kind in KINDS:
+    on_cpu = operator.device.kind == "cpu"
+    for kind in KINDS if on_cpu else GPU_KINDS:
         try:
             part = kind.of_function(operator)
         except IllegalRewrite as refusal:
@@ -71,10 +96,32 @@ def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
             continue
         if part is not None:
             yield Division(kind=kind.name, context=part.context, parts=(part,), refusals=tuple(refusals))
-    context = operator.simplified
+    for kind_name, groups, refused in (_cpu_groups if on_cpu else _gpu_groups)(operator.simplified):
+        yield _by_groups(kind_name, groups, operator.simplified, (*refusals, *refused))
+
+
+def _cpu_groups(context: KernelContext) -> Iterator[tuple[str, Sequence[Group], Sequence[str]]]:
     groups, windows = cpu_groups(context.operator)
+    yield "", groups, windows
+
+
+def _gpu_groups(context: KernelContext) -> Iterator[tuple[str, Sequence[Group], Sequence[str]]]:
+    """With products that follow each other in one kernel, then apart."""
+    check_limits(context)
+    groups, asked = plan_for_gpu(context.operator), context.options.enable_persistent_fusion
+    remarks: Sequence[str] = ()
+    if asked is not False:
+        chained, remarks = with_chains(groups, context.operator, context.device, always=asked is True)
+        if len(chained) < len(groups):
+            yield "a chain", chained, remarks
+            remarks = ()
+    yield "", groups, remarks
+
+
+def _by_groups(kind: str, groups: Sequence[Group], context: KernelContext, refusals: tuple[str, ...]) -> Division:
+    flops = [sum(flops_of(computation) for computation in group.computations) for group in groups]
     parts = [part_of(group, context) for group in groups]
-    yield Division(kind="", context=context, parts=parts, refusals=(*refusals, *windows))
+    return Division(kind=kind, context=context, parts=parts, refusals=refusals, main=flops.index(max(flops)))
 
 
 def part_of(group: Group, context: KernelContext) -> AnyPart:
@@ -84,22 +131,23 @@ def part_of(group: Group, context: KernelContext) -> AnyPart:
     return next(part for kind in kinds if (part := kind.of_group(group, context)) is not None)
 
 
-def construct(operator: UnscheduledOperator, choices: TileChoices) -> tuple[Division, list[Form]]:
-    """The first division of ``operator`` of which all parts have kernels, and these, in the tiles of ``choices``.
+def constructions(
+    operator: UnscheduledOperator, choices: TileChoices = NO_CHOICES, pick: Pick = best_programs
+) -> Iterator[tuple[Division, RProgram | None, list[Form]]]:
+    """(division, rProgram of its main part, forms) for the kernels of ``operator``, in the order to try them.
 
-    Raises IllegalRewrite, as the last division did, where there is none.
+    Of each division `ATTEMPTS`; one of which a part has no kernel is left out. Raises IllegalRewrite, as the last
+    division did, where that is group by group.
     """
     refused: list[str] = []
     for division in divisions(operator):
+        told = replace(division, refusals=(*refused, *division.refusals))
         try:
-            forms = [form for part in division.parts for form in chosen_forms(part, choices)]
-        except IllegalRewrite as refusal:  # noqa: PERF203 - a handful
+            yield from ((told, *made) for made in islice(division.ways(choices, pick), ATTEMPTS))
+        except IllegalRewrite as refusal:
             if not division.kind:
                 raise
             refused.append(f"no kernel of {division.kind}: {refusal}")
-        else:
-            return replace(division, refusals=(*refused, *division.refusals)), forms
-    raise AssertionError("the last division is group by group")
 
 
 # --- tiles chosen from outside --------------------------------------------------------------------------------------

@@ -63,14 +63,14 @@ def canonical_anchor(
     )
 
 
-def construct_gpu_anchor(
-    group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions
-) -> tuple[Computation, TensorExpr, Construction]:
-    """The group's anchor in canonical form, and what Roller constructs for it: for matrix units where they serve it."""
+def construct_gpu_anchor(group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions) -> Anchor:
+    """The group's anchor on a GPU: for matrix units where they serve it."""
     computation, expr = gpu_anchor(group, operator)
     if supports_mma(expr, device) is None:
-        return computation, expr, construct_mma(expr, device, k=options.candidates)
-    return computation, expr, construct_for_vector_units(expr, device, options)
+        construction = construct_mma(expr, device, k=options.candidates)
+    else:
+        construction = construct_for_vector_units(expr, device, options)
+    return Anchor(computation=computation, expr=expr, construction=construction)
 
 
 def gpu_anchor(group: TileGroup, operator: OperatorBody) -> tuple[Computation, TensorExpr]:

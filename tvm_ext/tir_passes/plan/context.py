@@ -14,6 +14,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CONSTANT_PARAMS
 from tvm_ext.records.serialise import from_json
 
+from .plan_gpu_kernels import simplify_for_gpu
 from .plan_kernels import simplify
 
 Attribute = TypeVar("Attribute")
@@ -49,8 +50,9 @@ class UnscheduledOperator:
 
     @cached_property
     def simplified(self) -> KernelContext:
-        """As kernels over whole tensors on a CPU compute it; raises IllegalRewrite as `as_read` does."""
-        return replace(self.as_read, operator=simplify(self.as_read.operator))
+        """As kernels over whole tensors compute it on the device; raises IllegalRewrite as `as_read` does."""
+        simplified = simplify if self.device.kind == "cpu" else simplify_for_gpu
+        return replace(self.as_read, operator=simplified(self.as_read.operator))
 
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:
         """What a graph pass wrote into the function's attribute ``name``; None where it wrote nothing."""

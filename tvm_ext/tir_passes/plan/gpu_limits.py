@@ -7,13 +7,29 @@ from math import prod
 from tvm_ext.analysis.computations import OperatorBody, dtype_of, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import IllegalRewrite, TargetError
+
+from .context import KernelContext
 
 INDEX_LIMIT = 2**31
 """Elements that a signed 32-bit index can tell apart. GPUs compute addresses with 32 bits much faster than with 64."""
 
 NARROW_TYPES = ("float16",)
 """Types that a GPU has arithmetic for or has not; bfloat16 is converted in software where hardware lacks it."""
+
+
+def check_limits(context: KernelContext) -> None:
+    """Raise TargetError where the device cannot run the operator; IllegalRewrite where stock TVM may try.
+
+    Stock TVM may try what is too large if ``enable_roller="auto"``.
+    """
+    _check_types(context.operator, context.device)
+    problem = index_limit_passed(context.operator)
+    if problem is None:
+        return
+    if context.options.enable_roller == "auto":
+        raise IllegalRewrite(problem)
+    raise TargetError(problem, "use a smaller batch, or pass enable_roller='auto' to leave the operator to stock TVM")
 
 
 def index_limit_passed(operator: OperatorBody) -> str | None:
@@ -28,7 +44,7 @@ def index_limit_passed(operator: OperatorBody) -> str | None:
     return None
 
 
-def check_types(operator: OperatorBody, device: DeviceSpec) -> None:
+def _check_types(operator: OperatorBody, device: DeviceSpec) -> None:
     """Raises TargetError where the device has no arithmetic for a type of the operator."""
     for buffer in operator.params:
         dtype = dtype_of(buffer)

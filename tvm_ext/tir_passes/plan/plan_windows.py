@@ -19,6 +19,10 @@ class WindowGroup:
     window: Window
     epilogue: tuple[Computation, ...]
 
+    @property
+    def computations(self) -> tuple[Computation, ...]:
+        return (self.window.anchor, *self.epilogue)
+
 
 CpuGroup = TileGroup | RowGroup | WindowGroup
 

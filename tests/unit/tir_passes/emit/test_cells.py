@@ -26,7 +26,7 @@ from tvm_ext.relay_passes.merge_operators import fused_function
 from tvm_ext.relay_passes.recurrent.cell_function import cell_function
 from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import pack
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.verify import simt
 
@@ -219,7 +219,7 @@ def test_gates_that_nobody_reads_are_passed_over() -> None:
 def test_gpus_have_kernels_of_cells(case: CellCase) -> None:
     device = "nvidia-v100"
     func = case.function()
-    kernel = construct_gpu_kernel(func, "main", device_db.lookup(device), BuildOptions())
+    kernel = construct_kernel(func, "main", device_db.lookup(device), BuildOptions())
     names = [param.name for param in func.params]
     inputs = dict(zip(names, case.inputs(), strict=False))
     report = simt.run(simt.lower(kernel, device), inputs, device=device)

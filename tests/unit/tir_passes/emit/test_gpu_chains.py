@@ -30,7 +30,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify import simt, verify
 from tvm_ext.verify.verification import cpu_reference
@@ -134,7 +134,7 @@ def test_a_first_convolution_of_three_channels() -> None:
 
 def test_the_pass_makes_one_launch_with_loads_ahead() -> None:
     func = function_of(chain(64, 128, 64, 32))
-    made = construct_gpu_kernel(func, "chain", device_db.lookup(AMPERE), BuildOptions(enable_persistent_fusion=True))
+    made = construct_kernel(func, "chain", device_db.lookup(AMPERE), BuildOptions(enable_persistent_fusion=True))
     choice = from_json(KernelChoice, str(made.attrs[CHOICE]))
     assert [plan.launches for plan in choice.gpu] == [1]
     assert "product0 + product1 in one kernel on matrix units" in choice.reason
@@ -149,14 +149,14 @@ def _launches(made: Any) -> int:
 
 def test_products_have_a_kernel_each_where_that_is_asked_for_or_the_compiler_refuses_the_chain() -> None:
     func, device = function_of(chain(64, 128, 64, 32)), device_db.lookup(AMPERE)
-    apart = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=False))
+    apart = construct_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=False))
     assert _launches(apart) == 2
 
     def accept(body: Any) -> None:
         if str(body).count("blockIdx.x") < str(apart).count("blockIdx.x"):
             raise IllegalRewrite("spills")
 
-    refused = construct_gpu_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=True), accept)
+    refused = construct_kernel(func, "chain", device, BuildOptions(enable_persistent_fusion=True), accept=accept)
     assert _launches(refused) == 2
     assert "spills" in from_json(KernelChoice, str(refused.attrs[CHOICE])).reason
 
@@ -261,7 +261,7 @@ def test_a_function_that_one_element_alone_is_read_of() -> None:
     case = Products(rows=2, depth=1, layers=layers, dtype="bfloat16", wide=False)
     func = function_of(case)
     assert "product1 multiplies something else" in _reason(func)
-    made = construct_gpu_kernel(
+    made = construct_kernel(
         func, "chain", device_db.lookup(AMPERE), BuildOptions(enable_persistent_fusion=True)
     ).with_attr("global_symbol", "main")
     inputs = inputs_of(func)
@@ -303,7 +303,7 @@ def test_types_that_chains_are_not_of() -> None:
 )
 def test_nothing_spills(device: str, architecture: str, case: Products) -> None:
     options = BuildOptions(enable_persistent_fusion=True)
-    made = construct_gpu_kernel(function_of(case), "chain", device_db.lookup(device), options)
+    made = construct_kernel(function_of(case), "chain", device_db.lookup(device), options)
     choice = from_json(KernelChoice, str(made.attrs[CHOICE]))
     assert "in one kernel" in choice.reason
     (use,) = compile_cuda(cuda_source(made, architecture), [architecture]).uses

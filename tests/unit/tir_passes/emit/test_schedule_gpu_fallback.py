@@ -17,7 +17,7 @@ from tvm_ext.errors import IllegalRewrite, TargetError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.emit.schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
@@ -31,7 +31,7 @@ def adaptive_pool() -> Any:
 
 def made(func: Any) -> tuple[Any, KernelChoice]:
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
-        kernel = construct_gpu_kernel(func, "operator", A100, BuildOptions())
+        kernel = construct_kernel(func, "operator", A100, BuildOptions())
     return kernel, from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 

@@ -19,7 +19,7 @@ from tvm_ext._tvm import tvm
 from tvm_ext.devices import device_db
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.emit.schedule_stock_gpu import schedule_by_stock
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda, find_nvcc
 from tvm_ext.verify import simt
@@ -34,7 +34,7 @@ def kernels(dtype: str) -> dict[str, Any]:
     device, count = device_db.lookup(A100), len(operands(dtype)[0])
     functions = {name: function_of(expression, dtype, count) for name, (expression, _) in EXPRESSIONS.items()}
     return {
-        name: construct_gpu_kernel(func, "operator", device, BuildOptions()).with_attr("global_symbol", f"k{number}")
+        name: construct_kernel(func, "operator", device, BuildOptions()).with_attr("global_symbol", f"k{number}")
         for number, (name, func) in enumerate(functions.items())
     }
 
@@ -93,7 +93,7 @@ def test_reductions_pass_nan_on_as_cuda(shape: tuple[int, ...], axis: int, stock
         if stock_tvm:
             kernel, _ = schedule_by_stock(func, "operator", device, "for a test")
         else:
-            kernel = construct_gpu_kernel(func, "operator", device, BuildOptions())
+            kernel = construct_kernel(func, "operator", device, BuildOptions())
         check_reduction(kernel, x, reference(x, axis=axis))
 
 

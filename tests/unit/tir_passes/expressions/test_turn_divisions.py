@@ -15,9 +15,8 @@ from tvm_ext.analysis.computations import substitute
 from tvm_ext.devices import device_db
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes import construct_cpu_kernels
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes import construct_kernels
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.expressions.turn_divisions import turn_divisions
 from tvm_ext.verify.threads_as_loops import run_threads_as_loops
 
@@ -86,7 +85,7 @@ def test_kernels_of_a_backward_slice(dtype: str, rng: np.random.Generator) -> No
     np.testing.assert_array_equal(run(kernel, choice, [x], (6, 12), "float32"), expected(x))
     for row in ("nvidia-a100", "amd-mi50"):
         device = device_db.lookup(row)
-        kernel = construct_gpu_kernel(func, "operator", device, BuildOptions())
+        kernel = construct_kernel(func, "operator", device, BuildOptions())
         np.testing.assert_array_equal(run_threads_as_loops(kernel, [x])[0], expected(x))
 
 
@@ -94,10 +93,10 @@ def test_what_no_emitter_takes_is_turned_as_well(rng: np.random.Generator, monke
     def refuse(*_: Any) -> None:
         raise IllegalRewrite("a test")
 
-    monkeypatch.setattr(construct_cpu_kernels, "_constructed", refuse)
+    monkeypatch.setattr(construct_kernels, "_assembled", refuse)
     func, x = backwards_over_tiles("int64"), rng.standard_normal((6, 4), dtype="float32")
     device, target = device_db.device_for_target("llvm")
-    kernel = construct_cpu_kernel(func, "operator", device, BuildOptions())
+    kernel = construct_kernel(func, "operator", device, BuildOptions())
     library = tvm.compile(kernel.with_attr("global_symbol", "main"), target=target)
     output = tvm.runtime.tensor(np.zeros((6, 12), "float32"))
     library(tvm.runtime.tensor(x), output)

@@ -16,7 +16,7 @@ from tvm_ext.records.persistent import CHAIN
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import PanelTiles
 from tvm_ext.relay_passes.annotate_constants import AnnotateConstants
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds import cpu_chains
 from tvm_ext.tir_passes.kinds.cpu_chains import ChainPart
 from tvm_ext.tir_passes.kinds.registry import tunable_parts
@@ -76,7 +76,7 @@ def test_construction_takes_the_first_candidate(func: PrimFunc, part: ChainPart,
     assert candidates[0][1] == min(seconds for tiles, seconds in candidates if tiles.panels == own.panels)
     with PLAN.target:
         tiles = {part.key().key: own.configuration}
-        made = [construct_cpu_kernel(func, "chain", PLAN.device, PLAN.options, item) for item in ({}, tiles)]
+        made = [construct_kernel(func, "chain", PLAN.device, PLAN.options, item) for item in ({}, tiles)]
     texts = [item.without_attr(CHOICE).script() for item in made]
     assert texts[0] == texts[1]
     assert from_json(KernelChoice, str(made[0].attrs[CHOICE])).path == "rtile"

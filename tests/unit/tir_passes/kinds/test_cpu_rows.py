@@ -16,7 +16,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import JointTiles, RowTiles
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds.cpu_rows import RowPart, row_candidates
 from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts, workloads_of
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
@@ -44,7 +44,7 @@ def operator_of(func: Any, device: DeviceSpec = DEVICE) -> UnscheduledOperator:
 
 
 def made(func: Any, tiles: dict[str, str], device: DeviceSpec = DEVICE) -> tuple[str, str]:
-    kernel = construct_cpu_kernel(func, "rows", device, OPTIONS, own_choices(operator_of(func, device), tiles))
+    kernel = construct_kernel(func, "rows", device, OPTIONS, own_choices(operator_of(func, device), tiles))
     return kernel.without_attr(CHOICE).script(), from_json(KernelChoice, str(kernel.attrs[CHOICE])).reason
 
 

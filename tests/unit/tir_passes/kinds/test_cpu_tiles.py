@@ -19,7 +19,7 @@ from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.kernel_cache import KERNEL_KEY, KernelCache
-from tvm_ext.tir_passes.construct_cpu_kernels import ConstructCpuKernels, construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import ConstructKernels, construct_kernel
 from tvm_ext.tir_passes.kinds.cpu_tiles import TilePart
 from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts
 
@@ -40,7 +40,7 @@ MAKERS = {"product": product, "convolution": convolution}
 
 
 def kernel(func: Any, tiles: dict[str, str]) -> tuple[Any, KernelChoice]:
-    made = construct_cpu_kernel(func, "operator", cpu(), OPTIONS, tiles)
+    made = construct_kernel(func, "operator", cpu(), OPTIONS, tiles)
     return made, from_json(KernelChoice, str(made.attrs[CHOICE]))
 
 
@@ -146,7 +146,7 @@ def test_every_constructed_program_is_the_program_of_its_tile() -> None:
 def keys_of(tiles: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """By function, the keys under which a build with ``tiles`` looks its kernels up."""
     mod = tvm.IRModule({name: make().with_attr("global_symbol", name) for name, make in MAKERS.items()})
-    made = ConstructCpuKernels(cpu(), OPTIONS, KernelCache(tmp_path), tiles)(mod)
+    made = ConstructKernels(cpu(), OPTIONS, cache=KernelCache(tmp_path), tiles=tiles)(mod)
     return {name: str(made[name].attrs[KERNEL_KEY]) for name in MAKERS}
 
 

@@ -17,7 +17,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import WindowTile
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.kinds.cpu_windows import WindowPart, chosen_layout, window_candidates, window_kernel
 from tvm_ext.tir_passes.kinds.registry import tunable_parts
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
@@ -110,9 +110,9 @@ def test_chosen_by_its_key_and_refused_with_a_reason() -> None:
     func, device, options = depthwise(), cpu(), BuildOptions()
     key = part_of(func).key().key
     tile = candidates_of(func, device)[-1][0]
-    made = construct_cpu_kernel(func, "operator", device, options, {key: tile.configuration})
+    made = construct_kernel(func, "operator", device, options, {key: tile.configuration})
     assert f"{CHOSEN}{tile.configuration}" in notes_of(made)
-    plain = construct_cpu_kernel(func, "operator", device, options)
+    plain = construct_kernel(func, "operator", device, options)
     wrong = (
         "no JSON",
         "{}",
@@ -122,7 +122,7 @@ def test_chosen_by_its_key_and_refused_with_a_reason() -> None:
         tile.configuration.replace(str(tile.band), "-1", 1),
     )
     for text in wrong:
-        left = construct_cpu_kernel(func, "operator", device, options, {key: text})
+        left = construct_kernel(func, "operator", device, options, {key: text})
         assert any(note.startswith(LEFT_OUT) for note in notes_of(left))
         assert str(left.body) == str(plain.body)
 

@@ -14,7 +14,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel, kernel_context
+from tvm_ext.tir_passes.construct_kernels import construct_kernel, kernel_context
 from tvm_ext.tir_passes.kinds import registry
 from tvm_ext.tir_passes.kinds.kernel_kind import KernelKind, KernelPart
 from tvm_ext.tir_passes.plan.context import KernelContext, UnscheduledOperator
@@ -38,7 +38,7 @@ def with_diagonals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(func: Any, tiles: dict[str, str] | None = None) -> tuple[Any, KernelChoice]:
-    kernel = construct_cpu_kernel(func, "trace", cpu(), OPTIONS, tiles or {})
+    kernel = construct_kernel(func, "trace", cpu(), OPTIONS, tiles or {})
     return kernel, from_json(KernelChoice, str(kernel.attrs[CHOICE]))
 
 

@@ -18,7 +18,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.verify.verification import verify
 
@@ -35,7 +35,7 @@ FUNCTIONS: Mapping[str, tuple[Function, Callable[[Array], Array]]] = {
 
 def built(function: Any, device: str) -> tuple[Any, PipelinePlan]:
     options = BuildOptions(enable_pipelining=True)
-    kernel = construct_gpu_kernel(function, "operator", lookup(device), options)
+    kernel = construct_kernel(function, "operator", lookup(device), options)
     plan = from_json(KernelChoice, str(kernel.attrs[CHOICE])).pipeline
     assert plan is not None
     return kernel, plan

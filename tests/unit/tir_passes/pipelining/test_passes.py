@@ -27,7 +27,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.pipelines import PIPELINE_PLAN, PipelinePlan
 from tvm_ext.records.serialise import from_json, to_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.pipelining.detect import STAGES_HINT
 from tvm_ext.tir_passes.pipelining.injection import with_primitives
 from tvm_ext.tir_passes.pipelining.loops import allocations_of, op_name, to_loops
@@ -48,7 +48,7 @@ def operator(m: int = 128, n: int = 128, k: int = 320, dtype: str = "float16") -
 
 @pytest.fixture(scope="module")
 def tensor_core_kernel() -> Any:
-    return construct_gpu_kernel(operator(), "matmul", lookup(A100), BuildOptions(enable_pipelining=False))
+    return construct_kernel(operator(), "matmul", lookup(A100), BuildOptions(enable_pipelining=False))
 
 
 def through(func: Any, device: str = A100, **settings: Any) -> tuple[Any, PipelinePlan]:
@@ -117,9 +117,7 @@ def test_a_second_round_changes_nothing(tensor_core_kernel: Any) -> None:
 
 
 def test_too_many_versions_are_reduced_and_said() -> None:
-    kernel = construct_gpu_kernel(
-        operator(1024, 1024, 4096), "matmul", lookup(A100), BuildOptions(enable_pipelining=False)
-    )
+    kernel = construct_kernel(operator(1024, 1024, 4096), "matmul", lookup(A100), BuildOptions(enable_pipelining=False))
     plan = plan_pipelines(kernel, lookup(A100), Wishes(shared_stages=8))
     shared = [item for item in plan.buffers if item.level == 0]
     total = sum(item.tile_bytes * item.stages for item in shared)
@@ -204,7 +202,7 @@ def test_copies_become_asynchronous(tensor_core_kernel: Any) -> None:
 
 
 def test_older_devices_load_through_registers() -> None:
-    kernel = construct_gpu_kernel(operator(), "matmul", lookup(T4), BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(operator(), "matmul", lookup(T4), BuildOptions(enable_pipelining=False))
     made, plan = through(kernel, T4, shared_stages=4)
     found = calls(made)
     assert not any("cp_async" in name for name in found)
@@ -260,7 +258,7 @@ def test_the_first_half_of_the_pipeline_changes_nothing_the_second_time(tensor_c
 
 
 def test_tiles_that_are_turned_are_loaded_by_vectors() -> None:
-    kernel = construct_gpu_kernel(
+    kernel = construct_kernel(
         operator(dtype="float32"), "matmul", lookup("nvidia-v100"), BuildOptions(enable_pipelining=False)
     )
     made, plan = through(kernel, "nvidia-v100", shared_stages=2, always=True)
@@ -277,7 +275,7 @@ def test_tiles_that_are_turned_are_loaded_by_vectors() -> None:
 
 
 def test_stock_annotations_can_be_replaced() -> None:
-    kernel = construct_gpu_kernel(operator(), "matmul", lookup(A100), BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(operator(), "matmul", lookup(A100), BuildOptions(enable_pipelining=False))
 
     def annotate(loop: Any) -> Any:
         if str(loop.loop_var.name) != "k_outer":
@@ -315,7 +313,7 @@ def test_versions_beyond_static_memory_are_dynamic(tensor_core_kernel: Any) -> N
 
 def test_tiles_beside_a_dynamic_buffer_of_another_type_stay_static() -> None:
     v100 = lookup("nvidia-v100")
-    kernel = construct_gpu_kernel(operator(), "matmul", v100, BuildOptions(enable_pipelining=False))
+    kernel = construct_kernel(operator(), "matmul", v100, BuildOptions(enable_pipelining=False))
     assert scopes(kernel)["C_shared"] == "shared.dyn"  # floats, by which wmma's results are stored
     plan = plan_pipelines(kernel, v100, Wishes(shared_stages=2))
     made = inject_pipelines(kernel, plan, v100)

@@ -18,7 +18,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.pipelines import PipelineRefusal
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import candidates
+from tvm_ext.tir_passes.construct_kernels import candidates
 from tvm_ext.tir_passes.pipelining.detect import detect
 from tvm_ext.tir_passes.pipelining.function import Function
 from tvm_ext.tir_passes.pipelining.loops import accesses_of, enclosing_loops, to_loops

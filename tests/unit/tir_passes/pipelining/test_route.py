@@ -18,7 +18,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, GpuPlan, KernelChoice
 from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.planned import registers_by_launch
 from tvm_ext.tir_passes.pipelining.route import PIPELINED, plan_pipelines, wishes_of
@@ -59,15 +59,15 @@ def by_passes(kernel: Any, device: str) -> Any:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_both_routes_give_one_kernel(name: str, device: str) -> None:
     func = OPERATORS[name]()
-    built = construct_gpu_kernel(func, "operator", lookup(device), BuildOptions())
-    passed = by_passes(construct_gpu_kernel(func, "operator", lookup(device), PLAIN), device)
+    built = construct_kernel(func, "operator", lookup(device), BuildOptions())
+    passed = by_passes(construct_kernel(func, "operator", lookup(device), PLAIN), device)
     assert choice_of(built).pipeline is not None
     assert choice_of(passed) == choice_of(built)
     assert passed.without_attr(PIPELINED).script() == built.without_attr(PIPELINED).script()
 
 
 def planned_and_estimated(name: str, device: str) -> tuple[PipelinePlan, PipelinePlan]:
-    kernel = construct_gpu_kernel(OPERATORS[name](), "operator", lookup(device), PLAIN)
+    kernel = construct_kernel(OPERATORS[name](), "operator", lookup(device), PLAIN)
     plans = choice_of(kernel).gpu
     return plan_pipelines(kernel, lookup(device), None, plans), plan_pipelines(kernel, lookup(device))
 
@@ -82,13 +82,13 @@ def test_the_registers_that_were_planned_decide() -> None:
 
 def test_a_build_says_what_it_chose_by_the_planned_registers() -> None:
     planned, _ = planned_and_estimated("a convolution of floats", H200)
-    built = construct_gpu_kernel(OPERATORS["a convolution of floats"](), "operator", lookup(H200), BuildOptions())
+    built = construct_kernel(OPERATORS["a convolution of floats"](), "operator", lookup(H200), BuildOptions())
     assert choice_of(built).pipeline == planned
 
 
 def test_plans_of_other_launches_are_not_used() -> None:
     """A kernel that was cut in two since it was planned: registers are estimated."""
-    kernel = construct_gpu_kernel(OPERATORS["a convolution of floats"](), "operator", lookup(H200), PLAIN)
+    kernel = construct_kernel(OPERATORS["a convolution of floats"](), "operator", lookup(H200), PLAIN)
     (plan,) = choice_of(kernel).gpu
     two = plan_pipelines(kernel, lookup(H200), None, [plan, plan])
     assert two == plan_pipelines(kernel, lookup(H200))

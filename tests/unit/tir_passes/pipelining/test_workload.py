@@ -23,7 +23,7 @@ from tvm_ext.ir.build_ir import index
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.pipelining.choose_stages import choose_stages
 from tvm_ext.tir_passes.pipelining.detect import detect
 from tvm_ext.tir_passes.pipelining.function import Function
@@ -62,7 +62,7 @@ def counted(make: Callable[[], Any], device: DeviceSpec = A100) -> PipelineWorkl
 def test_tensor_core_kernels_are_what_their_tiles_say(name: str, rows: int, columns: int, depth: int) -> None:
     device = lookup(name)
     options = BuildOptions(enable_pipelining=False)
-    kernel = construct_gpu_kernel(product(rows, columns, depth, "float16"), "product", device, options)
+    kernel = construct_kernel(product(rows, columns, depth, "float16"), "product", device, options)
     program = from_json(KernelChoice, str(kernel.attrs[CHOICE])).program
     assert program is not None
     split, workload = split_of(program), counted(lambda: kernel, device)

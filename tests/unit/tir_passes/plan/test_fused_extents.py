@@ -15,7 +15,7 @@ from tests.unit.tir_passes.emit.simt_operators import convolved
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.plan.plan_gpu_kernels import plan_for_gpu, simplify_for_gpu
 from tvm_ext.tir_passes.plan.plan_kernels import TileGroup, plan, simplify
 from tvm_ext.verify.verification import verify
@@ -117,7 +117,7 @@ def test_gpu_kernels_store_what_the_consumer_has(anchor: Any, consumer: Any) -> 
 def gpu_kernel(func: Any, device: str = "nvidia-a100") -> Any:
     spec = device_db.lookup(device)
     with tvm.target.Target(dict(spec.target)):
-        return construct_gpu_kernel(func, "operator", spec, BuildOptions()).with_attr("global_symbol", "main")
+        return construct_kernel(func, "operator", spec, BuildOptions()).with_attr("global_symbol", "main")
 
 
 def test_what_runs_behind_one_product_is_not_computed_before_the_next_one() -> None:

@@ -16,7 +16,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.step_loop import STEP_LOOP, StepLoop
 from tvm_ext.runtime.guarded_memory import call_guarded
-from tvm_ext.tir_passes.construct_cpu_kernels import construct_cpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.guard_workspaces import guard_workspaces
 from tvm_ext.tir_passes.plan.open_rows import BLOCK, with_open_rows
 
@@ -45,7 +45,7 @@ def products() -> Any:
 
 @functools.cache
 def compiled(make: Callable[[], Any]) -> Any:
-    kernel = construct_cpu_kernel(with_open_rows(make()), "operator", cpu(), BuildOptions(guard_memory=True))
+    kernel = construct_kernel(with_open_rows(make()), "operator", cpu(), BuildOptions(guard_memory=True))
     return tvm.compile(guard_workspaces(kernel).with_attr("global_symbol", "main"), target="llvm")["main"]
 
 

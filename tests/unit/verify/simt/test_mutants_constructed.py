@@ -13,7 +13,7 @@ from tests.unit.verify.simt.judge import DEVICE, check, harm_of, interpreted, ju
 from tvm_ext._tvm import te, topi
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.options import BuildOptions
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
 Reference = Callable[..., np.ndarray]
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[], Any], Reference]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_harmful_mutants_of_constructed_kernels_are_caught(name: str) -> None:
     make, reference = CASES[name]
-    function = construct_gpu_kernel(make(), name, lookup(DEVICE), BuildOptions(enable_pipelining=False))
+    function = construct_kernel(make(), name, lookup(DEVICE), BuildOptions(enable_pipelining=False))
     kernel = GoodKernel(name=name, function=function, reference=reference)
     kernels, expected = lowered(kernel), reference(*kernel.inputs())
     assert interpreted(kernel, kernels, expected) == ((), False)

@@ -12,7 +12,7 @@ from tvm import te, topi
 from tvm_ext.devices.device_db import device_for_target, lookup
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
-from tvm_ext.tir_passes.construct_gpu_kernels import construct_gpu_kernel
+from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.verify import simt
 from tvm_ext.verify.build_check import check_kernel
 
@@ -29,7 +29,7 @@ def kernel_of(operator: Callable[..., Any], arrays: Mapping[str, Any]) -> Any:
     with device_for_target(A100)[1]:
         made = operator(*given)
         func = te.create_prim_func([*given, *(made if isinstance(made, list) else [made])])
-        return construct_gpu_kernel(func, "operator", lookup(A100), BuildOptions())
+        return construct_kernel(func, "operator", lookup(A100), BuildOptions())
 
 
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[Any]]] = {
