@@ -164,6 +164,16 @@ def replace_loads(node: Node, replace: Callable[[TensorLoad], Expr]) -> Node:
     return structural_map(node, (TensorLoad, replace))
 
 
+def replace_equal_loads(node: Node, table: Collection[tuple[TensorLoad, Expr]]) -> Node:
+    """``node`` with each load that equals one of ``table`` replaced by what stands beside that."""
+    return replace_loads(node, lambda load: next((new for old, new in table if structural_equal(load, old)), load))
+
+
+def replace_reads(node: Node, buffer: Buffer, replace: Callable[[TensorLoad], Expr]) -> Node:
+    """``node`` with each load from ``buffer`` passed through ``replace``."""
+    return replace_loads(node, lambda load: replace(load) if load.source.same_as(buffer) else load)
+
+
 def read_operator(func: PrimFunc, name: str) -> OperatorBody:
     """The computations of an unscheduled PrimFunc; raises IllegalRewrite with the reason where it has another form."""
     body = func.body

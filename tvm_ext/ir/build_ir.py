@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from math import prod
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
@@ -66,6 +68,11 @@ def over(computation: Computation, axes: Sequence[Var], body: Callable[[tuple[Ex
     return nest([computation.extent(v) for v in axes], SERIAL, [v.name for v in axes], body)
 
 
+def parallel_cut(extents: Sequence[int], kind: ForKind, name: str, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+    """One loop of ``kind`` over all points of ``extents``, for units to divide: ``body(coordinates)``."""
+    return loop(prod(extents), kind, name, lambda number: body(split_index(number, extents)))
+
+
 def in_tiles(extent: int, size: int, name: str, body: Callable[[Expr, int], Stmt]) -> Stmt:
     """``body(first, count)`` for each tile of ``size`` among ``extent``; the last one, where smaller, is written apart.
 
@@ -74,6 +81,17 @@ def in_tiles(extent: int, size: int, name: str, body: Callable[[Expr, int], Stmt
     full, rest = divmod(extent, size)
     parts = [loop(full, SERIAL, name, lambda number: body(number * index(size), size))] if full else []
     return sequence(*parts, *([body(index(full * size), rest)] if rest else []))
+
+
+def if_all(conditions: Iterable[Expr | None], body: Stmt, otherwise: Stmt | None = None) -> Stmt:
+    """``body`` where all ``conditions`` hold, else ``otherwise``; a condition of None always holds."""
+    asked = [condition for condition in conditions if condition is not None]
+    return tirx.IfThenElse(reduce(tirx.And, asked), body, otherwise) if asked else body
+
+
+def below(position: Expr, extent: int, tile: int) -> Expr | None:
+    """Whether ``position`` is below ``extent``; None where tiles of ``tile`` end with it, so that all positions are."""
+    return None if extent % tile == 0 else position < index(extent)
 
 
 def tile_size(extent: int, size: int, start: Expr) -> int | Expr:
@@ -159,6 +177,11 @@ def bind(variables: Iterable[Var], values: Iterable[Expr]) -> list[tuple[Var, Ex
     return [(v, as_index(x, v)) for v, x in zip(variables, values, strict=True)]
 
 
+def bind_at(computation: Computation, points: Mapping[int, Expr]) -> list[tuple[Var, Expr]]:
+    """What each axis variable of ``computation`` is, by its position among the axes."""
+    return bind([computation.variables[p] for p in points], points.values())
+
+
 def cast_to(value: Expr, dtype: str) -> Expr:
     """``value`` in ``dtype``: itself where it has that type already."""
     return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
@@ -203,6 +226,36 @@ def combine(combiner: str | None, a: Expr, b: Expr) -> Expr:
     if combiner == "min":
         return tirx.min(a, b)
     raise IllegalRewrite(f"no kernel combines by {combiner}")
+
+
+def accumulate(buffer: Buffer, at: Sequence[Expr], value: Expr, combiner: str | None = "sum") -> Stmt:
+    """``buffer[at] = combine(buffer[at], value)``."""
+    return store(buffer, combine(combiner, load(buffer, at), value), at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisterArray:
+    """Values that a tile keeps in registers: all indices of ``buffer`` are constant once its loops are unrolled.
+
+    ``walk(body)`` writes these loops around ``body(*point)``; ``at(*point)`` is where a point lies in the buffer, which
+    is the point itself where it is left out.
+    """
+
+    buffer: Buffer
+    walk: Callable[[Callable[..., Stmt]], Stmt]
+    at: Callable[..., Sequence[Expr]] = lambda *point: point
+
+    def fill(self, value: Callable[..., Expr]) -> Stmt:
+        """Every register becomes ``value(*point)``."""
+        return self.walk(lambda *point: store(self.buffer, value(*point), self.at(*point)))
+
+    def accumulate(self, value: Callable[..., Expr], combiner: str | None = "sum") -> Stmt:
+        """Every register is combined with ``value(*point)``."""
+        return self.walk(lambda *point: accumulate(self.buffer, self.at(*point), value(*point), combiner))
+
+    def write(self, body: Callable[..., Stmt]) -> Stmt:
+        """``body(*point, register)`` for every register."""
+        return self.walk(lambda *point: body(*point, load(self.buffer, self.at(*point))))
 
 
 FORK_PAYS = 4

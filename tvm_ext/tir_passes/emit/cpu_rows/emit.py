@@ -15,28 +15,30 @@ of all computations run together, so that what one computation leaves in a row-s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, TensorLoad, Var, structural_equal
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of, replace_loads, static_shape, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, reads, replace_reads, static_shape, substitute
 from tvm_ext.analysis.predicates import contiguous_in, is_in, shared_axes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
+    accumulate,
     accumulator_dtype,
     allocate,
     bind,
-    combine,
+    cast_to,
     in_dtype,
     index,
     load,
     loop,
     new_buffer,
     over,
+    parallel_cut,
     sequence,
-    split_index,
     store,
     store_point,
     tile_size,
@@ -46,11 +48,43 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
-from .rewrite_rows import in_place
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
 TASKS_PER_UNIT = 8  # enough that the last, uneven round of tasks is short
+CHUNK_REGISTERS = 4  # SIMD registers of which a chunk of a single loop is a multiple: what LLVM unrolls such a loop by
+
+
+def emit_rows(
+    computations: Sequence[Computation],
+    device: DeviceSpec,
+    keep: Sequence[Buffer],
+    kind: ForKind,
+    registers: int = PARTIAL_REGISTERS,
+) -> list[Stmt]:
+    """Statements that run ``computations`` in an outer loop of ``kind``, PARALLEL or SERIAL.
+
+    Buffers in ``keep`` are read by others and written whole, the rest row by row. ``registers``: `reduce_row`'s.
+    """
+    first, *others = computations = _in_place(with_reciprocals(computations), keep)
+    is_injective = not others and not first.is_reduction
+    if is_injective and len(first.variables) == 1:
+        return [_chunked(first, first.extents[0], device, kind)]
+    count = _task_axes(first, device) if is_injective else shared_axes(computations)
+    # Scalar computations agree on an extent of 1 as well: any computation's extents serve.
+    extents = [first.extent(v) for v in first.spatial[:count]]
+    row_buffers: list[tuple[Buffer, Buffer]] = []
+    for target in (computation.target for computation in computations):
+        if not is_in(target, [*keep, *(old for old, _ in row_buffers)]):
+            row_buffers.append((target, _row_buffer(target, count)))
+    relocated = [_relocate(computation, row_buffers, count) for computation in computations]
+
+    def row(at: tuple[Expr, ...]) -> Stmt:
+        emitter = _Row(at=at, device=device, registers=registers)
+        body = [emitter.statement(*pair) for pair in _pair_with_producers(relocated, count, device)]
+        return sequence(*(allocate(small) for _, small in row_buffers), *body)
+
+    return [parallel_cut(extents, kind, "row", row)]
 
 
 def _task_axes(computation: Computation, device: DeviceSpec) -> int:
@@ -66,56 +100,7 @@ def _task_axes(computation: Computation, device: DeviceSpec) -> int:
     return count
 
 
-def emit_rows(
-    computations: Sequence[Computation],
-    device: DeviceSpec,
-    keep: Sequence[Buffer],
-    kind: ForKind,
-    registers: int = PARTIAL_REGISTERS,
-) -> list[Stmt]:
-    """Statements that run ``computations`` in an outer loop of ``kind``, PARALLEL or SERIAL.
-
-    Buffers in ``keep`` are read by others and written whole, the rest row by row. ``registers``: `reduce_row`'s.
-    """
-    computations = in_place(with_reciprocals(computations), keep)
-    count = (
-        shared_axes(computations)
-        if len(computations) > 1 or computations[0].is_reduction
-        else _task_axes(computations[0], device)
-    )
-    extents = [computations[0].extent(v) for v in computations[0].spatial[:count]]
-    # Scalar computations agree on an extent of 1 as well: any computation's extents serve.
-    rows = prod(extents)
-    shrunk = [
-        _shrink(buffer, count)
-        for buffer in _distinct(computation.target for computation in computations)
-        if not is_in(buffer, keep)
-    ]
-
-    def row(task: Expr) -> Stmt:
-        at = split_index(task, extents) if count else ()
-        moved = [_relocate(computation, shrunk, count) for computation in computations]
-        body = [
-            _computation_statement(computation, producer, at, count, device, registers)
-            for computation, producer in _paired(moved, count, device)
-        ]
-        return sequence(*(allocate(small) for _, small in shrunk), *body)
-
-    chunks = _single_loop(computations, count)
-    if chunks is not None:
-        return [_chunked(computations[0], chunks, device, kind)]
-    return [loop(rows, kind, "row", row)]
-
-
-def _distinct(buffers: Iterable[Buffer]) -> list[Buffer]:
-    found: list[Buffer] = []
-    for buffer in buffers:
-        if not is_in(buffer, found):
-            found.append(buffer)
-    return found
-
-
-def _paired(
+def _pair_with_producers(
     computations: Sequence[Computation], count: int, device: DeviceSpec
 ) -> list[tuple[Computation, Computation | None]]:
     """The computations in order, each reduction of a row together with the computation before it where that can run
@@ -131,48 +116,84 @@ def _paired(
     return pairs
 
 
-def _shrink(buffer: Buffer, count: int) -> tuple[Buffer, Buffer]:
+# --- row buffers ----------------------------------------------------------------------------------------------------
+def _in_place(computations: Sequence[Computation], keep: Sequence[Buffer]) -> list[Computation]:
+    """The computations with a buffer that the last one reads at its own element only replaced by the last one's target.
+
+    Worked example, softmax: ``e[n, k]`` is written, summed, and read for ``y[n, k] = e[n, k] / s[n]``: the exponentials
+    go to ``y`` at once. A row of 30522 is then one stream through the cache less.
+    """
+    *before, last = computations
+    for computation in before:
+        if not is_in(computation.target, keep) and _may_replace(computation, last, before):
+            return [_relocate(other, [(computation.target, last.target)], 0) for other in computations]
+    return list(computations)
+
+
+def _may_replace(computation: Computation, last: Computation, before: Sequence[Computation]) -> bool:
+    own, final = computation.target, last.target
+    if computation.is_reduction or last.is_reduction:
+        return False
+    if dtype_of(own) != dtype_of(final) or static_shape(own) != static_shape(final):
+        return False
+    if not (computation.writes_at_its_own_axes() and last.writes_at_its_own_axes()):
+        return False
+    if not reads(last.value, own) or any(reads(other.value, final) for other in before):
+        return False
+    return all(
+        all(structural_equal(i, j) for i, j in zip(item.indices, last.indices, strict=True))
+        for item in last.loads()
+        if item.source.same_as(own)
+    )
+
+
+def _row_buffer(buffer: Buffer, count: int) -> Buffer:
+    """Memory for the part of ``buffer`` behind its first ``count`` dimensions."""
     shape = list(static_shape(buffer)[count:]) or [1]
-    size = prod(shape)
-    scope = "local" if size * itemsize_bytes(dtype_of(buffer)) <= LOCAL_ROW_BYTES else "global"
-    return buffer, new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
+    scope = "local" if prod(shape) * itemsize_bytes(dtype_of(buffer)) <= LOCAL_ROW_BYTES else "global"
+    return new_buffer(shape, dtype_of(buffer), f"{buffer.name}_row", scope)
 
 
-def _relocate(computation: Computation, shrunk: Sequence[tuple[Buffer, Buffer]], count: int) -> Computation:
-    """``computation`` reading and writing the row buffers, whose first ``count`` dimensions are gone."""
+def _relocate(computation: Computation, moves: Sequence[tuple[Buffer, Buffer]], count: int) -> Computation:
+    """``computation`` with each first buffer of ``moves`` as the second one, which lacks ``count`` dimensions."""
+    for old, new in moves:
 
-    def swap(item: TensorLoad) -> TensorLoad:
-        for old, new in shrunk:
-            if item.source.same_as(old):
-                return load(new, list(item.indices[count:]) or [index(0)])
-        return item
+        def moved(item: TensorLoad, new: Buffer = new) -> Expr:
+            return load(new, list(item.indices[count:]) or [index(0)] * len(new.ty.shape))
 
-    moved = dataclasses.replace(computation, value=replace_loads(computation.value, swap))
-    for old, new in shrunk:
+        computation = dataclasses.replace(computation, value=replace_reads(computation.value, old, moved))
         if computation.target.same_as(old):
-            moved = dataclasses.replace(moved, target=new, indices=tuple(computation.indices[count:]) or (index(0),))
-    return moved
+            own = tuple(computation.indices[count:]) or (index(0),) * len(new.ty.shape)
+            computation = dataclasses.replace(computation, target=new, indices=own)
+    return computation
 
 
-def _computation_statement(
-    computation: Computation,
-    producer: Computation | None,
-    at: Sequence[Expr],
-    count: int,
-    device: DeviceSpec,
-    registers: int,
-) -> Stmt:
-    table = _row_table(computation, at, count)
-    inner = computation.spatial[count:]
-    if producer is not None:
-        return reduce_row(computation, table, device, (producer, _row_table(producer, at, count)), registers)
-    if computation.is_reduction:
-        return _reduction(computation, table, inner, device, registers)
-    return _spatial(computation, table, inner)
+# --- one row --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Row:
+    """Writes the computations of the row at ``at`` of the axes that all of them share."""
 
+    at: tuple[Expr, ...]
+    device: DeviceSpec
+    registers: int
 
-def _row_table(computation: Computation, at: Sequence[Expr], count: int) -> list[tuple[Var, Expr]]:
-    return bind(computation.spatial[:count], at)
+    def statement(self, computation: Computation, producer: Computation | None) -> Stmt:
+        table, inner = self._table(computation), computation.spatial[len(self.at) :]
+        if producer is not None:
+            inside = (producer, self._table(producer))
+            return reduce_row(computation, table, self.device, self.registers, inside)
+        if not computation.is_reduction:
+            return _spatial(computation, table, inner)
+        if inner and not contiguous_in(computation, computation.reduction[-1]):
+            return _accumulate_in_place(computation, table, inner)
+        return over(
+            computation,
+            inner,
+            lambda values: reduce_row(computation, table + bind(inner, values), self.device, self.registers),
+        )
+
+    def _table(self, computation: Computation) -> list[tuple[Var, Expr]]:
+        return bind(computation.spatial[: len(self.at)], self.at)
 
 
 def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:
@@ -189,76 +210,47 @@ def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: tup
     return over(computation, outer, lambda at: loop(size, kind, last.name, lambda lane: body((*at, lane))))
 
 
-def _reduction(
-    computation: Computation,
-    table: list[tuple[Var, Expr]],
-    inner: tuple[Var, ...],
-    device: DeviceSpec,
-    registers: int,
-) -> Stmt:
-    if inner and not contiguous_in(computation, computation.reduction[-1]):
-        return _accumulate_in_place(computation, table, inner)
-
-    def body(values: tuple[Expr, ...]) -> Stmt:
-        return reduce_row(computation, table + bind(inner, values), device, registers=registers)
-
-    return over(computation, inner, body)
-
-
 def _accumulate_in_place(computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:
     """Reduction axes outside, the row's own axes inside: ``for k: for j: y[j] += x[k, j]`` runs along contiguous j."""
-    dtype = accumulator_dtype(dtype_of(computation.target))
-    wide = dtype != dtype_of(computation.target)
-    sums = new_buffer([computation.extent(v) for v in inner], dtype, "sums") if wide else computation.target
+    own = dtype_of(computation.target)
+    dtype = accumulator_dtype(own)
+    sums = computation.target if dtype == own else new_buffer([computation.extent(v) for v in inner], dtype, "sums")
 
-    def full(values: Sequence[Expr], ks: Sequence[Expr] = ()) -> list[tuple[Var, Expr]]:
-        return table + bind(inner, values) + bind(computation.reduction[: len(ks)], ks)
+    def target(values: Sequence[Expr]) -> list[Expr]:
+        return [substitute(i, table + bind(inner, values)) for i in computation.indices]
 
     def at(values: Sequence[Expr]) -> list[Expr]:
-        return list(values) if wide else [substitute(i, full(values)) for i in computation.indices]
+        return target(values) if dtype == own else list(values)
 
-    def start(values: tuple[Expr, ...]) -> Stmt:
-        return store(sums, in_dtype(computation.init, dtype), at(values))
+    def add(ks: tuple[Expr, ...], values: tuple[Expr, ...]) -> Stmt:
+        value = substitute(computation.value, table + bind(inner, values) + bind(computation.reduction, ks))
+        return accumulate(sums, at(values), in_dtype(value, dtype), computation.combiner)
 
-    def step(values: tuple[Expr, ...], ks: tuple[Expr, ...]) -> Stmt:
-        value = in_dtype(substitute(computation.value, full(values, ks)), dtype)
-        return store(sums, combine(computation.combiner, load(sums, at(values)), value), at(values))
+    begin = over(computation, inner, lambda values: store(sums, in_dtype(computation.init, dtype), at(values)))
+    lines = over(computation, computation.reduction, lambda ks: over(computation, inner, lambda js: add(ks, js)))
+    if dtype == own:
+        return sequence(begin, lines)
 
     def finish(values: tuple[Expr, ...]) -> Stmt:
-        narrow = tirx.Cast(dtype_of(computation.target), load(sums, list(values)))
-        return store(computation.target, narrow, [substitute(i, full(values)) for i in computation.indices])
+        return store(computation.target, cast_to(load(sums, list(values)), own), target(values))
 
-    def sum_up(ks: tuple[Expr, ...]) -> Stmt:
-        return over(computation, inner, lambda values: step(values, ks))
-
-    statements = [over(computation, inner, start), over(computation, computation.reduction, sum_up)]
-    if wide:
-        statements = [allocate(sums), *statements, over(computation, inner, finish)]
-    return sequence(*statements)
+    return sequence(allocate(sums), begin, lines, over(computation, inner, finish))
 
 
 # --- one contiguous injective computation ---------------------------------------------------------------------------
-def _single_loop(computations: Sequence[Computation], count: int) -> int | None:
-    """The length of the only axis of a lone injective computation (all its axes have been fused into one), or None."""
-    if len(computations) != 1 or computations[0].is_reduction or len(computations[0].variables) != 1 or count != 0:
-        return None
-    return computations[0].extents[0]
-
-
 def _chunked(computation: Computation, extent: int, device: DeviceSpec, kind: ForKind) -> Stmt:
     """``extent`` points in equal chunks, a whole number of SIMD registers each, one or more per core."""
 
-    def body(k: Expr) -> Stmt:
-        return store_point(computation, bind(computation.variables, [k]))
+    def points(start: Expr, count: int | Expr) -> Stmt:
+        return loop(count, SERIAL, "i", lambda i: store_point(computation, bind(computation.variables, [start + i])))
 
     if kind == SERIAL:
-        return loop(extent, SERIAL, "i", body)
-    grain = 4 * device.teu_lanes
+        return points(index(0), extent)
+    grain = CHUNK_REGISTERS * device.teu_lanes
     chunk = ceil_div(extent, device.unit_count * grain) * grain
-    chunks = ceil_div(extent, chunk)
 
-    def run(task: Expr) -> Stmt:
-        start = task * index(chunk)
-        return loop(tile_size(extent, chunk, start), SERIAL, "i", lambda i: body(start + i))
+    def task(number: Expr) -> Stmt:
+        start = number * index(chunk)
+        return points(start, tile_size(extent, chunk, start))
 
-    return loop(chunks, kind, "chunk", run)
+    return loop(ceil_div(extent, chunk), kind, "chunk", task)

@@ -19,10 +19,10 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
+    accumulate,
     accumulator_dtype,
     allocate,
     bind,
-    combine,
     in_dtype,
     index,
     lanes_of,
@@ -63,166 +63,124 @@ def reduce_row(
     computation: Computation,
     table: list[tuple[Var, Expr]],
     device: DeviceSpec,
-    producer: tuple[Computation, list[tuple[Var, Expr]]] | None = None,
     registers: int = PARTIAL_REGISTERS,
+    producer: tuple[Computation, list[tuple[Var, Expr]]] | None = None,
 ) -> Stmt:
     """Statements that store one element of the reduction ``computation``, its spatial variables given by ``table``.
 
-    ``producer`` is a computation that `runs_inside` it, with its own table: its row is written on the way. Partial
-    results are in ``registers`` at most.
+    Partial results are in ``registers`` at most. ``producer`` is a computation that `runs_inside` it, with its own
+    table: its row is written on the way.
     """
     dtype = accumulator_dtype(dtype_of(computation.target))
-    last = computation.reduction[-1]
-    extent, lanes = computation.extent(last), lanes_of(dtype, device.register_bytes)
-    vectorised = is_vectorised(computation, device)
-    row = _Row(
+    extent, lanes = computation.extent(computation.reduction[-1]), lanes_of(dtype, device.register_bytes)
+    row = _ReducedRow(
         computation=computation,
         producer=producer,
         table=tuple(table),
-        dtype=dtype,
         extent=extent,
         lanes=lanes,
-        registers=min(registers, extent // lanes) if vectorised else 0,
+        registers=min(registers, extent // lanes),
         total=new_buffer((1,), dtype, "total", "local"),
         partial=new_buffer((registers * lanes,), dtype, "partial", "local"),
     )
-    return row.vectorised() if vectorised else row.scalar()
+    statements = row.vectorised() if is_vectorised(computation, device) else [row.lines(lambda ks: row.elements(ks, 0))]
+    zero = [index(0)]
+    return sequence(
+        allocate(row.total),
+        store(row.total, in_dtype(computation.init, dtype), zero),
+        *statements,
+        store(
+            computation.target,
+            in_dtype(load(row.total, zero), dtype_of(computation.target)),
+            [substitute(i, table) for i in computation.indices],
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Row:
+class _ReducedRow:
+    """The reduction along one row: ``partial`` has ``registers`` SIMD registers of partial results."""
+
     computation: Computation
     producer: tuple[Computation, list[tuple[Var, Expr]]] | None  # runs inside
     table: tuple[tuple[Var, Expr], ...]
-    dtype: str
     extent: int  # of the last reduction axis
     lanes: int
     registers: int
     total: Buffer
     partial: Buffer
 
-    @property
-    def outer(self) -> tuple[Var, ...]:
-        """Reduction axes around the last one."""
-        return self.computation.reduction[:-1]
-
-    def scalar(self) -> Stmt:
-        return sequence(self._start(), self._lines(lambda ks: self._elements(ks, 0)), self._finish())
-
-    def vectorised(self) -> Stmt:
+    def vectorised(self) -> list[Stmt]:
         """With a single line, what is left of it waits for the halving; with several, each ends in scalars."""
-        single = not self.outer
+        is_single = len(self.computation.reduction) == 1
         done = self.extent - self.extent % self.lanes
-        rest = [(done + first, size) for first, size in vectors(self.extent - done, self.lanes)] if single else []
+        rest = [(done + first, size) for first, size in vectors(self.extent - done, self.lanes)] if is_single else []
+        empty = neutral(self.computation, dtype_of(self.partial))
 
         def line(ks: tuple[Expr, ...]) -> Stmt:
-            return (
-                self._registers(ks)
-                if single or done == self.extent
-                else sequence(self._registers(ks), self._elements(ks, done))
-            )
+            left = [] if is_single or done == self.extent else [self.elements(ks, done)]
+            return sequence(*self._whole_registers(ks), *left)
 
-        empty = neutral(self.computation, self.dtype)
-        clear = loop(self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, empty, [v]))
-        together = combine(self.computation.combiner, load(self.total, [index(0)]), load(self.partial, [index(0)]))
-        return sequence(
-            self._start(),
-            allocate(self.partial),
-            clear,
-            self._lines(line),
-            *self._fold(),
-            *(step for shift in range(1, self.lanes.bit_length()) for step in self._halve(self.lanes >> shift, rest)),
-            store(self.total, together, [index(0)]),
-            self._finish(),
-        )
-
-    # --- pieces ----------------------------------------------------------------------------------------------------
-    def _start(self) -> Stmt:
-        return sequence(
-            allocate(self.total), store(self.total, in_dtype(self.computation.init, self.dtype), [index(0)])
-        )
-
-    def _finish(self) -> Stmt:
-        at = [substitute(i, list(self.table)) for i in self.computation.indices]
-        own = dtype_of(self.computation.target)
-        return store(self.computation.target, in_dtype(load(self.total, [index(0)]), own), at)
-
-    def _lines(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-        return over(self.computation, self.outer, body)
-
-    def _value(self, ks: Sequence[Expr], k: Expr) -> Expr:
-        variables = (*self.outer, self.computation.reduction[-1])
-        return in_dtype(substitute(self.computation.value, [*self.table, *bind(variables, (*ks, k))]), self.dtype)
-
-    def _produced(self, k: Expr) -> list[Stmt]:
-        """The producer's element ``k``, which the element of the reduction then reads."""
-        if self.producer is None:
-            return []
-        made, table = self.producer
-        return [store_point(made, [*table, *bind(made.spatial[-1:], [k])])]
-
-    def _into(self, buffer: Buffer, at: Expr, value: Expr) -> Stmt:
-        return store(buffer, combine(self.computation.combiner, load(buffer, [at]), value), [at])
-
-    def _elements(self, ks: Sequence[Expr], start: int) -> Stmt:
-        """The elements of a line from ``start`` on, one by one."""
-        return loop(
-            self.extent - start,
-            SERIAL,
-            "k",
-            lambda k: self._into(self.total, index(0), self._value(ks, index(start) + k)),
-        )
-
-    def _registers(self, ks: Sequence[Expr]) -> Stmt:
-        """All whole registers of a line: blocks of as many as have partial results, then what is left of them."""
-        block = self.registers * self.lanes
-        blocks = self.extent // block
-        body = [loop(blocks, SERIAL, "block", lambda b: self._vectors(ks, b * index(block), self.registers))]
-        left = (self.extent - blocks * block) // self.lanes
-        if left:
-            body.append(self._vectors(ks, index(blocks * block), left))
-        return sequence(*body)
-
-    def _vectors(self, ks: Sequence[Expr], start: Expr, count: int) -> Stmt:
-        """``count`` registers' worth of elements from ``start`` on, each into its own partial result."""
-
-        def register(u: Expr) -> Stmt:
-            first = u * index(self.lanes)
-            return loop(
-                self.lanes,
-                VECTORIZED,
-                "v",
-                lambda v: sequence(
-                    *self._produced(start + first + v),
-                    self._into(self.partial, first + v, self._value(ks, start + first + v)),
-                ),
-            )
-
-        return loop(count, UNROLLED, "u", register)
-
-    def _fold(self) -> list[Stmt]:
-        """Combine the partial registers into the first one."""
         return [
-            self._onto_first(self.lanes, self._lane_from(register * self.lanes))
-            for register in range(1, self.registers)
+            allocate(self.partial),
+            loop(self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, empty, [v])),
+            self.lines(line),
+            *(self._add_lanes(self.lanes, register * self.lanes) for register in range(1, self.registers)),
+            *(step for shift in range(1, self.lanes.bit_length()) for step in self._halve(self.lanes >> shift, rest)),
+            self._into(self.total, index(0), load(self.partial, [index(0)])),
         ]
 
-    def _halve(self, width: int, rest: Sequence[tuple[int, int]]) -> list[Stmt]:
-        """Lanes ``width`` to ``2 * width`` onto the first ``width``, with the elements left over that fill as many."""
-        halves = self._onto_first(width, self._lane_from(width))
-        return [halves, *(self._left_over(first, size) for first, size in rest if size == width)]
+    def lines(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+        """The reduction axes around the last one."""
+        return over(self.computation, self.computation.reduction[:-1], body)
 
-    def _lane_from(self, first: int) -> Callable[[Expr], Expr]:
-        return lambda v: load(self.partial, [index(first) + v])
+    def elements(self, ks: Sequence[Expr], start: int) -> Stmt:
+        """The elements of a line from ``start`` on, one by one."""
 
-    def _left_over(self, first: int, width: int) -> Stmt:
-        """``width`` elements from ``first`` on, onto the first lanes."""
+        def element(k: Expr) -> Stmt:
+            return self._into(self.total, index(0), self._value(ks, index(start) + k))
+
+        return loop(self.extent - start, SERIAL, "k", element)
+
+    def _value(self, ks: Sequence[Expr], k: Expr) -> Expr:
+        table = [*self.table, *bind(self.computation.reduction, (*ks, k))]
+        return in_dtype(substitute(self.computation.value, table), dtype_of(self.total))
+
+    def _into(self, buffer: Buffer, at: Expr, value: Expr) -> Stmt:
+        return accumulate(buffer, [at], value, self.computation.combiner)
+
+    def _vector(self, width: int, ks: Sequence[Expr], start: Expr, into: Expr) -> Stmt:
+        """``width`` elements from ``start`` on, onto as many lanes from ``into`` on; the producer's come first."""
 
         def element(v: Expr) -> Stmt:
-            k = index(first) + v
-            return sequence(*self._produced(k), self._into(self.partial, v, self._value((), k)))
+            reduced = self._into(self.partial, into + v, self._value(ks, start + v))
+            if self.producer is None:
+                return reduced
+            made, table = self.producer
+            return sequence(store_point(made, [*table, *bind(made.spatial[-1:], [start + v])]), reduced)
 
         return loop(width, VECTORIZED, "v", element)
 
-    def _onto_first(self, width: int, other: Callable[[Expr], Expr]) -> Stmt:
-        return loop(width, VECTORIZED, "v", lambda v: self._into(self.partial, v, other(v)))
+    def _whole_registers(self, ks: Sequence[Expr]) -> list[Stmt]:
+        """All whole registers of a line: blocks of as many as have partial results, then what is left of them."""
+
+        def registers(start: Expr, count: int) -> Stmt:
+            lanes = index(self.lanes)
+            return loop(count, UNROLLED, "u", lambda u: self._vector(self.lanes, ks, start + u * lanes, u * lanes))
+
+        block = self.registers * self.lanes
+        blocks = self.extent // block
+        whole = loop(blocks, SERIAL, "block", lambda b: registers(b * index(block), self.registers))
+        left = (self.extent - blocks * block) // self.lanes
+        return [whole, *([registers(index(blocks * block), left)] if left else [])]
+
+    def _halve(self, width: int, rest: Sequence[tuple[int, int]]) -> list[Stmt]:
+        """Lanes ``width`` to ``2 * width`` onto the first ``width``, with the elements left over that fill as many."""
+        left_over = [self._vector(size, (), index(first), index(0)) for first, size in rest if size == width]
+        return [self._add_lanes(width, width), *left_over]
+
+    def _add_lanes(self, width: int, first: int) -> Stmt:
+        """``width`` lanes from ``first`` on onto the first ones."""
+        return loop(
+            width, VECTORIZED, "v", lambda v: self._into(self.partial, v, load(self.partial, [index(first) + v]))
+        )
