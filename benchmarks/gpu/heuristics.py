@@ -4,7 +4,7 @@
     python benchmarks/gpu/heuristics.py                    # A100 and H200
 
 The list: every matrix product of Roller's, ALCOP's and Bolt's evaluations, in half precision. "place" is where the
-threadblock tile that the vendor's heuristics name first stands among the proposals of `byoc_cutlass/configs.py`, from
+threadblock tile that the vendor's heuristics name first stands among the proposals of `byoc_cutlass/products.py`, from
 1. Writes ``benchmarks/results/<date>-heuristics-<device>.json``.
 """
 
@@ -25,9 +25,9 @@ from _common import current_environment, result_path, show, write_results
 from rich.table import Table
 from vendor_heuristics import vendor_choices
 
-from tvm_ext.byoc_cutlass.configs import propose
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmProblem
+from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
 
@@ -87,7 +87,7 @@ def compare(shape: Shape, device: DeviceSpec) -> Row | None:
     """None where either side has no configuration."""
     batch, m, n, k = shape
     problem = GemmProblem.packed(m=m, n=n, k=k, batch=batch, arithmetic="float16", out_dtype="float16")
-    ours = propose(problem, device, Epilogue(out_dtype="float16"))
+    ours = ProductFamily(problem, device, Epilogue(out_dtype="float16")).propose()
     theirs = vendor_choices(problem, device)
     if not ours or not theirs:
         return None

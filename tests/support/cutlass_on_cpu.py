@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_ext.byoc_cutlass import emit
+from tvm_ext.byoc_cutlass import depthwise, emit
 from tvm_ext.byoc_cutlass import emit_back_to_back as pairs
 from tvm_ext.byoc_cutlass import emit_convolution as convolutions
 from tvm_ext.byoc_cutlass.back_to_back import PairConfig
-from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.evt import once
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
+from tvm_ext.byoc_cutlass.kernel_text import kernel_symbol
 from tvm_ext.records.partition import Order
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.toolchains import cutlass_samples, cutlass_toolchain
@@ -118,7 +119,7 @@ def emit_gemm(
     a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"
     b = "k * call->ldb + j" if layout_b == "row" else "j * call->ldb + k"
     reads, quoted, out = _epilogue(epilogue, "call->n")
-    return f"""{_FUNCTIONS}{once("GEMM_CALL", emit.CALL)}
+    return f"""{_FUNCTIONS}{emit.GEMM_CALL.once}
 extern "C" int64_t {symbol}_workspace_bytes(GemmCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(GemmCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
@@ -151,12 +152,12 @@ def _epilogue(epilogue: Epilogue, columns: str, before: int = 0) -> tuple[str, s
     return reads, epilogue.expression.replace("'", '"'), TYPES[epilogue.out_dtype]
 
 
-def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
-    """`byoc_cutlass.emit_convolution.emit_convolution`, for the CPU."""
-    symbol, operand = convolutions.symbol_of(config, epilogue), TYPES[config.arithmetic]
+def emit_convolution(config: ConvolutionConfig | DepthwiseConfig, epilogue: Epilogue) -> str:
+    """`byoc_cutlass.emit_convolution.emit_convolution` and `depthwise.emit_depthwise`, for the CPU."""
+    symbol, operand = kernel_symbol(config.name, epilogue), TYPES[config.arithmetic]
     total = "int32_t" if operand == "int8_t" else "float"
     reads, quoted, out = _epilogue(epilogue, "call->k")
-    return f"""{_FUNCTIONS}{once("CONVOLUTION_CALL", convolutions.CALL)}
+    return f"""{_FUNCTIONS}{convolutions.CONVOLUTION_CALL.once}
 extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{ return call->split_k > 1 ? 64 : 0; }}
 extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t bytes, void*) {{
   if ((workspace != nullptr) != (bytes > 0) || (call->split_k > 1) != (bytes > 0)) return 4;
@@ -201,7 +202,7 @@ def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b
         }"""
     else:
         a = "[&](int64_t i, int64_t k) -> float { return float(A[i * call->lda + k]); }"
-    return f"""{_FUNCTIONS}{once("PAIR_CALL", pairs.CALL)}
+    return f"""{_FUNCTIONS}{pairs.PAIR_CALL.once}
 #include <vector>
 extern "C" int64_t {symbol}_workspace_bytes(PairCall const*) {{ return 0; }}
 extern "C" int32_t {symbol}(PairCall const* call, void*, int64_t, void*) {{
@@ -249,6 +250,7 @@ def put_on_cpu(patch: pytest.MonkeyPatch, folder: Path) -> None:
     subprocess.run(["ar", "rcs", str(archive), "runtime.o"], cwd=folder, check=True)
     patch.setattr(emit, "emit_gemm", emit_gemm)
     patch.setattr(convolutions, "emit_convolution", emit_convolution)
+    patch.setattr(depthwise, "emit_depthwise", emit_convolution)
     patch.setattr(pairs, "emit_pair", emit_pair)
     patch.setattr(cutlass_toolchain, "compile_gemm", compile_here)
     patch.setattr(cutlass_toolchain, "cuda_runtime_archive", lambda _nvcc: archive)

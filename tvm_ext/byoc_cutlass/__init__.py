@@ -2,15 +2,14 @@
 
 *Which parts.* Start at `patterns.regions_of`, then `support.problem_of`.
 
-*Templates.* `gemm` and `epilogue` say what is wanted as data, `configs` which templates fit a device (`legality` what
-compiles, `ranking` what is fast), `evt` makes visitor trees of epilogues, `emit` writes the source. What is particular
-to the package ``nvidia-cutlass`` is in `_cutlass`. Start at `configs.propose`, then `emit.emit_gemm`.
+*Templates.* A `family.TemplateFamily` has the templates for one kind of region; start there. `products` are those of
+matrix products: `gemm` and `epilogue` say what is wanted as data, `legality` what compiles, `ranking` what is fast,
+`evt` makes visitor trees of epilogues, `emit` writes the source. `convolutions` are products that are read through
+windows (`convolution`, `convolution_legality`, `emit_convolution`), with `convolution_kernels` and `epilogue_function`,
+which are ours; `depthwise` has the direct template. `pairs` are two products in one kernel (`back_to_back`). What is
+particular to the package ``nvidia-cutlass`` is in `_cutlass`, what all texts have in common in `kernel_text`.
 
-*Convolutions* are matrix products that are read through windows: `convolution` says what is wanted,
-`convolution_configs` which templates fit (`convolution_legality`, `convolution_ranking`), `emit_convolution` writes the
-source, with `convolution_kernels` and `epilogue_function`, which are ours.
-
-*Both.* `selection` gives a region its templates and its launch, `host` writes the functions that a model calls.
+*Regions.* `selection` gives a region its templates and its launch, `host` writes the functions that a model calls.
 
 Not here: the passes that cut the graph and compile (`relay_passes/partition_cutlass.py`, `compile_cutlass.py`); what an
 epilogue saves (`cost/epilogue_traffic.py`); compiling the texts (`toolchains/cutlass_toolchain.py`); tensor-core

@@ -33,13 +33,13 @@ from tvm_ext.records.padding import PaddingRecord, ProductPadding
 from tvm_ext.records.partition import CutlassProblem
 
 from .activations import is_spelling
-from .configs import propose
-from .convolution import ConvolutionConfig, ConvolutionProblem
-from .convolution_configs import propose_convolution
+from .convolution import ConvolutionProblem
+from .convolutions import ConvolutionFamily
 from .epilogue import Epilogue
-from .gemm import GemmProblem
+from .gemm import GemmConfig, GemmProblem
 from .graph_values import GraphValues
 from .patterns import OF_MODEL, Region, regions_of
+from .products import ProductFamily
 
 DEAR = ("gelu", "gelu_tanh", "silu", "softplus", "mish")
 """Activations that others can stand in for; sigmoid and tanh are mostly gates, whose range counts."""
@@ -329,16 +329,18 @@ def _smaller_tiles(problem: CutlassProblem, device: DeviceSpec) -> list[BlockTil
     """Of the template that is predicted to be the fastest, where it divides the product more finely."""
     out_dtype = problem.dtypes[2]
     plain = Epilogue(out_dtype=out_dtype)
+    tiles: list[GemmConfig] = []
     try:
         if problem.window is None:
-            configs = [item.config for item in propose(GemmProblem.of(problem, out_dtype), device, plain, count=1)]
-        else:
-            found = propose_convolution(ConvolutionProblem.of(problem, out_dtype), device, plain, count=1)
-            configs = [item.config.tile for item in found if isinstance(item.config, ConvolutionConfig)]
+            products = ProductFamily(GemmProblem.of(problem, out_dtype), device, plain).propose(1)
+            tiles = [item.config for item in products]
+        elif problem.anchor != "conv2d_depthwise":
+            convolutions = ConvolutionFamily(ConvolutionProblem.of(problem, out_dtype), device, plain).propose(1)
+            tiles = [item.config.tile for item in convolutions]
     except (InputError, TargetError):
         return []
-    tiles = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in configs]
-    return [tile for tile in tiles if tile.rows * tile.columns < TILE_ROWS * WIDEST_TILE_COLUMNS * tile.slices]
+    blocks = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in tiles]
+    return [tile for tile in blocks if tile.rows * tile.columns < TILE_ROWS * WIDEST_TILE_COLUMNS * tile.slices]
 
 
 def _chain(first: CutlassProblem, *behind: CutlassProblem) -> ProductChain:

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence, predict_chain
+from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import Machine
-from tvm_ext.devices.occupancy import blocks_per_unit, registers_left, shared_limit_bytes
+from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
@@ -26,8 +25,8 @@ from tvm_ext.support.arithmetic import ceil_div
 from .convolution import ConvolutionProblem
 from .epilogue import Epilogue
 from .gemm import ACCESS_BITS, GemmConfig, GemmProblem
-from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store
-from .ranking import PredictedTime, operand_bytes
+from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store, why_too_large
+from .ranking import operand_bytes
 
 ARITHMETICS = {"float16": 75, "bfloat16": 80}
 """What the templates multiply, and the oldest that does."""
@@ -59,6 +58,11 @@ class PairProblem:
         if not tail.is_plain:
             raise IllegalRewrite(f"the second convolution, {tail.described}, is not 1 x 1, unpadded, of stride 1", "")
         return cls(first=head.product(), second=tail.product(), convolution=head)
+
+    @property
+    def arithmetic(self) -> str:
+        """The first product's; both have one where a template serves them."""
+        return self.first.arithmetic
 
     @property
     def input_bytes(self) -> float:
@@ -150,24 +154,9 @@ def pair_chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> Produ
         for part, epilogue in ((problem.first, first), (problem.second, second))
     )  # fmt: skip
     return ProductChain(
-        rows=problem.first.m, products=products, dtype=problem.first.arithmetic, itemsize=bits // 8,
+        rows=problem.first.m, products=products, dtype=problem.arithmetic, itemsize=bits // 8,
         input_bytes=problem.input_bytes, output_itemsize=problem.second.out.bits / 8,
     )  # fmt: skip
-
-
-def predict_pair(
-    config: PairConfig, problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue
-) -> PredictedTime:
-    """Predicted time of one launch of a legal ``config``."""
-    return predict_chained_pair(config, problem, pair_chain(problem, first, second), device)
-
-
-def predict_chained_pair(
-    config: PairConfig, problem: PairProblem, chain: ProductChain, device: DeviceSpec
-) -> PredictedTime:
-    """`predict_pair` of the ``chain`` that the problem is."""
-    time, launch_us = predict_chain(chain, config.tile(problem), device), Machine(device).launch_us
-    return PredictedTime(time_us=time.time_s * 1e6, full_clock_us=time.busy_s * 1e6 + launch_us)
 
 
 def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
@@ -187,12 +176,12 @@ def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
 
 
 # --- which pairs -----------------------------------------------------------------------------------------------------
-def why_no_pair(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> str | None:
-    """Why no template serves the products; None where tiles decide."""
-    return next((reason for reason in _reasons(problem, device, first, second) if reason is not None), None)
+WIDE = ACCESS_BITS // 16
+"""Halves of the one width of copies that the convolutions' templates have."""
 
 
-def _reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> Iterator[str | None]:
+def pair_reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> Iterator[str | None]:
+    """Rule by rule, why no template serves the products, whatever its tiles."""
     head, tail = problem.first, problem.second
     yield _why_wrong_types(problem, device)
     if (head.m, head.n) != (tail.m, tail.k):
@@ -209,12 +198,8 @@ def _reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: 
         yield f"{problem.convolution.channels} and {head.n} channels are no multiples of {WIDE}: pad them"
 
 
-WIDE = ACCESS_BITS // 16
-"""Halves of the one width of copies that the convolutions' templates have."""
-
-
 def _why_wrong_types(problem: PairProblem, device: DeviceSpec) -> str | None:
-    arithmetic = problem.first.arithmetic
+    arithmetic = problem.arithmetic
     if arithmetic == "int8":
         return "the templates for pairs read interleaved int8 tensors alone, which no graph has"
     if arithmetic not in ARITHMETICS:
@@ -245,26 +230,20 @@ def _why_wrong_second(epilogue: Epilogue) -> str | None:
 
 
 # --- which tiles -----------------------------------------------------------------------------------------------------
-def why_illegal_pair(config: PairConfig, problem: PairProblem, device: DeviceSpec) -> str | None:
-    """The first reason against ``config``: each product's own template's, and those of residence."""
-    why_not = (
-        why_no_main_loop(config.first, problem.first, device)
-        or why_no_main_loop(config.second, problem.second, device)
-        or why_no_store(config.second, problem.second)
-    )
-    if why_not is not None:
-        return why_not
+def tile_reasons(config: PairConfig, problem: PairProblem, device: DeviceSpec) -> Iterator[str | None]:
+    """Rule by rule, why ``config`` does not compile or run: each product's own template's rules, and of residence."""
+    yield why_no_main_loop(config.first, problem.first, device)
+    yield why_no_main_loop(config.second, problem.second, device)
+    yield why_no_store(config.second, problem.second)
     if config.first.warps != config.second.warps:
-        return "both products have the same warps"
+        yield "both products have the same warps"
     if config.first.threadblock[1] % config.second.threadblock[2]:
-        return "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
+        yield "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
     threads = config.first.warps * device.teu_lanes
     if config.registers > registers_left(threads, device):
-        return f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
-    needed, most = config.shared_bytes(problem), shared_limit_bytes(device)
-    if needed > most:
-        return f"{needed} bytes of shared memory are more than a block's {most}"
-    return None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
+        yield f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
+    yield why_too_large(config.shared_bytes(problem), device)
+    yield None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
 
 
 def pair_architecture(device: DeviceSpec) -> int:

@@ -1,7 +1,6 @@
 """Which configurations of convolutions compile and run: the static assertions and run-time checks of CUTLASS 4.2.0.
 
-`why_illegal_convolution` names the first that a configuration violates; what tiles alone decide, `legality` says. Each
-function says which header it mirrors.
+What tiles alone decide, `legality` says. Each function says which header it mirrors.
 """
 
 from __future__ import annotations
@@ -10,23 +9,18 @@ from collections.abc import Iterator
 from math import prod
 
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import BlockUse, registers_left, shared_limit_bytes
+from tvm_ext.devices.occupancy import registers_left
 from tvm_ext.support.arithmetic import ceil_div
 
-from .convolution import WINDOWED, AnyConvolutionConfig, ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
+from .convolution import WINDOWED, ConvolutionConfig, ConvolutionProblem
 from .convolution import Iterator as Reader
 from .elements import MULTIPLIERS
 from .epilogue import Epilogue
 from .gemm import ACCESS_BITS
-from .legality import block_threads, thread_registers, why_illegal
+from .legality import block_threads, product_reasons, thread_registers
 
 MASK_POSITIONS = 32
 """Positions of a filter each way that the optimized iterator's masks have bits for."""
-DEPTHWISE_TILES = {(8, 1): (2, 4), (8, 2): (2, 2), (16, 1): (4, 4), (16, 2): (2, 4)}
-"""A warp's pixels and its threads along them, to a thread's pixels (SimtWarpShape)."""
-DEPTHWISE_ARITHMETICS = ("float16",)
-_REGISTERS_BESIDE_SUMS = 40
-_GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels of a thread, of 16 and of 32 bits
 _ITERATOR_REGISTERS: dict[Reader, int] = {"optimized": 20, "analytic": 24, "few_channels": 40, "fixed_channels": 32}
 """Pointers, masks and coordinates of both operands, about, by ptxas' counts for the kernels of the tests."""
 _MOST_BYTES = 2**31  # of a tensor: device/implicit_gemm_convolution.h, can_implement
@@ -34,33 +28,23 @@ _MOST_PADDING, _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = 256, -128, 127, 255
 _MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
 
 
-def why_illegal_convolution(
-    config: AnyConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
-) -> str | None:
-    """The first reason against ``config``; None where it is legal."""
-    if isinstance(config, DepthwiseConfig):
-        reasons = _reasons_depthwise(config, problem, device, epilogue)
-    else:
-        reasons = _reasons(config, problem, device, epilogue)
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _reasons(
+def convolution_reasons(
     config: ConvolutionConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
 ) -> Iterator[str | None]:
-    yield _why_too_many_bytes(problem)
+    """Rule by rule, why ``config`` does not compile or run."""
+    yield why_too_many_bytes(problem)
     yield _why_wrong_generation(config)
     yield _why_wrong_groups(config, problem)
     yield _why_wrong_iterator(config, problem)
     if config.iterator == "bulk":
         yield _why_not_im2col(problem, epilogue)
     yield _why_wrong_split(config, problem)
-    yield why_illegal(config.tile, problem.product(), device, epilogue)
+    yield from product_reasons(config.tile, problem.product(), device, epilogue)
     if config.tile.generation == "2.x" and config.iterator != "plain":
-        yield _why_too_many_registers(_registers(config, device), block_threads(config.tile, device), device)
+        yield why_too_many_registers(_registers(config, device), block_threads(config.tile, device), device)
 
 
-def _why_too_many_bytes(problem: ConvolutionProblem) -> str | None:
+def why_too_many_bytes(problem: ConvolutionProblem) -> str | None:
     """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
     bits = problem.multiplier.bits
     sizes = (
@@ -162,86 +146,7 @@ def _registers(config: ConvolutionConfig, device: DeviceSpec) -> int:
     return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged + masks
 
 
-def _why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:
+def why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:
     """What would be spilled: ptxas' counts for the kernels of the tests."""
     most = registers_left(threads, device)
     return f"{needed} registers of a thread are more than its {most}" if needed > most else None
-
-
-# --- depthwise -------------------------------------------------------------------------------------------------------
-def _reasons_depthwise(
-    config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
-) -> Iterator[str | None]:
-    yield _why_too_many_bytes(problem)
-    if epilogue.reduction is not None:
-        yield "the depthwise template stores pixels one by one, and adds up no rows or columns"
-    yield _why_not_depthwise(config, problem)
-    yield _why_wrong_tile(config)
-    use = depthwise_use(config, problem, device)
-    yield _why_too_many_registers(use.registers, use.threads, device)
-    needed, most = use.shared_bytes, shared_limit_bytes(device)
-    yield f"{needed} bytes of shared memory are more than a block's {most}" if needed > most else None
-
-
-def _why_not_depthwise(config: DepthwiseConfig, problem: ConvolutionProblem) -> str | None:
-    """default_depthwise_fprop.h, depthwise_fprop_activation_tile_access_iterator_direct_conv_*.h, can_implement."""
-    window = problem.window
-    if not problem.is_depthwise or problem.arithmetic not in DEPTHWISE_ARITHMETICS:
-        return f"the direct template is for depthwise convolutions of {' and '.join(DEPTHWISE_ARITHMETICS)}"
-    if config.filter_extents != window.filter_extents:
-        return "the filter's extents are others than the template's"
-    if config.strides is not None and (config.strides, config.dilation) != (window.strides, window.dilation):
-        return "strides or dilation are others than the template's"
-    access = ACCESS_BITS // problem.multiplier.bits
-    if problem.filters % access:
-        return f"{problem.filters} channels are no whole accesses: pad them to a multiple of {access}"
-    return None
-
-
-def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
-    """depthwise_mma_core_with_lane_access_size.h."""
-    threads_n = min(config.channels // _GROUPS_PER_THREAD, 32)
-    thread = DEPTHWISE_TILES.get((config.warp_pixels, 32 // threads_n))
-    if thread is None:
-        return "warps have no such tile"
-    if config.pixels[0] % thread[0] or config.pixels[1] % thread[1] or config.warps < 1 or config.stages < 2:
-        return "a threadblock's pixels are no whole number of its threads'"
-    if config.pixels[0] * config.pixels[1] % config.warp_pixels:
-        return "a threadblock's pixels are no whole number of warps"
-    return None
-
-
-def depthwise_use(config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec) -> BlockUse:
-    """What a threadblock takes of its unit.
-
-    Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
-    """
-    registers = config.warp_pixels * config.channels // 32 + _REGISTERS_BESIDE_SUMS
-    if config.strides is not None:
-        thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
-        registers += 2 * _window(thread, problem) + problem.positions
-    shared = depthwise_shared_bytes(config, problem)
-    return BlockUse(threads=config.warps * device.teu_lanes, registers=registers, shared_bytes=shared)
-
-
-def depthwise_shared_bytes(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
-    """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
-    width = MULTIPLIERS[config.arithmetic].bits // 8
-    loaded = depthwise_window(config, problem) * config.channels * width
-    stored = config.pixels[0] * config.pixels[1] * config.channels * 4
-    return max(loaded, stored) * config.stages + prod(config.filter_extents) * config.channels * width
-
-
-def depthwise_window(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
-    """Pixels of the activations that a threadblock's tile reads."""
-    return _window(config.pixels, problem)
-
-
-def _window(pixels: tuple[int, int], problem: ConvolutionProblem) -> int:
-    window = problem.window
-    return prod(
-        (tile - 1) * stride + (extent - 1) * step + 1
-        for tile, stride, extent, step in zip(
-            pixels, window.strides, window.filter_extents, window.dilation, strict=True
-        )
-    )

@@ -1,31 +1,20 @@
-"""The CUDA source of one matrix product: a template's configuration with an epilogue, and the C functions to call it.
+"""The CUDA source of one matrix product: a template's configuration with an epilogue (`kernel_text`).
 
-The text is the kernel that a model links to; nothing of the package's own host code is in it. Each text has two entry
-points::
-
-    int64_t NAME_workspace_bytes(GemmCall const* call);
-    int32_t NAME(GemmCall const* call, void* workspace, int64_t workspace_bytes, void* stream);
-
-`CALL` declares the structure. Extents and distances are arguments of every launch, and so is the tuning as far as the
-template leaves it open: the splits of stream-K forms, swizzle and raster of 3.x. ``operands`` are in the epilogue's
-order, matrices and D row by row without gaps. Answers are ``cutlass::Status`` (0 is success); -1 bytes say that the
-problem is refused, and too small a workspace is refused before anything runs.
+Arguments of a launch are, beside extents and distances, the splits of stream-K forms, swizzle and raster of 3.x.
+Operands that are matrices, and D, lie row by row without gaps.
 """
 
 from __future__ import annotations
 
-import hashlib
-
 from tvm_ext.records.partition import Order
 
-from . import _cutlass
-from .elements import ELEMENTS, Shape3, multiplier
+from .elements import ELEMENTS, multiplier
 from .epilogue import Epilogue
-from .evt import OWN_FUNCTIONS, VisitorTree, once, visitor_tree
+from .evt import VisitorTree, visitor_tree
 from .gemm import GemmConfig
-from .reductions import ATOMIC_MAXIMUM, fill_result
-
-LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
+from .host import CallForm
+from .kernel_text import LAYOUTS, computed, gemm_shape, kernel_symbol, kernel_text, own_functions
+from .reductions import fill_result
 
 _INCLUDES = {
     "2.x": (
@@ -50,7 +39,11 @@ _INCLUDES = {
 }
 
 
-CALL = """struct GemmCall {
+GEMM_CALL = CallForm(
+    name="GemmCall",
+    packing="9q4i",
+    has_distances=True,
+    declaration="""struct GemmCall {
   int64_t m, n, k, batch;             // batch products D = A B of M x N x K
   int64_t lda, ldb;                   // elements from row to row of A and B, or from column to column
   int64_t batch_a, batch_b, batch_d;  // and from product to product
@@ -60,17 +53,17 @@ CALL = """struct GemmCall {
   int64_t const* operand_batches;
   void* d;
 };
-"""
-"""What a launch is told, in C and C++."""
+""",
+)
+"""What a launch is told."""
 
 
 def symbol_of(
     config: GemmConfig, epilogue: Epilogue, layout_a: Order, layout_b: Order, *, batched: bool = False
 ) -> str:
-    """The name of the entry point: the template's, the layouts', and a digest of the epilogue."""
-    digest = hashlib.sha256(repr(epilogue).encode()).hexdigest()[:12]
+    """The name of the entry point."""
     layouts = "".join("n" if layout == "column" else "t" for layout in (layout_a, layout_b))
-    return f"tvm_ext_{config.name}_{layouts}{'_batched' if batched else ''}_{digest}"
+    return kernel_symbol(f"{config.name}_{layouts}{'_batched' if batched else ''}", epilogue)
 
 
 def emit_gemm(
@@ -81,33 +74,16 @@ def emit_gemm(
     layout_b: Order = "row",
     batched: bool = False,
 ) -> str:
-    """The source of ``config`` with ``epilogue``, of several products where ``batched``.
-
-    Raises UnsupportedEnvironmentError where the package is absent or of another version.
-    """
+    """The source of ``config`` with ``epilogue``, of several products where ``batched``; raises as `kernel_text`."""
     symbol = symbol_of(config, epilogue, layout_a, layout_b, batched=batched)
-    space = f"{symbol}_template"
     arithmetic = multiplier(config.arithmetic)
     tree = visitor_tree(epilogue, arithmetic.accumulator, config.generation, batched=batched)
     operands = len(epilogue.operands)
     if config.generation == "2.x":
-        body = _body_2x(config, tree, operands, space)
+        body = _body_2x(config, tree, operands, f"{symbol}_template")
     else:
         body = _body_3x(config, tree, operands, layout_a, layout_b)
-    includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[config.generation])
-    rows = "call->m * call->batch" if batched else "call->m"
-    start = fill_result(epilogue.reduction, rows, "call->n")
-    return f"""// {config.name}
-// D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
-#include <cstdint>
-#include <limits>
-#include <cutlass/cutlass.h>
-{includes}
-{own_functions(epilogue)}
-{once("GEMM_CALL", CALL)}
-namespace {symbol}_template {{
-
-using ElementA = {ELEMENTS[arithmetic.operand].cpp};
+    declared = f"""using ElementA = {ELEMENTS[arithmetic.operand].cpp};
 using ElementB = ElementA;
 using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
 using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
@@ -118,58 +94,12 @@ constexpr int AlignmentA = {config.alignment_a};
 constexpr int AlignmentB = {config.alignment_b};
 constexpr int AlignmentOut = {config.alignment_d};
 
-{body}
-}}  // namespace {symbol}_template
-{entry_points(symbol, call="GemmCall", operator="Gemm", fits=_FITS, start=start)}"""
-
-
-def own_functions(epilogue: Epilogue) -> str:
-    """What the kernel's text has of functions of ours."""
-    if epilogue.reduction is None or epilogue.reduction.function != "max":
-        return OWN_FUNCTIONS
-    return OWN_FUNCTIONS + once("ATOMIC_MAXIMUM", ATOMIC_MAXIMUM)
-
-
-def entry_points(symbol: str, *, call: str, operator: str, fits: str, start: str = "") -> str:
-    """The C functions of a kernel whose namespace has ``operator`` and ``make_arguments`` of a ``call``.
-
-    ``fits`` is the body of the check of extents, ``start`` what is done on the stream before the kernel.
-    """
-    several = call == "GemmCall"  # a batch of products: as many distances as operands
-    distances = "  int64_t distances[OperandCount + 1] = {};\n" if several else ""
-    without = "  asked.operand_batches = distances;\n" if several else ""
-    return f"""
-namespace {symbol}_template {{
-
-bool fits({call} const& call) {{
-{fits}}}
-
-}}  // namespace {symbol}_template
-
-extern "C" int64_t {symbol}_workspace_bytes({call} const* call) {{
-  using namespace {symbol}_template;
-  if (!fits(*call)) return -1;
-  void const* none[OperandCount + 1] = {{}};
-{distances}  {call} asked = *call;
-  asked.operands = none;
-{without}  auto arguments = make_arguments(asked);
-  return static_cast<int64_t>({operator}::get_workspace_size(arguments));
-}}
-
-extern "C" int32_t {symbol}({call} const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
-  using namespace {symbol}_template;
-  if (!fits(*call)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
-  auto arguments = make_arguments(*call);
-  cutlass::Status status = {operator}::can_implement(arguments);
-  if (status != cutlass::Status::kSuccess) return static_cast<int32_t>(status);
-  if (static_cast<int64_t>({operator}::get_workspace_size(arguments)) > workspace_bytes)
-    return static_cast<int32_t>(cutlass::Status::kErrorWorkspaceNull);
-{start}  {operator} gemm;
-  status = gemm.initialize(arguments, workspace, static_cast<cudaStream_t>(stream));
-  if (status == cutlass::Status::kSuccess) status = gemm.run(static_cast<cudaStream_t>(stream));
-  return static_cast<int32_t>(status);
-}}
-"""
+{body}"""
+    return kernel_text(
+        symbol, GEMM_CALL, template=config.name, computes=computed(epilogue), includes=_INCLUDES[config.generation],
+        functions=own_functions(epilogue), body=declared, operator="Gemm", fits=_FITS,
+        start=fill_result(epilogue.reduction, "call->m * call->batch" if batched else "call->m", "call->n"),
+    )  # fmt: skip
 
 
 _FITS = """  constexpr int64_t most = std::numeric_limits<int32_t>::max();
@@ -252,10 +182,6 @@ namespace {space} {{
 
 using OutputTileThreadMap = {layout}<ThreadblockShape, VectorWarpShape, ElementOut, AlignmentOut, 1>;
 """
-
-
-def gemm_shape(shape: Shape3) -> str:
-    return f"cutlass::gemm::GemmShape<{', '.join(map(str, shape))}>"
 
 
 # --- 3.x -------------------------------------------------------------------------------------------------------------

@@ -1,29 +1,26 @@
-"""The CUDA source of two products in one kernel: `back_to_back`'s templates with both epilogues, and the C functions.
+"""The CUDA source of two products in one kernel: `back_to_back`'s templates with both epilogues (`kernel_text`).
 
-As `emit` for one product. Each text has two entry points::
-
-    int64_t NAME_workspace_bytes(PairCall const* call);
-    int32_t NAME(PairCall const* call, void* workspace, int64_t workspace_bytes, void* stream);
-
-`CALL` declares ``PairCall``. ``operands`` are the first epilogue's, then the second's. Example 13's own epilogues are
-linear combinations; in their place are structures that compute our expressions on a thread's elements.
+``operands`` are the first epilogue's, then the second's. Example 13's own epilogues are linear combinations; in their
+place are structures that compute our expressions on a thread's elements.
 """
 
 from __future__ import annotations
-
-import hashlib
 
 from tvm_ext.records.partition import EpilogueOperand, Order
 
 from . import _cutlass
 from .back_to_back import PairConfig
 from .elements import ELEMENTS, multiplier
-from .emit import LAYOUTS, entry_points, gemm_shape
 from .epilogue import Epilogue
 from .epilogue_function import APPLY, epilogue_value
-from .evt import OWN_FUNCTIONS, once
+from .evt import OWN_FUNCTIONS
+from .host import CallForm
+from .kernel_text import LAYOUTS, gemm_shape, kernel_symbol, kernel_text
 
-CALL = """struct PairCall {
+PAIR_CALL = CallForm(
+    name="PairCall",
+    packing="7q14i",
+    declaration="""struct PairCall {
   int64_t m, n0, k0, n1;               // M x K0 by K0 x N0, of these M x N0 by N0 x N1
   int64_t lda, ldb0, ldb1;             // elements from row to row, or from column to column; of matrix products alone
   int32_t n, h, w, c, r, s, p, q;      // of convolutions: N x H x W x C by N0 filters of R x S into N x P x Q
@@ -32,8 +29,9 @@ CALL = """struct PairCall {
   void const* const* operands;
   void* d;
 };
-"""
-"""What a launch is told, in C and C++."""
+""",
+)
+"""What a launch is told."""
 
 _EPILOGUE_INCLUDES = ("cutlass/epilogue/thread/activation.h", "cutlass/epilogue/thread/scale_type.h")
 _PRODUCT_INCLUDES = ("device/b2b_gemm.h", *_EPILOGUE_INCLUDES)
@@ -48,35 +46,16 @@ _CONVOLUTION_INCLUDES = (
 
 
 def symbol_of(config: PairConfig, first: Epilogue, second: Epilogue, layout_b: Order) -> str:
-    """The name of the entry point: the template's, the second factors' layout, and a digest of the epilogues."""
-    digest = hashlib.sha256(repr((first, second)).encode()).hexdigest()[:12]
-    return f"tvm_ext_{config.name}_{'n' if layout_b == 'column' else 't'}_{digest}"
+    """The name of the entry point."""
+    return kernel_symbol(f"{config.name}_{'n' if layout_b == 'column' else 't'}", (first, second))
 
 
 def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b: Order = "row") -> str:
-    """The source of ``config`` with both epilogues.
-
-    Raises UnsupportedEnvironmentError where the package is absent or of another version.
-    """
-    symbol = symbol_of(config, first, second, layout_b)
+    """The source of ``config`` with both epilogues; raises as `kernel_text`."""
     arithmetic = multiplier(config.first.arithmetic)
     stride = "0" if any(item.role == "row" for item in second.operands) else "call.n1"
-    body = _convolution(stride, config.iterator) if config.iterator else _products(stride)
-    fits = _FITS + (_FITS_WINDOW if config.iterator else _FITS_PRODUCT)
-    names = _CONVOLUTION_INCLUDES if config.iterator else _PRODUCT_INCLUDES
-    includes = "\n".join(f"#include <{name}>" for name in names)
-    return f"""// {config.name}
-// D0 = {first.expression}, {first.out_dtype}; D = {second.expression}, {second.out_dtype}.
-// Headers: CUTLASS {_cutlass.VERSION}, with its example 13.
-#include <cstdint>
-#include <limits>
-#include <cutlass/cutlass.h>
-{includes}
-{OWN_FUNCTIONS}
-{once("PAIR_CALL", CALL)}
-namespace {symbol}_template {{
-
-using Element = {ELEMENTS[arithmetic.operand].cpp};
+    products = f"D0 = {first.expression}, {first.out_dtype}; D = {second.expression}, {second.out_dtype}."
+    body = f"""using Element = {ELEMENTS[arithmetic.operand].cpp};
 using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
 using ElementOut = {ELEMENTS[second.out_dtype].cpp};
 using LayoutB = {LAYOUTS[layout_b]};
@@ -86,9 +65,13 @@ constexpr int OperandCount = {len(first.operands) + len(second.operands)};
 {_first_output(first)}
 {_second_output(second)}
 {_pointers(first, second)}
-{body}
-}}  // namespace {symbol}_template
-{entry_points(symbol, call="PairCall", operator="Pair", fits=fits)}"""
+{_convolution(stride, config.iterator) if config.iterator else _products(stride)}"""
+    return kernel_text(
+        symbol_of(config, first, second, layout_b), PAIR_CALL, template=config.name,
+        computes=f"{products}\n// Headers: CUTLASS {_cutlass.VERSION}, with its example 13.",
+        includes=_CONVOLUTION_INCLUDES if config.iterator else _PRODUCT_INCLUDES, functions=OWN_FUNCTIONS, body=body,
+        operator="Pair", fits=_FITS + (_FITS_WINDOW if config.iterator else _FITS_PRODUCT),
+    )  # fmt: skip
 
 
 _FITS = """  constexpr int64_t most = std::numeric_limits<int32_t>::max();

@@ -1,32 +1,27 @@
-"""The CUDA source of one convolution: a template's configuration with an epilogue, and the C functions to call it.
+"""The CUDA source of one convolution: a template's configuration with an epilogue (`kernel_text`).
 
-As `emit` for matrix products. Each text has two entry points::
-
-    int64_t NAME_workspace_bytes(ConvolutionCall const* call);
-    int32_t NAME(ConvolutionCall const* call, void* workspace, int64_t workspace_bytes, void* stream);
-
-`CALL` declares ``ConvolutionCall``: activations and result are NHWC without gaps, filters KRSC (Relax's OHWI), with the
-channels of one group. ``split_k`` is how many slices the channels are cut into; of depthwise templates, how many
-threadblocks share the pixels. Operands of the epilogue have one row for each pixel.
+Activations and result are NHWC without gaps, filters KRSC (Relax's OHWI), with the channels of one group. Operands of
+the epilogue have one row for each pixel.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 
-from . import _cutlass
-from .convolution import AnyConvolutionConfig, ConvolutionConfig, DepthwiseConfig
-from .convolution_kernels import DIRECT, IMPLICIT
+from .convolution import ConvolutionConfig
+from .convolution_kernels import IMPLICIT
 from .elements import ELEMENTS, multiplier
-from .emit import emit_gemm, entry_points, gemm_shape, own_functions
-from .emit import symbol_of as gemm_symbol_of
 from .epilogue import Epilogue
-from .epilogue_function import epilogue_function
-from .evt import OWN_FUNCTIONS, once, visitor_tree
+from .evt import OWN_FUNCTIONS, visitor_tree
 from .gemm import ACCESS_BITS
+from .host import CallForm, once
+from .kernel_text import computed, gemm_shape, kernel_symbol, kernel_text, own_functions
 from .reductions import fill_result
 
-CALL = """struct ConvolutionCall {
+CONVOLUTION_CALL = CallForm(
+    name="ConvolutionCall",
+    packing="20i",
+    declaration="""struct ConvolutionCall {
   int32_t n, h, w, c, k, r, s, p, q;  // N x H x W x C by K filters of R x S into N x P x Q x K
   int32_t pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, groups;  // pads above and on the left
   int32_t split_k, swizzle, raster_along_m, reserved;
@@ -34,30 +29,27 @@ CALL = """struct ConvolutionCall {
   void const* const* operands;
   void* d;
 };
-"""
-"""What a launch is told, in C and C++."""
+""",
+)
+"""What a launch is told. ``split_k`` is how many slices the channels are cut into; of depthwise templates, how many
+threadblocks share the pixels."""
 
-_EPILOGUE_INCLUDES = (
+EPILOGUE_INCLUDES = (
     "cutlass/epilogue/threadblock/epilogue_with_visitor_callbacks.h",
     "cutlass/epilogue/threadblock/fusion/visitors.hpp",
     "cutlass/epilogue/thread/activation.h",
     "cutlass/epilogue/thread/linear_combination.h",
 )
 _INCLUDES = {
-    "implicit": (
+    "2.x": (
         "cutlass/block_striped.h",
         "cutlass/semaphore.h",
         "cutlass/conv/kernel/default_conv2d_fprop.h",
         "cutlass/conv/kernel/default_conv2d_group_fprop.h",
         "cutlass/conv/device/implicit_gemm_convolution.h",
-        *_EPILOGUE_INCLUDES,
+        *EPILOGUE_INCLUDES,
     ),
-    "direct": (
-        "cutlass/conv/kernel/default_depthwise_fprop.h",
-        "cutlass/conv/device/direct_convolution.h",
-        *_EPILOGUE_INCLUDES[2:],
-    ),
-    "bulk": (
+    "3.x": (
         "cutlass/kernel_hardware_info.h",
         "cute/tensor.hpp",
         "cutlass/conv/convnd_problem_shape.hpp",
@@ -78,64 +70,64 @@ _ALGORITHMS = {
 }
 
 
-def symbol_of(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
-    """The name of the entry point: the template's, and a digest of the epilogue."""
-    return f"tvm_ext_{config.name}_{hashlib.sha256(repr(epilogue).encode()).hexdigest()[:12]}"
+def symbol_of(config: ConvolutionConfig, epilogue: Epilogue) -> str:
+    """The name of the entry point."""
+    return kernel_symbol(config.name, epilogue)
 
 
-def emit_convolution(config: AnyConvolutionConfig, epilogue: Epilogue) -> str:
-    """The source of ``config`` with ``epilogue``.
-
-    Raises UnsupportedEnvironmentError where the package is absent or of another version.
-    """
-    if isinstance(config, DepthwiseConfig):
-        return _text(config, epilogue, "direct", OWN_FUNCTIONS + once("DIRECT", DIRECT), _direct(config, epilogue))
-    if config.iterator == "plain":
-        return _plain(config, epilogue)
+def emit_convolution(config: ConvolutionConfig, epilogue: Epilogue) -> str:
+    """The source of ``config``, which is no matrix product's, with ``epilogue``; raises as `kernel_text`."""
+    assert config.iterator != "plain"
+    symbol = symbol_of(config, epilogue)
     if config.iterator == "bulk":
-        return _text(config, epilogue, "bulk", OWN_FUNCTIONS, _bulk(config, epilogue))
-    helpers = own_functions(epilogue) + once("IMPLICIT", IMPLICIT)
-    return _text(config, epilogue, "implicit", helpers, _implicit(config, epilogue))
+        body, functions, fits = _bulk(config, epilogue), OWN_FUNCTIONS, _FITS_BULK
+    else:
+        body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + once("IMPLICIT", IMPLICIT), FITS
+    tfloat32 = config.arithmetic == "tfloat32" and config.iterator != "bulk"  # matrix products' templates know without
+    return convolution_text(
+        symbol, config.name, config.arithmetic, epilogue, includes=_INCLUDES[config.tile.generation],
+        functions=functions, body=body, fits=fits, operand="cutlass::tfloat32_t" if tfloat32 else None,
+    )  # fmt: skip
 
 
-def _text(config: AnyConvolutionConfig, epilogue: Epilogue, kind: str, helpers: str, body: str) -> str:
-    arithmetic = multiplier(config.arithmetic)
-    tfloat32 = config.arithmetic == "tfloat32" and kind == "implicit"  # matrix products' templates know without
-    operand = "cutlass::tfloat32_t" if tfloat32 else ELEMENTS[arithmetic.operand].cpp
-    includes = "\n".join(f"#include <{name}>" for name in _INCLUDES[kind])
-    symbol, fits = symbol_of(config, epilogue), _FITS_BULK if kind == "bulk" else _FITS
-    start = fill_result(epilogue.reduction, "int64_t(call->n) * call->p * call->q", "int64_t(call->k)")
-    return f"""// {config.name}
-// D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}.
-#include <cstdint>
-#include <limits>
-#include <cutlass/cutlass.h>
-{includes}
-{helpers}
-{once("CONVOLUTION_CALL", CALL)}
-namespace {symbol}_template {{
-
-using ElementA = {operand};
+def convolution_text(
+    symbol: str,
+    template: str,
+    arithmetic: str,
+    epilogue: Epilogue,
+    *,
+    includes: Iterable[str],
+    functions: str,
+    body: str,
+    fits: str,
+    operand: str | None = None,
+) -> str:
+    """`kernel_text` of any template of convolutions; ``operand`` is the C++ type of what is multiplied."""
+    kind = multiplier(arithmetic)
+    declared = f"""using ElementA = {operand or ELEMENTS[kind.operand].cpp};
 using ElementB = ElementA;
 using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
-using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
+using ElementSum = {ELEMENTS[kind.accumulator].cpp};
 using Layout = cutlass::layout::TensorNHWC;
-using Operator = cutlass::arch::{arithmetic.operator};
+using Operator = cutlass::arch::{kind.operator};
 constexpr int OperandCount = {len(epilogue.operands)};
 
-{body}
-}}  // namespace {symbol}_template
-{entry_points(symbol, call="ConvolutionCall", operator="Convolution", fits=fits, start=start)}"""
+{body}"""
+    return kernel_text(
+        symbol, CONVOLUTION_CALL, template=template, computes=computed(epilogue), includes=includes,
+        functions=functions, body=declared, operator="Convolution", fits=fits,
+        start=fill_result(epilogue.reduction, "int64_t(call->n) * call->p * call->q", "int64_t(call->k)"),
+    )  # fmt: skip
 
 
-_FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.groups,
+FITS = """  for (int32_t extent : {call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.groups,
                          call.stride_h, call.stride_w, call.dilation_h, call.dilation_w, call.split_k})
     if (extent < 1) return false;
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   return call.pad_h >= 0 && call.pad_w >= 0 && call.c % call.groups == 0 && call.k % call.groups == 0 &&
          int64_t(call.n) * call.p * call.q <= most && int64_t(call.r) * call.s * call.c <= most;
 """
-_FITS_BULK = _FITS.replace(
+_FITS_BULK = FITS.replace(
     "  constexpr",
     """  if (!is_counted(call.h, call.p, call.r, call.pad_h, call.stride_h, call.dilation_h) ||
       !is_counted(call.w, call.q, call.s, call.pad_w, call.stride_w, call.dilation_w))
@@ -143,50 +135,12 @@ _FITS_BULK = _FITS.replace(
   constexpr""",
 )
 
-_PROBLEM = """cutlass::conv::Conv2dProblemSize problem_of(ConvolutionCall const& call) {
+PROBLEM = """cutlass::conv::Conv2dProblemSize problem_of(ConvolutionCall const& call) {
   return cutlass::conv::Conv2dProblemSize(
       call.n, call.h, call.w, call.c, call.k, call.r, call.s, call.p, call.q, call.pad_h, call.pad_w, call.stride_h,
       call.stride_w, call.dilation_h, call.dilation_w, cutlass::conv::Mode::kCrossCorrelation, call.split_k,
       call.groups);
 }
-"""
-
-
-# --- matrix products ------------------------------------------------------------------------------------------------
-def _plain(config: ConvolutionConfig, epilogue: Epilogue) -> str:
-    """A matrix product's text, and behind it the functions by which convolutions are called."""
-    product = gemm_symbol_of(config.tile, epilogue, "row", "column")
-    symbol = symbol_of(config, epilogue)
-    return f"""{emit_gemm(config.tile, epilogue, layout_b="column")}
-{once("CONVOLUTION_CALL", CALL)}
-namespace {symbol}_template {{
-
-int64_t const no_distances[{len(epilogue.operands) + 1}] = {{}};
-
-bool fits(ConvolutionCall const& call) {{
-  return call.r == 1 && call.s == 1 && call.groups == 1 && call.stride_h == 1 && call.stride_w == 1 &&
-         call.pad_h == 0 && call.pad_w == 0 && call.p == call.h && call.q == call.w;
-}}
-
-// Every pixel is a row: N x P x Q rows of C by C x K.
-GemmCall product_of(ConvolutionCall const& call) {{
-  return {{int64_t(call.n) * call.p * call.q, call.k, call.c, 1, call.c, call.c, 0, 0, 0,
-          call.split_k, call.swizzle, call.raster_along_m, 0, call.a, call.b, call.operands, no_distances, call.d}};
-}}
-
-}}  // namespace {symbol}_template
-
-extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call) {{
-  if (!{symbol}_template::fits(*call)) return -1;
-  GemmCall const product = {symbol}_template::product_of(*call);
-  return {product}_workspace_bytes(&product);
-}}
-
-extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace, int64_t workspace_bytes, void* stream) {{
-  if (!{symbol}_template::fits(*call)) return static_cast<int32_t>(cutlass::Status::kErrorInvalidProblem);
-  GemmCall const product = {symbol}_template::product_of(*call);
-  return {product}(&product, workspace, workspace_bytes, stream);
-}}
 """
 
 
@@ -234,7 +188,7 @@ using Kernel = tvm_ext::ConvolutionWithVisitor<
     Plain, cutlass::epilogue::threadblock::EpilogueWithVisitorCallbacks<typename Plain::Epilogue, {tree.name}, 1>>;
 using Convolution = tvm_ext::ConvolutionLaunch<Plain, Kernel>;
 
-{_PROBLEM}
+{PROBLEM}
 typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
   auto const problem = problem_of(call);
   auto* d = static_cast<ElementOut*>(call.d);
@@ -246,47 +200,6 @@ typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
           epilogue}};
 }}
 """
-
-
-# --- 2.x, depthwise --------------------------------------------------------------------------------------------------
-def _direct(config: DepthwiseConfig, epilogue: Epilogue) -> str:
-    p, q = config.pixels
-    r, s = config.filter_extents
-    fixed = config.strides is not None
-    algorithm = f"cutlass::conv::IteratorAlgorithm::{'kFixedStrideDilation' if fixed else 'kOptimized'}"
-    function = epilogue_function(epilogue, "float32")
-    operands = ", ".join(
-        f"static_cast<{ELEMENTS[item.dtype].cpp} const*>(call.operands[{i}])"
-        for i, item in enumerate(epilogue.operands)
-    )
-    return f"""{function}
-using Tile = cutlass::conv::TensorNHWCShape<1, {p}, {q}, {config.channels}>;
-using FilterShape = cutlass::MatrixShape<{r}, {s}>;
-using ThreadblockShape = {gemm_shape((p * q, config.channels, r * s))};
-using WarpShape = {gemm_shape((config.warp_pixels, config.channels, r * s))};
-using StrideShape = cutlass::MatrixShape<{_pair(config.strides)}>;
-using DilationShape = cutlass::MatrixShape<{_pair(config.dilation)}>;
-using Swizzle = cutlass::conv::threadblock::DepthwiseDirect2dConvIdentityThreadblockSwizzle<1, 1, {p}, {q}>;
-using OutputOp = tvm_ext::UnchangedSums<ElementSum, 128 / cutlass::sizeof_bits<ElementA>::value>;
-
-using Default = cutlass::conv::kernel::DefaultDepthwiseDirect2dConvFprop<
-    ElementA, Layout, ElementB, Layout, ElementOut, Layout, ElementSum, cutlass::arch::OpClassSimt,
-    cutlass::arch::Sm80, ThreadblockShape, Tile, FilterShape, WarpShape, cutlass::gemm::GemmShape<1, 1, 1>, OutputOp,
-    Swizzle, {config.stages}, Operator, {algorithm},
-    cutlass::conv::StrideSupport::{"kFixed" if fixed else "kStrided"}, StrideShape, DilationShape>;
-using Kernel = typename tvm_ext::DepthwiseWithFunction<Default, Tile, Swizzle, {algorithm}, EpilogueFunction>::Kernel;
-using Convolution = tvm_ext::DepthwiseLaunch<Kernel, typename Default::Kernel, EpilogueFunction>;
-
-{_PROBLEM}
-typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
-  EpilogueFunction const function{{static_cast<ElementOut*>(call.d){", " + operands if operands else ""}}};
-  return {{problem_of(call), static_cast<ElementA const*>(call.a), static_cast<ElementB const*>(call.b), function}};
-}}
-"""
-
-
-def _pair(extents: tuple[int, int] | None) -> str:
-    return "-1, -1" if extents is None else f"{extents[0]}, {extents[1]}"
 
 
 # --- 3.x -------------------------------------------------------------------------------------------------------------

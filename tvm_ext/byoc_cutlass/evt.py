@@ -22,15 +22,11 @@ from tvm_ext.records.partition import ACCUMULATOR, EpilogueOperand
 from . import _cutlass
 from .elements import ELEMENTS
 from .epilogue import Epilogue
+from .host import once
 from .reductions import Reduction
 
 Generation = Literal["2.x", "3.x"]
 """Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
-
-
-def once(name: str, text: str) -> str:
-    """C++ that several sources begin with, so that they can be compiled as one."""
-    return f"#ifndef TVM_EXT_{name}\n#define TVM_EXT_{name}\n{text}#endif\n"
 
 
 OWN_FUNCTIONS = once(

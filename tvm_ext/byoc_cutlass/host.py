@@ -15,20 +15,44 @@ from tvm_ext.devices.capabilities import architecture_suffix, capability_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelCall:
-    """A launch: which entry points (`emit`), and the initialiser of the structure that they are told.
+class CallForm:
+    """The structure that a launch is told: ``name``, its ``declaration`` in C, and its numbers as Python packs them.
 
-    ``fields`` are C text that reads ``data`` (the region's tensors, the result last), ``operands`` and ``distances``.
-    ``operands`` are places among the tensors, in the epilogue's order.
+    Behind the numbers come the factors' addresses, the operands', with ``has_distances`` those between neighbouring
+    products of a batch, and the result's.
+    """
+
+    name: str  # "GemmCall"
+    declaration: str
+    packing: str  # of `struct`: "9q4i"
+    has_distances: bool = False
+
+    @property
+    def once(self) -> str:
+        """The declaration for a text that may be compiled together with others."""
+        return once(f"{self.name.removesuffix('Call').upper()}_CALL", self.declaration)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelCall:
+    """A launch: the entry points that begin with ``symbol``, and what they are told.
+
+    ``factors`` and ``operands`` are places among the region's tensors; operands are in the epilogue's order.
     """
 
     symbol: str
-    structure: str  # "GemmCall"
-    declaration: str  # C text of it
-    fields: str
-    numbers: tuple[int, ...] = ()  # those in front of the addresses, in their order
+    form: CallForm
+    numbers: tuple[int, ...]
+    factors: tuple[int, ...] = ()
     operands: tuple[int, ...] = ()
     distances: tuple[int, ...] = ()
+
+    @property
+    def fields(self) -> str:
+        """C text that initialises the structure in a host function."""
+        factors = [f"data[{place}]" for place in self.factors]
+        rest = ["operands", *(["distances"] if self.form.has_distances else []), "data[tensors - 1]"]
+        return ", ".join([*map(str, self.numbers), *factors, *rest])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +65,16 @@ class HostFunction:
     alignment_bytes: int = 16
 
 
+def once(name: str, text: str) -> str:
+    """C++ that several sources begin with, so that they can be compiled as one."""
+    return f"#ifndef TVM_EXT_{name}\n#define TVM_EXT_{name}\n{text}#endif\n"
+
+
 def emit_host(functions: Sequence[HostFunction], architecture: str) -> str:
     """C++ of all ``functions``, whose kernels are machine code for ``architecture``."""
     calls = [function.call for function in functions]
-    structures = dict.fromkeys(call.declaration for call in calls)
-    kernels = dict.fromkeys((call.symbol, call.structure) for call in calls)
+    structures = dict.fromkeys(call.form.declaration for call in calls)
+    kernels = dict.fromkeys((call.symbol, call.form.name) for call in calls)
     declared = "\n".join(
         f'extern "C" int64_t {symbol}_workspace_bytes({structure} const*);\n'
         f'extern "C" int32_t {symbol}({structure} const*, void*, int64_t, void*);'
@@ -75,7 +104,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_{function.name}(void*, TVMFFIAny con
   if (!launch.begin(args, count, tensors, {function.alignment_bytes}, data)) return -1;
   void const* const operands[] = {{{operands}}};
   int64_t const distances[] = {{{distances}}};
-  {call.structure} const call = {{{call.fields}}};
+  {call.form.name} const call = {{{call.fields}}};
   if (!launch.allocate({call.symbol}_workspace_bytes(&call))) return -1;
   return launch.end({call.symbol}(&call, launch.workspace, launch.workspace_bytes, launch.stream));
 }}

@@ -1,8 +1,7 @@
 """Which configurations compile and run: the static assertions of CUTLASS 4.2.0, asked beforehand.
 
-`why_illegal` names the first that a configuration violates. Each function says which header it mirrors. What does not
-end in an assertion but in a wrong or slow kernel is refused as well: threads that would not cover a tile, accumulators
-that would not fit the registers.
+Each function says which header it mirrors. What does not end in an assertion but in a wrong or
+slow kernel is refused as well: threads that would not cover a tile, accumulators that would not fit the registers.
 """
 
 from __future__ import annotations
@@ -33,13 +32,10 @@ SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 b
 _REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop
 
 
-def why_illegal(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:
-    """The first reason against ``config``; None where it is legal."""
-    return next((reason for reason in _reasons(config, problem, device, epilogue) if reason is not None), None)
-
-
-def _reasons(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> Iterator[str | None]:
-    """One by one, for most candidates fail the first few."""
+def product_reasons(
+    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue
+) -> Iterator[str | None]:
+    """Rule by rule, why ``config`` does not compile or run."""
     yield _why_wrong_layout(config, problem)
     yield _why_misaligned(config, problem)
     if config.generation == "2.x":
@@ -80,7 +76,7 @@ def _reasons_2x(
     if reduction is not None and config.split_k > 1:
         yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
     yield _why_too_many_registers(config, device)
-    yield _why_too_large(shared_bytes_2x(config, problem, reduction), device)
+    yield why_too_large(shared_bytes_2x(config, problem, reduction), device)
 
 
 def why_no_main_loop(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> str | None:
@@ -240,7 +236,7 @@ def shared_bytes_2x(config: GemmConfig, problem: GemmProblem, reduction: Reducti
     return max(main, 2 * sums + exchange_bytes(reduction, n, config.warps * 32, config.alignment_d))
 
 
-def _why_too_large(needed: int, device: DeviceSpec) -> str | None:
+def why_too_large(needed: int, device: DeviceSpec) -> str | None:
     most = shared_limit_bytes(device)
     return f"{needed} bytes of shared memory are more than a block's {most}" if needed > most else None
 
@@ -257,7 +253,7 @@ def _reasons_3x(
     yield _why_wrong_collective(config)
     yield _why_not_bulk(config, problem, epilogue)
     yield _why_too_many_registers(config, device)
-    yield _why_too_large(shared_bytes_3x(config, problem, epilogue), device)
+    yield why_too_large(shared_bytes_3x(config, problem, epilogue), device)
 
 
 def _why_wrong_collective(config: GemmConfig) -> str | None:

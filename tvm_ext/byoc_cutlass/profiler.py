@@ -22,9 +22,9 @@ from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, Cutl
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
+from .family import shared_epilogue
 from .ranking import global_gb_per_s
 from .reductions import stored_elements
-from .region_templates import shared_epilogue
 from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
 from .selection import Candidate, architecture_of
 
@@ -98,22 +98,21 @@ def fails(verdict: Verdict | None) -> bool:
 def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
     """The candidate's launch on buffers that are as large as the region's tensors."""
     call = candidate.call
-    buffers = buffers_of(region)
     arguments = {
         "symbol": call.symbol,
-        "structure": call.structure,
+        "packing": call.form.packing,
         "numbers": list(call.numbers),
-        "factors": [place for part in _parts(region) for place in part.factors if place != LINK],
+        "factors": list(call.factors),
         "operands": list(call.operands),
-        "distances": list(call.distances),
-        "buffers": [{"bytes": size, "dtype": dtype} for dtype, size in buffers],
+        "distances": list(call.distances) if call.form.has_distances else None,
+        "buffers": [{"bytes": size, "dtype": dtype} for dtype, size in buffers_of(region)],
     }
     return SampleLaunch(call.symbol, candidate.configuration, candidate.time_us, arguments)
 
 
 def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     """Type and bytes of the region's parameters in their order, and of its result."""
-    needs = [need for part in _parts(region) for need in _needs(part)]
+    needs = [need for part in region.parts for need in _needs(part)]
     found: dict[int, tuple[str, int]] = {}
     for place, dtype, elements in needs:
         found[place] = (dtype, max(found.get(place, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
@@ -124,11 +123,6 @@ def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     stored = stored_elements(reduction, problem.rows, problem.columns, problem.batch)
     result = (dtype, stored * ELEMENTS[dtype].bits // 8)
     return [*(found.get(place, unread) for place in range(max(found) + 1)), result]
-
-
-def _parts(region: CutlassRegion) -> tuple[CutlassRegion, ...]:
-    """The region's products."""
-    return (region,) if region.then is None else (region, region.then)
 
 
 def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:

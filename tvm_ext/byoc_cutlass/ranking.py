@@ -8,9 +8,6 @@ of split K, and the launch. A step waits for its loads where the stages ahead of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import UNKNOWN_CACHE_RATE, Machine
 from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
@@ -19,6 +16,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS
 from .epilogue import Epilogue
+from .family import PredictedTime
 from .gemm import GemmConfig, GemmProblem
 from .legality import WARP_GROUP_WARPS, block_use
 from .reductions import stored_elements
@@ -27,51 +25,19 @@ BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
 
 
-AnyConfig = TypeVar("AnyConfig")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedTime:
-    """Of one launch. ``full_clock_us`` is without the board's limit of power.
-
-    Where that limit decides, all are alike fast, and what moves least asks for least power: it tells them apart.
-    """
-
-    time_us: float
-    full_clock_us: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranked(Generic[AnyConfig]):
-    """A configuration and its predicted time."""
-
-    config: AnyConfig
-    time_us: float
-    full_clock_us: float
-
-    @classmethod
-    def of(cls, config: AnyConfig, predicted: PredictedTime) -> Ranked[AnyConfig]:
-        return cls(config=config, time_us=predicted.time_us, full_clock_us=predicted.full_clock_us)
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Fastest first, to the nanosecond."""
-        return round(self.time_us, 3), round(self.full_clock_us, 3)
-
-
 def predict_product(
     config: GemmConfig,
     problem: GemmProblem,
     device: DeviceSpec,
     epilogue: Epilogue,
     *,
-    moved_bytes: float | None = None,
+    read_bits: float | None = None,
     issue_us: float = 0.0,
 ) -> PredictedTime:
     """Predicted time of one launch; raises TargetError where the device's table has no peak for the arithmetic.
 
-    For convolutions: ``moved_bytes`` is what goes through global memory, where it is not each matrix once, and
-    ``issue_us`` how long a unit's vector units need to find what one step of a threadblock loads.
+    For convolutions: ``read_bits`` of the factors, where they are not each matrix once, and ``issue_us``, which a
+    unit's vector units need to find what one step of a threadblock loads.
     """
     resident = blocks_per_unit(block_use(config, problem, device, epilogue), device)
     m, n, k = config.threadblock
@@ -86,8 +52,8 @@ def predict_product(
     copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
     traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
     l2_us = traffic / (l2_gb_per_s(device) * 1e3)
-    moved = _moved_bytes(config, problem, epilogue) if moved_bytes is None else moved_bytes
-    moved_us = moved / (global_gb_per_s(device) * 1e3)
+    read = _factor_bits(problem) if read_bits is None else read_bits
+    moved_us = moved_bytes(read, problem, epilogue, config.split_k) / (global_gb_per_s(device) * 1e3)
     busy_us = max(units_us, l2_us, moved_us)
     power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, _known_peak(problem, device)) * 1e6
     launches = 1 if epilogue.reduction is None else 2  # before it, the result is filled
@@ -142,17 +108,17 @@ def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> 
     return read * problem.multiplier.bits / 8 / (bandwidth / device.unit_count * 1e3)
 
 
-def _moved_bytes(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> float:
-    """Each matrix once, and the sums of split K there and back."""
-    m, n, k = problem.m, problem.n, problem.k
-    factors = sum(
-        size * (problem.batch if matrix.batch_stride else 1)
-        for size, matrix in ((m * k, problem.a), (k * n, problem.b))
-    )
-    sums = 2 * m * n * 32 * config.split_k if config.split_k > 1 else 0
+def _factor_bits(problem: GemmProblem) -> int:
+    sizes = ((problem.m * problem.k, problem.a), (problem.k * problem.n, problem.b))
+    return sum(size * (problem.batch if matrix.batch_stride else 1) for size, matrix in sizes) * problem.multiplier.bits
+
+
+def moved_bytes(read_bits: float, problem: GemmProblem, epilogue: Epilogue, split: int = 1) -> float:
+    """The factors and the result once, what the epilogue reads, and the sums of ``split`` parts there and back."""
+    m, n = problem.m, problem.n
+    sums = 2 * m * n * 32 * split if split > 1 else 0
     stored = stored_elements(epilogue.reduction, m, n, problem.batch)
-    own = (factors * problem.multiplier.bits + stored * problem.out.bits + sums) / 8
-    return own + operand_bytes(epilogue, m, n, problem.batch)
+    return (read_bits + stored * problem.out.bits + sums) / 8 + operand_bytes(epilogue, m, n, problem.batch)
 
 
 def operand_bytes(epilogue: Epilogue, rows: int, columns: int, batch: int = 1) -> float:

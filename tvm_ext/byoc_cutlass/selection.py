@@ -1,14 +1,14 @@
 """Which templates a region may have: its candidates, best first, each with its source and its launch.
 
-What a configuration is differs from kind to kind of region (`region_templates`); what is made of it here does not: a
-name, a predicted time, a text, and a `KernelCall`.
+What a configuration is differs from family to family (`family`); what is made of it here does not: a name, a predicted
+time, a text, and a `KernelCall`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, capability_text, has
 from tvm_ext.devices.hal import DeviceSpec
@@ -16,9 +16,12 @@ from tvm_ext.errors import IllegalRewrite, InputError, TargetError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.records.serialise import to_json
 
+from .convolutions import ConvolutionFamily
+from .depthwise import DepthwiseFamily
+from .family import Config, TemplateFamily, shared_epilogue
 from .host import KernelCall
-from .ranking import AnyConfig
-from .region_templates import RegionTemplates, templates_of
+from .pairs import PairFamily
+from .products import ProductFamily
 
 RegionKey = TypeVar("RegionKey")
 
@@ -52,31 +55,39 @@ class Candidate:
         return self.time_us if self.measured_us is None else self.measured_us
 
 
+FAMILIES: tuple[type[TemplateFamily[Any, Any]], ...] = (ProductFamily, ConvolutionFamily, DepthwiseFamily, PairFamily)
+
+
+def family_of(region: CutlassRegion, device: DeviceSpec) -> TemplateFamily[Any, Any]:
+    """The region's family; raises InputError, TargetError, IllegalRewrite for what no template of it reads."""
+    (kind,) = (item for item in FAMILIES if item.serves(region))
+    return kind(kind.problem_of(region), device, *(shared_epilogue(part)[0] for part in region.parts))
+
+
 def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED_AT) -> tuple[Candidate, ...]:
     """The best ``count`` templates for ``region`` on ``device``; raises IllegalRewrite, saying why, where none is."""
     try:
-        templates = templates_of(region, device)
-        ranked = templates.propose(count)
+        family = family_of(region, device)
+        ranked = family.propose(count)
         if not ranked:
-            raise IllegalRewrite(f"{region.pattern}: {templates.why_none()}", "")
+            subject = "" if region.then else f"{region.pattern}: "
+            raise IllegalRewrite(f"{subject}{family.why_none()}", "")
     except (InputError, TargetError) as error:
         raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
-    return tuple(_candidate(templates, item.config, item.time_us, device) for item in ranked)
+    return tuple(_candidate(family, region, item.config, item.time_us) for item in ranked)
 
 
-def _candidate(
-    templates: RegionTemplates[AnyConfig], config: AnyConfig, time_us: float, device: DeviceSpec
-) -> Candidate:
+def _candidate(family: TemplateFamily[Any, Config], region: CutlassRegion, config: Config, time_us: float) -> Candidate:
     def variants() -> tuple[Candidate, ...]:
-        others = templates.variants(config)
-        return tuple(_candidate(templates, item, templates.time_us(item), device) for item in others)
+        others = family.variants(config)
+        return tuple(_candidate(family, region, item, family.predict(item).time_us) for item in others)
 
     return Candidate(
-        name=templates.name(config),
+        name=config.name,
         time_us=time_us,
-        architecture=architecture_of(device),
-        source=lambda: templates.source(config),
-        call=templates.call(config),
+        architecture=architecture_of(family.device),
+        source=lambda: family.source(config),
+        call=family.call(config, region),
         configuration=to_json(config),
         variants=variants,
     )

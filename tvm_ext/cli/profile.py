@@ -37,7 +37,7 @@ def profile(
 ) -> None:
     """Measure CUTLASS's templates for a model's products (Bolt §3.2.2). Exit code 1 where nothing can be measured."""
     from tvm_ext.autotune.store import MeasurementStore
-    from tvm_ext.byoc_cutlass.configs import check_device
+    from tvm_ext.byoc_cutlass.family import check_device
     from tvm_ext.byoc_cutlass.screening import ScreeningLimits
     from tvm_ext.devices.device_db import lookup
     from tvm_ext.options import BuildOptions

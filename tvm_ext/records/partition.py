@@ -143,6 +143,11 @@ class CutlassRegion:
     then: CutlassRegion | None = None
 
     @property
+    def parts(self) -> tuple[CutlassRegion, ...]:
+        """Its products: one, or two in one kernel."""
+        return (self,) if self.then is None else (self, self.then)
+
+    @property
     def kind(self) -> CutlassRegion:
         """What regions have in common that have the same kernels: all but their place in the graph."""
         return replace(self, value="", ended="", saved_us=0.0, then=self.then.kind if self.then else None)

@@ -19,14 +19,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-STRUCTURES = {
-    "GemmCall": ("9q4i", 2, True),
-    "ConvolutionCall": ("20i", 2, False),
-    "PairCall": ("7q14i", 3, False),
-}
-"""By the structure that a program takes: its numbers as `struct` has them, how many factors, whether distances follow
-the operands (`emit.CALL`, `emit_convolution.CALL`, `emit_back_to_back.CALL`)."""
-
 _HOST_TO_DEVICE = 1
 _BLOCK_BYTES = 1 << 20
 _DRAWN = 4096
@@ -124,13 +116,12 @@ class Program:
 
 
 def packed_call(launch: dict[str, Any], buffers: Sequence[int]) -> tuple[list[object], ctypes.Array[ctypes.c_char]]:
-    """The structure that the program takes, and what it points to."""
-    numbers, factors, distances = STRUCTURES[launch["structure"]]
+    """The structure that the program takes (`host.CallForm`), and what it points to."""
     operands = (ctypes.c_void_p * (len(launch["operands"]) + 1))(*(buffers[place] for place in launch["operands"]))
-    apart = (ctypes.c_int64 * (len(launch["distances"]) + 1))(*launch["distances"])
-    addresses = [buffers[place] for place in launch["factors"][:factors]]
-    addresses += [ctypes.addressof(operands), *([ctypes.addressof(apart)] if distances else []), buffers[-1]]
-    packed = struct.pack(f"{numbers}{len(addresses)}P", *launch["numbers"], *addresses)
+    apart = (ctypes.c_int64 * (len(launch["distances"] or ()) + 1))(*(launch["distances"] or ()))
+    addresses = [*(buffers[place] for place in launch["factors"]), ctypes.addressof(operands)]
+    addresses += [*([] if launch["distances"] is None else [ctypes.addressof(apart)]), buffers[-1]]
+    packed = struct.pack(f"{launch['packing']}{len(addresses)}P", *launch["numbers"], *addresses)
     return [operands, apart], ctypes.create_string_buffer(packed, len(packed))
 
 

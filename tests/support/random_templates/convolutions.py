@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import random
 
-from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, DepthwiseFamily
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import ImplicitWindow
 
 KINDS = ("windows", "first layer", "groups", "depthwise", "plain")
+AnyConfig = ConvolutionConfig | DepthwiseConfig
+
+
+def convolution_family(
+    problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
+) -> ConvolutionFamily | DepthwiseFamily:
+    """The family that serves the problem."""
+    return (DepthwiseFamily if problem.is_depthwise else ConvolutionFamily)(problem, device, epilogue)
 
 
 def convolution_of(

@@ -13,23 +13,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tvm_ext.byoc_cutlass.back_to_back import ARITHMETICS, PairConfig, PairProblem
-from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig, ConvolutionConfig, DepthwiseConfig
-from tvm_ext.byoc_cutlass.convolution_configs import legal_convolutions
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
-from tvm_ext.byoc_cutlass.emit_back_to_back import emit_pair
-from tvm_ext.byoc_cutlass.emit_convolution import emit_convolution
+from tvm_ext.byoc_cutlass.family import TemplateFamily
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
-from tvm_ext.byoc_cutlass.pair_configs import propose_pair
+from tvm_ext.byoc_cutlass.pairs import PairFamily
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import Order
 
-from .convolutions import convolution_of, random_problem
+from .convolutions import AnyConfig, convolution_family, convolution_of, random_problem
 from .epilogues import random_epilogue
 from .products import CAPABILITIES, architecture_of, arithmetics_of, device_of, legal_configs
 
@@ -148,18 +146,19 @@ def _convolution(kind: str, *, bulk: bool = False) -> Draw:
         assert device.compute_capability is not None
         problem = random_problem(rng, kind, device.compute_capability)
         epilogue = random_epilogue(rng, problem.out_dtype)
-        legal = [item for item in legal_convolutions(problem, device, epilogue) if not bulk or _is_bulk(item)]
+        family: TemplateFamily[Any, Any] = convolution_family(problem, device, epilogue)
+        legal = [item for item in family.legal() if not bulk or _is_bulk(item)]
         config = _member(rng, legal, _reader, lambda item: item.name)
-        return None if config is None else (config.name, epilogue.expression, emit_convolution(config, epilogue))
+        return None if config is None else (config.name, epilogue.expression, family.source(config))
 
     return draw
 
 
-def _is_bulk(config: AnyConvolutionConfig) -> bool:
+def _is_bulk(config: AnyConfig) -> bool:
     return isinstance(config, ConvolutionConfig) and config.iterator == "bulk"
 
 
-def _reader(config: AnyConvolutionConfig) -> str:
+def _reader(config: AnyConfig) -> str:
     if isinstance(config, DepthwiseConfig):
         return f"direct {config.strides is None}"
     assert isinstance(config, ConvolutionConfig)
@@ -175,14 +174,9 @@ def _pair(rng: random.Random, device: DeviceSpec, _turn: int, *, convolution: bo
     first = random_epilogue(rng, dtype, roles=("row",), dtypes=(rng.choice((dtype, "float32")),), most=2)
     second = random_epilogue(rng, out, roles=("row", "matrix"), dtypes=(out,), most=1)
     problem = _pair_of(rng, dtype, out, layout, convolution)
-    try:
-        ranked = propose_pair(problem, device, first, second, 10**6)
-    except IllegalRewrite:
-        return None
-    config = _member(rng, [item.config for item in ranked], _place, lambda item: item.name)
-    assert config is not None
-    source = emit_pair(config, first, second, layout_b=problem.first.b.order)
-    return config.name, f"{first.expression}; {second.expression}", source
+    family = PairFamily(problem, device, first, second)
+    config = _member(rng, list(family.legal()), _place, lambda item: item.name)
+    return None if config is None else (config.name, f"{first.expression}; {second.expression}", family.source(config))
 
 
 def _pair_of(rng: random.Random, dtype: str, out: str, layout: Order, convolution: bool) -> PairProblem:

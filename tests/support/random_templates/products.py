@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from tvm_ext.byoc_cutlass.configs import candidates
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
-from tvm_ext.byoc_cutlass.legality import why_illegal
+from tvm_ext.byoc_cutlass.products import ProductFamily, candidates
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.rows.cuda_limits import CUDA_LIMITS, KIB
@@ -63,7 +62,7 @@ def epilogue_of(expression: str, out_dtype: str) -> Epilogue:
 
 def legal_configs(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> list[GemmConfig]:
     """All of them, in the order in which they are looked at."""
-    return [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
+    return list(ProductFamily(problem, device, epilogue).legal())
 
 
 def arithmetics_of(device: DeviceSpec) -> list[str]:

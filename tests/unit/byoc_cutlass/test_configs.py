@@ -16,11 +16,12 @@ from tests.support.random_templates.products import (
     epilogue_of,
     legal_configs,
 )
-from tvm_ext.byoc_cutlass.configs import MOST_CONFIGS, candidates, propose, why_none
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.family import MOST_CONFIGS
 from tvm_ext.byoc_cutlass.gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
-from tvm_ext.byoc_cutlass.legality import block_use, why_illegal
+from tvm_ext.byoc_cutlass.legality import block_use
+from tvm_ext.byoc_cutlass.products import ProductFamily, candidates
 from tvm_ext.byoc_cutlass.ranking import predict_product
 from tvm_ext.devices import device_db
 from tvm_ext.devices.occupancy import blocks_per_unit
@@ -54,16 +55,17 @@ def test_what_is_proposed_is_legal_fits_and_is_sorted(
 ) -> None:
     capability, problem = drawn
     device, epilogue = device_of(capability), epilogue_of(expression, problem.out_dtype)
-    found = propose(problem, device, epilogue)
+    family = ProductFamily(problem, device, epilogue)
+    found = family.propose()
     assert len(found) <= MOST_CONFIGS
     fastest: dict[tuple[int, int], float] = {}  # of each tile; to the picosecond, for of equals warps' tiles decide
     for item in found:
         fastest.setdefault(item.config.threadblock[:2], round(item.time_us, 3))
         assert round(item.time_us, 3) >= fastest[item.config.threadblock[:2]]
     assert list(fastest.values()) == sorted(fastest.values())
-    assert bool(found) == (why_none(problem, device, epilogue) is None)
+    assert bool(found) == (family.why_none() is None)
     for item in found:
-        assert why_illegal(item.config, problem, device, epilogue) is None
+        assert family.why_illegal(item.config) is None
         assert blocks_per_unit(block_use(item.config, problem, device, epilogue), device) >= 1
         assert item.time_us > 0
 
@@ -91,7 +93,7 @@ def test_every_arithmetic_of_a_device_has_templates(capability: tuple[int, int])
     device = device_of(capability)
     for arithmetic in arithmetics_of(device):
         problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="column", out_dtype="float16")
-        assert len(propose(problem, device, PLAIN)) >= 16, arithmetic
+        assert len(ProductFamily(problem, device, PLAIN).propose()) >= 16, arithmetic
 
 
 def test_arithmetics_come_with_capabilities() -> None:
@@ -103,7 +105,7 @@ def test_arithmetics_come_with_capabilities() -> None:
 
 def first(capability: tuple[int, int], m: int, n: int, k: int) -> GemmConfig:
     problem = GemmProblem.packed(m=m, n=n, k=k, arithmetic="float16", out_dtype="float16")
-    return propose(problem, device_of(capability), PLAIN)[0].config
+    return ProductFamily(problem, device_of(capability), PLAIN).propose()[0].config
 
 
 def test_large_products_have_large_tiles_and_small_ones_many() -> None:
@@ -130,13 +132,13 @@ def test_a_board_multiplies_no_faster_than_its_power_lasts() -> None:
     """A T4's products that go on take what 24 TFLOP/s take; which tile is best, its full clock still says."""
     problem = GemmProblem.packed(m=4096, n=4096, k=4096, arithmetic="float16", out_dtype="float16")
     board = device_of((7, 5))
-    best = propose(problem, board, PLAIN)[0]
-    free = propose(problem, dataclasses.replace(board, power_share=None), PLAIN)[0]
+    best = ProductFamily(problem, board, PLAIN).propose()[0]
+    free = ProductFamily(problem, dataclasses.replace(board, power_share=None), PLAIN).propose()[0]
     assert best.time_us == pytest.approx(2 * 4096**3 / 24e6, rel=0.01)
-    assert free.time_us == best.full_clock_us < 0.5 * best.time_us
+    assert free.time_us == best.predicted.full_clock_us < 0.5 * best.time_us
     assert best.config == free.config
-    small = propose(dataclasses.replace(problem, m=64, n=64), board, PLAIN)[0]
-    assert small.time_us == small.full_clock_us
+    small = ProductFamily(dataclasses.replace(problem, m=64, n=64), board, PLAIN).propose()[0]
+    assert small.time_us == small.predicted.full_clock_us
 
 
 def test_more_work_takes_longer() -> None:
@@ -158,13 +160,14 @@ def test_more_work_takes_longer() -> None:
 )
 def test_unaligned_products_are_refused_with_a_remedy(capability: tuple[int, int], n: int, why: str) -> None:
     problem = GemmProblem.packed(m=64, n=n, k=7, arithmetic="float16", out_dtype="float16")
-    assert propose(problem, device_of(capability), PLAIN) == ()
-    assert why in (why_none(problem, device_of(capability), PLAIN) or "")
+    family = ProductFamily(problem, device_of(capability), PLAIN)
+    assert family.propose() == ()
+    assert why in (family.why_none() or "")
 
 
 def test_narrow_rows_take_no_bulk_copies() -> None:
     problem = GemmProblem.packed(m=512, n=512, k=516, arithmetic="float16", out_dtype="float16")
-    found = propose(problem, device_of((9, 0)), PLAIN)
+    found = ProductFamily(problem, device_of((9, 0)), PLAIN).propose()
     assert {item.config.generation for item in found} == {"2.x"}
 
 
@@ -194,9 +197,10 @@ def test_what_the_headers_refuse_is_refused(change: dict[str, object], why: str)
         alignment_b=8,
         alignment_d=8,
     )
-    assert why_illegal(config, problem, device_of((8, 0)), PLAIN) is None
+    family = ProductFamily(problem, device_of((8, 0)), PLAIN)
+    assert family.why_illegal(config) is None
     refused = dataclasses.replace(config, **change)
-    assert why in (why_illegal(refused, problem, device_of((8, 0)), PLAIN) or "legal")
+    assert why in (family.why_illegal(refused) or "legal")
 
 
 @pytest.mark.parametrize(
@@ -225,25 +229,27 @@ def test_what_collectives_refuse_is_refused(change: dict[str, object], why: str)
         alignment_b=8,
         alignment_d=8,
     )
-    assert why_illegal(config, problem, device_of((9, 0)), PLAIN) is None
-    assert "has no bulk copies" in (why_illegal(config, problem, device_of((8, 0)), PLAIN) or "")
+    older, family = (ProductFamily(problem, device_of(capability), PLAIN) for capability in ((8, 0), (9, 0)))
+    assert family.why_illegal(config) is None
+    assert "has no bulk copies" in (older.why_illegal(config) or "")
     refused = dataclasses.replace(config, **change)
-    assert why in (why_illegal(refused, problem, device_of((9, 0)), PLAIN) or "legal")
+    assert why in (family.why_illegal(refused) or "legal")
 
 
 @pytest.mark.parametrize("arithmetic", ["int8", "float8_e4m3fn"])
 def test_eight_bit_operands_lie_along_k(arithmetic: str) -> None:
     device = device_of((9, 0))
     problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic=arithmetic, layout_b="row", out_dtype="float16")
-    assert propose(problem, device, PLAIN) == ()
-    assert "must lie along K" in (why_none(problem, device, PLAIN) or "")
+    family = ProductFamily(problem, device, PLAIN)
+    assert family.propose() == ()
+    assert "must lie along K" in (family.why_none() or "")
 
 
 @pytest.mark.parametrize("name", ["nvidia-v100", "nvidia-k80"])
 def test_devices_without_templates_are_refused(name: str) -> None:
     problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     with pytest.raises(TargetError, match=r"begin with CUDA's compute capability 7\.5"):
-        propose(problem, device_db.lookup(name), PLAIN)
+        ProductFamily(problem, device_db.lookup(name), PLAIN)
 
 
 @pytest.mark.parametrize("extents", [(0, 8, 8), (8, -1, 8), (8, 8, 2**31)])
@@ -280,12 +286,12 @@ def test_a_row_without_a_peak_is_refused_by_name() -> None:
     bare = dataclasses.replace(row, peak_gflops=(("float32", 1.0),))
     problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
     with pytest.raises(TargetError, match="does not say how fast it multiplies float16"):
-        propose(problem, bare, PLAIN)
+        ProductFamily(problem, bare, PLAIN).propose()
 
 
 @pytest.mark.parametrize("name", ["nvidia-t4", "nvidia-a100", "nvidia-h200"])
 def test_a_profiler_of_eight_attempts_sees_eight_tiles(name):
     problem = GemmProblem.packed(m=1280, n=3072, k=768, arithmetic="float16", out_dtype="float16")
-    found = propose(problem, device_db.lookup(name), PLAIN)
+    found = ProductFamily(problem, device_db.lookup(name), PLAIN).propose()
     assert len({item.config.threadblock[:2] for item in found[:8]}) == 8
     assert len(found) > len({item.config.threadblock[:2] for item in found})  # and the second of a tile comes after

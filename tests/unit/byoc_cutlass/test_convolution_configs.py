@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.random_templates.convolutions import KINDS, convolution_of, random_problem
-from tests.support.random_templates.products import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
-from tvm_ext.byoc_cutlass.configs import MOST_CONFIGS
-from tvm_ext.byoc_cutlass.convolution import (
-    AnyConvolutionConfig,
-    ConvolutionConfig,
-    ConvolutionProblem,
-    DepthwiseConfig,
+from tests.support.random_templates.convolutions import (
+    KINDS,
+    AnyConfig,
+    convolution_family,
+    convolution_of,
+    random_problem,
 )
-from tvm_ext.byoc_cutlass.convolution_configs import candidates, propose_convolution, why_no_convolution
-from tvm_ext.byoc_cutlass.convolution_legality import why_illegal_convolution
-from tvm_ext.byoc_cutlass.convolution_ranking import predict_convolution
+from tests.support.random_templates.products import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, DepthwiseFamily
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.family import MOST_CONFIGS, Ranked, TemplateFamily
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.devices import device_db
 from tvm_ext.errors import InputError, TargetError
@@ -30,9 +30,22 @@ PLAIN = Epilogue(out_dtype="float16")
 A100, H100, T4 = (8, 0), (9, 0), (7, 5)
 
 
+def proposals(
+    problem: ConvolutionProblem, capability: tuple[int, int], epilogue: Epilogue = PLAIN, count: int = MOST_CONFIGS
+) -> tuple[Ranked[Any], ...]:
+    return convolution_family(problem, device_of(capability), epilogue).propose(count)
+
+
+def why_illegal(
+    config: AnyConfig, problem: ConvolutionProblem, capability: tuple[int, int], epilogue: Epilogue = PLAIN
+) -> str:
+    """By the family that the configuration is of, whatever the problem is."""
+    kind = DepthwiseFamily if isinstance(config, DepthwiseConfig) else ConvolutionFamily
+    return kind(problem, device_of(capability), epilogue).why_illegal(config) or "legal"
+
+
 def first(problem: ConvolutionProblem, capability: tuple[int, int] = A100) -> Any:
-    epilogue = epilogue_of("relu(accum + row)", problem.out_dtype)
-    return propose_convolution(problem, device_of(capability), epilogue)[0].config
+    return proposals(problem, capability, epilogue_of("relu(accum + row)", problem.out_dtype))[0].config
 
 
 @pytest.mark.sampled
@@ -40,20 +53,21 @@ def first(problem: ConvolutionProblem, capability: tuple[int, int] = A100) -> An
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_what_is_proposed_is_legal_and_sorted(kind: str, capability: tuple[int, int]) -> None:
     rng = random.Random(f"{kind} {capability}")
-    device, problem = device_of(capability), random_problem(rng, kind, capability)
+    problem = random_problem(rng, kind, capability)
     epilogue = epilogue_of(rng.choice(EXPRESSIONS), problem.out_dtype)
-    found = propose_convolution(problem, device, epilogue)
+    family: TemplateFamily[Any, Any] = convolution_family(problem, device_of(capability), epilogue)
+    found = family.propose()
     assert len(found) <= MOST_CONFIGS
     times = [round(item.time_us, 3) for item in found]
     assert times == sorted(times)
-    assert bool(found) == (why_no_convolution(problem, device, epilogue) is None)
+    assert bool(found) == (family.why_none() is None)
     for item in found:
-        assert why_illegal_convolution(item.config, problem, device, epilogue) is None
+        assert family.why_illegal(item.config) is None
         assert item.time_us > 0
         assert steps_cover_the_depth(item.config, problem)
 
 
-def steps_cover_the_depth(config: AnyConvolutionConfig, problem: ConvolutionProblem) -> bool:
+def steps_cover_the_depth(config: AnyConfig, problem: ConvolutionProblem) -> bool:
     """Every product of an activation and a weight is in a step of some slice."""
     if isinstance(config, DepthwiseConfig):
         return config.tiles(problem) * config.pixels[0] * config.pixels[1] >= problem.pixels
@@ -64,9 +78,8 @@ def steps_cover_the_depth(config: AnyConvolutionConfig, problem: ConvolutionProb
 def test_one_position_is_a_matrix_product_where_the_model_says_so() -> None:
     plain = convolution_of(window=(1, 1), extents=(56, 56), channels=256)
     assert first(plain).iterator == "plain"
-    found = propose_convolution(plain, device_of(A100), PLAIN, count=10**6)
-    iterators = {item.config.iterator for item in found if isinstance(item.config, ConvolutionConfig)}
-    assert iterators == {"plain", "optimized"}
+    found = proposals(plain, A100, count=10**6)
+    assert {item.config.iterator for item in found} == {"plain", "optimized"}
     for changed in (
         convolution_of(window=(1, 1), stride=2),
         convolution_of(window=(1, 1), padding=(1, 1)),
@@ -79,7 +92,7 @@ def test_one_position_is_a_matrix_product_where_the_model_says_so() -> None:
 def test_float32_is_not_rounded_to_tfloat32_by_a_collective() -> None:
     exact, rounded = convolution_of(dtype="float32"), convolution_of(dtype="tfloat32", out_dtype="float32")
     configs = [
-        [item.config for item in propose_convolution(p, device_of(H100), epilogue_of("accum", "float32"), count=10**6)]
+        [item.config for item in proposals(p, H100, epilogue_of("accum", "float32"), count=10**6)]
         for p in (exact, rounded)
     ]
     assert {item.tile.generation for item in configs[0]} == {"2.x"}
@@ -112,11 +125,11 @@ def test_hopper_copies_windows_in_bulk_where_the_epilogue_reads_one_whole_matrix
     problem = convolution_of(batch=32, extents=(56, 56))
     assert first(problem, H100).iterator == "bulk"
     one = epilogue_of("accum + matrix", "float16")
-    assert propose_convolution(problem, device_of(H100), one)[0].config.iterator == "bulk"  # type: ignore[union-attr]
+    assert proposals(problem, H100, one)[0].config.iterator == "bulk"
     other = dataclasses.replace(one.operands[0], name="other")
     two = dataclasses.replace(one, expression="accum * other + matrix", operands=(*one.operands, other))
-    residual = propose_convolution(problem, device_of(H100), two)
-    assert {item.config.tile.generation for item in residual} == {"2.x"}  # type: ignore[union-attr]
+    residual = proposals(problem, H100, two)
+    assert {item.config.tile.generation for item in residual} == {"2.x"}
 
 
 def test_channels_are_split_where_the_result_is_small() -> None:
@@ -128,10 +141,7 @@ def test_channels_are_split_where_the_result_is_small() -> None:
 def test_aligned_channels_are_predicted_to_be_faster() -> None:
     """Bolt's Table 3: 46 channels, and padded to 48."""
     times = [
-        propose_convolution(convolution_of(batch=32, extents=(20, 26), channels=c, filters=32), device_of(A100), PLAIN)[
-            0
-        ].time_us
-        for c in (46, 48)
+        proposals(convolution_of(batch=32, extents=(20, 26), channels=c, filters=32), A100)[0].time_us for c in (46, 48)
     ]
     assert times[0] > 1.2 * times[1]
 
@@ -139,7 +149,8 @@ def test_aligned_channels_are_predicted_to_be_faster() -> None:
 def test_more_work_takes_longer() -> None:
     device = device_of(A100)
     config = first(convolution_of())
-    times = [predict_convolution(config, convolution_of(batch=batch), device, PLAIN).time_us for batch in (8, 64, 512)]
+    families = [ConvolutionFamily(convolution_of(batch=batch), device, PLAIN) for batch in (8, 64, 512)]
+    times = [family.predict(config).time_us for family in families]
     assert times == sorted(times)
     assert times[0] < times[-1]
 
@@ -209,12 +220,11 @@ DIRECT = DepthwiseConfig(
         (dataclasses.replace(DIRECT, stages=40), {"groups": 64}, "bytes of shared memory"),
     ],
 )
-def test_what_the_headers_refuse_is_refused(config: AnyConvolutionConfig, problem: dict[str, Any], why: str) -> None:
-    device = device_of(H100)
+def test_what_the_headers_refuse_is_refused(config: AnyConfig, problem: dict[str, Any], why: str) -> None:
     fits = convolution_of(groups=64) if isinstance(config, DepthwiseConfig) else convolution_of()
     base = BULK if isinstance(config, ConvolutionConfig) and config.tile.generation == "3.x" else BASE
-    assert why_illegal_convolution(DIRECT if isinstance(config, DepthwiseConfig) else base, fits, device, PLAIN) is None
-    assert why in (why_illegal_convolution(config, convolution_of(**problem), device, PLAIN) or "legal")
+    assert why_illegal(DIRECT if isinstance(config, DepthwiseConfig) else base, fits, H100) == "legal"
+    assert why in why_illegal(config, convolution_of(**problem), H100)
 
 
 def test_what_would_be_spilled_is_refused() -> None:
@@ -223,28 +233,29 @@ def test_what_would_be_spilled_is_refused() -> None:
     for alignment, why in ((8, "legal"), (2, "registers of a thread")):
         tile = dataclasses.replace(narrow, alignment_a=alignment, alignment_b=alignment)
         config = ConvolutionConfig(tile=tile, iterator="optimized")
-        assert why in (why_illegal_convolution(config, convolution_of(), device_of(A100), PLAIN) or "legal")
+        assert why in why_illegal(config, convolution_of(), A100)
     wide = dataclasses.replace(
         TILE, architecture=75, threadblock=(256, 128, 64), warp=(64, 64, 64), instruction=(16, 8, 8), stages=2,
         alignment_a=1, alignment_b=1,
     )  # fmt: skip
     config = ConvolutionConfig(tile=wide, iterator="optimized")
     problem = convolution_of(channels=3)
-    assert "registers of a thread" in (why_illegal_convolution(config, problem, device_of(A100), PLAIN) or "")
+    assert "registers of a thread" in why_illegal(config, problem, A100)
     direct = dataclasses.replace(DIRECT, filter_extents=(7, 7), strides=(2, 2), pixels=(4, 8), warp_pixels=8)
     problem = convolution_of(window=(7, 7), stride=2, groups=64)
-    assert "registers of a thread" in (why_illegal_convolution(direct, problem, device_of(A100), PLAIN) or "")
+    assert "registers of a thread" in why_illegal(direct, problem, A100)
 
 
 def test_nothing_serves_odd_channels_of_bfloat16() -> None:
     problem = convolution_of(channels=3, dtype="bfloat16")
-    assert propose_convolution(problem, device_of(A100), PLAIN) == ()
-    assert "copied asynchronously" in (why_no_convolution(problem, device_of(A100), PLAIN) or "")
+    family = ConvolutionFamily(problem, device_of(A100), PLAIN)
+    assert family.propose() == ()
+    assert "copied asynchronously" in (family.why_none() or "")
 
 
 def test_devices_without_templates_are_refused() -> None:
     with pytest.raises(TargetError, match=r"begin with CUDA's compute capability 7\.5"):
-        propose_convolution(convolution_of(), device_db.lookup("nvidia-v100"), PLAIN)
+        ConvolutionFamily(convolution_of(), device_db.lookup("nvidia-v100"), PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +268,7 @@ def test_problems_that_are_none_are_refused(change: dict[str, Any]) -> None:
 
 def test_configurations_go_through_json() -> None:
     for problem in (convolution_of(), convolution_of(groups=64)):
-        for config in list(candidates(problem, device_of(H100)))[::97]:
+        for config in list(convolution_family(problem, device_of(H100), PLAIN).candidates())[::97]:
             assert from_json(type(config), to_json(config)) == config
 
 

@@ -12,10 +12,10 @@ from tests.support.fatbins import read_fatbin
 from tests.support.random_templates.products import architecture_of, device_of, epilogue_of
 from tests.unit.compilers import needs_nvcc
 from tvm_ext.byoc_cutlass import _cutlass
-from tvm_ext.byoc_cutlass.configs import propose
 from tvm_ext.byoc_cutlass.emit import emit_gemm, symbol_of
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
+from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.records.partition import EpilogueOperand
 from tvm_ext.support.kernel_cache import KernelCache
@@ -29,7 +29,8 @@ needs_package = pytest.mark.skipif(
 
 def best(capability: tuple[int, int], m: int = 256, k: int = 256) -> GemmConfig:
     problem = GemmProblem.packed(m=m, n=256, k=k, arithmetic="float16", out_dtype="float16")
-    return propose(problem, device_of(capability), epilogue_of("relu(accum + row)", "float16"))[0].config
+    family = ProductFamily(problem, device_of(capability), epilogue_of("relu(accum + row)", "float16"))
+    return family.propose()[0].config
 
 
 @needs_package
@@ -111,7 +112,7 @@ def test_batches_compile_with_operands_of_their_own(capability: tuple[int, int])
     expression = " + ".join(["accum", *(operand.name for operand in operands)])
     epilogue = Epilogue(expression=expression, operands=tuple(operands), out_dtype="float16")
     problem = GemmProblem.packed(m=512, n=256, k=128, batch=4, arithmetic="float16", out_dtype="float16")
-    config = propose(problem, device_of(capability), epilogue)[0].config
+    config = ProductFamily(problem, device_of(capability), epilogue).propose()[0].config
     text = emit_gemm(config, epilogue, batched=True)
     assert "call.operand_batches[1]" in text
     assert compile_gemm(text, architecture_of(capability), time_limit_s=500).image.startswith(b"\x7fELF")

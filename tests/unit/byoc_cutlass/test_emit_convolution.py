@@ -10,19 +10,25 @@ import ctypes
 import dataclasses
 from math import erf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.random_templates.convolutions import convolution_of
+from tests.support.random_templates.convolutions import AnyConfig, convolution_family, convolution_of
 from tests.support.random_templates.products import EXPRESSIONS, architecture_of, device_of, epilogue_of
 from tests.unit.byoc_cutlass.host_library import ConvolutionCall, address, convolved, host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.convolution import AnyConvolutionConfig, ConvolutionProblem, DepthwiseConfig
-from tvm_ext.byoc_cutlass.convolution_configs import legal_convolutions, propose_convolution
-from tvm_ext.byoc_cutlass.emit_convolution import CALL, emit_convolution, symbol_of
+from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, emit_depthwise
+from tvm_ext.byoc_cutlass.emit_convolution import CONVOLUTION_CALL, emit_convolution
+from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.epilogue_function import epilogue_function
 from tvm_ext.byoc_cutlass.evt import OWN_FUNCTIONS
+from tvm_ext.byoc_cutlass.family import TemplateFamily
+from tvm_ext.byoc_cutlass.kernel_text import kernel_symbol
+from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 pytest.importorskip("cutlass_library", reason="the extra `cutlass` is not installed")
@@ -39,28 +45,49 @@ KINDS: dict[str, tuple[tuple[int, int], ConvolutionProblem, str]] = {
     "a group for each tile": ((8, 0), convolution_of(channels=128, filters=128, groups=2), "conv2d_optimized_single"),
     "groups in a tile": ((8, 0), convolution_of(groups=8), "conv2d_analytic_multiple"),
     "depthwise": ((8, 0), convolution_of(groups=64), "depthwise_float16"),
-    "one position": ((8, 0), convolution_of(window=(1, 1)), "conv2d_gemm_float16_sm80"),
-    "one position, bulk": ((9, 0), convolution_of(window=(1, 1)), "conv2d_gemm_float16_sm90"),
 }
 """What is wanted of each kind of template: a capability, a problem, and how the template's name begins."""
 
 
-def template(kind: str) -> tuple[tuple[int, int], ConvolutionProblem, AnyConvolutionConfig]:
+def template(kind: str) -> tuple[tuple[int, int], ConvolutionProblem, AnyConfig]:
     """The best template of ``kind``."""
     capability, problem, beginning = KINDS[kind]
     epilogue = epilogue_of(EPILOGUE.expression, problem.out_dtype)
-    found = propose_convolution(problem, device_of(capability), epilogue, count=10**6)
+    family: TemplateFamily[Any, Any] = convolution_family(problem, device_of(capability), epilogue)
+    found = family.propose(10**6)
     return capability, problem, next(item.config for item in found if item.config.name.startswith(beginning))
+
+
+def source_of(config: AnyConfig, epilogue: Epilogue) -> tuple[str, str]:
+    """Its text and the name of its entry point."""
+    if isinstance(config, DepthwiseConfig):
+        return emit_depthwise(config, epilogue), kernel_symbol(config.name, epilogue)
+    return emit_convolution(config, epilogue), kernel_symbol(config.name, epilogue)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_a_template_whose_text_has_both_entry_points(kind: str) -> None:
     _, problem, config = template(kind)
     epilogue = epilogue_of(EPILOGUE.expression, problem.out_dtype)
-    text, symbol = emit_convolution(config, epilogue), symbol_of(config, epilogue)
+    text, symbol = source_of(config, epilogue)
     assert f'extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace' in text
     assert f'extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call)' in text
     assert text.count("{") == text.count("}")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_one_position_has_the_kernels_of_matrix_products(capability: tuple[int, int]) -> None:
+    """Others in the model may share them: the text is the product's, of 2.x and of 3.x templates."""
+    device, problem = device_of(capability), convolution_of(window=(1, 1))
+    family, product = (
+        ConvolutionFamily(problem, device, EPILOGUE),
+        ProductFamily(problem.product(), device, EPILOGUE),
+    )
+    generation = "3.x" if capability == (9, 0) else "2.x"
+    plain = [item.config for item in family.propose(10**6) if item.config.iterator == "plain"]
+    config = next(item for item in plain if item.tile.generation == generation)
+    assert family.source(config) == product.source(config.tile)
+    assert f'extern "C" int32_t {product.symbol(config.tile)}(GemmCall const* call' in family.source(config)
 
 
 RESIDUAL = epilogue_of("relu(accum + row) + matrix", "float16")
@@ -69,7 +96,7 @@ RESIDUAL = epilogue_of("relu(accum + row) + matrix", "float16")
 def test_a_collective_loads_a_residual_itself() -> None:
     """Its rows are windows, which visitors of whole matrices do not know: the matrix is the template's tensor C."""
     _, _, config = template("bulk windows")
-    text = emit_convolution(config, RESIDUAL)
+    text, _ = source_of(config, RESIDUAL)
     assert "Sm90AuxLoad" not in text and text.count("Sm90SrcFetch<cutlass::half_t>") == 1
     assert "static_cast<cutlass::half_t const*>(call.operands[1]), stride_d, " in text
     assert "ElementSum, float, cutlass::half_t, Layout, 8," in text
@@ -77,8 +104,8 @@ def test_a_collective_loads_a_residual_itself() -> None:
     wide = dataclasses.replace(
         wide, operands=tuple(dataclasses.replace(item, dtype="float32") for item in wide.operands)
     )
-    assert "ElementSum, float, float, Layout, 4," in emit_convolution(config, wide)
-    assert "ElementSum, float, void, Layout, 8," in emit_convolution(config, EPILOGUE)
+    assert "ElementSum, float, float, Layout, 4," in source_of(config, wide)[0]
+    assert "ElementSum, float, void, Layout, 8," in source_of(config, EPILOGUE)[0]
 
 
 @needs_nvcc
@@ -86,13 +113,13 @@ def test_a_collective_loads_a_residual_itself() -> None:
 @pytest.mark.parametrize("expression", ["relu(accum + row) + matrix", "gelu(accum + row) * matrix + matrix"])
 def test_a_residual_of_a_collective_compiles(expression: str) -> None:
     _, _, config = template("bulk windows")
-    done = compile_gemm(emit_convolution(config, epilogue_of(expression, "float16")), "sm_90a", time_limit_s=580)
+    done = compile_gemm(source_of(config, epilogue_of(expression, "float16"))[0], "sm_90a", time_limit_s=580)
     assert not any(use.spill_store_bytes for use in done.uses)
 
 
 def test_a_call_in_python_is_a_call_in_c() -> None:
     """Members of the structure that the tests fill, against the text."""
-    words = CALL.replace(",", " ").replace(";", " ").replace("*", " ").split()
+    words = CONVOLUTION_CALL.declaration.replace(",", " ").replace(";", " ").replace("*", " ").split()
     places = [words.index(name) for name, _ in ConvolutionCall._fields_]
     assert places == sorted(places)
 
@@ -102,7 +129,7 @@ def test_a_call_in_python_is_a_call_in_c() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_compiles(kind: str) -> None:
     capability, problem, config = template(kind)
-    text = emit_convolution(config, epilogue_of("gelu(accum + row)", problem.out_dtype))
+    text, _ = source_of(config, epilogue_of("gelu(accum + row)", problem.out_dtype))
     done = compile_gemm(text, architecture_of(capability), time_limit_s=580)
     assert done.image.startswith(b"\x7fELF")
     assert not any(use.spill_store_bytes for use in done.uses)
@@ -151,7 +178,7 @@ def test_arguments_are_those_of_the_convolution(kind: str, tmp_path: Path) -> No
     _, problem, config = template(kind)
     if isinstance(config, DepthwiseConfig):
         config = dataclasses.replace(config, strides=None, dilation=None)  # arguments, too
-    text, symbol = emit_convolution(config, EPILOGUE), symbol_of(config, EPILOGUE)
+    text, symbol = source_of(config, EPILOGUE)
     a, b = POINTERS if isinstance(config, DepthwiseConfig) else REFS
     library = host_library(text + REFERENCE.format(space=f"{symbol}_template", a=a, b=b), tmp_path)
     rng = np.random.default_rng(0)
@@ -190,7 +217,7 @@ extern "C" void described(ConvolutionCall const* call, int64_t* out) {{
 @pytest.mark.slow
 def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) -> None:
     _, problem, config = template("bulk windows")
-    text, symbol = emit_convolution(config, RESIDUAL), symbol_of(config, RESIDUAL)
+    text, symbol = source_of(config, RESIDUAL)
     library = host_library(text + BULK.format(space=f"{symbol}_template"), tmp_path, "sm_90a")
     ask = getattr(library, f"{symbol}_workspace_bytes")
     ask.restype = ctypes.c_int64
@@ -215,7 +242,7 @@ def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) 
 
 
 def check_workspace_and_refusals(
-    library: ctypes.CDLL, symbol: str, problem: ConvolutionProblem, config: AnyConvolutionConfig
+    library: ctypes.CDLL, symbol: str, problem: ConvolutionProblem, config: AnyConfig
 ) -> None:
     """What is refused is refused before anything is launched: none of these calls reaches a device."""
     ask, run = getattr(library, f"{symbol}_workspace_bytes"), getattr(library, symbol)
@@ -299,6 +326,6 @@ def evaluated(expression: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
 def test_legal_templates_have_names_of_their_own() -> None:
     """What is compiled in is in the name, and nothing else."""
     for _, problem, _ in KINDS.values():
-        found = list(legal_convolutions(problem, device_of((9, 0)), epilogue_of("accum", problem.out_dtype)))
-        texts = {config.name: emit_convolution(config, EPILOGUE) for config in found[::97]}
+        family = convolution_family(problem, device_of((9, 0)), epilogue_of("accum", problem.out_dtype))
+        texts = {config.name: source_of(config, EPILOGUE)[0] for config in list(family.legal())[::97]}
         assert len(set(texts.values())) == len(texts)

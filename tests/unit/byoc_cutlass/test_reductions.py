@@ -17,15 +17,15 @@ from tests.support.random_templates.products import architecture_of, device_of, 
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, op
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.back_to_back import PairProblem, why_no_pair
-from tvm_ext.byoc_cutlass.configs import propose, why_none
+from tvm_ext.byoc_cutlass.back_to_back import PairProblem
 from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
-from tvm_ext.byoc_cutlass.convolution_configs import why_no_convolution
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.evt import visitor_tree
 from tvm_ext.byoc_cutlass.gemm import GemmProblem
-from tvm_ext.byoc_cutlass.legality import why_illegal
+from tvm_ext.byoc_cutlass.pairs import PairFamily
+from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.ranking import predict_product
 from tvm_ext.byoc_cutlass.reductions import ATOMIC_MAXIMUM, REDUCTIONS, exchange_bytes
@@ -109,7 +109,7 @@ def test_of_a_batch_each_product_has_its_columns_and_all_have_the_same_rows() ->
 )
 def test_the_result_is_filled_before_the_kernel_starts(name: str, filled: str) -> None:
     epilogue = epilogue_of(f"{name}(accum)", "float32")
-    (best,) = propose(gemm(), device_of((8, 0)), epilogue, count=1)
+    (best,) = ProductFamily(gemm(), device_of((8, 0)), epilogue).propose(1)
     text = emit_gemm(best.config, epilogue)
     assert f"cudaMemsetAsync(call->d, {filled}" in text
     assert text.index("cudaMemsetAsync") < text.index("gemm.run(")
@@ -129,11 +129,12 @@ def test_templates_of_whole_tiles_alone_are_proposed(capability: tuple[int, int]
     device, epilogue = device_of(capability), epilogue_of("sum_rows(accum)", "float32")
     deep = GemmProblem.packed(m=64, n=64, k=65536, arithmetic="float16", out_dtype="float32")
     for problem in (gemm(), deep):
-        found = [item.config for item in propose(problem, device, epilogue)]
+        family = ProductFamily(problem, device, epilogue)
+        found = [item.config for item in family.propose()]
         assert found
         assert {(config.generation, config.split_k) for config in found} == {("2.x", 1)}
     config = found[0]
-    assert "whole ones" in str(why_illegal(config.with_split(4), deep, device, epilogue))
+    assert "whole ones" in str(family.why_illegal(config.with_split(4)))
     plain = epilogue_of("accum", "float32")
     filled, alone = (predict_product(config, deep, device, item).time_us for item in (epilogue, plain))
     assert filled > alone
@@ -144,7 +145,7 @@ def test_a_region_has_candidates_and_a_result_of_the_vector_s_size() -> None:
     region = region_of("sum_columns")
     assert candidates_of(region, lookup("nvidia-a100"), 2)
     assert buffers_of(region)[-1] == ("float32", SHAPE[0] * 4)
-    assert why_none(gemm(), lookup("nvidia-a100"), Epilogue.of(region)) is None
+    assert ProductFamily(gemm(), lookup("nvidia-a100"), Epilogue.of(region)).why_none() is None
 
 
 def test_a_convolution_s_pixels_are_its_rows() -> None:
@@ -156,7 +157,7 @@ def test_a_convolution_s_pixels_are_its_rows() -> None:
     x, w = inputs_of((2, 56, 56, 64), (64, 3, 3, 1), dtype="float16")
     (region,) = decided(module_of([x, w], summed(x, w, 64))).taken
     problem = ConvolutionProblem.of(region.problem, region.out_dtype)
-    assert "adds up no rows" in str(why_no_convolution(problem, lookup("nvidia-a100"), Epilogue.of(region)))
+    assert "adds up no rows" in str(DepthwiseFamily(problem, lookup("nvidia-a100"), Epilogue.of(region)).why_none())
     with pytest.raises(IllegalRewrite, match="adds up no rows"):
         candidates_of(region, lookup("nvidia-a100"))
 
@@ -174,8 +175,8 @@ def test_a_pair_of_products_reduces_nothing() -> None:
     )
     plain, reduced = epilogue_of("accum", "float16"), epilogue_of("sum_rows(accum)", "float32")
     device = lookup("nvidia-a100")
-    assert "no rows or columns are added up" in str(why_no_pair(problem, device, plain, reduced))
-    assert why_no_pair(problem, device, plain, epilogue_of("accum", "float32")) is None
+    assert "no rows or columns are added up" in str(PairFamily(problem, device, plain, reduced).why_none())
+    assert PairFamily(problem, device, plain, epilogue_of("accum", "float32")).why_none() is None
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_reductions_compile(name: str, arithmetic: str, capability: tuple[int, i
     m, n, k = SHAPE
     problem = GemmProblem.packed(m=m, n=n, k=k, arithmetic=arithmetic, out_dtype="float32")
     epilogue = epilogue_of(f"{name}(relu(accum + row) * matrix)", "float32")
-    (best,) = propose(problem, device_of(capability), epilogue, count=1)
+    (best,) = ProductFamily(problem, device_of(capability), epilogue).propose(1)
     done = compile_gemm(emit_gemm(best.config, epilogue), architecture_of(capability), time_limit_s=500)
     assert done.image.startswith(b"\x7fELF")
 

@@ -25,6 +25,7 @@ from tests.unit.byoc_cutlass.graphs import op, partition
 from tests.unit.compilers import needs_cc
 from tvm_ext import relay
 from tvm_ext.byoc_cutlass import selection
+from tvm_ext.byoc_cutlass.emit import GEMM_CALL
 from tvm_ext.byoc_cutlass.host import HostFunction, KernelCall
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import CompileError
@@ -278,7 +279,7 @@ def test_alike_regions_share_a_kernel_and_a_second_time_compiles_nothing(on_cpu:
 
 def test_few_templates_serve_all_regions_nearly_as_fast() -> None:
     def candidates(**times: float) -> tuple[selection.Candidate, ...]:
-        calls = {name: KernelCall(symbol=name, structure="", declaration="", fields="") for name in times}
+        calls = {name: KernelCall(symbol=name, form=GEMM_CALL, numbers=()) for name in times}
         return tuple(
             selection.Candidate(name=name, time_us=time, architecture="", source=str, call=calls[name])
             for name, time in times.items()

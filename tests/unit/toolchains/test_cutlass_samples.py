@@ -6,7 +6,7 @@ import math
 import re
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,14 @@ from tests.unit.byoc_cutlass.graphs import convolution, decided, op, partition, 
 from tests.unit.compilers import needs_cc, needs_nvcc
 from tvm_ext import relay
 from tvm_ext.autotune.database import MeasurementDatabase
-from tvm_ext.byoc_cutlass import emit, emit_back_to_back, emit_convolution
+from tvm_ext.byoc_cutlass.emit import GEMM_CALL
+from tvm_ext.byoc_cutlass.emit_back_to_back import PAIR_CALL
+from tvm_ext.byoc_cutlass.emit_convolution import CONVOLUTION_CALL
 from tvm_ext.byoc_cutlass.profiler import launch_of, plan_region
 from tvm_ext.byoc_cutlass.screening import SampleLaunch, ScreeningLimits
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.records.partition import PARTITION, CutlassPartition
+from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRegion
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.support.kernel_cache import KernelCache
@@ -117,7 +119,7 @@ PROGRAM(hangs, 0, for (;;) sleep(1);)
 def launch(symbol: str) -> SampleLaunch:
     arguments = {
         "symbol": symbol,
-        "structure": "GemmCall",
+        "packing": GEMM_CALL.packing,
         "numbers": [7, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0],
         "factors": [0, 1],
         "operands": [],
@@ -173,17 +175,27 @@ def test_buffers_hold_finite_numbers(dtype: str) -> None:
 
 
 def test_calls_are_packed_as_the_structures_are_declared() -> None:
-    """`emit.CALL`: nine numbers of 64 bits, four of 32; of convolutions twenty of 32; of pairs seven and fourteen."""
-    texts = {"GemmCall": emit.CALL, "ConvolutionCall": emit_convolution.CALL, "PairCall": emit_back_to_back.CALL}
-    assert texts.keys() == sample_worker.STRUCTURES.keys()
-    for name, text in texts.items():
-        numbers, factors, distances = sample_worker.STRUCTURES[name]
-        assert len(re.search(r"void const (\*a, .*);", text)[1].split(",")) == factors  # type: ignore[index]
-        lines = [line.split("//")[0].strip() for line in text.splitlines()[1:-1]]
+    """Products have nine numbers of 64 bits and four of 32; convolutions twenty of 32; pairs seven and fourteen."""
+    for form in (GEMM_CALL, CONVOLUTION_CALL, PAIR_CALL):
+        assert form.declaration.startswith(f"struct {form.name} {{")
+        lines = [line.split("//")[0].strip() for line in form.declaration.splitlines()[1:-1]]
         wide = sum(line.count(",") + 1 for line in lines if line.startswith("int64_t ") and "*" not in line)
         narrow = sum(line.count(",") + 1 for line in lines if line.startswith("int32_t"))
-        assert struct.calcsize(numbers) == 8 * wide + 4 * narrow
-        assert ("operand_batches" in text) == distances
+        assert struct.calcsize(form.packing) == 8 * wide + 4 * narrow
+        assert ("operand_batches" in form.declaration) == form.has_distances
+
+
+@pytest.mark.parametrize("kind", ["a product", "a convolution", "two products"])
+def test_a_launch_has_the_numbers_and_factors_of_its_structure(kind: str) -> None:
+    (region,) = {
+        "a product": lambda: decided(product((64, 32), (32, 48))).taken,
+        "a convolution": lambda: decided(convolution()).taken,
+        "two products": lambda: paired(layers((48, 24), (32, 24), (16, 32))),
+    }[kind]()
+    call = candidates_of(region, A100)[0].call
+    factors = re.search(r"void const (\*a, .*);", call.form.declaration)
+    assert factors is not None and len(factors[1].split(",")) == len(call.factors)
+    assert struct.pack(call.form.packing, *call.numbers)
 
 
 def test_the_launch_of_a_region_has_its_numbers(on_cpu: Path) -> None:
@@ -215,13 +227,19 @@ def convolved_layers() -> Any:
     return module_of(inputs, op.add(op.nn.conv2d(first, v, **layout), r))
 
 
+def paired(mod: Any) -> Sequence[CutlassRegion]:
+    """The module's regions, where products are paired."""
+    backend = CutlassBackend(A100, KernelCache(None))
+    made = PairProducts(A100, backend, lambda _mod: None, True)(partition(mod)[0])
+    return from_json(CutlassPartition, str(made.attrs[PARTITION])).taken
+
+
 @needs_cc
 @pytest.mark.parametrize("kind", PAIRS)
 def test_two_products_in_one_kernel_are_measured_as_one(kind: str, on_cpu: Path, tmp_path: Path) -> None:
     """Their sample programs compute what the operators do, on buffers that the launch describes."""
-    store, backend = MeasurementDatabase(tmp_path / "m.db"), CutlassBackend(A100, KernelCache(None))
-    mod = PairProducts(A100, backend, lambda _mod: None, True)(partition(PAIRS[kind]())[0])
-    (region,) = from_json(CutlassPartition, str(mod.attrs[PARTITION])).taken
+    store = MeasurementDatabase(tmp_path / "m.db")
+    (region,) = paired(PAIRS[kind]())
     assert region.then is not None
     made = plan_region(region, candidates_of(region, A100), A100, sample_versions(), store)
     done = cutlass_samples.profile_on_gpu([made], A100, KernelCache(tmp_path / "cache"), store, LIMITS)

@@ -1,8 +1,9 @@
-"""Which templates fit a matrix product on a device: a few hundred configurations, the legal ones ranked by a model.
+"""Matrix products: a few hundred configurations for a device, the legal ones ranked by a model.
 
 They come from the device's limits and the vendor's guidance (Bolt §3.2.2): warp tiles as large as the registers allow,
 four or eight warps to a threadblock, small threadblocks where there are too few large ones to keep the units busy.
-Nothing is a tuner's list. `legality` refuses what the headers would refuse, `ranking` predicts the time of the rest.
+Nothing is a tuner's list. `legality` refuses what the headers would refuse, `ranking` predicts the time of the rest,
+`emit` writes the source.
 """
 
 from __future__ import annotations
@@ -10,21 +11,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import TargetError
+from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
+from . import emit
 from .elements import FP8_SINCE, MULTIPLIERS, Shape3
-from .epilogue import Epilogue
+from .family import PredictedTime, Ranked, TemplateFamily
 from .gemm import GemmConfig, GemmProblem, Schedule
-from .legality import why_illegal
-from .ranking import Ranked, predict_product
-
-MOST_CONFIGS = 48
-"""Configurations that `propose` answers at most: tens, as a profiler can run."""
+from .legality import product_reasons
+from .ranking import predict_product
 
 _TILES = (32, 64, 128, 256)
 _COLLECTIVE_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # what wgmma's N allows, in growing steps
@@ -32,77 +31,107 @@ _WARP_TILES = (16, 32, 64)
 _K_BYTES = (64, 128)  # of one tile's row along K: the widths of shared memory's swizzled rows
 _STAGES = (3, 4, 5, 6)
 _SIMT_K = 8
-_SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4, 8)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _SCHEDULES: tuple[Schedule, ...] = ("cooperative", "pingpong")
 DEEPEST_SWIZZLE = 8
 """2.x templates are compiled for this, and take less where there are fewer columns of tiles (threadblock_swizzle.h)."""
 
 
-def propose(
-    problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue, *, count: int = MOST_CONFIGS
-) -> tuple[Ranked[GemmConfig], ...]:
-    """The ``count`` legal configurations that are best worth measuring; empty where there is none.
+class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
+    """One product of matrices, or a batch of them."""
 
-    The first is the fastest by the model. Behind it come the best of every other threadblock tile, and only then the
-    second best of each: stages, clusters and splits of one tile are nearly the same time to the model, and a profiler
-    with eight attempts should not spend them on one tile.
+    form = emit.GEMM_CALL
+    does = "multiplies"
 
-    Raises TargetError where CUTLASS has no template for the device: not CUDA, or older than sm_75, which no compiler
-    that it works with still compiles for; or where its row lacks what the model asks for.
-    """
-    check_device(device)
-    legal = [item for item in candidates(problem, device) if why_illegal(item, problem, device, epilogue) is None]
-    splits = (1,) if epilogue.reduction is not None else _SPLITS  # stream-K has parts of tiles
-    split = [item for config in legal for item in _splits(config, problem, device, splits)]
-    ranked = [Ranked.of(c, predict_product(c, problem, device, epilogue)) for c in split]
-    return tuple(_tile_by_tile(sorted(ranked, key=_place))[:count])
+    @staticmethod
+    def serves(region: CutlassRegion) -> bool:
+        return region.then is None and region.problem.window is None
+
+    @staticmethod
+    def problem_of(region: CutlassRegion) -> GemmProblem:
+        return GemmProblem.of(region.problem, region.out_dtype)
+
+    def candidates(self) -> Iterator[GemmConfig]:
+        return candidates(self.problem, self.device)
+
+    def reasons(self, config: GemmConfig) -> Iterator[str | None]:
+        return product_reasons(config, self.problem, self.device, self.epilogue)
+
+    def predict(self, config: GemmConfig) -> PredictedTime:
+        return predict_product(config, self.problem, self.device, self.epilogue)
+
+    def preference(self, config: GemmConfig) -> tuple[int, int]:
+        return roomy(config)
+
+    def splits(self, config: GemmConfig) -> Iterator[GemmConfig]:
+        """With K split where its tiles leave units idle and every part keeps its stages filled."""
+        yield config
+        if has_no_splits(config) or self.problem.batch > 1 or self.epilogue.reduction is not None:
+            return  # stream-K has parts of tiles, which reduce nothing
+        tiles, steps = config.tiles(self.problem), ceil_div(self.problem.k, config.threadblock[2])
+        for split in SPLITS[1:]:
+            if tiles * split <= self.device.unit_count * 2 and steps >= split * config.stages:
+                yield config.with_split(split)
+
+    def variants(self, config: GemmConfig) -> Iterator[GemmConfig]:
+        """Splits of a stream-K form, 3.x's swizzle and raster."""
+        steps = ceil_div(self.problem.k, config.threadblock[2])
+        splits = [split for split in SPLITS[1:] if steps >= split * config.stages] if config.split_k > 1 else [1]
+        swizzles, rasters = [config.swizzle], [config.raster]
+        if config.generation == "3.x":
+            deepest = _swizzle(self.problem, config.threadblock[1])
+            swizzles = [1 << power for power in range(deepest.bit_length())]
+            rasters = ["along_m", "along_n"]
+        for split, swizzle, raster in itertools.product(splits, swizzles, rasters):
+            variant = dataclasses.replace(config, split_k=split, swizzle=swizzle, raster=raster)
+            if variant != config:
+                yield variant
+
+    def spread(self, ranked: list[Ranked[GemmConfig]]) -> list[Ranked[GemmConfig]]:
+        """In rounds: the first of every threadblock tile, the second of every tile, and so on.
+
+        Stages, clusters and splits of one tile are nearly the same time to the model, and a profiler with eight
+        attempts should not spend them on one tile.
+        """
+        seen: Counter[tuple[int, int]] = Counter()
+        rounds = []
+        for item in ranked:
+            tile = item.config.threadblock[:2]
+            rounds.append(seen[tile])
+            seen[tile] += 1
+        order = sorted(range(len(ranked)), key=lambda i: rounds[i])  # stable: within a round, the fastest first
+        return [ranked[i] for i in order]
+
+    def symbol(self, config: GemmConfig) -> str:
+        a, b = self.problem.a.order, self.problem.b.order
+        return emit.symbol_of(config, self.epilogue, a, b, batched=self.problem.batch > 1)
+
+    def source(self, config: GemmConfig) -> str:
+        orders = {"layout_a": self.problem.a.order, "layout_b": self.problem.b.order}
+        return emit.emit_gemm(config, self.epilogue, **orders, batched=self.problem.batch > 1)
+
+    def numbers(self, config: GemmConfig) -> tuple[int, ...]:
+        problem, a, b = self.problem, self.problem.a, self.problem.b
+        return (
+            problem.m, problem.n, problem.k, problem.batch, a.leading_dimension, b.leading_dimension,
+            a.batch_stride, b.batch_stride, problem.m * problem.n if problem.batch > 1 else 0,
+            config.split_k, config.swizzle, int(config.raster == "along_m"), 0,
+        )  # fmt: skip
 
 
-def _tile_by_tile(ranked: list[Ranked[GemmConfig]]) -> list[Ranked[GemmConfig]]:
-    """``ranked`` in rounds: the first of every tile, the second of every tile, and so on."""
-    seen: Counter[tuple[int, int]] = Counter()
-    rounds = []
-    for item in ranked:
-        tile = item.config.threadblock[:2]
-        rounds.append(seen[tile])
-        seen[tile] += 1
-    order = sorted(range(len(ranked)), key=lambda i: rounds[i])  # stable: within a round, the fastest first
-    return [ranked[i] for i in order]
-
-
-def _place(item: Ranked[GemmConfig]) -> tuple[tuple[float, float], int, int, str]:
+def roomy(config: GemmConfig) -> tuple[int, int]:
     """Of equals, the one whose warps have the largest tiles, and then that with most stages to spare."""
-    warp = item.config.warp or item.config.threadblock
-    return item.order, -warp[0] * warp[1], -item.config.stages, item.config.name
+    warp = config.warp or config.threadblock
+    return -warp[0] * warp[1], -config.stages
 
 
-def why_none(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> str | None:
-    """Why no configuration is legal, as the most candidates were refused; None where one is. Raises as `propose`."""
-    check_device(device)
-    reasons = (why_illegal(config, problem, device, epilogue) for config in candidates(problem, device))
-    return most_frequent(reasons, f"{device.name} has no template that multiplies {problem.arithmetic}")
+def has_no_splits(config: GemmConfig) -> bool:
+    """Whether the template's depth cannot be divided among threadblocks."""
+    return config.is_simt or config.schedule in ("pingpong", "single")
 
 
-def most_frequent(reasons: Iterable[str | None], without_any: str) -> str | None:
-    """Why most of what was looked at is refused, ``without_any`` where that is nothing; None where one is not."""
-    counts: Counter[str] = Counter()
-    for reason in reasons:
-        if reason is None:
-            return None
-        counts[reason] += 1
-    return counts.most_common(1)[0][0] if counts else without_any
-
-
-def check_device(device: DeviceSpec) -> None:
-    """Raise TargetError unless CUTLASS has templates for ``device``."""
-    if not has(device, LDMATRIX_SINCE):
-        raise TargetError(
-            f"CUTLASS has no templates for {device.name}: they begin with CUDA's compute capability 7.5.",
-            "such devices are served by the kernels that are constructed here",
-        )
-
-
+# --- candidates ------------------------------------------------------------------------------------------------------
 def candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
     """Configurations worth a look, legal or not."""
     if problem.arithmetic == "float32":
@@ -206,38 +235,6 @@ def _collective_tiles(problem: GemmProblem, schedules: tuple[Schedule, ...]) -> 
             cluster=cluster,
             **problem.alignments(),
         )
-
-
-def _splits(
-    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, splits: Sequence[int]
-) -> Iterator[GemmConfig]:
-    """``config``, and with K split where its tiles leave units idle and every part keeps its stages filled."""
-    if config.is_simt or config.schedule in ("pingpong", "single") or problem.batch > 1:
-        yield config
-        return
-    tiles = config.tiles(problem)
-    steps = ceil_div(problem.k, config.threadblock[2])
-    for split in splits:
-        if split == 1 or (tiles * split <= device.unit_count * 2 and steps >= split * config.stages):
-            yield config.with_split(split)
-
-
-def runtime_variants(config: GemmConfig, problem: GemmProblem) -> Iterator[GemmConfig]:
-    """Other values of what the same program takes at run time: splits of a stream-K form, 3.x's swizzle and raster.
-
-    Nothing of them is compiled in, so that a profiler tries them for the price of a run.
-    """
-    steps = ceil_div(problem.k, config.threadblock[2])
-    splits = [split for split in _SPLITS if split > 1 and steps >= split * config.stages] if config.split_k > 1 else [1]
-    swizzles, rasters = [config.swizzle], [config.raster]
-    if config.generation == "3.x":
-        deepest = _swizzle(problem, config.threadblock[1])
-        swizzles = [1 << power for power in range(deepest.bit_length())]
-        rasters = ["along_m", "along_n"]
-    for split, swizzle, raster in itertools.product(splits, swizzles, rasters):
-        variant = dataclasses.replace(config, split_k=split, swizzle=swizzle, raster=raster)
-        if variant != config:
-            yield variant
 
 
 def _swizzle(problem: GemmProblem, tile_n: int) -> int:

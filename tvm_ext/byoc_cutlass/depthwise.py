@@ -1,0 +1,293 @@
+"""Depthwise convolutions: the direct template, on the vector units.
+
+It stores pixels one by one, so that its epilogue is a function of C++ (`epilogue_function`) and no visitor tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
+from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
+from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.support.arithmetic import ceil_div
+
+from .convolution import ConvolutionProblem
+from .convolution_kernels import DIRECT
+from .convolution_legality import why_too_many_bytes, why_too_many_registers
+from .convolutions import read_bits
+from .elements import ELEMENTS, MULTIPLIERS
+from .emit_convolution import CONVOLUTION_CALL, EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
+from .epilogue import Epilogue
+from .epilogue_function import epilogue_function
+from .evt import OWN_FUNCTIONS
+from .family import PredictedTime, TemplateFamily
+from .gemm import ACCESS_BITS
+from .host import once
+from .kernel_text import gemm_shape, kernel_symbol
+from .legality import why_too_large
+from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us, moved_bytes
+
+DEPTHWISE_TILES = {(8, 1): (2, 4), (8, 2): (2, 2), (16, 1): (4, 4), (16, 2): (2, 4)}
+"""A warp's pixels and its threads along them, to a thread's pixels (SimtWarpShape)."""
+DEPTHWISE_ARITHMETICS = ("float16",)
+_PIXELS = ((4, 8), (8, 8), (8, 16))
+_CHANNELS = (32, 64)
+_STAGES = (2, 3, 4)
+_MOST_FIXED_STRIDE = 2
+_REGISTERS_BESIDE_SUMS = 40
+_GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels of a thread, of 16 and of 32 bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DepthwiseConfig:
+    """The direct template for depthwise convolutions, on the vector units.
+
+    A threadblock has ``pixels`` of the result (p, q) at a time and ``channels`` of them; one warp has ``warp_pixels``.
+    The filter's extents are compiled in, and so are ``strides`` and ``dilation`` where they are not None. ``split`` is
+    how many threadblocks share the pixels: an argument at run time.
+    """
+
+    arithmetic: str
+    pixels: tuple[int, int]
+    channels: int
+    warp_pixels: int
+    filter_extents: tuple[int, int]
+    strides: tuple[int, int] | None
+    dilation: tuple[int, int] | None
+    stages: int
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        assert (self.strides is None) == (self.dilation is None)
+
+    @property
+    def warps(self) -> int:
+        return self.pixels[0] * self.pixels[1] // self.warp_pixels
+
+    @property
+    def name(self) -> str:
+        fixed = [] if self.strides is None or self.dilation is None else [_pair("t", self.strides)]
+        fixed += [] if self.dilation is None else [_pair("d", self.dilation)]
+        tile = [_pair("o", self.pixels), f"c{self.channels}", f"w{self.warp_pixels}", _pair("f", self.filter_extents)]
+        return "_".join(["depthwise", self.arithmetic, *tile, *fixed, f"s{self.stages}"])
+
+    def tiles(self, problem: ConvolutionProblem) -> int:
+        """Of the result's pixels: what the threadblocks of one range of channels share."""
+        p, q = problem.window.output_extents
+        return problem.window.input_extents[0] * ceil_div(p, self.pixels[0]) * ceil_div(q, self.pixels[1])
+
+    def blocks(self, problem: ConvolutionProblem) -> int:
+        return ceil_div(problem.filters, self.channels) * self.split
+
+
+def _pair(letter: str, extents: tuple[int, int]) -> str:
+    return f"{letter}{extents[0]}x{extents[1]}"
+
+
+class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
+    """One depthwise convolution."""
+
+    form = CONVOLUTION_CALL
+    does = "convolves"
+
+    @staticmethod
+    def serves(region: CutlassRegion) -> bool:
+        return region.then is None and region.problem.anchor == "conv2d_depthwise"
+
+    @staticmethod
+    def problem_of(region: CutlassRegion) -> ConvolutionProblem:
+        return ConvolutionProblem.of(region.problem, region.out_dtype)
+
+    def candidates(self) -> Iterator[DepthwiseConfig]:
+        window = self.problem.window
+        warps = sorted({pixels for pixels, _ in DEPTHWISE_TILES})
+        shapes = itertools.product(_PIXELS, _CHANNELS, warps, _STAGES)
+        for pixels, channels, warp, stages in shapes:
+            for strides, dilation in ((window.strides, window.dilation), (None, None)):
+                if strides is not None and max(*window.strides, *window.dilation) > _MOST_FIXED_STRIDE:
+                    continue
+                yield DepthwiseConfig(
+                    arithmetic=self.problem.arithmetic,
+                    pixels=pixels,
+                    channels=channels,
+                    warp_pixels=warp,
+                    filter_extents=window.filter_extents,
+                    strides=strides,
+                    dilation=dilation,
+                    stages=stages,
+                )
+
+    def reasons(self, config: DepthwiseConfig) -> Iterator[str | None]:
+        yield why_too_many_bytes(self.problem)
+        if self.epilogue.reduction is not None:
+            yield "the depthwise template stores pixels one by one, and adds up no rows or columns"
+        yield _why_not_depthwise(config, self.problem)
+        yield _why_wrong_tile(config)
+        use = depthwise_use(config, self.problem, self.device)
+        yield why_too_many_registers(use.registers, use.threads, self.device)
+        yield why_too_large(use.shared_bytes, self.device)
+
+    def predict(self, config: DepthwiseConfig) -> PredictedTime:
+        """Waves of threadblocks, each with its share of the pixels; the filters are reordered before."""
+        problem, device = self.problem, self.device
+        resident = max(1, blocks_per_unit(depthwise_use(config, problem, device), device))
+        held = ceil_div(ceil_div(config.blocks(problem), device.unit_count), resident) * resident
+        tiles = ceil_div(config.tiles(problem), config.split)
+        busy = min(1.0, resident * config.warps / BUSY_WARPS)
+        peak = device.emitted_gflops_of("float32") or 0.0
+        flops = 2 * prod(config.pixels) * config.channels * problem.positions
+        multiply_us = flops / (peak / device.unit_count * busy * 1e3) if peak else 0.0
+        loaded = _window(config.pixels, problem) * config.channels * problem.multiplier.bits / 8
+        load_us = loaded / (l2_gb_per_s(device) / device.unit_count * 1e3)
+        arrival_us = latency_us(device) / ((config.stages - 1) * resident)
+        units_us = held * tiles * max(multiply_us, load_us, arrival_us) + latency_us(device)
+        moved_us = moved_bytes(read_bits(problem), problem.product(), self.epilogue) / (global_gb_per_s(device) * 1e3)
+        time_us = max(units_us, moved_us) + 2 * Machine(device).launch_us
+        return PredictedTime(time_us=time_us, full_clock_us=time_us)
+
+    def preference(self, config: DepthwiseConfig) -> tuple[int, int]:
+        return -config.warp_pixels, -config.stages
+
+    def splits(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
+        """As many threadblocks to the pixels as fill the units once, twice, four or eight times."""
+        ranges = ceil_div(self.problem.filters, config.channels)
+        for times in (1, 2, 4, 8):
+            share = min(config.tiles(self.problem), self.device.unit_count * times // ranges)
+            yield dataclasses.replace(config, split=max(1, share))
+
+    def variants(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
+        """Shares of the pixels."""
+        return (item for item in self.splits(config) if item != config)
+
+    def symbol(self, config: DepthwiseConfig) -> str:
+        return kernel_symbol(config.name, self.epilogue)
+
+    def source(self, config: DepthwiseConfig) -> str:
+        return emit_depthwise(config, self.epilogue)
+
+    def numbers(self, config: DepthwiseConfig) -> tuple[int, ...]:
+        return *self.problem.numbers, config.split, 1, 0, 0
+
+
+# --- legality --------------------------------------------------------------------------------------------------------
+def _why_not_depthwise(config: DepthwiseConfig, problem: ConvolutionProblem) -> str | None:
+    """default_depthwise_fprop.h, depthwise_fprop_activation_tile_access_iterator_direct_conv_*.h, can_implement."""
+    window = problem.window
+    if not problem.is_depthwise or problem.arithmetic not in DEPTHWISE_ARITHMETICS:
+        return f"the direct template is for depthwise convolutions of {' and '.join(DEPTHWISE_ARITHMETICS)}"
+    if config.filter_extents != window.filter_extents:
+        return "the filter's extents are others than the template's"
+    if config.strides is not None and (config.strides, config.dilation) != (window.strides, window.dilation):
+        return "strides or dilation are others than the template's"
+    access = ACCESS_BITS // problem.multiplier.bits
+    if problem.filters % access:
+        return f"{problem.filters} channels are no whole accesses: pad them to a multiple of {access}"
+    return None
+
+
+def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
+    """depthwise_mma_core_with_lane_access_size.h."""
+    threads_n = min(config.channels // _GROUPS_PER_THREAD, 32)
+    thread = DEPTHWISE_TILES.get((config.warp_pixels, 32 // threads_n))
+    if thread is None:
+        return "warps have no such tile"
+    if config.pixels[0] % thread[0] or config.pixels[1] % thread[1] or config.warps < 1 or config.stages < 2:
+        return "a threadblock's pixels are no whole number of its threads'"
+    if config.pixels[0] * config.pixels[1] % config.warp_pixels:
+        return "a threadblock's pixels are no whole number of warps"
+    return None
+
+
+def depthwise_use(config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec) -> BlockUse:
+    """What a threadblock takes of its unit.
+
+    Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
+    """
+    registers = config.warp_pixels * config.channels // 32 + _REGISTERS_BESIDE_SUMS
+    if config.strides is not None:
+        thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
+        registers += 2 * _window(thread, problem) + problem.positions
+    shared = _shared_bytes(config, problem)
+    return BlockUse(threads=config.warps * device.teu_lanes, registers=registers, shared_bytes=shared)
+
+
+def _shared_bytes(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
+    """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
+    width = MULTIPLIERS[config.arithmetic].bits // 8
+    loaded = _window(config.pixels, problem) * config.channels * width
+    stored = config.pixels[0] * config.pixels[1] * config.channels * 4
+    return max(loaded, stored) * config.stages + prod(config.filter_extents) * config.channels * width
+
+
+def _window(pixels: tuple[int, int], problem: ConvolutionProblem) -> int:
+    """Pixels of the activations that a tile of ``pixels`` reads."""
+    window = problem.window
+    return prod(
+        (tile - 1) * stride + (extent - 1) * step + 1
+        for tile, stride, extent, step in zip(
+            pixels, window.strides, window.filter_extents, window.dilation, strict=True
+        )
+    )
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+_INCLUDES = (
+    "cutlass/conv/kernel/default_depthwise_fprop.h",
+    "cutlass/conv/device/direct_convolution.h",
+    *EPILOGUE_INCLUDES[2:],
+)
+
+
+def emit_depthwise(config: DepthwiseConfig, epilogue: Epilogue) -> str:
+    """The source of ``config`` with ``epilogue``; raises as `kernel_text`."""
+    symbol = kernel_symbol(config.name, epilogue)
+    return convolution_text(
+        symbol, config.name, config.arithmetic, epilogue, includes=_INCLUDES,
+        functions=OWN_FUNCTIONS + once("DIRECT", DIRECT), body=_direct(config, epilogue), fits=FITS,
+    )  # fmt: skip
+
+
+def _direct(config: DepthwiseConfig, epilogue: Epilogue) -> str:
+    p, q = config.pixels
+    r, s = config.filter_extents
+    fixed = config.strides is not None
+    algorithm = f"cutlass::conv::IteratorAlgorithm::{'kFixedStrideDilation' if fixed else 'kOptimized'}"
+    function = epilogue_function(epilogue, "float32")
+    operands = ", ".join(
+        f"static_cast<{ELEMENTS[item.dtype].cpp} const*>(call.operands[{i}])"
+        for i, item in enumerate(epilogue.operands)
+    )
+    return f"""{function}
+using Tile = cutlass::conv::TensorNHWCShape<1, {p}, {q}, {config.channels}>;
+using FilterShape = cutlass::MatrixShape<{r}, {s}>;
+using ThreadblockShape = {gemm_shape((p * q, config.channels, r * s))};
+using WarpShape = {gemm_shape((config.warp_pixels, config.channels, r * s))};
+using StrideShape = cutlass::MatrixShape<{_extents(config.strides)}>;
+using DilationShape = cutlass::MatrixShape<{_extents(config.dilation)}>;
+using Swizzle = cutlass::conv::threadblock::DepthwiseDirect2dConvIdentityThreadblockSwizzle<1, 1, {p}, {q}>;
+using OutputOp = tvm_ext::UnchangedSums<ElementSum, 128 / cutlass::sizeof_bits<ElementA>::value>;
+
+using Default = cutlass::conv::kernel::DefaultDepthwiseDirect2dConvFprop<
+    ElementA, Layout, ElementB, Layout, ElementOut, Layout, ElementSum, cutlass::arch::OpClassSimt,
+    cutlass::arch::Sm80, ThreadblockShape, Tile, FilterShape, WarpShape, cutlass::gemm::GemmShape<1, 1, 1>, OutputOp,
+    Swizzle, {config.stages}, Operator, {algorithm},
+    cutlass::conv::StrideSupport::{"kFixed" if fixed else "kStrided"}, StrideShape, DilationShape>;
+using Kernel = typename tvm_ext::DepthwiseWithFunction<Default, Tile, Swizzle, {algorithm}, EpilogueFunction>::Kernel;
+using Convolution = tvm_ext::DepthwiseLaunch<Kernel, typename Default::Kernel, EpilogueFunction>;
+
+{PROBLEM}
+typename Convolution::Arguments make_arguments(ConvolutionCall const& call) {{
+  EpilogueFunction const function{{static_cast<ElementOut*>(call.d){", " + operands if operands else ""}}};
+  return {{problem_of(call), static_cast<ElementA const*>(call.a), static_cast<ElementB const*>(call.b), function}};
+}}
+"""
+
+
+def _extents(extents: tuple[int, int] | None) -> str:
+    return "-1, -1" if extents is None else f"{extents[0]}, {extents[1]}"
