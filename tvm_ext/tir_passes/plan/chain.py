@@ -26,14 +26,13 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.persistent import ChainVerdict, PanelPlan
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.tuning import CpuTile
-from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.limits import timed_construction
 
 from .anchors import construct_anchor
 from .context import KernelContext
 from .gpu_chain import judge_gpu_chain
 from .panel import Panel, PanelView, check_runs, divide
-from .panel_sizes import panel_bytes, panel_plans, stored
+from .panel_sizes import check_smallest, panel_bytes, panel_plans, stored
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
 from .plan_windows import WindowGroup, take_windows
 
@@ -46,20 +45,23 @@ def judge_for(device: DeviceSpec, options: BuildOptions) -> Callable[[PrimFunc, 
 
 
 def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, options: BuildOptions) -> ChainVerdict:
-    """The best panels of a chain on a CPU and what they gain; raises IllegalRewrite where it has none, saying why."""
+    """The best panels of a chain on a CPU and what they gain; raises IllegalRewrite where it has none, saying why.
+
+    Where no panels could gain they are left out, and the time of one kernel is the least that it could be.
+    """
     with timed_construction():
         operator = simplify(read_operator(func, "chain"))
         groups = _with_tiles(operator)
-        candidates = panel_plans(operator, device)
+        check_smallest(operator, device)
         known = [operator.params[i] for i in constants]
         whole = ChainTiming(operator=operator, constants=known, device=device, options=options)
         inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
         apart = separate_s([whole.stage(group) for group in groups], device)
         bound = separate_s([whole.stage(group, kept=inner) for group in groups], device)
-        bound += reload_s(sum(tensor_bytes(buffer) for buffer in known), 0.0, _count(operator, candidates[-1]), device)
-        if apart < LEAST_GAIN * bound and options.enable_persistent_fusion == "auto":
-            candidates = candidates[-1:]  # no panels can make it pay: the largest say what it would take
-        fused, best = _fastest(candidates, whole)
+        bound += reload_s(sum(tensor_bytes(buffer) for buffer in known), 0.0, device.unit_count, device)
+        fused, best = bound, None
+        if apart >= LEAST_GAIN * bound or options.enable_persistent_fusion is True:
+            fused, best = _fastest(panel_plans(operator, device), whole)
     return ChainVerdict(
         plan=best,
         fused_us=fused * 1e6,
@@ -79,12 +81,6 @@ def _fastest(candidates: Sequence[PanelPlan], whole: ChainTiming) -> tuple[float
             if position == len(candidates) - 1 and not found:
                 raise
     return min(found, key=lambda pair: pair[0])
-
-
-def _count(operator: OperatorBody, panels: PanelPlan) -> int:
-    """How many panels the result has."""
-    result = operator.computations[-1]
-    return prod(ceil_div(result.extent(result.spatial[axis]), size) for axis, size in panels.by_axis.items())
 
 
 def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:

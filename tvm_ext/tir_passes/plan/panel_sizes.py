@@ -27,31 +27,40 @@ MOST_REPEATED = 0.05
 
 
 def panel_plans(operator: OperatorBody, device: DeviceSpec, fills: Sequence[float] = FILLS) -> list[PanelPlan]:
-    """Ways to divide the result, small panels first; raises IllegalRewrite where not even the smallest stays in L2.
+    """Ways to divide the result, small panels first, each the largest that fills one of ``fills``.
 
-    Outer axes come first: panels are of one image until whole images fit.
+    Outer axes come first: panels are of one image until whole images fit. None where `check_smallest` raises.
     """
-    axes = panel_axes(operator)
-    result = operator.computations[-1]
-    extents = [result.extent(result.spatial[axis]) for axis in axes]
-    sizes = list(_all_sizes(extents, device.unit_count))
-    capacity = Machine(device).own_bytes * PANEL_SHARE
     largest: dict[float, PanelPlan] = {}
-    for item in reversed(sizes):
-        made = PanelPlan(axes=axes[: len(item)], sizes=item)
+    for made in _by_size(operator, device):
         needed = panel_bytes(divide(operator, made.by_axis))
-        largest |= {fill: made for fill in fills if needed <= fill * capacity}
-        if needed > capacity and not largest:
-            raise IllegalRewrite(_too_large(operator, needed, capacity))
-        if needed > capacity:
+        largest |= {fill: made for fill in fills if needed <= fill * _capacity(device)}
+        if needed > _capacity(device):
             break
     return list(dict.fromkeys(largest.values()))
 
 
-def _too_large(operator: OperatorBody, needed: float, capacity: float) -> str:
+def check_smallest(operator: OperatorBody, device: DeviceSpec) -> None:
+    """Raise IllegalRewrite where the result cannot be divided, or not even the smallest panel stays in L2."""
+    needed, capacity = panel_bytes(divide(operator, _by_size(operator, device)[0].by_axis)), _capacity(device)
+    if needed <= capacity:
+        return
     size = f"the smallest panel takes {needed:.0f} bytes, of which {capacity:.0f} may stay in L2"
     others = list(dict.fromkeys(filter(None, obstacles(operator).values())))
-    return f"{size}; there is none smaller, since {' and '.join(others)}" if others else size
+    raise IllegalRewrite(f"{size}; there is none smaller, since {' and '.join(others)}" if others else size)
+
+
+def _capacity(device: DeviceSpec) -> float:
+    return Machine(device).own_bytes * PANEL_SHARE
+
+
+def _by_size(operator: OperatorBody, device: DeviceSpec) -> list[PanelPlan]:
+    """All panels, the smallest first."""
+    axes = panel_axes(operator)
+    result = operator.computations[-1]
+    extents = [result.extent(result.spatial[axis]) for axis in axes]
+    sizes = list(_all_sizes(extents, device.unit_count))
+    return [PanelPlan(axes=axes[: len(size)], sizes=size) for size in reversed(sizes)]
 
 
 def _all_sizes(extents: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
