@@ -15,6 +15,7 @@ from .kernel_kind import Group, KernelKind, KernelPart
 
 class GpuChains(KernelKind):
     name = "a chain"
+    on_gpus = True
 
     def of_group(self, group: Group, context: KernelContext) -> GpuChainPart | None:
         return GpuChainPart(group=group, context=context) if isinstance(group, ChainGroup) else None

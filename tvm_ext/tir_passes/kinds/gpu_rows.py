@@ -15,6 +15,7 @@ from .kernel_kind import Group, KernelKind, KernelPart
 
 class GpuRows(KernelKind):
     name = "rows"
+    on_gpus = True
 
     def of_group(self, group: Group, context: KernelContext) -> GpuRowPart | None:
         return GpuRowPart(group=group, context=context) if isinstance(group, RowGroup) else None

@@ -26,6 +26,7 @@ from .kernel_kind import Group, KernelKind, KernelPart
 
 class GpuTiles(KernelKind):
     name = "tiles"
+    on_gpus = True
 
     def of_group(self, group: Group, context: KernelContext) -> GpuTilePart | None:
         return GpuTilePart(group=group, context=context) if isinstance(group, TileGroup) else None

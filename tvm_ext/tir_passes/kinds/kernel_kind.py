@@ -89,6 +89,7 @@ class KernelKind:
     """Recognises what its kernels compute: a whole function, or a group of an operator's computations."""
 
     name: ClassVar[str]
+    on_gpus: ClassVar[bool] = False
 
     def of_function(self, operator: UnscheduledOperator) -> AnyPart | None:
         """The part that is all of ``operator``; None where it is not of this kind.

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from tvm_ext.analysis.tile_workload import joint_workload
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rprogram import RProgram
@@ -36,17 +37,18 @@ from .gpu_rows import GpuRows
 from .gpu_tiles import GpuTiles
 from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 
-KINDS: list[KernelKind] = [CpuAttention(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()]
-"""Of CPUs, the most special first: rows take what nobody else recognises."""
-
-GPU_KINDS: list[KernelKind] = [GpuChains(), GpuTiles(), GpuRows()]
+KINDS: list[KernelKind] = [
+    *(CpuAttention(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()),
+    *(GpuChains(), GpuTiles(), GpuRows()),
+]
+"""The most special first: rows take what nobody else recognises."""
 
 ATTEMPTS = 4
 """Kernels of a division that are made at most, where the device's compiler refuses them: each may cost a run of it."""
 
 
 def register_kind(kind: KernelKind) -> None:
-    """Ask ``kind``, of CPUs, before all others from now on; the keys of the kernel cache have its source."""
+    """Ask ``kind`` before all others from now on; the keys of the kernel cache have its source."""
     KINDS.insert(0, kind)
 
 
@@ -87,8 +89,7 @@ def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
     Raises IllegalRewrite where it cannot be read, TargetError where the device cannot run it.
     """
     refusals: list[str] = []
-    on_cpu = operator.device.kind == "cpu"
-    for kind in KINDS if on_cpu else GPU_KINDS:
+    for kind in _kinds_for(operator.device):
         try:
             part = kind.of_function(operator)
         except IllegalRewrite as refusal:
@@ -96,17 +97,19 @@ def divisions(operator: UnscheduledOperator) -> Iterator[Division]:
             continue
         if part is not None:
             yield Division(kind=kind.name, context=part.context, parts=(part,), refusals=tuple(refusals))
-    for kind_name, groups, refused in (_cpu_groups if on_cpu else _gpu_groups)(operator.simplified):
+    for kind_name, groups, refused in _groups_of(operator.simplified):
         yield _by_groups(kind_name, groups, operator.simplified, (*refusals, *refused))
 
 
-def _cpu_groups(context: KernelContext) -> Iterator[tuple[str, Sequence[Group], Sequence[str]]]:
-    groups, windows = cpu_groups(context.operator)
-    yield "", groups, windows
+def _kinds_for(device: DeviceSpec) -> list[KernelKind]:
+    return [kind for kind in KINDS if kind.on_gpus == (device.kind != "cpu")]
 
 
-def _gpu_groups(context: KernelContext) -> Iterator[tuple[str, Sequence[Group], Sequence[str]]]:
-    """With products that follow each other in one kernel, then apart."""
+def _groups_of(context: KernelContext) -> Iterator[tuple[str, Sequence[Group], Sequence[str]]]:
+    """(what is special, groups, why there are no others); on GPUs first with products that follow each other as one."""
+    if context.device.kind == "cpu":
+        yield "", *cpu_groups(context.operator)
+        return
     check_limits(context)
     groups, asked = plan_for_gpu(context.operator), context.options.enable_persistent_fusion
     remarks: Sequence[str] = ()
@@ -127,8 +130,7 @@ def _by_groups(kind: str, groups: Sequence[Group], context: KernelContext, refus
 def part_of(group: Group, context: KernelContext) -> AnyPart:
     """The part that the first kind recognises in ``group``; the last one recognises whatever is left."""
     check_time()
-    kinds = KINDS if context.device.kind == "cpu" else GPU_KINDS
-    return next(part for kind in kinds if (part := kind.of_group(group, context)) is not None)
+    return next(part for kind in _kinds_for(context.device) if (part := kind.of_group(group, context)) is not None)
 
 
 def constructions(
