@@ -9,27 +9,21 @@ int8 reads interleaved tensors alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
-from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
 from tvm_ext.errors import IllegalRewrite, InputError
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
 from .convolution import ConvolutionProblem
 from .epilogue import Epilogue
-from .gemm import ACCESS_BITS, GemmConfig, GemmProblem
-from .legality import shared_bytes_2x, thread_registers, why_no_main_loop, why_no_store, why_too_large
+from .gemm import GemmConfig, GemmProblem
+from .legality import shared_bytes_2x, thread_registers
 from .ranking import operand_bytes
-
-ARITHMETICS = {"float16": 75, "bfloat16": 80}
-"""What the templates multiply, and the oldest that does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,34 +101,31 @@ class PairConfig:
         assert self.first.warp is not None
         return max(most, thread_registers(self.second) + self.first.warp[0] * self.first.warp[1] // 32)
 
-    def shared_bytes(self, problem: PairProblem) -> int:
+    @property
+    def shared_bytes(self) -> int:
         """Either product's stages, for the second's take the first's place, and what lies between where it is there."""
-        stages = max(shared_bytes_2x(self.first, problem.first), shared_bytes_2x(self.second, problem.second))
+        stages = max(shared_bytes_2x(self.first), shared_bytes_2x(self.second))
         if self.residence == "registers":
             return stages
         rows, columns, _ = self.first.threadblock
-        return stages + rows * (columns + _PADDING) * problem.first.multiplier.bits // 8
+        return stages + rows * (columns + _PADDING) * self.first.multiplier.bits // 8
 
     def tile(self, problem: PairProblem) -> ChainTile:
         """As the model of chains takes it."""
-        products = tuple(_product_tile(config, depth) for config, depth in self._depths(problem))
+        step = self.first.threadblock[2]
+        depth = problem.first.k
+        if problem.convolution is not None:  # whole steps of each position, with zeros
+            depth = problem.convolution.positions * ceil_div(problem.convolution.channels, step) * step
+        products = (_product_tile(self.first, depth), _product_tile(self.second, self.first.threadblock[1]))
         return ChainTile(
             units="matrix units", residence=self.residence, rows=self.first.threadblock[0],
             threads=self.first.warps * 32, products=products, registers=self.registers,
-            shared_bytes=self.shared_bytes(problem),
+            shared_bytes=self.shared_bytes,
         )  # fmt: skip
-
-    def _depths(self, problem: PairProblem) -> tuple[tuple[GemmConfig, int], ...]:
-        """What each product's loop runs over, zeros included: of a convolution whole steps of each position."""
-        step = self.first.threadblock[2]
-        depth = problem.first.k
-        if problem.convolution is not None:
-            depth = problem.convolution.positions * ceil_div(problem.convolution.channels, step) * step
-        return (self.first, depth), (self.second, self.first.threadblock[1])
 
 
 _PADDING = 8
-"""Elements by which rows of what lies between are apart in shared memory, at most."""
+"""Elements by which rows of what lies between are apart in shared memory, at most (b2b_mma_*_smem_accumulator.h)."""
 
 
 def _product_tile(config: GemmConfig, depth: int) -> ProductTile:
@@ -173,79 +164,3 @@ def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
         return None
     tiles = construct_chain(pair_chain(problem, Epilogue.of(region), Epilogue.of(region.then)), device, "matrix units")
     return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None
-
-
-# --- which pairs -----------------------------------------------------------------------------------------------------
-WIDE = ACCESS_BITS // 16
-"""Halves of the one width of copies that the convolutions' templates have."""
-
-
-def pair_reasons(problem: PairProblem, device: DeviceSpec, first: Epilogue, second: Epilogue) -> Iterator[str | None]:
-    """Rule by rule, why no template serves the products, whatever its tiles."""
-    head, tail = problem.first, problem.second
-    yield _why_wrong_types(problem, device)
-    if (head.m, head.n) != (tail.m, tail.k):
-        yield f"{head.m} x {head.n} is not the first factor of the second product, {tail.m} x {tail.k}"
-    if max(head.batch, tail.batch) > 1 or (problem.convolution and problem.convolution.window.groups > 1):
-        yield "the templates have neither batches nor groups"
-    if "column" in (head.a.order, tail.a.order) or head.b.order != tail.b.order:
-        yield "first factors must lie row by row, and the second ones both alike"
-    if problem.convolution is None and tail.a.leading_dimension != head.n:
-        yield "the second product reads what lies between in another shape"
-    yield _why_wrong_first(first)
-    yield _why_wrong_second(second)
-    if problem.convolution and (head.k % WIDE or problem.convolution.channels % WIDE or head.n % WIDE):
-        yield f"{problem.convolution.channels} and {head.n} channels are no multiples of {WIDE}: pad them"
-
-
-def _why_wrong_types(problem: PairProblem, device: DeviceSpec) -> str | None:
-    arithmetic = problem.arithmetic
-    if arithmetic == "int8":
-        return "the templates for pairs read interleaved int8 tensors alone, which no graph has"
-    if arithmetic not in ARITHMETICS:
-        return f"the templates for pairs take {' and '.join(ARITHMETICS)}, not {arithmetic}"
-    if pair_architecture(device) < ARITHMETICS[arithmetic]:
-        return f"the templates for pairs of {device.name} do not take {arithmetic}"
-    if not arithmetic == problem.first.out_dtype == problem.second.arithmetic:
-        return f"what lies between must be {arithmetic}, as the factors are"
-    return None
-
-
-def _why_wrong_first(epilogue: Epilogue) -> str | None:
-    """The template hands the first epilogue at most two rows, a bias and a scale, of one type."""
-    dtypes = {item.dtype for item in epilogue.operands}
-    if len(epilogue.operands) > 2 or len(dtypes) > 1 or any(item.role != "row" for item in epilogue.operands):
-        return "behind the first product of a pair come at most two rows of one type, and no other tensors"
-    return None
-
-
-def _why_wrong_second(epilogue: Epilogue) -> str | None:
-    """As CUTLASS's own epilogues: one tensor of the result's type, which may repeat one row."""
-    if epilogue.reduction is not None or len(epilogue.operands) > 1:
-        return "behind the second product of a pair comes at most one tensor, and no rows or columns are added up"
-    for item in epilogue.operands:
-        if item.role not in ("row", "matrix") or item.dtype != epilogue.out_dtype:
-            return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
-    return None
-
-
-# --- which tiles -----------------------------------------------------------------------------------------------------
-def tile_reasons(config: PairConfig, problem: PairProblem, device: DeviceSpec) -> Iterator[str | None]:
-    """Rule by rule, why ``config`` does not compile or run: each product's own template's rules, and of residence."""
-    yield why_no_main_loop(config.first, problem.first, device)
-    yield why_no_main_loop(config.second, problem.second, device)
-    yield why_no_store(config.second, problem.second)
-    if config.first.warps != config.second.warps:
-        yield "both products have the same warps"
-    if config.first.threadblock[1] % config.second.threadblock[2]:
-        yield "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
-    threads = config.first.warps * device.teu_lanes
-    if config.registers > registers_left(threads, device):
-        yield f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
-    yield why_too_large(config.shared_bytes(problem), device)
-    yield None if blocks_per_unit(config.tile(problem).use, device) else "not one block fits a unit"
-
-
-def pair_architecture(device: DeviceSpec) -> int:
-    """Of the templates that the device runs."""
-    return 80 if has(device, ASYNC_COPIES_SINCE) else 75

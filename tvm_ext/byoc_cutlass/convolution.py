@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from tvm_ext.errors import InputError
@@ -125,6 +126,12 @@ class ConvolutionProblem:
             b=dataclasses.replace(layout, order="column"),
             out_dtype=self.out_dtype,
         )
+
+    @property
+    def read_bits(self) -> int:
+        """Of activations and filters, each once."""
+        filters = self.filters * self.positions * self.channels
+        return (prod(self.window.input_extents) + filters) * self.multiplier.bits
 
     def upper_padding(self) -> tuple[int, int]:
         """What is padded below and on the right: as much as the result's extents ask for, and never cropped."""

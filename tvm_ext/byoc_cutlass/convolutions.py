@@ -1,8 +1,8 @@
 """Convolutions: the tiles of `products`, each with the iterators that read its windows.
 
 A convolution whose filters have one position and no stride is a matrix product as it lies: the matrix product's
-templates are candidates beside its own, and the model chooses. `convolution_legality` refuses what the headers would
-refuse, `emit_convolution` writes the source.
+templates are candidates beside its own, and the model chooses. What tiles alone decide, `legality` says; each rule here
+names the header that it mirrors. `emit_convolution` writes the source.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from math import prod
 
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import registers_left
 from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit_convolution, products
-from .convolution import ConvolutionConfig, ConvolutionProblem
+from .convolution import WINDOWED, ConvolutionConfig, ConvolutionProblem
 from .convolution import Iterator as Reader
-from .convolution_legality import MASK_POSITIONS, convolution_reasons
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily
-from .gemm import GemmConfig
+from .gemm import ACCESS_BITS, GemmConfig
 from .host import KernelCall
-from .legality import SMALLEST_ASYNC_COPY_BITS
+from .legality import SMALLEST_ASYNC_COPY_BITS, thread_registers
 from .products import SPLITS, ProductFamily
-from .ranking import predict_product
+from .ranking import ProductClock
 
 _FEW = 8
 _INSTRUCTIONS: dict[Reader, int] = {
@@ -33,6 +34,13 @@ _INSTRUCTIONS: dict[Reader, int] = {
 }  # fmt: skip
 """Of a thread for one access, counted in the iterators' sources: pointers stepped under a mask, or coordinates divided
 out, compared with the extents and multiplied by the strides."""
+MASK_POSITIONS = 32
+"""Positions of a filter each way that the optimized iterator's masks have bits for."""
+_ITERATOR_REGISTERS: dict[Reader, int] = {"optimized": 20, "analytic": 24, "few_channels": 40, "fixed_channels": 32}
+"""Pointers, masks and coordinates of both operands, about, by ptxas' counts for the kernels of the tests."""
+_MOST_BYTES = 2**31  # of a tensor: device/implicit_gemm_convolution.h, can_implement
+_MOST_PADDING, _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = 256, -128, 127, 255
+_MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
 
 
 class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
@@ -54,10 +62,29 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         return ConvolutionProblem.of(region.problem, region.out_dtype)
 
     def candidates(self) -> Iterator[ConvolutionConfig]:
-        return candidates(self.problem, self.device)
+        problem, product = self.problem, self.product.problem
+        narrow = product.a.alignment * problem.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
+        for tile in (*self.product.candidates(), *(self.product.two_stage_tiles() if narrow else ())):
+            if tile.generation == "2.x":
+                yield from _windowed(tile, problem)
+            if problem.is_plain:
+                yield ConvolutionConfig(tile=tile, iterator="plain")
+        if has(self.device, BULK_COPIES_SINCE):
+            for tile in self.product.collective_tiles(("single",)):
+                yield ConvolutionConfig(tile=tile, iterator="bulk")
 
     def reasons(self, config: ConvolutionConfig) -> Iterator[str | None]:
-        return convolution_reasons(config, self.problem, self.device, self.epilogue)
+        yield why_too_many_bytes(self.problem)
+        yield _why_wrong_generation(config)
+        yield _why_wrong_groups(config, self.problem)
+        yield _why_wrong_iterator(config, self.problem)
+        if config.iterator == "bulk":
+            yield _why_not_im2col(self.problem, self.epilogue)
+        yield _why_wrong_split(config, self.problem)
+        yield from self.product.reasons(config.tile)
+        if config.tile.generation == "2.x" and config.iterator != "plain":
+            threads = self.product.clock.threads(config.tile)
+            yield why_too_many_registers(_registers(config, threads), threads, self.device)
 
     def predict(self, config: ConvolutionConfig) -> PredictedTime:
         """`ranking`'s model of the implicit product; its depth is what the template steps over, zeros included.
@@ -65,10 +92,8 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         Activations are moved once, not once for each position of the filter. An iterator that computes coordinates
         costs the vector units' instructions: narrow accesses and few channels make them the limit.
         """
-        return predict_product(
-            config.tile, config.product(self.problem), self.device, self.epilogue,
-            read_bits=read_bits(self.problem), issue_us=self._issue_us(config),
-        )  # fmt: skip
+        clock = ProductClock(config.product(self.problem), self.device, self.epilogue)
+        return clock.predict(config.tile, read_bits=self.problem.read_bits, issue_us=self._issue_us(config))
 
     def _issue_us(self, config: ConvolutionConfig) -> float:
         """Instructions that find what one step of a threadblock loads, on its unit's vector units."""
@@ -106,9 +131,6 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         """Whether the slices are legal, and every one of them fills its stages."""
         return config.steps(self.problem) >= config.tile.stages and self.why_illegal(config) is None
 
-    def symbol(self, config: ConvolutionConfig) -> str:
-        return emit_convolution.symbol_of(config, self.epilogue)
-
     def source(self, config: ConvolutionConfig) -> str:
         if config.iterator == "plain":
             return self.product.source(config.tile)
@@ -124,28 +146,6 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         return super().call(config, region)
 
 
-def read_bits(problem: ConvolutionProblem) -> int:
-    """Of activations and filters, each once."""
-    filters = problem.filters * problem.positions * problem.channels
-    return (prod(problem.window.input_extents) + filters) * problem.multiplier.bits
-
-
-# --- candidates ------------------------------------------------------------------------------------------------------
-def candidates(problem: ConvolutionProblem, device: DeviceSpec) -> Iterator[ConvolutionConfig]:
-    """Configurations worth a look, legal or not."""
-    product = problem.product()
-    narrow = product.a.alignment * problem.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
-    staged = products.two_stage_candidates(product, device) if narrow else ()
-    for tile in (*products.candidates(product, device), *staged):
-        if tile.generation == "2.x":
-            yield from _windowed(tile, problem)
-        if problem.is_plain:
-            yield ConvolutionConfig(tile=tile, iterator="plain")
-    if has(device, BULK_COPIES_SINCE):
-        for tile in products.single_group_candidates(product):
-            yield ConvolutionConfig(tile=tile, iterator="bulk")
-
-
 def _windowed(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[ConvolutionConfig]:
     """2.x templates on ``tile``. Stepped pointers are never slower than coordinates where both are possible."""
     stepped: Reader = "optimized" if max(problem.window.filter_extents) <= MASK_POSITIONS else "analytic"
@@ -157,3 +157,112 @@ def _windowed(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[Convolu
     if problem.channels <= _FEW:
         yield ConvolutionConfig(tile=tile, iterator="few_channels")
         yield ConvolutionConfig(tile=tile, iterator="fixed_channels")
+
+
+# --- legality: static assertions and run-time checks of CUTLASS 4.2.0 ------------------------------------------------
+def why_too_many_bytes(problem: ConvolutionProblem) -> str | None:
+    """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
+    bits = problem.multiplier.bits
+    sizes = (
+        prod(problem.window.input_extents) * bits,
+        problem.filters * problem.positions * problem.channels * bits,
+        problem.pixels * problem.filters * problem.out.bits,
+    )
+    if max(sizes) // 8 >= _MOST_BYTES:
+        return f"a tensor of {max(sizes) // 8} bytes is too large for templates, which count {_MOST_BYTES}"
+    return None
+
+
+def _why_wrong_generation(config: ConvolutionConfig) -> str | None:
+    """conv/dispatch_policy.hpp: "Persistent schedules not support for conv yet"."""
+    if config.iterator == "bulk":
+        return (
+            None if config.tile.schedule == "single" else "bulk copies of windows have one warp group that multiplies"
+        )
+    if config.tile.schedule == "single":
+        return "a single warp group multiplies in convolutions alone"
+    if config.tile.generation == "3.x" and config.iterator != "plain":
+        return f"the iterator {config.iterator} is for 2.x templates"
+    return None
+
+
+def _why_wrong_groups(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """device/implicit_gemm_convolution.h, can_implement."""
+    if (config.grouping == "none") != (problem.window.groups == 1):
+        return "templates without groups are for one group, those with groups for several"
+    if config.grouping == "none":
+        return None
+    tile_n, filters = config.tile.threadblock[1], problem.group_filters
+    if config.iterator not in ("optimized", "analytic") or config.tile.is_simt:
+        return "groups are for the optimized and the analytic iterator on matrix units"
+    if config.grouping == "single":
+        return None if filters % tile_n == 0 else f"a group's {filters} filters are no whole tiles of {tile_n}"
+    if config.iterator != "analytic":
+        return "several groups in one tile are for the analytic iterator"
+    return None if tile_n % filters == 0 else f"a tile of {tile_n} is no whole groups of {filters} filters"
+
+
+def _why_wrong_iterator(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """conv2d_fprop_activation_tile_access_iterator_*.h."""
+    if config.iterator == "plain" and not problem.is_plain:
+        return "only filters of one position, with neither strides nor padding, are plain matrix products"
+    if config.iterator == "optimized" and max(problem.window.filter_extents) > MASK_POSITIONS:
+        return f"the optimized iterator has masks for {MASK_POSITIONS} positions of a filter each way"
+    if config.iterator in WINDOWED and config.tile.is_simt:
+        return "templates for few channels are on matrix units"
+    if config.iterator == "fixed_channels":
+        if config.tile.alignment_a != problem.channels or config.tile.alignment_b != problem.channels:
+            return "fixed channels are those of one access"
+        if config.tile.threadblock[2] % problem.channels:
+            return "a tile's depth is no whole number of positions"
+    return None
+
+
+def _why_not_im2col(problem: ConvolutionProblem, epilogue: Epilogue) -> str | None:
+    """sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement; what cuTensorMapEncodeIm2col takes."""
+    window, upper = problem.window, problem.upper_padding()
+    if window.groups > 1:
+        return "collectives have no groups"
+    if sum(operand.role == "matrix" for operand in epilogue.operands) > 1:
+        return "a collective loads one whole matrix for its epilogue, as its rows are windows"
+    for lower, behind, extent, step, stride in zip(
+        window.padding, upper, window.filter_extents, window.dilation, window.strides, strict=True
+    ):
+        offset = (extent - 1) * step
+        if max(lower, behind) > _MOST_PADDING or offset >= _MOST_OFFSET or stride > _MOST_STRIDE:
+            return "bulk copies of windows have no such padding, stride or dilation"
+        if not (_LEAST_CORNER <= -lower <= _MOST_CORNER and _LEAST_CORNER <= behind - offset <= _MOST_CORNER):
+            return "bulk copies of windows have no such padding, stride or dilation"
+    return None
+
+
+def _why_wrong_split(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+    """conv2d_problem_size.h: it is the channels that are split, in whole tiles."""
+    split = config.tile.split_k
+    if split == 1 or config.iterator == "plain":
+        return None
+    if config.iterator in WINDOWED or config.grouping != "none" or config.iterator == "bulk":
+        return "this template has no slices of channels"
+    if split > ceil_div(problem.channels, config.tile.threadblock[2]):
+        return f"{problem.channels} channels are no {split} slices of whole tiles"
+    return None
+
+
+def _registers(config: ConvolutionConfig, threads: int) -> int:
+    """Of a thread: its tile's, its iterators', and without asynchronous copies what it loads for the next step.
+
+    The optimized iterator has two masks for each of a thread's accesses. Worked example: of 256 x 32 halves each of 128
+    threads has 8 pieces of 16 bytes, 16 masks; read two halves at a time, 64.
+    """
+    m, n, k = config.tile.threadblock
+    bits = config.tile.multiplier.bits
+    staged = (m + n) * k * bits // 32 // threads if config.tile.stages == 2 else 0
+    pieces, narrower = m * k * bits // ACCESS_BITS // threads, ACCESS_BITS // bits // config.tile.alignment_a
+    masks = 2 * pieces * (narrower - 1) if config.iterator == "optimized" and not config.tile.is_simt else 0
+    return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged + masks
+
+
+def why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:
+    """What would be spilled: ptxas' counts for the kernels of the tests."""
+    most = registers_left(threads, device)
+    return f"{needed} registers of a thread are more than its {most}" if needed > most else None

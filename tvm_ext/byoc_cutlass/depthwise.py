@@ -19,8 +19,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .convolution import ConvolutionProblem
 from .convolution_kernels import DIRECT
-from .convolution_legality import why_too_many_bytes, why_too_many_registers
-from .convolutions import read_bits
+from .convolutions import why_too_many_bytes, why_too_many_registers
 from .elements import ELEMENTS, MULTIPLIERS
 from .emit_convolution import CONVOLUTION_CALL, EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
 from .epilogue import Epilogue
@@ -147,7 +146,7 @@ class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
         load_us = loaded / (l2_gb_per_s(device) / device.unit_count * 1e3)
         arrival_us = latency_us(device) / ((config.stages - 1) * resident)
         units_us = held * tiles * max(multiply_us, load_us, arrival_us) + latency_us(device)
-        moved_us = moved_bytes(read_bits(problem), problem.product(), self.epilogue) / (global_gb_per_s(device) * 1e3)
+        moved_us = moved_bytes(problem.read_bits, problem.product(), self.epilogue) / (global_gb_per_s(device) * 1e3)
         time_us = max(units_us, moved_us) + 2 * Machine(device).launch_us
         return PredictedTime(time_us=time_us, full_clock_us=time_us)
 
@@ -164,9 +163,6 @@ class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
     def variants(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
         """Shares of the pixels."""
         return (item for item in self.splits(config) if item != config)
-
-    def symbol(self, config: DepthwiseConfig) -> str:
-        return kernel_symbol(config.name, self.epilogue)
 
     def source(self, config: DepthwiseConfig) -> str:
         return emit_depthwise(config, self.epilogue)

@@ -11,6 +11,8 @@ from tvm_ext.errors import InputError
 
 Shape3 = tuple[int, int, int]
 """M, N, K."""
+Instruction = tuple[tuple[int, int], Shape3]
+"""The compute capability since which there is one, and its shape (PTX ISA, mma.sync)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +41,14 @@ ELEMENTS: Mapping[str, Element] = MappingProxyType(
 class Multiplier:
     """What multiplies matrices of one kind: the operands' and the sum's types, the instructions of 2.x templates.
 
-    ``peak`` is the key of `DeviceSpec.peak_gflops`, ``instructions`` are (capability since which, shape), the oldest
-    first; empty for the vector units. ``k_contiguous`` says that operands lie along K in memory, as matrix units read
-    8-bit numbers.
+    ``peak`` is the key of `DeviceSpec.peak_gflops`, ``instructions`` begin with the oldest; empty for the vector units.
+    ``k_contiguous`` says that operands lie along K in memory, as matrix units read 8-bit numbers.
     """
 
     operand: str
     accumulator: str
     peak: tuple[str, ...]
-    instructions: tuple[tuple[tuple[int, int], Shape3], ...] = ()
+    instructions: tuple[Instruction, ...] = ()
     operator: str = "OpMultiplyAdd"
     k_contiguous: bool = False
 
@@ -59,51 +60,35 @@ class Multiplier:
 FP8_SINCE = (8, 9)
 """mma.sync of 8-bit floats (PTX ISA)."""
 
-_FP8 = ((FP8_SINCE, (16, 8, 32)),)
-_HALVES = ((MMA_SYNC_SINCE, (16, 8, 16)),)
+_HALVES, _FP8 = (MMA_SYNC_SINCE, (16, 8, 16)), (FP8_SINCE, (16, 8, 32))
+_TFLOAT32 = (MMA_SYNC_SINCE, (16, 8, 8))
+_INT8 = ((LDMATRIX_SINCE, (8, 8, 16)), (MMA_SYNC_SINCE, (16, 8, 32)))
+
+
+def _floats(
+    operand: str, *peak: str, instructions: tuple[Instruction, ...] = (), k_contiguous: bool = False
+) -> Multiplier:
+    return Multiplier(
+        operand=operand, accumulator="float32", peak=peak, instructions=instructions, k_contiguous=k_contiguous
+    )
+
 
 MULTIPLIERS: Mapping[str, Multiplier] = MappingProxyType(
     {
-        "float16": Multiplier(
-            operand="float16",
-            accumulator="float32",
-            peak=("float16_tensor",),
-            instructions=((LDMATRIX_SINCE, (16, 8, 8)), *_HALVES),
-        ),
-        "bfloat16": Multiplier(
-            operand="bfloat16", accumulator="float32", peak=("bfloat16_tensor",), instructions=_HALVES
-        ),
-        "tfloat32": Multiplier(
-            operand="float32",
-            accumulator="float32",
-            peak=("tfloat32_tensor",),
-            instructions=((MMA_SYNC_SINCE, (16, 8, 8)),),
-        ),
-        "float32": Multiplier(operand="float32", accumulator="float32", peak=("float32",)),
+        "float16": _floats("float16", "float16_tensor", instructions=((LDMATRIX_SINCE, (16, 8, 8)), _HALVES)),
+        "bfloat16": _floats("bfloat16", "bfloat16_tensor", instructions=(_HALVES,)),
+        "tfloat32": _floats("float32", "tfloat32_tensor", instructions=(_TFLOAT32,)),
+        "float32": _floats("float32", "float32"),
         "int8": Multiplier(
-            operand="int8",
-            accumulator="int32",
-            peak=("int8_tensor",),
-            instructions=((LDMATRIX_SINCE, (8, 8, 16)), (MMA_SYNC_SINCE, (16, 8, 32))),
+            operand="int8", accumulator="int32", peak=("int8_tensor",), instructions=_INT8, k_contiguous=True,
             operator="OpMultiplyAddSaturate",
-            k_contiguous=True,
-        ),
-        "float8_e4m3fn": Multiplier(
-            operand="float8_e4m3fn",
-            accumulator="float32",
-            peak=("float8_tensor", "int8_tensor"),
-            instructions=_FP8,
-            k_contiguous=True,
-        ),
-        "float8_e5m2": Multiplier(
-            operand="float8_e5m2",
-            accumulator="float32",
-            peak=("float8_tensor", "int8_tensor"),
-            instructions=_FP8,
-            k_contiguous=True,
         ),
     }
-)
+    | {
+        name: _floats(name, "float8_tensor", "int8_tensor", instructions=(_FP8,), k_contiguous=True)
+        for name in ("float8_e4m3fn", "float8_e5m2")
+    }
+)  # fmt: skip
 """By the name of the arithmetic: tfloat32 multiplies float32 tensors on matrix units, float32 on the vector units."""
 
 

@@ -70,15 +70,10 @@ _ALGORITHMS = {
 }
 
 
-def symbol_of(config: ConvolutionConfig, epilogue: Epilogue) -> str:
-    """The name of the entry point."""
-    return kernel_symbol(config.name, epilogue)
-
-
 def emit_convolution(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     """The source of ``config``, which is no matrix product's, with ``epilogue``; raises as `kernel_text`."""
     assert config.iterator != "plain"
-    symbol = symbol_of(config, epilogue)
+    symbol = kernel_symbol(config.name, epilogue)
     if config.iterator == "bulk":
         body, functions, fits = _bulk(config, epilogue), OWN_FUNCTIONS, _FITS_BULK
     else:
@@ -151,7 +146,7 @@ def _implicit(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     assert tile.instruction is not None
     arithmetic = multiplier(tile.arithmetic)
     tree = visitor_tree(epilogue, arithmetic.accumulator, "2.x")
-    space = f"{symbol_of(config, epilogue)}_template"
+    space = f"{kernel_symbol(config.name, epilogue)}_template"
     grouped = config.grouping != "none"
     mode = f"cutlass::conv::GroupMode::k{config.grouping.capitalize()}Group, " if grouped else ""
     return f"""using ThreadblockShape = {gemm_shape(tile.threadblock)};

@@ -23,6 +23,7 @@ from tvm_ext.records.partition import LINK, CutlassRegion, operand_name, paramet
 
 from .epilogue import Epilogue
 from .host import CallForm, KernelCall
+from .kernel_text import kernel_symbol
 
 MOST_CONFIGS = 48
 """Configurations that `TemplateFamily.propose` answers at most: tens, as a profiler can run."""
@@ -119,9 +120,9 @@ class TemplateFamily(ABC, Generic[Problem, Config]):
     def preference(self, config: Config) -> tuple[int, int]:
         """Of configurations that are alike fast, the least is taken."""
 
-    @abstractmethod
     def symbol(self, config: Config) -> str:
         """The kernel's entry point: templates and epilogues that are the same have one name."""
+        return kernel_symbol(config.name, self.epilogue)
 
     @abstractmethod
     def source(self, config: Config) -> str:

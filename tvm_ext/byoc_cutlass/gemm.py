@@ -160,6 +160,10 @@ class GemmConfig:
         return "2.x" if self.schedule is None else "3.x"
 
     @property
+    def multiplier(self) -> Multiplier:
+        return multiplier(self.arithmetic)
+
+    @property
     def is_simt(self) -> bool:
         """Whether the vector units multiply."""
         return self.instruction == (1, 1, 1)

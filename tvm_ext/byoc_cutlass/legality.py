@@ -14,7 +14,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import BlockUse, max_block_threads, registers_left, shared_limit_bytes
 from tvm_ext.support.arithmetic import ceil_div
 
-from .elements import ELEMENTS, MULTIPLIERS
+from .elements import ELEMENTS
 from .epilogue import Epilogue
 from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
 from .reductions import Reduction, exchange_bytes
@@ -32,63 +32,171 @@ SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 b
 _REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop
 
 
-def product_reasons(
-    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue
-) -> Iterator[str | None]:
-    """Rule by rule, why ``config`` does not compile or run."""
-    yield _why_wrong_layout(config, problem)
-    yield _why_misaligned(config, problem)
-    if config.generation == "2.x":
-        yield from _reasons_2x(config, problem, device, epilogue.reduction)
-    elif epilogue.reduction is not None:
-        yield "a collective stores a matrix, and no vector in its place"
-    else:
-        yield from _reasons_3x(config, problem, device, epilogue)
+class ProductRules:
+    """The rules for templates of one ``problem`` on one ``device``, with the ``epilogue`` that is stored."""
 
+    def __init__(self, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> None:
+        self.problem, self.device, self.epilogue = problem, device, epilogue
 
-def _why_wrong_layout(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """Matrix units read 8-bit operands along K; so do collectives of tfloat32 (sm90_common.inl: is_use_rmem_A)."""
-    along_k = problem.a.order == "row" and problem.b.order == "column"
-    needs = MULTIPLIERS[config.arithmetic].k_contiguous or (
-        config.generation == "3.x" and MULTIPLIERS[config.arithmetic].bits != 16
-    )
-    if needs and not along_k:
-        return f"{config.arithmetic} operands must lie along K (A row by row, B column by column) in this template"
-    return None
+    def reasons(self, config: GemmConfig) -> Iterator[str | None]:
+        """Rule by rule, why ``config`` does not compile or run."""
+        yield self._why_wrong_layout(config)
+        yield self._why_misaligned(config)
+        if config.generation == "2.x":
+            yield self.why_no_main_loop(config)
+            yield self.why_no_store(config)
+            if self.epilogue.reduction is not None and config.split_k > 1:
+                yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
+        elif self.epilogue.reduction is not None:
+            yield "a collective stores a matrix, and no vector in its place"
+            return
+        elif not has(self.device, BULK_COPIES_SINCE):
+            yield f"{self.device.name} has no bulk copies, which collectives are fed by"
+            return
+        else:
+            if not config.multiplier.instructions:
+                rounded = f"collectives would round {config.arithmetic} to tfloat32 (sm90_common.inl)"
+                yield f"{rounded}, and it is asked for as it is"
+            yield _why_wrong_collective(config)
+            yield self._why_not_bulk(config)
+        yield self._why_too_many_registers(config)
+        yield why_too_large(self.shared_bytes(config), self.device)
 
+    def _why_wrong_layout(self, config: GemmConfig) -> str | None:
+        """Matrix units read 8-bit operands along K; so do collectives of tfloat32 (sm90_common.inl: is_use_rmem_A)."""
+        along_k = self.problem.a.order == "row" and self.problem.b.order == "column"
+        kind = config.multiplier
+        if (kind.k_contiguous or (config.generation == "3.x" and kind.bits != 16)) and not along_k:
+            return f"{config.arithmetic} operands must lie along K (A row by row, B column by column) in this template"
+        return None
 
-def _why_misaligned(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """Accesses that the problem's rows are not whole numbers of."""
-    widest = problem.alignments()
-    names = (("alignment_a", config.alignment_a), ("alignment_b", config.alignment_b))
-    for name, alignment in (*names, ("alignment_d", config.alignment_d)):
-        if alignment > widest[name]:  # type: ignore[literal-required]
-            return f"{name} {alignment} is more than the problem's {widest[name]}"  # type: ignore[literal-required]
-    return None
+    def _why_misaligned(self, config: GemmConfig) -> str | None:
+        """Accesses that the problem's rows are not whole numbers of."""
+        for name, widest in self.problem.alignments().items():
+            if getattr(config, name) > widest:
+                return f"{name} {getattr(config, name)} is more than the problem's {widest}"
+        return None
 
+    def why_no_main_loop(self, config: GemmConfig) -> str | None:
+        """The first reason why a 2.x template's threads cannot load and multiply tiles; None where they can."""
+        if not _is_divided(config):
+            return "the threadblock is not a whole number of warps, or the warp of instructions"
+        return (
+            self._why_wrong_stages(config)
+            or _why_too_narrow(config)
+            or self._why_wrong_warps(config)
+            or self._why_uncovered(config)
+        )
 
-# --- 2.x -------------------------------------------------------------------------------------------------------------
-def _reasons_2x(
-    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, reduction: Reduction | None
-) -> Iterator[str | None]:
-    yield why_no_main_loop(config, problem, device)
-    yield why_no_store(config, problem)
-    if reduction is not None and config.split_k > 1:
-        yield "stream-K's blocks have parts of a tile, and a reduction wants whole ones"
-    yield _why_too_many_registers(config, device)
-    yield why_too_large(shared_bytes_2x(config, problem, reduction), device)
+    def _why_wrong_stages(self, config: GemmConfig) -> str | None:
+        """mma_pipelined.h has two stages, mma_multistage.h needs cp.async and is chosen for three or more."""
+        if has(self.device, ASYNC_COPIES_SINCE) and config.architecture >= 80:
+            return None if config.stages >= 3 else "a multistage template has at least 3 stages"
+        return None if config.stages == 2 else "without asynchronous copies a template has 2 stages"
 
+    def _why_wrong_warps(self, config: GemmConfig) -> str | None:
+        """default_mma_core_sm80.h: "requires at least two warps"; a threadblock's threads are the device's to limit."""
+        if config.warps < 2:
+            return "a threadblock has at least two warps"
+        most = max_block_threads(self.device)
+        if most is not None and config.warps * self.device.teu_lanes > most:
+            return f"{config.warps} warps are more than a block's {most} threads"
+        return None
 
-def why_no_main_loop(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> str | None:
-    """The first reason why a 2.x template's threads cannot load and multiply tiles; None where they can."""
-    if not _is_divided(config):
-        return "the threadblock is not a whole number of warps, or the warp of instructions"
-    return (
-        _why_wrong_stages(config, device)
-        or _why_too_narrow(config)
-        or _why_wrong_warps(config, device)
-        or _why_uncovered(config, problem)
-    )
+    def _why_uncovered(self, config: GemmConfig) -> str | None:
+        """Whether the threads that load a tile of either operand cover it; vector units' maps cover any power of 2."""
+        m, n, k = config.threadblock
+        if config.is_simt:
+            smallest = min(m, n) * k
+            return None if smallest >= config.warps * 32 else "a tile has fewer elements than threads that load it"
+        bits = config.multiplier.bits
+        for extent, along_k in ((m, self.problem.a.order == "row"), (n, self.problem.b.order == "column")):
+            if not _is_raked(extent, k, config.warps, bits, along_k=along_k):
+                return "the warps do not cover a tile of an operand in whole accesses"
+        return None
+
+    def why_no_store(self, config: GemmConfig) -> str | None:
+        """Whether a 2.x template's threads cover a tile of the result.
+
+        output_tile_thread_map.h, RowArrangement: "Iteration Count Row/Column must be > 0".
+        """
+        assert config.warp is not None
+        warps_n = config.threadblock[1] // config.warp[1]
+        width = config.threadblock[1] // config.alignment_d
+        if config.is_simt:  # one row at a time, a lane for each column
+            return None if width % (32 * warps_n) == 0 else "the warps do not cover a row of the result"
+        rows = _EPILOGUE_ROWS // warps_n
+        accesses = _EPILOGUE_ACCESS_BYTES * 8 // (config.alignment_d * self.problem.out.bits)
+        if rows == 0:
+            return "there are more warps than rows in a step of the epilogue"
+        if 32 // accesses > rows:
+            across, down = 32 // rows, rows
+        else:
+            across = min(width, 32, accesses)
+            down = min(_EPILOGUE_ROWS, 32 // across)
+        if across > width or width % across or rows % down:
+            return "the warps do not cover a row of the result in whole accesses"
+        return None
+
+    def _why_too_many_registers(self, config: GemmConfig) -> str | None:
+        """A block's threads share what it may have: of 512 threads each has 128, for the templates ask for one block.
+
+        A collective's warp groups hand registers on to one another (setmaxnreg): theirs are a thread's limit alone.
+        """
+        needed, threads = thread_registers(config), self.threads(config)
+        most = registers_left(threads if config.generation == "2.x" else self.device.teu_lanes, self.device)
+        if needed <= most:
+            return None
+        return (
+            f"{needed} registers of a thread are more than the {most} that a block of {threads} threads leaves to each"
+        )
+
+    def use(self, config: GemmConfig) -> BlockUse:
+        """What a threadblock takes of its unit."""
+        threads, registers = self.threads(config), thread_registers(config)
+        if config.generation == "3.x":
+            registers = min(registers, registers_left(threads, self.device))
+        return BlockUse(threads=threads, registers=registers, shared_bytes=self.shared_bytes(config))
+
+    def threads(self, config: GemmConfig) -> int:
+        """Of a threadblock. A collective has a warp group for the copies beside those that multiply."""
+        warps = config.warps if config.generation == "2.x" else (config.groups + 1) * WARP_GROUP_WARPS
+        return warps * self.device.teu_lanes
+
+    def shared_bytes(self, config: GemmConfig) -> int:
+        """Shared memory of a threadblock."""
+        if config.generation == "2.x":
+            return shared_bytes_2x(config, self.epilogue.reduction)
+        return self._collective_bytes(config)
+
+    def _why_not_bulk(self, config: GemmConfig) -> str | None:
+        """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
+        if self.problem.batch > 1 and 0 in (self.problem.a.batch_stride, self.problem.b.batch_stride):
+            return "bulk copies need a distance between the matrices of a batch, and all of one operand's are the same"
+        bits = config.multiplier.bits
+        stored = config.alignment_d * self.problem.out.bits
+        widths = {"A": config.alignment_a * bits, "B": config.alignment_b * bits, "D": stored}
+        for operand in self.epilogue.operands:
+            if operand.role == "matrix":
+                own = ELEMENTS[operand.dtype].bits
+                widths[operand.name] = widest_access(self.problem.n, own) * own
+        narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
+        if narrow:
+            return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, as bulk copies need: pad the operands"
+        return None
+
+    def _collective_bytes(self, config: GemmConfig) -> int:
+        """Of a collective: its stages and, beside them, the epilogue's tiles (sm90_builder.inl)."""
+        m, n, k = config.threadblock
+        main = config.stages * (m + n) * k * config.multiplier.bits // 8
+        cooperative = config.schedule == "cooperative"
+        tile_n = 64 if not cooperative and self.problem.out.bits == 8 and n % 64 == 0 else 32
+        tile = min(128 if cooperative else 64, m) * gcd(tile_n, n)
+        tiles = m * n // tile
+        stored = tile * self.problem.out.bits // 8 * min(tiles, 2)
+        each = {"matrix": tile * min(tiles, 4), "row": n}
+        loaded = sum(each.get(item.role, 0) * ELEMENTS[item.dtype].bits // 8 for item in self.epilogue.operands)
+        return main + stored + loaded + _COLLECTIVE_RESERVE_BYTES
 
 
 def _is_divided(config: GemmConfig) -> bool:
@@ -101,44 +209,14 @@ def _is_divided(config: GemmConfig) -> bool:
     return whole and instructions and config.threadblock[2] == config.warp[2] and steps >= 2 and steps % 2 == 0
 
 
-def _why_wrong_stages(config: GemmConfig, device: DeviceSpec) -> str | None:
-    """mma_pipelined.h has two stages, mma_multistage.h needs cp.async and is chosen for three or more."""
-    if has(device, ASYNC_COPIES_SINCE) and config.architecture >= 80:
-        return None if config.stages >= 3 else "a multistage template has at least 3 stages"
-    return None if config.stages == 2 else "without asynchronous copies a template has 2 stages"
-
-
 def _why_too_narrow(config: GemmConfig) -> str | None:
-    bits = MULTIPLIERS[config.arithmetic].bits
+    bits = config.multiplier.bits
     narrowest = min(config.alignment_a, config.alignment_b) * bits
     if config.stages > 2 and narrowest < SMALLEST_ASYNC_COPY_BITS:
         return (
             f"accesses of {narrowest} bits cannot be copied asynchronously: pad the operands' contiguous extents to "
             f"multiples of {ACCESS_BITS // bits}"
         )
-    return None
-
-
-def _why_wrong_warps(config: GemmConfig, device: DeviceSpec) -> str | None:
-    """default_mma_core_sm80.h: "requires at least two warps"; a threadblock's threads are the device's to limit."""
-    if config.warps < 2:
-        return "a threadblock has at least two warps"
-    most = max_block_threads(device)
-    if most is not None and config.warps * device.teu_lanes > most:
-        return f"{config.warps} warps are more than a block's {most} threads"
-    return None
-
-
-def _why_uncovered(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """Whether the threads that load a tile of either operand cover it; vector units' maps cover any power of 2."""
-    m, n, k = config.threadblock
-    if config.is_simt:
-        smallest = min(m, n) * k
-        return None if smallest >= config.warps * 32 else "a tile has fewer elements than threads that load it"
-    bits = MULTIPLIERS[config.arithmetic].bits
-    for extent, along_k in ((m, problem.a.order == "row"), (n, problem.b.order == "column")):
-        if not _is_raked(extent, k, config.warps, bits, along_k=along_k):
-            return "the warps do not cover a tile of an operand in whole accesses"
     return None
 
 
@@ -159,64 +237,9 @@ def _is_raked(extent: int, k: int, warps: int, bits: int, *, along_k: bool) -> b
     return warps_down * warps_across == warps and down % warps_down == 0 and across % warps_across == 0
 
 
-def why_no_store(config: GemmConfig, problem: GemmProblem) -> str | None:
-    """Whether a 2.x template's threads cover a tile of the result.
-
-    output_tile_thread_map.h, RowArrangement: "Iteration Count Row/Column must be > 0".
-    """
-    assert config.warp is not None
-    warps_n = config.threadblock[1] // config.warp[1]
-    width = config.threadblock[1] // config.alignment_d
-    if config.is_simt:  # one row at a time, a lane for each column
-        return None if width % (32 * warps_n) == 0 else "the warps do not cover a row of the result"
-    rows = _EPILOGUE_ROWS // warps_n
-    accesses = _EPILOGUE_ACCESS_BYTES * 8 // (config.alignment_d * problem.out.bits)
-    if rows == 0:
-        return "there are more warps than rows in a step of the epilogue"
-    if 32 // accesses > rows:
-        across, down = 32 // rows, rows
-    else:
-        across = min(width, 32, accesses)
-        down = min(_EPILOGUE_ROWS, 32 // across)
-    if across > width or width % across or rows % down:
-        return "the warps do not cover a row of the result in whole accesses"
-    return None
-
-
-def _why_too_many_registers(config: GemmConfig, device: DeviceSpec) -> str | None:
-    """A block's threads share what a block may have: of 512 threads each has 128, for the templates ask for one block.
-
-    A collective's warp groups hand registers on to one another (setmaxnreg): theirs are a thread's limit alone.
-    """
-    needed, threads = thread_registers(config), block_threads(config, device)
-    most = registers_left(threads if config.generation == "2.x" else device.teu_lanes, device)
-    if needed <= most:
-        return None
-    return f"{needed} registers of a thread are more than the {most} that a block of {threads} threads leaves to each"
-
-
-def block_use(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> BlockUse:
-    """What a threadblock takes of its unit."""
-    threads, registers = block_threads(config, device), thread_registers(config)
-    if config.generation == "2.x":
-        shared = shared_bytes_2x(config, problem, epilogue.reduction)
-        return BlockUse(threads=threads, registers=registers, shared_bytes=shared)
-    return BlockUse(
-        threads=threads,
-        registers=min(registers, registers_left(threads, device)),
-        shared_bytes=shared_bytes_3x(config, problem, epilogue),
-    )
-
-
-def block_threads(config: GemmConfig, device: DeviceSpec) -> int:
-    """Of a threadblock. A collective has a warp group for the copies beside those that multiply."""
-    warps = config.warps if config.generation == "2.x" else (config.groups + 1) * WARP_GROUP_WARPS
-    return warps * device.teu_lanes
-
-
 def thread_registers(config: GemmConfig) -> int:
     """Registers of a thread, estimated: its sums, the operands of one step and of the next, and what is beside them."""
-    bits = MULTIPLIERS[config.arithmetic].bits
+    bits = config.multiplier.bits
     if config.warp is None or config.instruction is None:
         groups = 2 if config.schedule == "cooperative" else 1
         sums = config.threadblock[0] * config.threadblock[1] // (groups * WARP_GROUP_WARPS * 32)
@@ -226,12 +249,12 @@ def thread_registers(config: GemmConfig) -> int:
     return wm * wn // 32 + operands + _REGISTERS_BESIDE_SUMS
 
 
-def shared_bytes_2x(config: GemmConfig, problem: GemmProblem, reduction: Reduction | None = None) -> int:
+def shared_bytes_2x(config: GemmConfig, reduction: Reduction | None = None) -> int:
     """Shared memory of a threadblock: its stages, or what the epilogue keeps, for one takes the other's place."""
     assert config.warp is not None
     m, n, k = config.threadblock
     padding = 4 * 2 if config.is_simt else 0  # default_mma_core_simt.h pads rows against bank conflicts
-    main = config.stages * (m + n + padding) * k * MULTIPLIERS[config.arithmetic].bits // 8
+    main = config.stages * (m + n + padding) * k * config.multiplier.bits // 8
     sums = m // config.warp[0] * _EPILOGUE_ROWS * (n + 2 * _EPILOGUE_ROWS) * 4
     return max(main, 2 * sums + exchange_bytes(reduction, n, config.warps * 32, config.alignment_d))
 
@@ -241,28 +264,13 @@ def why_too_large(needed: int, device: DeviceSpec) -> str | None:
     return f"{needed} bytes of shared memory are more than a block's {most}" if needed > most else None
 
 
-# --- 3.x -------------------------------------------------------------------------------------------------------------
-def _reasons_3x(
-    config: GemmConfig, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue
-) -> Iterator[str | None]:
-    if not has(device, BULK_COPIES_SINCE):
-        yield f"{device.name} has no bulk copies, which collectives are fed by"
-        return
-    if not MULTIPLIERS[config.arithmetic].instructions:
-        yield f"collectives would round {config.arithmetic} to tfloat32 (sm90_common.inl), and it is asked for as it is"
-    yield _why_wrong_collective(config)
-    yield _why_not_bulk(config, problem, epilogue)
-    yield _why_too_many_registers(config, device)
-    yield why_too_large(shared_bytes_3x(config, problem, epilogue), device)
-
-
 def _why_wrong_collective(config: GemmConfig) -> str | None:
     """sm90_gemm_tma_warpspecialized_{cooperative,pingpong}.hpp, sm90_builder.inl, mma_sm90_gmma.hpp."""
     m, n, k = config.threadblock
     rows = _WGMMA_ROWS * (2 if config.schedule == "cooperative" else 1)
     if m % rows or n % 16 or n > _WGMMA_COLUMNS:
         return f"{config.schedule} tiles have M in multiples of {rows}, N in multiples of 16 up to {_WGMMA_COLUMNS}"
-    if k * MULTIPLIERS[config.arithmetic].bits != ACCESS_BITS * 8:
+    if k * config.multiplier.bits != ACCESS_BITS * 8:
         return "a collective's tile is 128 bytes wide along K, a swizzled row of shared memory"
     if config.schedule != "cooperative" and config.split_k > 1:
         return f"{config.schedule} kernels have no stream-K scheduler"
@@ -271,39 +279,3 @@ def _why_wrong_collective(config: GemmConfig) -> str | None:
     if config.cluster[0] * config.cluster[1] > PORTABLE_CLUSTER:
         return f"a cluster has at most {PORTABLE_CLUSTER} threadblocks"
     return None
-
-
-def _why_not_bulk(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> str | None:
-    """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
-    if problem.batch > 1 and 0 in (problem.a.batch_stride, problem.b.batch_stride):
-        return "bulk copies need a distance between the matrices of a batch, and all of one operand's are the same"
-    bits = MULTIPLIERS[config.arithmetic].bits
-    widths = {
-        "A": config.alignment_a * bits,
-        "B": config.alignment_b * bits,
-        "D": config.alignment_d * problem.out.bits,
-    }
-    for operand in epilogue.operands:
-        if operand.role == "matrix":
-            own = ELEMENTS[operand.dtype].bits
-            widths[operand.name] = widest_access(problem.n, own) * own
-    narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
-    if narrow:
-        return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, as bulk copies need: pad the operands"
-    return None
-
-
-def shared_bytes_3x(config: GemmConfig, problem: GemmProblem, epilogue: Epilogue) -> int:
-    """Shared memory of a collective: its stages and, beside them, the epilogue's tiles (sm90_builder.inl)."""
-    m, n, k = config.threadblock
-    main = config.stages * (m + n) * k * MULTIPLIERS[config.arithmetic].bits // 8
-    cooperative = config.schedule == "cooperative"
-    tile_n = 64 if not cooperative and problem.out.bits == 8 and n % 64 == 0 else 32
-    tile = min(128 if cooperative else 64, m) * gcd(tile_n, n)
-    tiles = m * n // tile
-    stored = tile * problem.out.bits // 8 * min(tiles, 2)
-    loaded = sum(
-        tile * ELEMENTS[item.dtype].bits // 8 * min(tiles, 4) for item in epilogue.operands if item.role == "matrix"
-    )
-    broadcast = sum(n * ELEMENTS[item.dtype].bits // 8 for item in epilogue.operands if item.role == "row")
-    return main + stored + loaded + broadcast + _COLLECTIVE_RESERVE_BYTES

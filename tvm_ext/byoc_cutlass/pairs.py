@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import gcd
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ProductChain, Residence, predict_chain
+from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
+from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
 from tvm_ext.records.partition import CutlassRegion
 
 from . import emit_back_to_back
-from .back_to_back import WIDE, PairConfig, PairProblem, pair_architecture, pair_chain, pair_reasons, tile_reasons
-from .convolution_legality import MASK_POSITIONS
+from .back_to_back import PairConfig, PairProblem, pair_chain
+from .convolutions import MASK_POSITIONS
+from .elements import Shape3
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily
-from .gemm import GemmConfig, GemmProblem, widest_access
+from .gemm import ACCESS_BITS, GemmConfig, GemmProblem
+from .legality import ProductRules, why_too_large
+
+ARITHMETICS = {"float16": 75, "bfloat16": 80}
+"""What the templates multiply, and the oldest that does."""
+WIDE = ACCESS_BITS // 16
+"""Halves of the one width of copies that the convolutions' templates have."""
 
 _ROWS = (32, 64, 128, 256)
 _WARP_ROWS = (16, 32, 64)
@@ -36,14 +46,16 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
 
     def __init__(self, problem: PairProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
         super().__init__(problem, device, *epilogues)
-        first, second = epilogues
-        self.why_unserved = next(filter(None, pair_reasons(problem, device, first, second)), None)
+        self.first, self.second = epilogues
+        self.architecture = 80 if has(device, ASYNC_COPIES_SINCE) else 75  # of the templates that the device runs
+        self.head = ProductRules(problem.first, device, self.first)
+        self.tail = ProductRules(problem.second, device, self.second)
+        self.why_unserved = next(filter(None, self._pair_reasons()), None)
 
     @cached_property
     def chain(self) -> ProductChain:
         """As the model of chains takes a problem that some template serves."""
-        first, second = self.epilogues
-        return pair_chain(self.problem, first, second)
+        return pair_chain(self.problem, self.first, self.second)
 
     @staticmethod
     def serves(region: CutlassRegion) -> bool:
@@ -54,21 +66,31 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         return PairProblem.of(region)
 
     def candidates(self) -> Iterator[PairConfig]:
-        problem, device = self.problem, self.device
         if self.why_unserved is not None:
             return
-        stages = _STAGES if pair_architecture(device) == 80 else (2,)
+        first, second, convolution = self.problem.first.n, self.problem.second.n, self.problem.convolution
+        stages = _STAGES if self.architecture == 80 else (2,)
         for residence in _RESIDENCES:
-            exact = problem.convolution is None or residence == "shared memory" or _divides(self.epilogue)
-            for rows in _ROWS:
-                for columns in _widths(problem.first.n, exact=exact):
-                    for more in _widths(problem.second.n, exact=False):
-                        for depth in _DEPTHS:
-                            for count in stages:
-                                yield from _warped(problem, device, residence, rows, (columns, more), depth, count)
+            exact = convolution is None or residence == "shared memory" or _divides(self.first)
+            columns = itertools.product(_widths(first, exact=exact), _widths(second, exact=False))
+            for rows, pair in itertools.product(_ROWS, columns):
+                for depth, count in itertools.product(_DEPTHS, stages):
+                    yield from self._warped(residence, rows, pair, depth, count)
 
     def reasons(self, config: PairConfig) -> Iterator[str | None]:
-        return tile_reasons(config, self.problem, self.device)
+        """Each product's own template's rules, and those of residence."""
+        yield self.head.why_no_main_loop(config.first)
+        yield self.tail.why_no_main_loop(config.second)
+        yield self.tail.why_no_store(config.second)
+        if config.first.warps != config.second.warps:
+            yield "both products have the same warps"
+        if config.first.threadblock[1] % config.second.threadblock[2]:
+            yield "the first product's columns are no whole steps of the second"  # b2b_*_smem_accumulator.h, b2b_*.h
+        threads = config.first.warps * self.device.teu_lanes
+        if config.registers > registers_left(threads, self.device):
+            yield f"{config.registers} registers of a thread are more than a block of {threads} threads leaves to each"
+        yield why_too_large(config.shared_bytes, self.device)
+        yield None if blocks_per_unit(config.tile(self.problem).use, self.device) else "not one block fits a unit"
 
     def summary(self, reasons: Sequence[str]) -> str:
         """Why no template serves the products; else the reason against the last candidate, and the columns."""
@@ -87,12 +109,10 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         return int(config.residence != "registers"), config.first.stages
 
     def symbol(self, config: PairConfig) -> str:
-        first, second = self.epilogues
-        return emit_back_to_back.symbol_of(config, first, second, self.problem.first.b.order)
+        return emit_back_to_back.symbol_of(config, self.first, self.second, self.problem.first.b.order)
 
     def source(self, config: PairConfig) -> str:
-        first, second = self.epilogues
-        return emit_back_to_back.emit_pair(config, first, second, layout_b=self.problem.first.b.order)
+        return emit_back_to_back.emit_pair(config, self.first, self.second, layout_b=self.problem.first.b.order)
 
     def numbers(self, config: PairConfig) -> tuple[int, ...]:
         """Of matrix products the window is zeros."""
@@ -106,11 +126,97 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
             window += (*own.padding, *own.strides, *own.dilation)
         return head.m, head.n, head.k, tail.n, *distances, *window
 
+    # ---- which pairs -------------------------------------------------------------------------------------------------
 
-def _iterator(problem: PairProblem) -> Literal["", "optimized", "analytic"]:
-    if problem.convolution is None:
-        return ""
-    return "optimized" if max(problem.convolution.window.filter_extents) <= MASK_POSITIONS else "analytic"
+    def _pair_reasons(self) -> Iterator[str | None]:
+        """Rule by rule, why no template serves the products, whatever its tiles."""
+        head, tail, convolution = self.problem.first, self.problem.second, self.problem.convolution
+        yield self._why_wrong_types()
+        if (head.m, head.n) != (tail.m, tail.k):
+            yield f"{head.m} x {head.n} is not the first factor of the second product, {tail.m} x {tail.k}"
+        if max(head.batch, tail.batch) > 1 or (convolution and convolution.window.groups > 1):
+            yield "the templates have neither batches nor groups"
+        if "column" in (head.a.order, tail.a.order) or head.b.order != tail.b.order:
+            yield "first factors must lie row by row, and the second ones both alike"
+        if convolution is None and tail.a.leading_dimension != head.n:
+            yield "the second product reads what lies between in another shape"
+        rows = self.first.operands  # the template hands over at most a bias and a scale, of one type
+        if len(rows) > 2 or len({row.dtype for row in rows}) > 1 or any(row.role != "row" for row in rows):
+            yield "behind the first product of a pair come at most two rows of one type, and no other tensors"
+        yield self._why_wrong_second()
+        if convolution and (head.k % WIDE or convolution.channels % WIDE or head.n % WIDE):
+            yield f"{convolution.channels} and {head.n} channels are no multiples of {WIDE}: pad them"
+
+    def _why_wrong_types(self) -> str | None:
+        arithmetic = self.problem.arithmetic
+        if arithmetic == "int8":
+            return "the templates for pairs read interleaved int8 tensors alone, which no graph has"
+        if arithmetic not in ARITHMETICS:
+            return f"the templates for pairs take {' and '.join(ARITHMETICS)}, not {arithmetic}"
+        if self.architecture < ARITHMETICS[arithmetic]:
+            return f"the templates for pairs of {self.device.name} do not take {arithmetic}"
+        if not arithmetic == self.problem.first.out_dtype == self.problem.second.arithmetic:
+            return f"what lies between must be {arithmetic}, as the factors are"
+        return None
+
+    def _why_wrong_second(self) -> str | None:
+        """As CUTLASS's own epilogues: one tensor of the result's type, which may repeat one row."""
+        epilogue = self.second
+        if epilogue.reduction is not None or len(epilogue.operands) > 1:
+            return "behind the second product of a pair comes at most one tensor, and no rows or columns are added up"
+        if any(item.role not in ("row", "matrix") or item.dtype != epilogue.out_dtype for item in epilogue.operands):
+            return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
+        return None
+
+    # ---- which tiles -------------------------------------------------------------------------------------------------
+
+    def _warped(
+        self, residence: Residence, rows: int, columns: tuple[int, int], depth: int, stages: int
+    ) -> Iterator[PairConfig]:
+        """The tile in warps: in registers each has whole rows, in shared memory each product may have its own."""
+        tiles = [
+            [(wm, columns[part]) for wm in _WARP_ROWS]
+            if residence == "registers"
+            else [(wm, wn) for wm in _WARP_ROWS for wn in _WARP_COLUMNS]
+            for part in (0, 1)
+        ]
+        for one, two in itertools.product(*tiles):
+            if residence == "registers" and one[0] != two[0]:
+                continue
+            if any(rows % wm or width % wn for (wm, wn), width in zip((one, two), columns, strict=True)):
+                continue
+            if (rows // one[0]) * (columns[0] // one[1]) != (rows // two[0]) * (columns[1] // two[1]):
+                continue
+            yield PairConfig(
+                first=self._tile(self.problem.first, (rows, columns[0], depth), one, stages),
+                second=self._tile(self.problem.second, (rows, columns[1], depth), two, stages),
+                residence=residence,
+                iterator=self._iterator,
+            )
+
+    @cached_property
+    def _iterator(self) -> Literal["", "optimized", "analytic"]:
+        convolution = self.problem.convolution
+        if convolution is None:
+            return ""
+        return "optimized" if max(convolution.window.filter_extents) <= MASK_POSITIONS else "analytic"
+
+    def _tile(self, part: GemmProblem, threadblock: Shape3, warp: tuple[int, int], stages: int) -> GemmConfig:
+        instruction = (16, 8, 16) if self.architecture == 80 else (16, 8, 8)
+        alignment_a, alignment_b = self._alignments
+        return GemmConfig(
+            arithmetic=part.arithmetic, architecture=self.architecture, threadblock=threadblock,
+            warp=(*warp, threadblock[2]), instruction=instruction, stages=stages, alignment_a=alignment_a,
+            alignment_b=alignment_b, alignment_d=self.problem.second.alignments()["alignment_d"],
+        )  # fmt: skip
+
+    @cached_property
+    def _alignments(self) -> tuple[int, int]:
+        """Elements of one access to the first factor, and to both second ones."""
+        pair = self.problem
+        if pair.convolution is not None:
+            return WIDE, WIDE
+        return pair.first.a.alignment, gcd(pair.first.b.alignment, pair.second.b.alignment)
 
 
 def _divides(epilogue: Epilogue) -> bool:
@@ -130,61 +236,3 @@ def _widths(columns: int, *, exact: bool) -> list[int]:
     if exact:
         return [columns] if columns in _COLUMNS else []
     return [width for width in _COLUMNS if width >= columns][:3]
-
-
-def _warped(
-    problem: PairProblem,
-    device: DeviceSpec,
-    residence: Residence,
-    rows: int,
-    columns: tuple[int, int],
-    depth: int,
-    stages: int,
-) -> Iterator[PairConfig]:
-    """The tile in warps: in registers each has whole rows, in shared memory each product may have its own."""
-    tiles = [
-        [(wm, columns[part]) for wm in _WARP_ROWS]
-        if residence == "registers"
-        else [(wm, wn) for wm in _WARP_ROWS for wn in _WARP_COLUMNS]
-        for part in (0, 1)
-    ]
-    for one in tiles[0]:
-        for two in tiles[1]:
-            if residence == "registers" and one[0] != two[0]:
-                continue
-            if any(rows % wm or width % wn for (wm, wn), width in zip((one, two), columns, strict=True)):
-                continue
-            if (rows // one[0]) * (columns[0] // one[1]) != (rows // two[0]) * (columns[1] // two[1]):
-                continue
-            yield PairConfig(
-                first=_tile(problem, problem.first, device, (rows, columns[0], depth), one, stages),
-                second=_tile(problem, problem.second, device, (rows, columns[1], depth), two, stages),
-                residence=residence,
-                iterator=_iterator(problem),
-            )
-
-
-def _tile(
-    pair: PairProblem,
-    problem: GemmProblem,
-    device: DeviceSpec,
-    threadblock: tuple[int, int, int],
-    warp: tuple[int, int],
-    stages: int,
-) -> GemmConfig:
-    architecture = pair_architecture(device)
-    instruction = (16, 8, 16) if architecture == 80 else (16, 8, 8)
-    alignment_a, alignment_b, alignment_d = _alignments(pair)
-    return GemmConfig(
-        arithmetic=problem.arithmetic, architecture=architecture, threadblock=threadblock,
-        warp=(*warp, threadblock[2]), instruction=instruction, stages=stages, alignment_a=alignment_a,
-        alignment_b=alignment_b, alignment_d=alignment_d,
-    )  # fmt: skip
-
-
-def _alignments(pair: PairProblem) -> tuple[int, int, int]:
-    """Elements of one access to the first factor, to both second ones, and to the result."""
-    if pair.convolution is not None:
-        return WIDE, WIDE, widest_access(pair.second.n, pair.second.out.bits)
-    factors = gcd(pair.first.b.alignment, pair.second.b.alignment)
-    return pair.first.a.alignment, factors, widest_access(pair.second.n, pair.second.out.bits)

@@ -19,11 +19,11 @@ from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit
-from .elements import FP8_SINCE, MULTIPLIERS, Shape3
+from .elements import FP8_SINCE, Shape3
+from .epilogue import Epilogue
 from .family import PredictedTime, Ranked, TemplateFamily
 from .gemm import GemmConfig, GemmProblem, Schedule
-from .legality import product_reasons
-from .ranking import predict_product
+from .ranking import ProductClock
 
 _TILES = (32, 64, 128, 256)
 _COLLECTIVE_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # what wgmma's N allows, in growing steps
@@ -33,7 +33,6 @@ _STAGES = (3, 4, 5, 6)
 _SIMT_K = 8
 SPLITS = (1, 2, 4, 8)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
-_SCHEDULES: tuple[Schedule, ...] = ("cooperative", "pingpong")
 DEEPEST_SWIZZLE = 8
 """2.x templates are compiled for this, and take less where there are fewer columns of tiles (threadblock_swizzle.h)."""
 
@@ -44,6 +43,10 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
     form = emit.GEMM_CALL
     does = "multiplies"
 
+    def __init__(self, problem: GemmProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
+        super().__init__(problem, device, *epilogues)
+        self.clock = ProductClock(problem, device, self.epilogue)
+
     @staticmethod
     def serves(region: CutlassRegion) -> bool:
         return region.then is None and region.problem.window is None
@@ -53,13 +56,21 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
         return GemmProblem.of(region.problem, region.out_dtype)
 
     def candidates(self) -> Iterator[GemmConfig]:
-        return candidates(self.problem, self.device)
+        if self.problem.arithmetic == "float32":
+            yield from self._vector_candidates()
+            return
+        known = [shape for since, shape in self.problem.multiplier.instructions if has(self.device, since)]
+        if known:  # the newest instruction of the arithmetic that the device has
+            stages = _STAGES if has(self.device, ASYNC_COPIES_SINCE) else (2,)
+            yield from self._warp_tiles(self._architecture, known[-1], stages)
+        if has(self.device, BULK_COPIES_SINCE):
+            yield from self.collective_tiles(("cooperative", "pingpong"))
 
     def reasons(self, config: GemmConfig) -> Iterator[str | None]:
-        return product_reasons(config, self.problem, self.device, self.epilogue)
+        return self.clock.reasons(config)
 
     def predict(self, config: GemmConfig) -> PredictedTime:
-        return predict_product(config, self.problem, self.device, self.epilogue)
+        return self.clock.predict(config)
 
     def preference(self, config: GemmConfig) -> tuple[int, int]:
         return roomy(config)
@@ -80,7 +91,7 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
         splits = [split for split in SPLITS[1:] if steps >= split * config.stages] if config.split_k > 1 else [1]
         swizzles, rasters = [config.swizzle], [config.raster]
         if config.generation == "3.x":
-            deepest = _swizzle(self.problem, config.threadblock[1])
+            deepest = self._swizzle(config.threadblock[1])
             swizzles = [1 << power for power in range(deepest.bit_length())]
             rasters = ["along_m", "along_n"]
         for split, swizzle, raster in itertools.product(splits, swizzles, rasters):
@@ -119,6 +130,62 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
             config.split_k, config.swizzle, int(config.raster == "along_m"), 0,
         )  # fmt: skip
 
+    # ---- candidates --------------------------------------------------------------------------------------------------
+
+    @property
+    def _architecture(self) -> int:
+        """What 2.x templates are tagged with: the newest that they have and the device knows."""
+        instructions = self.problem.multiplier.instructions
+        if instructions and instructions[0][0] == FP8_SINCE:
+            return 89
+        return 80 if has(self.device, ASYNC_COPIES_SINCE) else 75
+
+    def two_stage_tiles(self) -> Iterator[GemmConfig]:
+        """sm_75's templates for a newer device, which copy elements that are too narrow for asynchronous copies."""
+        known = self.problem.multiplier.instructions
+        if known and known[0][0] == LDMATRIX_SINCE and has(self.device, ASYNC_COPIES_SINCE):
+            yield from self._warp_tiles(75, known[0][1], (2,))
+
+    def _warp_tiles(self, architecture: int, instruction: Shape3, stages: tuple[int, ...]) -> Iterator[GemmConfig]:
+        """2.x templates on matrix units."""
+        for m, n, k_bytes in itertools.product(_TILES, _TILES, _K_BYTES):
+            k = k_bytes * 8 // self.problem.multiplier.bits
+            warps = ((wm, wn) for wm in _WARP_TILES for wn in _WARP_TILES if m % wm == 0 and n % wn == 0)
+            for (wm, wn), depth in itertools.product(warps, stages):
+                yield GemmConfig(
+                    arithmetic=self.problem.arithmetic, architecture=architecture, threadblock=(m, n, k),
+                    warp=(wm, wn, k), instruction=instruction, stages=depth, swizzle=DEEPEST_SWIZZLE,
+                    **self.problem.alignments(),
+                )  # fmt: skip
+
+    def _vector_candidates(self) -> Iterator[GemmConfig]:
+        """2.x templates on the vector units, which store one element at a time."""
+        stages = _STAGES[:2] if has(self.device, ASYNC_COPIES_SINCE) else (2,)
+        for m, n, depth in itertools.product(_TILES[:3], _TILES[:3], stages):
+            for wm, wn in ((32, 32), (32, 64), (64, 32)):
+                yield GemmConfig(
+                    arithmetic=self.problem.arithmetic, architecture=self._architecture, threadblock=(m, n, _SIMT_K),
+                    warp=(wm, wn, _SIMT_K), instruction=(1, 1, 1), stages=depth, swizzle=DEEPEST_SWIZZLE,
+                    alignment_a=1, alignment_b=1, alignment_d=1,
+                )  # fmt: skip
+
+    def collective_tiles(self, schedules: tuple[Schedule, ...]) -> Iterator[GemmConfig]:
+        """3.x templates: a collective of warp groups, fed by the bulk copy engine; of convolutions a "single" group."""
+        problem = self.problem
+        k = _K_BYTES[-1] * 8 // problem.multiplier.bits
+        shapes = itertools.product(_TILES[1:], _COLLECTIVE_WIDTHS, (2, *_STAGES), schedules, _CLUSTERS)
+        for m, n, depth, schedule, cluster in shapes:
+            yield GemmConfig(
+                arithmetic=problem.arithmetic, architecture=90, threadblock=(m, n, k), stages=depth,
+                swizzle=self._swizzle(n), raster="along_n" if problem.n <= problem.m else "along_m",
+                schedule=schedule, cluster=cluster, **problem.alignments(),
+            )  # fmt: skip
+
+    def _swizzle(self, tile_n: int) -> int:
+        """Columns of tiles that neighbouring threadblocks share: so many that there are, up to `DEEPEST_SWIZZLE`."""
+        columns = ceil_div(self.problem.n, tile_n)
+        return min(DEEPEST_SWIZZLE, 1 << (columns.bit_length() - 1))
+
 
 def roomy(config: GemmConfig) -> tuple[int, int]:
     """Of equals, the one whose warps have the largest tiles, and then that with most stages to spare."""
@@ -129,115 +196,3 @@ def roomy(config: GemmConfig) -> tuple[int, int]:
 def has_no_splits(config: GemmConfig) -> bool:
     """Whether the template's depth cannot be divided among threadblocks."""
     return config.is_simt or config.schedule in ("pingpong", "single")
-
-
-# --- candidates ------------------------------------------------------------------------------------------------------
-def candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
-    """Configurations worth a look, legal or not."""
-    if problem.arithmetic == "float32":
-        yield from _vector_candidates(problem, device)
-        return
-    yield from _warp_candidates(problem, device)
-    if has(device, BULK_COPIES_SINCE):
-        yield from _collective_candidates(problem)
-
-
-def template_architecture(problem: GemmProblem, device: DeviceSpec) -> int:
-    """The architecture that 2.x templates are tagged with: the newest that they have and the device knows."""
-    if problem.multiplier.instructions and problem.multiplier.instructions[0][0] == FP8_SINCE:
-        return 89
-    return 80 if has(device, ASYNC_COPIES_SINCE) else 75
-
-
-def _warp_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
-    """2.x templates on matrix units."""
-    instruction = _instruction(problem, device)
-    if instruction is not None:
-        stages = _STAGES if has(device, ASYNC_COPIES_SINCE) else (2,)
-        yield from _warp_tiles(problem, template_architecture(problem, device), instruction, stages)
-
-
-def two_stage_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
-    """sm_75's templates for a newer device, which copy elements that are too narrow for asynchronous copies."""
-    known = MULTIPLIERS[problem.arithmetic].instructions
-    if known and known[0][0] == LDMATRIX_SINCE and has(device, ASYNC_COPIES_SINCE):
-        yield from _warp_tiles(problem, 75, known[0][1], (2,))
-
-
-def _warp_tiles(
-    problem: GemmProblem, architecture: int, instruction: Shape3, stages: tuple[int, ...]
-) -> Iterator[GemmConfig]:
-    for m, n, k_bytes in itertools.product(_TILES, _TILES, _K_BYTES):
-        k = k_bytes * 8 // problem.multiplier.bits
-        warps = ((wm, wn) for wm in _WARP_TILES for wn in _WARP_TILES if m % wm == 0 and n % wn == 0)
-        for (wm, wn), depth in itertools.product(warps, stages):
-            yield GemmConfig(
-                arithmetic=problem.arithmetic,
-                architecture=architecture,
-                threadblock=(m, n, k),
-                warp=(wm, wn, k),
-                instruction=instruction,
-                stages=depth,
-                swizzle=DEEPEST_SWIZZLE,
-                **problem.alignments(),
-            )
-
-
-def _instruction(problem: GemmProblem, device: DeviceSpec) -> Shape3 | None:
-    """The newest instruction of the arithmetic that the device has; None where it has none."""
-    known = [shape for since, shape in MULTIPLIERS[problem.arithmetic].instructions if has(device, since)]
-    return known[-1] if known else None
-
-
-def _vector_candidates(problem: GemmProblem, device: DeviceSpec) -> Iterator[GemmConfig]:
-    """2.x templates on the vector units, which store one element at a time."""
-    architecture = template_architecture(problem, device)
-    stages = _STAGES[:2] if has(device, ASYNC_COPIES_SINCE) else (2,)
-    for m, n, depth in itertools.product(_TILES[:3], _TILES[:3], stages):
-        for wm, wn in ((32, 32), (32, 64), (64, 32)):
-            yield GemmConfig(
-                arithmetic=problem.arithmetic,
-                architecture=architecture,
-                threadblock=(m, n, _SIMT_K),
-                warp=(wm, wn, _SIMT_K),
-                instruction=(1, 1, 1),
-                stages=depth,
-                swizzle=DEEPEST_SWIZZLE,
-                alignment_a=1,
-                alignment_b=1,
-                alignment_d=1,
-            )
-
-
-def _collective_candidates(problem: GemmProblem) -> Iterator[GemmConfig]:
-    """3.x templates: a collective of warp groups, fed by the bulk copy engine."""
-    return _collective_tiles(problem, _SCHEDULES)
-
-
-def single_group_candidates(problem: GemmProblem) -> Iterator[GemmConfig]:
-    """3.x templates of convolutions, in which one warp group multiplies."""
-    return _collective_tiles(problem, ("single",))
-
-
-def _collective_tiles(problem: GemmProblem, schedules: tuple[Schedule, ...]) -> Iterator[GemmConfig]:
-    k = _K_BYTES[-1] * 8 // problem.multiplier.bits
-    stages = (2, *_STAGES)
-    shapes = itertools.product(_TILES[1:], _COLLECTIVE_WIDTHS, stages, schedules, _CLUSTERS)
-    for m, n, depth, schedule, cluster in shapes:
-        yield GemmConfig(
-            arithmetic=problem.arithmetic,
-            architecture=90,
-            threadblock=(m, n, k),
-            stages=depth,
-            swizzle=_swizzle(problem, n),
-            raster="along_n" if problem.n <= problem.m else "along_m",
-            schedule=schedule,
-            cluster=cluster,
-            **problem.alignments(),
-        )
-
-
-def _swizzle(problem: GemmProblem, tile_n: int) -> int:
-    """Columns of tiles that neighbouring threadblocks share: so many that there are, up to `DEEPEST_SWIZZLE`."""
-    columns = ceil_div(problem.n, tile_n)
-    return min(DEEPEST_SWIZZLE, 1 << (columns.bit_length() - 1))

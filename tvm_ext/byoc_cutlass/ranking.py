@@ -8,6 +8,8 @@ of split K, and the launch. A step waits for its loads where the stages ahead of
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import UNKNOWN_CACHE_RATE, Machine
 from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
@@ -18,99 +20,90 @@ from .elements import ELEMENTS
 from .epilogue import Epilogue
 from .family import PredictedTime
 from .gemm import GemmConfig, GemmProblem
-from .legality import WARP_GROUP_WARPS, block_use
+from .legality import WARP_GROUP_WARPS, ProductRules
 from .reductions import stored_elements
 
 BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
 
 
-def predict_product(
-    config: GemmConfig,
-    problem: GemmProblem,
-    device: DeviceSpec,
-    epilogue: Epilogue,
-    *,
-    read_bits: float | None = None,
-    issue_us: float = 0.0,
-) -> PredictedTime:
-    """Predicted time of one launch; raises TargetError where the device's table has no peak for the arithmetic.
+class ProductClock(ProductRules):
+    """The time that templates take for one problem on one device."""
 
-    For convolutions: ``read_bits`` of the factors, where they are not each matrix once, and ``issue_us``, which a
-    unit's vector units need to find what one step of a threadblock loads.
-    """
-    resident = blocks_per_unit(block_use(config, problem, device, epilogue), device)
-    m, n, k = config.threadblock
-    blocks = config.tiles(problem) * config.split_k
-    steps = ceil_div(ceil_div(problem.k, k), config.split_k)
-    waves = ceil_div(blocks, device.unit_count * resident)
-    last = blocks - (waves - 1) * device.unit_count * resident
-    held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
-    step_us = max(_tile_step_us(config, problem, device, resident), issue_us)
-    tile_us = steps * step_us + _store_us(config, problem, device, resident)
-    units_us = held * tile_us + waves * latency_us(device)
-    copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
-    traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
-    l2_us = traffic / (l2_gb_per_s(device) * 1e3)
-    read = _factor_bits(problem) if read_bits is None else read_bits
-    moved_us = moved_bytes(read, problem, epilogue, config.split_k) / (global_gb_per_s(device) * 1e3)
-    busy_us = max(units_us, l2_us, moved_us)
-    power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, _known_peak(problem, device)) * 1e6
-    launches = 1 if epilogue.reduction is None else 2  # before it, the result is filled
-    launch_us = launches * Machine(device).launch_us
-    return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
+    def predict(self, config: GemmConfig, *, read_bits: float | None = None, issue_us: float = 0.0) -> PredictedTime:
+        """Predicted time of one launch; raises TargetError where the device's table has no peak for the arithmetic.
 
+        For convolutions: ``read_bits`` of the factors, where they are not each matrix once, and ``issue_us``, which a
+        unit's vector units need to find what one step of a threadblock loads.
+        """
+        problem, device = self.problem, self.device
+        resident = blocks_per_unit(self.use(config), device)
+        m, n, k = config.threadblock
+        blocks = config.tiles(problem) * config.split_k
+        steps = ceil_div(ceil_div(problem.k, k), config.split_k)
+        waves = ceil_div(blocks, device.unit_count * resident)
+        last = blocks - (waves - 1) * device.unit_count * resident
+        held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
+        step_us = max(self._tile_step_us(config, resident), issue_us)
+        tile_us = steps * step_us + self._store_us(config, resident)
+        units_us = held * tile_us + waves * latency_us(device)
+        copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
+        traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
+        l2_us = traffic / (l2_gb_per_s(device) * 1e3)
+        read = self._factor_bits if read_bits is None else read_bits
+        moved_us = moved_bytes(read, problem, self.epilogue, config.split_k) / (global_gb_per_s(device) * 1e3)
+        busy_us = max(units_us, l2_us, moved_us)
+        power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self._known_peak) * 1e6
+        launches = 1 if self.epilogue.reduction is None else 2  # before it, the result is filled
+        launch_us = launches * Machine(device).launch_us
+        return PredictedTime(time_us=max(busy_us, power_us) + launch_us, full_clock_us=busy_us + launch_us)
 
-def _tile_step_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
-    """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
-    m, n, k = config.threadblock
-    unit_gflops = _gflops(config, device, _known_peak(problem, device)) / device.unit_count
-    warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
-    busy = min(1.0, warps / BUSY_WARPS)
-    multiply_us = 2 * m * n * k / (unit_gflops * busy * 1e3)
-    arrival_us = latency_us(device) / ((config.stages - 1) * resident)
-    return max(multiply_us, _shared_us(config, problem, device), arrival_us)
+    def _tile_step_us(self, config: GemmConfig, resident: int) -> float:
+        """One step along K of one threadblock, where ``resident`` share a unit and keep it as busy as they can."""
+        m, n, k = config.threadblock
+        peak = self.device.peak_gflops_of if config.generation == "3.x" else self.device.emitted_gflops_of
+        gflops = peak(self._known_peak)  # of all units, by the instructions that the template has
+        assert gflops is not None
+        warps = resident * (config.warps if config.generation == "2.x" else config.groups * WARP_GROUP_WARPS)
+        busy = min(1.0, warps / BUSY_WARPS)
+        multiply_us = 2 * m * n * k / (gflops / self.device.unit_count * busy * 1e3)
+        arrival_us = latency_us(self.device) / ((config.stages - 1) * resident)
+        return max(multiply_us, self._shared_us(config), arrival_us)
 
+    def _store_us(self, config: GemmConfig, resident: int) -> float:
+        """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
+        overlaps = resident + (1 if config.schedule == "pingpong" else 0)
+        stored = config.threadblock[0] * config.threadblock[1] * self.problem.out.bits / 8
+        return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / overlaps
 
-def _store_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec, resident: int) -> float:
-    """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
-    overlaps = resident + (1 if config.schedule == "pingpong" else 0)
-    stored = config.threadblock[0] * config.threadblock[1] * problem.out.bits / 8
-    return stored / (l2_gb_per_s(device) / device.unit_count * 1e3) / overlaps
+    @cached_property
+    def _known_peak(self) -> str:
+        """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
+        known = self.problem.multiplier.peak
+        for key in known:
+            if self.device.peak_gflops_of(key):
+                return key
+        raise TargetError(
+            f"the device table of {self.device.name} does not say how fast it multiplies {self.problem.arithmetic}.",
+            f"give its row peak_gflops of {known[0]}",
+        )
 
+    def _shared_us(self, config: GemmConfig) -> float:
+        """Reading the operands of a step from shared memory: each warp reads its own rows and columns."""
+        bandwidth = self.device.layer(SHARED).bandwidth_gb_per_s
+        if bandwidth is None:
+            return 0.0
+        m, n, k = config.threadblock
+        by_groups = m + m // 64 * n  # a warp group's instruction reads B once for its 64 rows
+        read = k * (by_groups if config.warp is None else config.warps * (config.warp[0] + config.warp[1]))
+        return read * self.problem.multiplier.bits / 8 / (bandwidth / self.device.unit_count * 1e3)
 
-def _known_peak(problem: GemmProblem, device: DeviceSpec) -> str:
-    """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
-    for key in problem.multiplier.peak:
-        if device.peak_gflops_of(key):
-            return key
-    raise TargetError(
-        f"the device table of {device.name} does not say how fast it multiplies {problem.arithmetic}.",
-        f"give its row peak_gflops of {problem.multiplier.peak[0]}",
-    )
-
-
-def _gflops(config: GemmConfig, device: DeviceSpec, key: str) -> float:
-    """Of all units, by the instructions that the template has."""
-    peak = device.peak_gflops_of(key) if config.generation == "3.x" else device.emitted_gflops_of(key)
-    assert peak is not None
-    return peak
-
-
-def _shared_us(config: GemmConfig, problem: GemmProblem, device: DeviceSpec) -> float:
-    """Reading the operands of a step from shared memory: each warp reads its own rows and columns."""
-    bandwidth = device.layer(SHARED).bandwidth_gb_per_s
-    if bandwidth is None:
-        return 0.0
-    m, n, k = config.threadblock
-    by_groups = m + m // 64 * n  # a warp group's instruction reads B once for its 64 rows
-    read = k * (by_groups if config.warp is None else config.warps * (config.warp[0] + config.warp[1]))
-    return read * problem.multiplier.bits / 8 / (bandwidth / device.unit_count * 1e3)
-
-
-def _factor_bits(problem: GemmProblem) -> int:
-    sizes = ((problem.m * problem.k, problem.a), (problem.k * problem.n, problem.b))
-    return sum(size * (problem.batch if matrix.batch_stride else 1) for size, matrix in sizes) * problem.multiplier.bits
+    @property
+    def _factor_bits(self) -> int:
+        problem = self.problem
+        sizes = ((problem.m * problem.k, problem.a), (problem.k * problem.n, problem.b))
+        elements = sum(size * (problem.batch if matrix.batch_stride else 1) for size, matrix in sizes)
+        return elements * problem.multiplier.bits
 
 
 def moved_bytes(read_bits: float, problem: GemmProblem, epilogue: Epilogue, split: int = 1) -> float:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tvm_ext.byoc_cutlass.back_to_back import ARITHMETICS, PairConfig, PairProblem
+from tvm_ext.byoc_cutlass.back_to_back import PairConfig, PairProblem
 from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig
 from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.family import TemplateFamily
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
-from tvm_ext.byoc_cutlass.pairs import PairFamily
+from tvm_ext.byoc_cutlass.pairs import ARITHMETICS, PairFamily
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import Order

@@ -8,7 +8,7 @@ import re
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
-from tvm_ext.byoc_cutlass.products import ProductFamily, candidates
+from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.rows.cuda_limits import CUDA_LIMITS, KIB
@@ -68,4 +68,5 @@ def legal_configs(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) 
 def arithmetics_of(device: DeviceSpec) -> list[str]:
     """What templates for ``device`` multiply."""
     problems = [GemmProblem.packed(m=64, n=64, k=64, arithmetic=name, out_dtype="float32") for name in MULTIPLIERS]
-    return [problem.arithmetic for problem in problems if next(candidates(problem, device), None) is not None]
+    families = [ProductFamily(problem, device, Epilogue(out_dtype="float32")) for problem in problems]
+    return [family.problem.arithmetic for family in families if next(family.candidates(), None) is not None]

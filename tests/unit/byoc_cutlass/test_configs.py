@@ -20,9 +20,8 @@ from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.family import MOST_CONFIGS
 from tvm_ext.byoc_cutlass.gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
-from tvm_ext.byoc_cutlass.legality import block_use
-from tvm_ext.byoc_cutlass.products import ProductFamily, candidates
-from tvm_ext.byoc_cutlass.ranking import predict_product
+from tvm_ext.byoc_cutlass.products import ProductFamily
+from tvm_ext.byoc_cutlass.ranking import ProductClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.occupancy import blocks_per_unit
 from tvm_ext.errors import InputError, TargetError
@@ -66,7 +65,7 @@ def test_what_is_proposed_is_legal_fits_and_is_sorted(
     assert bool(found) == (family.why_none() is None)
     for item in found:
         assert family.why_illegal(item.config) is None
-        assert blocks_per_unit(block_use(item.config, problem, device, epilogue), device) >= 1
+        assert blocks_per_unit(ProductClock(problem, device, epilogue).use(item.config), device) >= 1
         assert item.time_us > 0
 
 
@@ -144,12 +143,10 @@ def test_a_board_multiplies_no_faster_than_its_power_lasts() -> None:
 def test_more_work_takes_longer() -> None:
     device = device_of((8, 0))
     config = first((8, 0), 1024, 1024, 1024)
-    times = [
-        predict_product(
-            config, GemmProblem.packed(m=1024, n=1024, k=k, arithmetic="float16", out_dtype="float16"), device, PLAIN
-        ).time_us
-        for k in (512, 1024, 4096)
+    depths = [
+        GemmProblem.packed(m=1024, n=1024, k=k, arithmetic="float16", out_dtype="float16") for k in (512, 1024, 4096)
     ]
+    times = [ProductClock(problem, device, PLAIN).predict(config).time_us for problem in depths]
     assert times == sorted(times)
     assert times[0] < times[-1]
 
@@ -275,7 +272,7 @@ def test_the_widest_access_divides_rows(extent: int, bits: int) -> None:
 
 def test_a_configuration_goes_through_json_and_names_what_is_compiled_in() -> None:
     problem = GemmProblem.packed(m=512, n=512, k=512, arithmetic="float16", out_dtype="float16")
-    found = list(candidates(problem, device_of((9, 0))))
+    found = list(ProductFamily(problem, device_of((9, 0)), PLAIN).candidates())
     assert all(from_json(GemmConfig, to_json(config)) == config for config in found[::97])
     run_time = [dataclasses.replace(config, swizzle=1, raster="along_m") for config in found if config.schedule]
     assert len({config.name for config in run_time}) == len(set(run_time))

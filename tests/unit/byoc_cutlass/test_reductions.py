@@ -27,7 +27,7 @@ from tvm_ext.byoc_cutlass.gemm import GemmProblem
 from tvm_ext.byoc_cutlass.pairs import PairFamily
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.byoc_cutlass.profiler import buffers_of
-from tvm_ext.byoc_cutlass.ranking import predict_product
+from tvm_ext.byoc_cutlass.ranking import ProductClock
 from tvm_ext.byoc_cutlass.reductions import ATOMIC_MAXIMUM, REDUCTIONS, exchange_bytes
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
@@ -136,7 +136,7 @@ def test_templates_of_whole_tiles_alone_are_proposed(capability: tuple[int, int]
     config = found[0]
     assert "whole ones" in str(family.why_illegal(config.with_split(4)))
     plain = epilogue_of("accum", "float32")
-    filled, alone = (predict_product(config, deep, device, item).time_us for item in (epilogue, plain))
+    filled, alone = (ProductClock(deep, device, item).predict(config).time_us for item in (epilogue, plain))
     assert filled > alone
     assert exchange_bytes(epilogue.reduction, 128, 256, 4) == 8 * 128 * 4
 
