@@ -158,9 +158,9 @@ def tensor_numbers(computations: Sequence[Computation]) -> tuple[tuple[int, ...]
     return tuple(
         tuple(
             numbers.setdefault(buffer, len(numbers))
-            for buffer in (*(load.source for load in item.loads()), item.target)
+            for buffer in (*(load.source for load in computation.loads()), computation.target)
         )
-        for item in computations
+        for computation in computations
     )
 
 

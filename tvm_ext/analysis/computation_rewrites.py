@@ -147,12 +147,12 @@ def address_runs(
                 result[first : first + len(sizes)] = [zero] * (len(sizes) - 1) + [variable]
         return result
 
-    def load(item: TensorLoad) -> TensorLoad:
-        if not any(item.source.same_as(buffer) for buffer in buffers):
-            return item
-        indices = joined(item.indices, static_shape(item.source))
-        unchanged = all(a is b for a, b in zip(indices, item.indices, strict=True))
-        return item if unchanged else tirx.BufferLoad(item.source, indices)
+    def load(read: TensorLoad) -> TensorLoad:
+        if not any(read.source.same_as(buffer) for buffer in buffers):
+            return read
+        indices = joined(read.indices, static_shape(read.source))
+        unchanged = all(a is b for a, b in zip(indices, read.indices, strict=True))
+        return read if unchanged else tirx.BufferLoad(read.source, indices)
 
     value = replace_loads(computation.value, load)
     indices = tuple(joined(computation.indices, static_shape(computation.target))) if stores else computation.indices

@@ -209,20 +209,20 @@ def _read_block(statement: Stmt) -> list[Computation]:
     variables: list[Var] = []
     extents: list[int] = []
     kinds: list[AxisKind] = []
-    for item, value in zip(block.iter_vars, statement.iter_values, strict=True):
+    for iterator, value in zip(block.iter_vars, statement.iter_values, strict=True):
         loop = next((loop for loop in loops if loop.loop_var.same_as(value)), None)
-        if int(item.iter_type) not in (SPATIAL_ITERATION, REDUCTION_ITERATION):
+        if int(iterator.iter_type) not in (SPATIAL_ITERATION, REDUCTION_ITERATION):
             raise IllegalRewrite(f"block {block.name_hint} has an ordered axis (a scan)")
-        extent = getattr(item.dom.extent, "value", None)
+        extent = getattr(iterator.dom.extent, "value", None)
         if extent is None:
-            raise IllegalRewrite(f"block {block.name_hint} has an axis of dynamic size {item.dom.extent}")
+            raise IllegalRewrite(f"block {block.name_hint} has an axis of dynamic size {iterator.dom.extent}")
         if int(extent) == 0:
             raise IllegalRewrite(f"block {block.name_hint} has an empty axis: there is nothing to compute")
         if loop is None and int(extent) != 1:
             raise IllegalRewrite(f"block {block.name_hint} has an axis that is not one loop")
-        variables.append(item.var)
+        variables.append(iterator.var)
         extents.append(int(extent))
-        kinds.append("reduce" if int(item.iter_type) == REDUCTION_ITERATION else "spatial")
+        kinds.append("reduce" if int(iterator.iter_type) == REDUCTION_ITERATION else "spatial")
     stores = _stores(block.body, block.name_hint)
     starts = [None] * len(stores) if block.init is None else _stores(block.init, block.name_hint)
     if len(starts) != len(stores):

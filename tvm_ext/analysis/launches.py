@@ -121,7 +121,7 @@ def lower(
         if all(is_merged(func) for _, func in bound.functions_items()):
             pipeline = lower_merged
         _, devices = split_host_device_mods(pipeline(bound))
-        kernels = [item for part in devices.values() for item in finalize_device_passes()(part).functions.items()]
+        kernels = [kernel for part in devices.values() for kernel in finalize_device_passes()(part).functions.items()]
     return _launches(capture.module, {str(gv.name_hint): kernel for gv, kernel in kernels})
 
 
@@ -233,7 +233,7 @@ class _HostReader:
         return statement.then_case if constant_int(condition, "a condition of the host") else statement.else_case
 
     def _repeat(self, loop: For) -> None:
-        first, count = (constant_int(self._number(item), "a loop of the host") for item in (loop.min, loop.extent))
+        first, count = (constant_int(self._number(end), "a loop of the host") for end in (loop.min, loop.extent))
         outside = self._numbers
         for turn in range(first, first + count):
             self._numbers = [*outside, (loop.loop_var, tirx.IntImm(str(loop.loop_var.ty.dtype), turn))]

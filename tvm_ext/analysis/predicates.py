@@ -58,9 +58,9 @@ def reads_only_its_own_element(consumer: Computation, anchor: Computation) -> bo
     shape = static_shape(anchor.target)
     if tuple(consumer.extent(v) for v in consumer.spatial) != shape or static_shape(consumer.target) != shape:
         return False
-    loads = [item for item in consumer.loads() if item.source.same_as(anchor.target)]
+    loads = [load for load in consumer.loads() if load.source.same_as(anchor.target)]
     return reads(consumer.value, anchor.target) and all(
-        all(i.same_as(v) for i, v in zip(item.indices, consumer.spatial, strict=True)) for item in loads
+        all(i.same_as(v) for i, v in zip(load.indices, consumer.spatial, strict=True)) for load in loads
     )
 
 
@@ -92,14 +92,14 @@ def _agree(computations: Sequence[Computation], position: int) -> bool:
         variable = computation.spatial[position]
         if len(computation.indices) <= position or not computation.indices[position].same_as(variable):
             return False
-        for item in computation.loads():
-            internal = is_in(item.source, written)
-            if internal and (len(item.indices) <= position or not item.indices[position].same_as(variable)):
+        for load in computation.loads():
+            internal = is_in(load.source, written)
+            if internal and (len(load.indices) <= position or not load.indices[position].same_as(variable)):
                 return False
     return True
 
 
 def contiguous_in(computation: Computation, variable: Var) -> bool:
     """Whether every load steps by at most one element along ``variable``, and one of them by exactly one."""
-    strides = [flat_stride(item, variable, computation) for item in computation.loads()]
+    strides = [flat_stride(load, variable, computation) for load in computation.loads()]
     return 1 in strides and all(stride in (0, 1) for stride in strides)

@@ -28,8 +28,8 @@ def is_tensor(value: Expr) -> bool:
 def static_shape(value: Expr) -> tuple[int, ...] | None:
     """Extents of a tensor; None where one is known only at run time, or where ``value`` is no tensor."""
     extents = _extents(value)
-    known = None if extents is None else [_known(item) for item in extents]
-    return None if known is None or None in known else tuple(item for item in known if item is not None)
+    known = None if extents is None else [_known(extent) for extent in extents]
+    return None if known is None or None in known else tuple(extent for extent in known if extent is not None)
 
 
 def _extents(value: Expr) -> tuple[Expr, ...] | None:
@@ -52,9 +52,10 @@ def described(value: Expr) -> str:
     extents = _extents(value)
     if extents is None:
         return f"(?) {dtype_of(value) or 'no tensor'}"
-    return f"({', '.join(str(item if _known(item) is None else _known(item)) for item in extents)}) {dtype_of(value)}"
+    sizes = (str(extent if _known(extent) is None else _known(extent)) for extent in extents)
+    return f"({', '.join(sizes)}) {dtype_of(value)}"
 
 
 def shapes_of(call: Call) -> str:
     """``(64, 32) float16 and (32, 8) float16``, for messages."""
-    return " and ".join(described(item) for item in call.args)
+    return " and ".join(described(argument) for argument in call.args)

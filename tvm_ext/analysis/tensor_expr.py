@@ -95,9 +95,9 @@ class Access:
     def origin(self) -> int:
         """Row-major position of the element at which all axes are 0; a flipped axis starts at its end."""
         position, step = 0, 1
-        for size, item in zip(reversed(self.shape), reversed(self.indices), strict=True):
-            assert item is not None
-            position += item.constant * step
+        for size, index in zip(reversed(self.shape), reversed(self.indices), strict=True):
+            assert index is not None
+            position += index.constant * step
             step *= size
         return position
 

@@ -74,24 +74,24 @@ def without_names(expr: TensorExpr) -> TensorExpr:
     axes = {axis.name: f"a{number}" for number, axis in enumerate(expr.axes)}
     tensors = {name: f"t{number}" for number, name in enumerate(dict.fromkeys(a.tensor for a in expr.accesses))}
 
-    def access(item: Access) -> Access:
+    def access(own: Access) -> Access:
         indices = tuple(
             None
             if index is None
             else LinearIndex(
                 terms=tuple((axes[name], coefficient) for name, coefficient in index.terms), constant=index.constant
             )
-            for index in item.indices
+            for index in own.indices
         )
-        gathers = tuple(tuple(axes.get(name, "") for name in names) for names in item.gathers)
-        return replace(item, tensor=tensors[item.tensor], indices=indices, gathers=gathers)
+        gathers = tuple(tuple(axes.get(name, "") for name in names) for names in own.gathers)
+        return replace(own, tensor=tensors[own.tensor], indices=indices, gathers=gathers)
 
     return replace(
         expr,
         name="",
         axes=tuple(replace(axis, name=axes[axis.name]) for axis in expr.axes),
-        inputs=tuple(access(item) for item in expr.inputs),
+        inputs=tuple(access(own) for own in expr.inputs),
         output=access(expr.output),
-        prologue=tuple(replace(item, name="", extra_inputs=()) for item in expr.prologue),
-        epilogue=tuple(replace(item, name="", extra_inputs=()) for item in expr.epilogue),
+        prologue=tuple(replace(fused, name="", extra_inputs=()) for fused in expr.prologue),
+        epilogue=tuple(replace(fused, name="", extra_inputs=()) for fused in expr.epilogue),
     )

@@ -22,7 +22,7 @@ def _waves_of(func: RelaxFunction) -> list[list[str]]:
     for block in func.body.blocks:
         for binding in block.bindings:
             value = binding.value
-            depth = max((depths.get(item, 0) for item in _variables(value)), default=0)
+            depth = max((depths.get(variable, 0) for variable in _variables(value)), default=0)
             if isinstance(value, Call) and value.op == CALL_TIR and isinstance(value.args[0], GlobalVar):
                 waves[depth].append(value.args[0].name_hint)
                 depth += 1

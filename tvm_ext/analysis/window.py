@@ -87,14 +87,14 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
     Raises IllegalRewrite, with the reason, for a window of a form that has no kernel here.
     """
     anchor = _drop_unit_reductions(split_divided_axes(anchor))
-    found = [(item, axes) for item in anchor.loads() if (axes := _axes_of(item, anchor)) is not None]
+    found = [(load, axes) for load in anchor.loads() if (axes := _axes_of(load, anchor)) is not None]
     if len(found) != 1:
         return None
     read, (y, x) = found[0]
     if x.extent == 1 or (y.taps * x.taps == 1 and y.stride * x.stride == 1):
         return None
     nothing = tirx.const(0, dtype_of(read))
-    if _uses(replace_loads(anchor.value, lambda item: nothing if structural_equal(item, read) else item), y, x):
+    if _uses(replace_loads(anchor.value, lambda load: nothing if structural_equal(load, read) else load), y, x):
         return None
     if not anchor.indices[-1].same_as(x.variable):
         return None
@@ -164,8 +164,8 @@ def _axes_of(load: TensorLoad, anchor: Computation) -> tuple[WindowAxis, WindowA
     if x.variable is None:
         return None
     y = axes[-2] if len(axes) > 1 else None
-    others = [item for item in anchor.loads() if not structural_equal(item, load)]
-    if y is None or y.variable is None or any(_uses(item, y) for item in others):
+    others = [other for other in anchor.loads() if not structural_equal(other, load)]
+    if y is None or y.variable is None or any(_uses(other, y) for other in others):
         y = None
     lead = axes[: -1 if y is None else -2]
     if any(axis is None or axis.tap is not None for axis in lead):
@@ -209,7 +209,7 @@ def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Interval | None]) -> 
     """The axes over what the padding computation reads; None where it pads a dimension that no window slides along."""
     has_y = y.variable is not None
     lead = bounds[: -2 if has_y else -1]
-    if any(item is not None for item in lead):
+    if any(bound is not None for bound in lead):
         return None
     return (_within(y, bounds[-2]) if has_y else y), _within(x, bounds[-1])
 

@@ -181,7 +181,7 @@ class ConstructKernels:
 def _by_less_work(operator: UnscheduledOperator, own: KernelChoice, least_tasks: int) -> PrimFunc | None:
     """A CPU kernel that reads constants as the ``own`` one does."""
     func, name = operator.func, operator.name
-    for tiles in (item for part in tunable_parts(operator) for item in part.less_work(own, least_tasks)):
+    for tiles in (less for part in tunable_parts(operator) for less in part.less_work(own, least_tasks)):
         kernel = construct_kernel(func, name, operator.device, operator.options, tiles)
         if from_json(KernelChoice, str(kernel.attrs[CHOICE])).packs == own.packs:
             return kernel

@@ -91,7 +91,7 @@ def _opaque(body: Stmt) -> list[Buffer]:
     found: list[Buffer] = []
 
     def access(buffer: Buffer, indices: Sequence[Expr]) -> None:
-        if any("x" in dtype_of(item) for item in indices):
+        if any("x" in dtype_of(index) for index in indices):
             found.append(buffer)
 
     def visit(call: Call) -> None:
@@ -192,7 +192,7 @@ class _Workspace:
             extents,
             SERIAL,
             names,
-            lambda place: body(place if dtype == INDEX_DTYPE else [tirx.Cast(dtype, item) for item in place]),
+            lambda place: body(place if dtype == INDEX_DTYPE else [tirx.Cast(dtype, index) for index in place]),
         )
 
     def moved(self, part: Stmt) -> Stmt:

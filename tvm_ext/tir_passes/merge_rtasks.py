@@ -242,7 +242,7 @@ class _Merger:
 
     def _function(self, launches: Sequence[LaunchForm], table_words: int, state_words: int) -> PrimFunc:
         parameters = self.operands.parameters(table_words, max(state_words, HEAD_WORDS))
-        statements: list[Stmt] = [launch_statement(item, parameters.table, parameters.state) for item in launches]
+        statements: list[Stmt] = [launch_statement(launch, parameters.table, parameters.state) for launch in launches]
         func = PrimFunc(list(parameters.every), sequence(*statements)).with_attrs(
             {"global_symbol": self.plan.symbol, "tirx.noalias": True, "s_tir": True, ALREADY_SCHEDULED: True}
         )

@@ -60,7 +60,7 @@ def split_launches(func: PrimFunc, name: str, device: DeviceSpec, kernels: RKern
         return RTaskSplit(param_count=count, refusal=str(refusal))
     if not steps:
         return RTaskSplit(param_count=count, refusal="it computes nothing")
-    sizes = {item.name: item.size_bytes for item in launches[0].tensors}
+    sizes = {tensor.name: tensor.size_bytes for tensor in launches[0].tensors}
     return RTaskSplit(
         param_count=count,
         steps=steps,
@@ -97,7 +97,7 @@ def _step(launch: DeviceKernel, name: str, func: PrimFunc, device: DeviceSpec, k
         iterations=prod(need.grid),
         buffers=tuple(buffers),
         reads=tuple(buffers),  # of what is written, too: no order that would not be there else
-        writes=tuple(item for item in buffers if launch.tensors[item].name in written),
+        writes=tuple(buffer for buffer in buffers if launch.tensors[buffer].name in written),
         alignments=(UNIT_BYTES,) * len(buffers),
         operations=1.0,
         need=needed,
@@ -135,5 +135,5 @@ def _busy_seconds(func: PrimFunc, device: DeviceSpec) -> float:
 
 
 def _moving_seconds(func: PrimFunc, device: DeviceSpec) -> float:
-    moved = sum(itemsize_bytes(dtype_of(item)) * prod(map(int, item.ty.shape)) for item in func.params)
+    moved = sum(itemsize_bytes(dtype_of(param)) * prod(map(int, param.ty.shape)) for param in func.params)
     return moved / Machine(device).rate(GLOBAL)

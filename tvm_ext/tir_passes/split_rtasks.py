@@ -180,12 +180,14 @@ class _SteppedBody:
     def _keep_small_spaces(self) -> None:
         """Leave on the stack what only one step of one task uses and fits there."""
         for space in list(self.spaces):
-            users = [step for step in self.steps if any(item.same_as(space.buffer) for item, *_ in self._used(step))]
+            users = [
+                step for step in self.steps if any(buffer.same_as(space.buffer) for buffer, *_ in self._used(step))
+            ]
             if not users:
-                self.spaces = [item for item in self.spaces if not item.same_as(space)]
+                self.spaces = [other for other in self.spaces if not other.same_as(space)]
             elif len(users) == 1 and users[0].loop is None and _size(space.buffer) < STACK_BYTES:
                 users[0].statements.insert(0, space)
-                self.spaces = [item for item in self.spaces if not item.same_as(space)]
+                self.spaces = [other for other in self.spaces if not other.same_as(space)]
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -218,12 +220,12 @@ class _SteppedBody:
         step = self.steps[index]
         used = self._used(step)
         places, reads, writes = [], [], []
-        for place, buffer in enumerate(self.buffers):
+        for position, buffer in enumerate(self.buffers):
             for other, is_read, is_written in used:
                 if other.same_as(buffer):
-                    places.append(place)
-                    reads += [place] if is_read else []
-                    writes += [place] if is_written else []
+                    places.append(position)
+                    reads += [position] if is_read else []
+                    writes += [position] if is_written else []
         if not writes:
             raise IllegalRewrite("a step of it writes nothing")
         iterations = 1 if step.loop is None else int(step.loop.extent)
@@ -282,7 +284,9 @@ def _at_pointers(func: PrimFunc) -> Stmt:
     Stock TVM's scans and sorts take tensors from any element on, whose number is a variable of the tensor's type.
     """
     offsets = [param.ty.elem_offset for param in func.params]
-    return substitute(func.body, [(item, tirx.const(0, dtype_of(item))) for item in offsets if isinstance(item, Var)])
+    return substitute(
+        func.body, [(offset, tirx.const(0, dtype_of(offset))) for offset in offsets if isinstance(offset, Var)]
+    )
 
 
 def _pointer_to(dtype: str) -> Any:
@@ -312,7 +316,7 @@ def _needed(preamble: Sequence[Stmt], body: Stmt) -> list[Stmt]:
     kept: list[Stmt] = []
     for statement in reversed(preamble):
         name = statement.buffer if isinstance(statement, DeclBuffer) else statement.var
-        if any(_uses(item, name) for item in (body, *kept)):
+        if any(_uses(user, name) for user in (body, *kept)):
             kept.insert(0, statement)
     return kept
 

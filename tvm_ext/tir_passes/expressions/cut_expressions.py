@@ -43,7 +43,7 @@ def cut_nested(node: Node, functions: frozenset[str]) -> Node:
 
     What is nested below an ``if_then_else`` stays: the condition may be what keeps its loads inside their tensors.
     """
-    return rewrite_stores(node, lambda item, temporaries: _Cut(functions, temporaries).stores(item))
+    return rewrite_stores(node, lambda node, temporaries: _Cut(functions, temporaries).stores(node))
 
 
 def cut_notes(body: Stmt) -> list[str]:
@@ -56,7 +56,7 @@ def cut_notes(body: Stmt) -> list[str]:
 def contains(value: Expr, functions: frozenset[str]) -> bool:
     """Whether a call of ``functions``, or a maximum or minimum of floats, is anywhere in ``value``."""
     found: list[bool] = []
-    extreme = [(kind, lambda item: found.append(_has_copies(item))) for kind in (tirx.Max, tirx.Min)]
+    extreme = [(kind, lambda node: found.append(_has_copies(node))) for kind in (tirx.Max, tirx.Min)]
     structural_walk(value, [(Call, lambda call: found.append(name_of(call) in functions)), *extreme])
     return any(found)
 
@@ -78,9 +78,9 @@ class _Cut:
     functions: frozenset[str]
     temporaries: Temporaries
 
-    def stores(self, item: BufferStore) -> Stmt:
-        if not may_be_parted(item) or binds(item.value):
-            return item
+    def stores(self, store: BufferStore) -> Stmt:
+        if not may_be_parted(store) or binds(store.value):
+            return store
         before: list[Stmt] = []
 
         def call(node: Call) -> Expr:
@@ -105,8 +105,8 @@ class _Cut:
             return tirx.Cast("bfloat16", self._argument(node.value, before))
 
         rules = [(Call, call), (tirx.Max, extreme), (tirx.Min, extreme), (tirx.Cast, narrowing)]
-        value = structural_map(item.value, rules)
-        return sequence(*before, BufferStore(item.buffer, value, list(item.indices))) if before else item
+        value = structural_map(store.value, rules)
+        return sequence(*before, BufferStore(store.buffer, value, list(store.indices))) if before else store
 
     def _arguments(self, arguments: Sequence[Expr], before: list[Stmt]) -> list[Expr]:
         return [self._argument(argument, before) for argument in arguments]
@@ -121,7 +121,7 @@ class _Cut:
 def _extremes_in(value: Expr) -> int:
     """How many maxima and minima of floats are in ``value``, itself included."""
     found: list[bool] = []
-    structural_walk(value, [(kind, lambda item: found.append(is_float(item))) for kind in (tirx.Max, tirx.Min)])
+    structural_walk(value, [(kind, lambda node: found.append(is_float(node))) for kind in (tirx.Max, tirx.Min)])
     return sum(found)
 
 

@@ -34,18 +34,18 @@ def store_deep_bindings(node: Stmt) -> Stmt:
     return rewrite_stores(node, _parted)
 
 
-def _parted(item: BufferStore, temporaries: Temporaries) -> Stmt:
+def _parted(store: BufferStore, temporaries: Temporaries) -> Stmt:
     """All steps become stores where one is too deep, for each may use variables of those around it."""
-    if not may_be_parted(item) or _most_copies(item.value) <= MOST_COPIES:
-        return item
+    if not may_be_parted(store) or _most_copies(store.value) <= MOST_COPIES:
+        return store
     before: list[Stmt] = []
 
     def let(node: Expr, mutator: Any) -> Expr:
         load = temporaries.stored(mutator.mutate(node.value), before, _PREFIX)
         return mutator.mutate(substitute(node.body, [(node.var, load)]))
 
-    value = structural_mutate(item.value, (tirx.Let, let))
-    return sequence(*before, type(item)(item.buffer, value, list(item.indices)))
+    value = structural_mutate(store.value, (tirx.Let, let))
+    return sequence(*before, type(store)(store.buffer, value, list(store.indices)))
 
 
 def _most_copies(value: Expr) -> int:

@@ -55,15 +55,15 @@ def keep_floats(node: Node, *, by_product: bool = False) -> Node:
     """
     by_product = by_product or uses_bfloat16(node)
     rules: list[tuple[type[Node], Callable[[Any], Node]]] = [
-        (tirx.Sub, lambda item: _subtraction(item, by_product)),
+        (tirx.Sub, lambda node: _subtraction(node, by_product)),
         (tirx.Add, _with_hidden_zeros),
         (tirx.Mul, _with_hidden_zeros),
         (tirx.Div, _with_hidden_zeros),
         (tirx.EQ, _equality),
         (tirx.NE, _equality),
-        (tirx.Not, lambda item: tirx.Not(_hidden_ordering(item.a))),
-        (tirx.And, lambda item: tirx.And(_hidden_ordering(item.a), _hidden_ordering(item.b))),
-        (tirx.Or, lambda item: tirx.Or(_hidden_ordering(item.a), _hidden_ordering(item.b))),
+        (tirx.Not, lambda node: tirx.Not(_hidden_ordering(node.a))),
+        (tirx.And, lambda node: tirx.And(_hidden_ordering(node.a), _hidden_ordering(node.b))),
+        (tirx.Or, lambda node: tirx.Or(_hidden_ordering(node.a), _hidden_ordering(node.b))),
         (tirx.Select, _choice),
         (Call, _conditional),
         (tirx.IfThenElse, _branch),
@@ -77,7 +77,7 @@ def keep_floats_outside_reductions(node: Node) -> Node:
         node,
         [
             (SBlock, lambda block, mutator: block if block.init is not None else mutator.default_mutate(block)),
-            (BufferStore, lambda item, _: keep_floats(item)),
+            (BufferStore, lambda store, _: keep_floats(store)),
         ],
     )
 
@@ -92,8 +92,8 @@ def pass_nan_on(node: Node) -> Node:
     return structural_map(
         node,
         [
-            (tirx.Max, lambda item: nan_passing(item.a, item.b, tirx.GT) if is_float(item) else item),
-            (tirx.Min, lambda item: nan_passing(item.a, item.b, tirx.LT) if is_float(item) else item),
+            (tirx.Max, lambda node: nan_passing(node.a, node.b, tirx.GT) if is_float(node) else node),
+            (tirx.Min, lambda node: nan_passing(node.a, node.b, tirx.LT) if is_float(node) else node),
         ],
     )
 
@@ -102,35 +102,35 @@ def _is_zero(value: Expr) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
-def _with_hidden_zeros(item: Expr) -> Expr:
-    if not is_float(item) or not (_is_zero(item.a) or _is_zero(item.b)):
-        return item
-    a, b = (hidden(side.value, dtype_of(side)) if _is_zero(side) else side for side in (item.a, item.b))
-    return type(item)(a, b)
+def _with_hidden_zeros(expr: Expr) -> Expr:
+    if not is_float(expr) or not (_is_zero(expr.a) or _is_zero(expr.b)):
+        return expr
+    a, b = (hidden(side.value, dtype_of(side)) if _is_zero(side) else side for side in (expr.a, expr.b))
+    return type(expr)(a, b)
 
 
-def _subtraction(item: Expr, by_product: bool) -> Expr:
+def _subtraction(expr: Expr, by_product: bool) -> Expr:
     """A sum that is subtracted from, or subtracted, gets a name of its own; so does x in x - x."""
-    if not is_float(item):
-        return item
-    if by_product and isinstance(item.a, tirx.Add):
-        return tirx.Sub(copy_of(item.a), item.b)
-    if by_product and isinstance(item.b, tirx.Add):
-        return tirx.Sub(item.a, copy_of(item.b))
-    if isinstance(item.a, tirx.Add):
-        return bound(item.a, lambda total: tirx.Sub(total, item.b))
-    if isinstance(item.b, tirx.Add):
-        return bound(item.b, lambda total: tirx.Sub(item.a, total))
-    if structural_equal(item.a, item.b):
-        return tirx.Sub(copy_of(item.a), item.b)
-    return item
+    if not is_float(expr):
+        return expr
+    if by_product and isinstance(expr.a, tirx.Add):
+        return tirx.Sub(copy_of(expr.a), expr.b)
+    if by_product and isinstance(expr.b, tirx.Add):
+        return tirx.Sub(expr.a, copy_of(expr.b))
+    if isinstance(expr.a, tirx.Add):
+        return bound(expr.a, lambda total: tirx.Sub(total, expr.b))
+    if isinstance(expr.b, tirx.Add):
+        return bound(expr.b, lambda total: tirx.Sub(expr.a, total))
+    if structural_equal(expr.a, expr.b):
+        return tirx.Sub(copy_of(expr.a), expr.b)
+    return expr
 
 
-def _equality(item: Expr) -> Expr:
+def _equality(expr: Expr) -> Expr:
     """x == x is whether x is a number, and x != x the contrary."""
-    if not is_float(item.a) or not structural_equal(item.a, item.b):
-        return item
-    return is_number(item.a) if isinstance(item, tirx.EQ) else tirx.Not(_hidden_ordering(is_number(item.a)))
+    if not is_float(expr.a) or not structural_equal(expr.a, expr.b):
+        return expr
+    return is_number(expr.a) if isinstance(expr, tirx.EQ) else tirx.Not(_hidden_ordering(is_number(expr.a)))
 
 
 def _is_float_ordering(value: Expr) -> bool:
@@ -146,26 +146,30 @@ def _hidden_ordering(value: Expr) -> Expr:
 
 def _compares_floats(node: Node) -> bool:
     found: list[bool] = []
-    structural_walk(node, [(kind, lambda item: found.append(is_float(item.a))) for kind in _COMPARISONS])
+    structural_walk(node, [(kind, lambda node: found.append(is_float(node.a))) for kind in _COMPARISONS])
     return any(found)
 
 
-def _choice(item: Expr) -> Expr:
+def _choice(expr: Expr) -> Expr:
     """Where a condition is false, the simplifier takes its contrary for granted."""
-    if not _is_float_ordering(item.condition) or not _compares_floats(item.false_value):
-        return item
-    return tirx.Select(_hidden_ordering(item.condition), item.true_value, item.false_value)
+    if not _is_float_ordering(expr.condition) or not _compares_floats(expr.false_value):
+        return expr
+    return tirx.Select(_hidden_ordering(expr.condition), expr.true_value, expr.false_value)
 
 
-def _conditional(item: Expr) -> Expr:
-    if not item.op.same_as(IF_THEN_ELSE) or not _is_float_ordering(item.args[0]):
-        return item
-    if not _compares_floats(item.args[2]):
-        return item
-    return tirx.if_then_else(_hidden_ordering(item.args[0]), item.args[1], item.args[2])
+def _conditional(expr: Expr) -> Expr:
+    if not expr.op.same_as(IF_THEN_ELSE) or not _is_float_ordering(expr.args[0]):
+        return expr
+    if not _compares_floats(expr.args[2]):
+        return expr
+    return tirx.if_then_else(_hidden_ordering(expr.args[0]), expr.args[1], expr.args[2])
 
 
-def _branch(item: Stmt) -> Stmt:
-    if item.else_case is None or not _is_float_ordering(item.condition) or not _compares_floats(item.else_case):
-        return item
-    return tirx.IfThenElse(_hidden_ordering(item.condition), item.then_case, item.else_case)
+def _branch(statement: Stmt) -> Stmt:
+    if (
+        statement.else_case is None
+        or not _is_float_ordering(statement.condition)
+        or not _compares_floats(statement.else_case)
+    ):
+        return statement
+    return tirx.IfThenElse(_hidden_ordering(statement.condition), statement.then_case, statement.else_case)

@@ -43,25 +43,25 @@ class Temporaries:
 def rewrite_stores(node: Stmt, rewrite: Callable[[BufferStore, Temporaries], Stmt]) -> Stmt:
     """``node``, a statement, with every store as ``rewrite(store, temporaries)`` has it, and those allocated."""
 
-    def loop(item: For, mutator: Any) -> Stmt:
-        extent = getattr(item.extent, "value", None)
-        if item.kind != ForKind.VECTORIZED or extent is None:
-            return mutator.default_mutate(item)
-        return _rewritten(item, rewrite, Temporaries(int(extent), item.loop_var - item.min))
+    def loop(node: For, mutator: Any) -> Stmt:
+        extent = getattr(node.extent, "value", None)
+        if node.kind != ForKind.VECTORIZED or extent is None:
+            return mutator.default_mutate(node)
+        return _rewritten(node, rewrite, Temporaries(int(extent), node.loop_var - node.min))
 
-    def alone(item: BufferStore, _: Any) -> Stmt:
-        return _rewritten(item, rewrite, Temporaries(1, tirx.IntImm("int64", 0)))
+    def alone(node: BufferStore, _: Any) -> Stmt:
+        return _rewritten(node, rewrite, Temporaries(1, tirx.IntImm("int64", 0)))
 
     return structural_mutate(node, [(For, loop), (BufferStore, alone)])
 
 
 def _rewritten(statement: Stmt, rewrite: Callable[[BufferStore, Temporaries], Stmt], temporaries: Temporaries) -> Stmt:
-    new = structural_map(statement, (BufferStore, lambda item: rewrite(item, temporaries)))
+    new = structural_map(statement, (BufferStore, lambda node: rewrite(node, temporaries)))
     return sequence(*map(allocate, temporaries.buffers), new) if temporaries.buffers else statement
 
 
-def may_be_parted(item: BufferStore) -> bool:
+def may_be_parted(node: BufferStore) -> bool:
     """Whether parts of what is stored may be computed first: conditions guard loads, vectors have lanes already."""
-    found: list[bool] = ["x" in dtype_of(item.value)]
-    structural_walk(item.value, (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))))
+    found: list[bool] = ["x" in dtype_of(node.value)]
+    structural_walk(node.value, (Call, lambda call: found.append(bool(call.op.same_as(IF_THEN_ELSE)))))
     return not any(found)

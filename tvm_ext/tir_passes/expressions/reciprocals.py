@@ -63,12 +63,12 @@ def _same_tensors(a: Expr, b: Expr) -> bool:
     """Whether two values read the same tensors; their index variables differ, as those of two computations do."""
     found: tuple[list[Expr], list[Expr]] = ([], [])
     for value, sources in zip((a, b), found, strict=True):
-        structural_walk(value, (TensorLoad, lambda item, sources=sources: sources.append(item.source)))
+        structural_walk(value, (TensorLoad, lambda load, sources=sources: sources.append(load.source)))
     return len(found[0]) == len(found[1]) and all(x.same_as(y) for x, y in zip(*found, strict=True))
 
 
-def _writer(item: TensorLoad, computations: Sequence[Computation]) -> Computation | None:
-    return next((computation for computation in computations if computation.target.same_as(item.source)), None)
+def _writer(load: TensorLoad, computations: Sequence[Computation]) -> Computation | None:
+    return next((computation for computation in computations if computation.target.same_as(load.source)), None)
 
 
 def _is_call(value: Expr, name: str) -> bool:

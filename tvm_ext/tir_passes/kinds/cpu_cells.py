@@ -58,7 +58,7 @@ def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: Dev
         raise IllegalRewrite(f"{device.name} has no SIMD registers for the units of a cell")
     program = _program(work, tiles, device)
     statement, packs = emit_cell_step(cell, step, tiles, outer_kind(program.prediction.busy_s, device), params)
-    sums = ", ".join(f"{item.computation.name} at {len(item.places)} gates" for item in step.products)
+    sums = ", ".join(f"{product.computation.name} at {len(product.places)} gates" for product in step.products)
     note = f"a cell of {cell.rows} x {cell.units} units: {sums} with {len(step.values)} values fused, in {tiles}"
     return Form(path="rtile", statements=(statement,), program=program, notes=(note,), packs=packs)
 

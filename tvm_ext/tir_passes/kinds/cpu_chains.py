@@ -75,8 +75,8 @@ class ChainPart(KernelPart[PanelTiles]):
 
     def candidates(self) -> Candidates[PanelTiles]:
         found = chain_candidates(self.context, self.usual)
-        sums = [item for item in self.context.operator.computations if item.is_reduction]
-        depth = sum(prod(item.extent(variable) for variable in item.reduction) for item in sums)
+        sums = [computation for computation in self.context.operator.computations if computation.is_reduction]
+        depth = sum(prod(reduction.extent(variable) for variable in reduction.reduction) for reduction in sums)
         return Candidates(found=found, depth=max(1, depth), levels=[tiles.levels for tiles, _ in found])
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
@@ -113,7 +113,7 @@ def _panel_forms(group: TileGroup | RowGroup, panel: Panel, whole: ChainTiming, 
         return chosen_forms(TilePart(group=group, context=core, views=panel.views, usual=usual), tiles)
     forms: list[Form] = []
     for computation in group.computations:
-        padding = next((item for item in panel.paddings if item.computation is computation), None)
+        padding = next((padding for padding in panel.paddings if padding.computation is computation), None)
         if padding is None:
             forms += _group_part(RowGroup(computations=(computation,)), core).forms()
         else:
@@ -133,7 +133,9 @@ class _ChainStructure:
 def chain_workload(whole: ChainTiming) -> MeasuredWorkload:
     """The key of a chain; names do not count."""
     computations = whole.operator.computations
-    exprs = tuple(without_names(tensor_expr_of(item, name="", constants=whole.constants)) for item in computations)
+    exprs = tuple(
+        without_names(tensor_expr_of(computation, name="", constants=whole.constants)) for computation in computations
+    )
     structure = _ChainStructure(computations=exprs, tensors=tensor_numbers(computations))
     dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
     return replace(tile_machine(whole.device, CHAINS), structure=to_json(structure), dtype=dtype)

@@ -50,7 +50,7 @@ class RowPart(KernelPart[RowTiles]):
     def forms(self, chosen: RowTiles | None = None) -> list[Form]:
         computations, device = self.rows.computations, self.context.device
         way = chosen or usual_rows(computations, device)
-        if chosen is not None and all(chosen != item for item, _ in row_candidates(computations, device)):
+        if chosen is not None and all(chosen != candidate for candidate, _ in row_candidates(computations, device)):
             raise IllegalRewrite(f"{computations[0].name} row by row on {device.unit_count} cores has no {chosen}")
         kind, kept = PARALLEL if way.forks else SERIAL, kept_buffers(self.rows, self.context.operator)
         form = Form(
@@ -66,7 +66,7 @@ class RowPart(KernelPart[RowTiles]):
 
     def candidates(self) -> Candidates[RowTiles]:
         computations = self.rows.computations
-        depth = max(prod(map(item.extent, item.reduction)) for item in computations)
+        depth = max(prod(map(computation.extent, computation.reduction)) for computation in computations)
         return Candidates(found=row_candidates(computations, self.context.device), depth=max(1, depth))
 
 

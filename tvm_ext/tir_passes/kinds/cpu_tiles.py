@@ -83,7 +83,7 @@ class TilePart(KernelPart[CpuTile]):
     def _row_by_row(self) -> list[Form]:
         """An anchor that no rTile suits (of a single point, say) comes before its epilogue."""
         behind = self.group.epilogue if self.group.border is None else (self.group.border,)
-        single = [canonical_rows(RowGroup(computations=(item,))) for item in (self.group.anchor, *behind)]
+        single = [canonical_rows(RowGroup(computations=(alone,))) for alone in (self.group.anchor, *behind)]
         first, *rest = [form for rows in single for form in RowPart(rows=rows, context=self.context).forms()]
         return [replace(first, notes=(*self.anchor.construction.notes, *first.notes)), *rest]
 
@@ -120,8 +120,8 @@ def _programs_of(anchor: Anchor, own: CpuTile, is_packed: bool, device: DeviceSp
     """The narrower rPrograms of ``anchor``, and the tasks of these in the ``own`` register tiles."""
     found: dict[RProgram, CpuTile] = {}
     vector = anchor.programs[0].vector_axis
-    for item in (program for program in anchor.construction.narrower if program.vector_axis == vector):
-        tile = tile_of(item, anchor.expr)
+    for narrower in (program for program in anchor.construction.narrower if program.vector_axis == vector):
+        tile = tile_of(narrower, anchor.expr)
         for one in (_as_wide(tile, own, anchor.expr) if is_packed else tile, _with_tasks(own, tile, anchor.expr)):
             program = _program_or_none(one, anchor.expr, device)
             found |= {} if program is None else {program: one}
@@ -139,9 +139,9 @@ def _program_or_none(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> RPr
 def _with_tasks(tile: CpuTile, other: CpuTile, expr: TensorExpr) -> CpuTile:
     """``tile`` with tasks about as large as those of ``other``, in whole blocks of its own."""
     outer = []
-    for place, axis in enumerate(expr.spatial):
-        count, inner = ceil_div(axis.extent, tile.register[place]), tile.inner[place]
-        wanted = other.outer[place] * other.register[place] // tile.register[place]
+    for position, axis in enumerate(expr.spatial):
+        count, inner = ceil_div(axis.extent, tile.register[position]), tile.inner[position]
+        wanted = other.outer[position] * other.register[position] // tile.register[position]
         outer.append(count if wanted >= count else max(inner, wanted // inner * inner))
     return replace(tile, outer=tuple(outer))
 

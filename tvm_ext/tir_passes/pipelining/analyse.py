@@ -71,8 +71,8 @@ class LoadUse:
 def find_load_use(function: Function, name: str) -> LoadUse:
     """Steps 2 to 4 for the buffer called ``name``; raises `RefusedError` with the rule that keeps it unpipelined."""
     buffer = function.buffers[name].buffer
-    touched = [item for item in function.accesses if item[2].buffer.same_as(buffer)]
-    writes = [item for item in touched if item[2].writes]
+    touched = [access for access in function.accesses if access[2].buffer.same_as(buffer)]
+    writes = [access for access in touched if access[2].writes]
     _check_known(buffer, touched, function)
     loop = _one_loop(buffer, writes, touched)
     _check_loop(loop, buffer)
@@ -308,16 +308,16 @@ def fuses_with(inner: list[LoadUse], outer: list[LoadUse], function: Function) -
         return f"loop {loop.loop_var.name} is not run once in each iteration of {around.loop_var.name}"
     if integer(loop.extent) is None:
         return f"the extent of loop {loop.loop_var.name} is not constant"
-    parts = [part for item in inner for part in item.parts]
-    for item in outer:
+    parts = [part for use in inner for part in use.parts]
+    for use in outer:
         for _, statement, access in function.accesses:
-            if access.buffer.same_as(item.buffer) and access.reads and not any(_contains(p, statement) for p in parts):
-                return f"{item.name} is also read by {text_of(statement)}"
-    loaded = [item.buffer for item in outer]
-    for item in inner:
-        for source in item.sources:
+            if access.buffer.same_as(use.buffer) and access.reads and not any(_contains(p, statement) for p in parts):
+                return f"{use.name} is also read by {text_of(statement)}"
+    loaded = [use.buffer for use in outer]
+    for use in inner:
+        for source in use.sources:
             if not _is_among(source, loaded) and _is_written_in(around, source):
-                return f"{item.name} is loaded from {source.name}, which is not loaded ahead"
+                return f"{use.name} is loaded from {source.name}, which is not loaded ahead"
     return None
 
 

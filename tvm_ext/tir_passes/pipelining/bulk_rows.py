@@ -157,10 +157,10 @@ def _runs(name: str, to: Array, frm: Array, element_bytes: int) -> dict[str, Any
     starts = pairs[bounds[:-1]]
     levels = _levels(name, starts)
     steps = [(int(starts[0, 0]), int(starts[0, 1])), *((level.to_step, level.from_step) for level in levels)]
-    for place, (to_step, from_step) in enumerate(steps):
+    for position, (to_step, from_step) in enumerate(steps):
         for step, where in ((to_step, "in shared memory"), (from_step, "in global memory")):
             if step * element_bytes % BULK_BYTES:
-                what = "its first row begins" if not place else "its rows are"
+                what = "its first row begins" if not position else "its rows are"
                 problem = f"{name}: {what} {step * element_bytes} bytes apart {where}"
                 raise IllegalRewrite(f"{problem}, which is no multiple of {BULK_BYTES}")
     return {"row_elements": length, "levels": levels, "to_first": steps[0][0], "from_first": steps[0][1]}

@@ -71,7 +71,7 @@ def choose_stages(
     if not found:  # fixed stages
         found = [_reduced(workload, device, shared[-1], register[-1], asynchronous, notes)]
     best = min(latency.time_s for latency in found)
-    chosen = min((item for item in found if item.time_s <= best * (1 + TIE)), key=_cost)
+    chosen = min((latency for latency in found if latency.time_s <= best * (1 + TIE)), key=_cost)
     notes += _unknown(device)
     if fixed_shared is None and chosen.shared_stages == 1 and workload.shared_trips > 1:
         notes.append("one stage of shared memory: more are predicted to be no faster")
@@ -123,7 +123,7 @@ def _shared_candidates(
     if not asynchronous:
         why = f"are reduced to {SYNCHRONOUS_STAGES}: without asynchronous copies, registers hold one tile under way"
         limits.append((SYNCHRONOUS_STAGES, why))
-    limit, reason = min(limits, key=lambda item: item[0])
+    limit, reason = min(limits, key=lambda limit: limit[0])
     if fixed is None:
         return [1, *(stages for stages in SHARED_STAGES if stages <= limit)]
     if fixed > limit:

@@ -103,8 +103,8 @@ class Counts:
         self.launch = function.launch_of(group.loop)
         self.tiles: list[LoadUse] = [load_use for load_use, _ in group.shared]
         self.indices = list(_indices_of(self.launch))
-        self.blocks = prod(item.extent for item in self.indices if item.tag.startswith("blockIdx"))
-        self.threads = prod(item.extent for item in self.indices if item.tag.startswith("threadIdx"))
+        self.blocks = prod(index.extent for index in self.indices if index.tag.startswith("blockIdx"))
+        self.threads = prod(index.extent for index in self.indices if index.tag.startswith("threadIdx"))
         self.warps = ceil_div(self.threads, device.teu_lanes)
 
     @cached_property
@@ -134,7 +134,9 @@ class Counts:
         around = self._inside(leaf) if in_loop else leaf.around
         loops = [loop for loop in around if isinstance(loop, For) and (vectors or loop.kind != ForKind.VECTORIZED)]
         virtual = [
-            item.extent for item in self.indices if item.tag == "vthread" and mentions(leaf.statement, item.variable)
+            index.extent
+            for index in self.indices
+            if index.tag == "vthread" and mentions(leaf.statement, index.variable)
         ]
         return prod(map(extent_of, loops)) * prod(virtual) * (self.warps if leaf.of_warp else self.threads)
 
@@ -247,14 +249,14 @@ class Counts:
 
     def _lanes(self, threads: Values) -> Iterator[tuple[Var, Values]]:
         """Thread indices of linear thread numbers, x fastest."""
-        for item in sorted((i for i in self.indices if i.tag.startswith("threadIdx")), key=lambda i: i.tag):
-            yield item.variable, threads % item.extent
-            threads = threads // item.extent
+        for index in sorted((i for i in self.indices if i.tag.startswith("threadIdx")), key=lambda i: i.tag):
+            yield index.variable, threads % index.extent
+            threads = threads // index.extent
 
     def _blocks(self, blocks: Values) -> Iterator[tuple[Var, Values]]:
-        for item in sorted((i for i in self.indices if i.tag.startswith("blockIdx")), key=lambda i: i.tag):
-            yield item.variable, blocks % item.extent
-            blocks = blocks // item.extent
+        for index in sorted((i for i in self.indices if i.tag.startswith("blockIdx")), key=lambda i: i.tag):
+            yield index.variable, blocks % index.extent
+            blocks = blocks // index.extent
 
     @cached_property
     def _bound(self) -> list[tuple[Var, Expr]]:
@@ -347,7 +349,7 @@ def _indices_of(launch: Stmt) -> Iterator[Index]:
     def visit(node: Node) -> None:
         if node.attr_key not in ("thread_extent", "virtual_thread"):
             return
-        if any(item.variable.same_as(node.node.var) for item in found):
+        if any(index.variable.same_as(node.node.var) for index in found):
             return
         extent = integer(node.value)
         if extent is None:

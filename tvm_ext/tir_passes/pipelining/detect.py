@@ -180,11 +180,11 @@ def _is_inside(inner: Stmt, outer: Stmt) -> bool:
 # --- registers ----------------------------------------------------------------------------------------------------
 def _with_registers(found: Detection, loop: Stmt, members: LoadsOfLoop, registers: Iterable[LoadUse]) -> LoadGroup:
     """The group with the register loads that can run on across its iterations (§3.1, step 5)."""
-    inside = [item for item in registers if _is_inside(item.loop, loop)]
-    loops = _distinct([item.loop for item in inside])
+    inside = [register for register in registers if _is_inside(register.loop, loop)]
+    loops = _distinct([use.loop for use in inside])
     outer = [load_use for load_use, _ in members]
     for inner_loop in loops:
-        candidates = [item for item in inside if item.loop.same_as(inner_loop)]
+        candidates = [use for use in inside if use.loop.same_as(inner_loop)]
         if fuses_with(candidates, outer, found.function) is None:
             return LoadGroup(loop=loop, shared=tuple(members), registers=tuple(candidates))
     return LoadGroup(loop=loop, shared=tuple(members))
@@ -199,17 +199,17 @@ def _distinct(loops: Iterable[Stmt]) -> list[Stmt]:
 
 
 def _note_alone(found: Detection, registers: list[LoadUse]) -> None:
-    taken = [item for group in found.groups for item in group.registers]
-    for item in registers:
-        if any(item is other for other in taken):
+    taken = [register for group in found.groups for register in group.registers]
+    for register in registers:
+        if any(register is other for other in taken):
             continue
-        found.alone.append((item, _why_alone(found, item, registers)))
+        found.alone.append((register, _why_alone(found, register, registers)))
 
 
-def _why_alone(found: Detection, item: LoadUse, registers: list[LoadUse]) -> str:
+def _why_alone(found: Detection, use: LoadUse, registers: list[LoadUse]) -> str:
     for group in found.groups:
-        if _is_inside(item.loop, group.loop):
-            together = [other for other in registers if other.loop.same_as(item.loop)]
+        if _is_inside(use.loop, group.loop):
+            together = [other for other in registers if other.loop.same_as(use.loop)]
             why = fuses_with(together, [load_use for load_use, _ in group.shared], found.function)
             return why or "another loop's loads run on already"
     return "no pipelined loop of shared memory is around it"

@@ -130,9 +130,11 @@ def _home(body: Stmt, fragment: Buffer) -> Stmt | None:
 
 def _first_use(statements: list[Stmt], fragment: Buffer) -> int | None:
     """Where ``fragment`` is used for the first time, in the sequence that allocates, loads and then uses it."""
-    allocated = any(isinstance(item, AllocBuffer) and item.buffer.same_as(fragment) for item in statements)
-    loads = [place for place, item in enumerate(statements) if _does(item, fragment, "writes")]
-    uses = [place for place, item in enumerate(statements) if _does(item, fragment, "reads")]
+    allocated = any(
+        isinstance(statement, AllocBuffer) and statement.buffer.same_as(fragment) for statement in statements
+    )
+    loads = [position for position, statement in enumerate(statements) if _does(statement, fragment, "writes")]
+    uses = [position for position, statement in enumerate(statements) if _does(statement, fragment, "reads")]
     if not allocated or not loads or not uses or loads[-1] >= uses[0]:
         return None
     return uses[0]

@@ -197,5 +197,5 @@ class Function:
 
 def _up_to(around: tuple[Stmt, ...], loop: Stmt) -> list[Stmt]:
     """The loops around ``loop``."""
-    position = next(place for place, outer in enumerate(around) if outer.same_as(loop))
+    position = next(position for position, outer in enumerate(around) if outer.same_as(loop))
     return list(around[:position])

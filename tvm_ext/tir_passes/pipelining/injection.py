@@ -79,9 +79,9 @@ def lowered(func: PrimFunc, lowering: Lowering) -> PrimFunc:
 
 def _pipelines(function: Function, plan: PipelinePlan, device: DeviceSpec) -> list[Pipeline]:
     """One for each loop of shared memory, with the register pipeline that runs on inside it, or beside it."""
-    found = [(item, _load_use(function, item)) for item in plan.buffers]
-    shared = _by_loop([(item, use) for item, use in found if item.level == SHARED_LEVEL])
-    registers = _by_loop([(item, use) for item, use in found if item.level == REGISTER_LEVEL])
+    found = [(buffer, _load_use(function, buffer)) for buffer in plan.buffers]
+    shared = _by_loop([(planned, use) for planned, use in found if planned.level == SHARED_LEVEL])
+    registers = _by_loop([(planned, use) for planned, use in found if planned.level == REGISTER_LEVEL])
     scope = _scope_for(function, plan, device)
     pipelines: list[Pipeline] = []
     fused: list[PlannedLoads] = []
@@ -94,30 +94,30 @@ def _pipelines(function: Function, plan: PipelinePlan, device: DeviceSpec) -> li
             inner_pipeline = _register_pipeline(len(shared) + len(fused), inner)
         pipelines.append(_shared_pipeline(len(pipelines), members, inner_pipeline, function, device, scope))
     alone = [group for group in registers if not any(group is other for other in fused)]
-    pipelines += [_register_pipeline(2 * len(shared) + 1 + place, group) for place, group in enumerate(alone)]
+    pipelines += [_register_pipeline(2 * len(shared) + 1 + position, group) for position, group in enumerate(alone)]
     return pipelines
 
 
 PlannedLoads = list[tuple[PipelinedBuffer, LoadUse]]
 
 
-def _load_use(function: Function, item: PipelinedBuffer) -> LoadUse:
-    if item.name not in function.buffers:
-        raise InputError(f"the plan pipelines {item.name}, which the function does not allocate", "plan it again")
+def _load_use(function: Function, planned: PipelinedBuffer) -> LoadUse:
+    if planned.name not in function.buffers:
+        raise InputError(f"the plan pipelines {planned.name}, which the function does not allocate", "plan it again")
     try:
-        return find_load_use(function, item.name)
+        return find_load_use(function, planned.name)
     except IllegalRewrite as refusal:
-        raise InputError(f"the plan pipelines {item.name}, but {refusal.problem}", "plan it again") from refusal
+        raise InputError(f"the plan pipelines {planned.name}, but {refusal.problem}", "plan it again") from refusal
 
 
 def _by_loop(members: PlannedLoads) -> list[PlannedLoads]:
     groups: list[PlannedLoads] = []
-    for item, use in members:
+    for planned, use in members:
         group = next((g for g in groups if g[0][1].loop.same_as(use.loop)), None)
         if group is None:
-            groups.append([(item, use)])
+            groups.append([(planned, use)])
         else:
-            group.append((item, use))
+            group.append((planned, use))
     return groups
 
 
@@ -133,27 +133,29 @@ def _shared_pipeline(
     return Pipeline(
         number=number,
         loop=loop,
-        buffers=tuple(_loaded(item, use, function, device, scope) for item, use in members),
+        buffers=tuple(_loaded(planned, use, function, device, scope) for planned, use in members),
         inner=inner,
         entry_barrier=function.may_follow_shared(loop),
     )
 
 
 def _loaded(
-    item: PipelinedBuffer, use: LoadUse, function: Function, device: DeviceSpec, scope: str | None
+    planned: PipelinedBuffer, use: LoadUse, function: Function, device: DeviceSpec, scope: str | None
 ) -> LoadedBuffer:
     try:
         loader = make_loader(function, use, device)
     except IllegalRewrite as refusal:
         raise InputError(
-            f"the plan pipelines {item.name}, but {refusal.problem}", "plan it for this device"
+            f"the plan pipelines {planned.name}, but {refusal.problem}", "plan it for this device"
         ) from refusal
-    return loaded_buffer(use, item.stages, loader, scope)
+    return loaded_buffer(use, planned.stages, loader, scope)
 
 
 def _register_pipeline(number: int, members: PlannedLoads) -> Pipeline:
     return Pipeline(
-        number=number, loop=members[0][1].loop, buffers=tuple(loaded_buffer(use, item.stages) for item, use in members)
+        number=number,
+        loop=members[0][1].loop,
+        buffers=tuple(loaded_buffer(use, planned.stages) for planned, use in members),
     )
 
 
@@ -162,7 +164,7 @@ def _scope_for(function: Function, plan: PipelinePlan, device: DeviceSpec) -> st
     static = static_shared_bytes(device)
     if shared_limit_bytes(device) <= static:
         return None
-    versions = {item.name: item.stages for item in plan.buffers}
+    versions = {buffer.name: buffer.stages for buffer in plan.buffers}
     for launch in function.launches or [function.body]:
         total = 0
         for name, allocation in function.buffers.items():

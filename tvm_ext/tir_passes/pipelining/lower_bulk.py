@@ -64,9 +64,9 @@ class Threads:
     def number(self, dtype: str) -> Expr:
         """x + extent of x * (y + extent of y * z)."""
         result: Expr = tirx.IntImm(dtype, 0)
-        for place, (variable, extent) in enumerate(reversed(list(self.extents.items()))):
+        for position, (variable, extent) in enumerate(reversed(list(self.extents.items()))):
             same = cast_to(variable, dtype)
-            result = result * tirx.IntImm(dtype, extent) + same if place else same
+            result = result * tirx.IntImm(dtype, extent) + same if position else same
         return result
 
 
@@ -145,9 +145,9 @@ class BulkLoader(Loader):
 def _starts(rows: BulkRows, row: Expr) -> tuple[Expr, Expr]:
     """Where row number ``row`` begins, in elements: in the tile, and beyond ``rows.base``."""
     to, frm, rest = constant(rows.to_first, row), constant(rows.from_first, row), row
-    for place, level in reversed(list(enumerate(rows.levels))):
+    for position, level in reversed(list(enumerate(rows.levels))):
         count = constant(level.count, row)
-        digit, rest = (tirx.floormod(rest, count), tirx.floordiv(rest, count)) if place else (rest, rest)
+        digit, rest = (tirx.floormod(rest, count), tirx.floordiv(rest, count)) if position else (rest, rest)
         to, frm = to + digit * constant(level.to_step, row), frm + digit * constant(level.from_step, row)
     return to, frm
 
@@ -231,7 +231,7 @@ def _is_begun_anew(loop: Stmt, function: Function) -> bool:
     """Whether ``loop`` is in another loop; raises IllegalRewrite where it is under a condition."""
     for around, _ in enclosing_loops(function.launch_of(loop)):
         if any(outer.same_as(loop) for outer in around):
-            outside = around[: next(place for place, outer in enumerate(around) if outer.same_as(loop))]
+            outside = around[: next(position for position, outer in enumerate(around) if outer.same_as(loop))]
             if not all(isinstance(outer, For) for outer in outside):
                 raise IllegalRewrite(f"loop {loop.loop_var.name} is under a condition, which barriers may not be")
             return any(integer(outer.extent) != 1 for outer in outside)

@@ -152,7 +152,7 @@ class _Planner:
             taken.append(load_use)
             self.buffers.append(_planned(load_use, count, loader))
         if register > 1 and len(taken) == len(group.shared):
-            self.buffers += [_planned(item, register, None) for item in registers]
+            self.buffers += [_planned(use, register, None) for use in registers]
 
     def _most_in_static_memory(self, group: LoadGroup) -> int:
         """Versions that fit where static tiles may not move to dynamic memory: beside a dynamic buffer of another type.
@@ -191,7 +191,7 @@ class _Planner:
         asked = [count for load_use, _ in group.shared if (count := self._asked(load_use.name))]
         fixed = wishes.shared_stages or (max(asked) if asked else None)
         fixed_registers = wishes.register_stages if with_registers else 1
-        asked_registers = [count for item in group.registers if (count := self._asked(item.name))]
+        asked_registers = [count for register in group.registers if (count := self._asked(register.name))]
         if with_registers and asked_registers:
             fixed_registers = max(asked_registers)
         if wishes.mode == "double":

@@ -93,11 +93,11 @@ def _registers(launch: Stmt, pipeline: PipelinePlan, threads: int) -> int:
     total = sum(
         -(-(size_of(buffer) or 0) * bytes_per_element(str(buffer.ty.dtype)) // REGISTER_BYTES) for buffer in applied
     )
-    for item in pipeline.buffers:
-        if item.name not in names:
+    for planned in pipeline.buffers:
+        if planned.name not in names:
             continue
-        if item.level == REGISTER_LEVEL:
-            total += (item.stages - 1) * ceil_div(item.tile_bytes, REGISTER_BYTES)
-        elif item.level == SHARED_LEVEL and item.copy_bytes is None:
-            total += ceil_div(item.tile_bytes, threads * REGISTER_BYTES)
+        if planned.level == REGISTER_LEVEL:
+            total += (planned.stages - 1) * ceil_div(planned.tile_bytes, REGISTER_BYTES)
+        elif planned.level == SHARED_LEVEL and planned.copy_bytes is None:
+            total += ceil_div(planned.tile_bytes, threads * REGISTER_BYTES)
     return total

@@ -38,7 +38,7 @@ def _grouped(sequence: Stmt) -> Stmt:
 def _with_group(statements: list[Stmt], allocation: Stmt) -> list[Stmt]:
     """``statements`` with the ``allocation`` and all that uses it as one, if that is a load of shared memory."""
     register = allocation.buffer
-    users = [place for place, item in enumerate(statements) if _uses(item, register)]
+    users = [position for position, statement in enumerate(statements) if _uses(statement, register)]
     if len(users) < 2 or users[-1] - users[0] != len(users) - 1:
         return statements
     members = statements[users[0] : users[-1] + 1]
@@ -47,7 +47,7 @@ def _with_group(statements: list[Stmt], allocation: Stmt) -> list[Stmt]:
     zero = tirx.IntImm("int32", 0)
     one = tirx.AttrStmt(zero, TOGETHER, zero, tirx.stmt_seq(allocation, *members))
     rest = [*statements[: users[0]], one, *statements[users[-1] + 1 :]]
-    return [item for item in rest if not item.same_as(allocation)]
+    return [statement for statement in rest if not statement.same_as(allocation)]
 
 
 def _uses(statement: Stmt, register: Buffer) -> bool:

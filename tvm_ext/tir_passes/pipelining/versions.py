@@ -69,32 +69,32 @@ def use_versions(statement: Stmt, versions: Sequence[tuple[Versioned, Expr]]) ->
     """
 
     def find(buffer: Buffer | None) -> tuple[Versioned, Expr] | None:
-        return next((item for item in versions if buffer is not None and buffer.same_as(item[0].old)), None)
+        return next((version for version in versions if buffer is not None and buffer.same_as(version[0].old)), None)
 
     def load(node: TensorLoad) -> Node:
-        item = find(node.source)
-        return node if item is None else tirx.BufferLoad(item[0].new, [_moved(node.indices[0], item)])
+        version = find(node.source)
+        return node if version is None else tirx.BufferLoad(version[0].new, [_moved(node.indices[0], version)])
 
     def store(node: BufferStore) -> Node:
-        item = find(node.buffer)
-        return node if item is None else BufferStore(item[0].new, node.value, [_moved(node.indices[0], item)])
+        version = find(node.buffer)
+        return node if version is None else BufferStore(version[0].new, node.value, [_moved(node.indices[0], version)])
 
     def call(node: Call) -> Node:
         name = op_name(node)
         if name == ACCESS_PTR:
-            item = find(buffer_behind(node.args[1]))
-            if item is None:
+            version = find(buffer_behind(node.args[1]))
+            if version is None:
                 return node
-            offset = _moved(node.args[2], item)
-            return Call(node.op, [node.args[0], item[0].new.data, offset, *node.args[3:]], ret_ty=node.ty)
+            offset = _moved(node.args[2], version)
+            return Call(node.op, [node.args[0], version[0].new.data, offset, *node.args[3:]], ret_ty=node.ty)
         arguments = list(node.args)
         for pointer in POINTERS.get(name, ()):
-            item = find(buffer_behind(arguments[pointer.position]))
-            if item is None or pointer.offset is None:
+            version = find(buffer_behind(arguments[pointer.position]))
+            if version is None or pointer.offset is None:
                 continue
-            each = _elements_of_fragment(node, item[0]) if pointer.counts_fragments else 1
-            arguments[pointer.position] = item[0].new.data
-            arguments[pointer.offset] = _moved(arguments[pointer.offset], item, each)
+            each = _elements_of_fragment(node, version[0]) if pointer.counts_fragments else 1
+            arguments[pointer.position] = version[0].new.data
+            arguments[pointer.offset] = _moved(arguments[pointer.offset], version, each)
         return node if len(arguments) == 0 else _same_or_new(node, arguments)
 
     return structural_map(statement, [(TensorLoad, load), (BufferStore, store), (Call, call)])
@@ -106,8 +106,8 @@ def _same_or_new(node: Node, arguments: list[Expr]) -> Node:
     return Call(node.op, arguments, attrs=node.attrs, ret_ty=node.ty)
 
 
-def _moved(index: Expr, item: tuple[Versioned, Expr], elements: int = 1) -> Expr:
-    versioned, slot = item
+def _moved(index: Expr, version: tuple[Versioned, Expr], elements: int = 1) -> Expr:
+    versioned, slot = version
     dtype = str(index.ty.dtype) if not isinstance(index, int) else "int32"
     step = tirx.IntImm(dtype, versioned.size // elements)
     if integer(slot) is not None:

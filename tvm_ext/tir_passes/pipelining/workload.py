@@ -34,7 +34,7 @@ def workload_of(
         where an extent is not known before the kernel runs, or not even one version fits the device.
     """
     counts = Counts(function, group, device, planned_registers)
-    staged = [item.buffer for item in counts.tiles]
+    staged = [tile.buffer for tile in counts.tiles]
     stage = sum(version_bytes(b) for b in staged)
     shared = sum(buffer_bytes(s.buffer) for s in function.allocations_beside(group.loop) if is_shared(s.buffer))
     workload = PipelineWorkload(
@@ -43,7 +43,7 @@ def workload_of(
         other_shared_bytes=shared - sum(map(buffer_bytes, staged)),
         stage_bytes=stage,
         registers_per_thread=counts.registers,
-        register_stage_registers=sum(counts.registers_of(item.buffer) for item in group.registers),
+        register_stage_registers=sum(counts.registers_of(register.buffer) for register in group.registers),
         shared_trips=extent_of(group.loop),
         register_trips=counts.register_trips,
         flops_per_register_trip=counts.operations / counts.register_trips,
@@ -65,7 +65,7 @@ def _with_workset(workload: PipelineWorkload, counts: Counts) -> PipelineWorkloa
     device = counts.device
     resident = blocks_per_unit(workload, device, shared_bytes(workload, 1), workload.registers_per_thread)
     blocks = min(workload.blocks, resident * device.unit_count)
-    workset = sum(counts.distinct_tiles(item, blocks) * counts.loaded_bytes(item) for item in counts.tiles)
+    workset = sum(counts.distinct_tiles(tile, blocks) * counts.loaded_bytes(tile) for tile in counts.tiles)
     sources = counts.source_bytes
     if sources is not None and sources <= (device.layer(GLOBAL).cache_bytes or 0):
         iterations = workload.shared_trips * counts.loop_repeats * ceil_div(workload.blocks, blocks)

@@ -99,7 +99,7 @@ def frugal_programs(
     """
     found: list[RProgram] = []
     most_s = WORTH * own.work_s(least_s)
-    for program in (item for item in narrower if item.expr_digest == own.expr_digest):
+    for program in (candidate for candidate in narrower if candidate.expr_digest == own.expr_digest):
         fits = least_tiles <= program.partition_count < own.partition_count
         if fits and program.work_s(least_s) <= most_s:
             found.append(program)

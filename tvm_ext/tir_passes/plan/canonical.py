@@ -57,7 +57,7 @@ def _with_runs(
     whole = all(any(buffer.same_as(param) for param in params) for buffer in touched)
     for (_, group), sizes in zip(joined, extents, strict=True):
         own = [before.variables[p] for p in group]
-        dims = [d for d, item in enumerate(before.indices) if any(item.same_as(v) for v in own)]
+        dims = [d for d, index in enumerate(before.indices) if any(index.same_as(v) for v in own)]
         whole = whole and (not dims or all(reads_whole_runs(consumer, dims, sizes) for consumer in epilogue))
     return address_runs(fused, [fused.variables[i] for i, _ in joined], extents, buffers=params, stores=whole)
 

@@ -207,15 +207,15 @@ def shift_of(load: TensorLoad, reader: Computation) -> int | None:
     *own, column = reader.spatial
     if len(lead) != len(own):
         return None
-    for item, variable in zip(lead, own, strict=True):
-        if not item.same_as(variable) and not (reader.extent(variable) == 1 and _is_zero(item)):
+    for index, variable in zip(lead, own, strict=True):
+        if not index.same_as(variable) and not (reader.extent(variable) == 1 and _is_zero(index)):
             return None
     form = linear_form(last, [column])
     return form[1] if form is not None and form[0] == [1] else None
 
 
-def _is_zero(item: Expr) -> bool:
-    return isinstance(item, tirx.IntImm) and int(item.value) == 0
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr.value) == 0
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------
@@ -236,21 +236,25 @@ def _steps(operator: OperatorBody, uses: _Uses, constants: Sequence[Buffer]) -> 
     }
     steps = []
     for number in range(max(when.values()) + 1):
-        present = [(item, place) for item, place in order if when[(id(item), place)] == number]
-        products = [item for item in operator.computations if item.is_reduction and _is_among(item, present)]
+        present = [(computation, place) for computation, place in order if when[(id(computation), place)] == number]
+        products = [
+            computation
+            for computation in operator.computations
+            if computation.is_reduction and _is_among(computation, present)
+        ]
         if not products:
             raise IllegalRewrite("a cell's step has no product")
         steps.append(
             CellStep(
-                products=tuple(_product(item, operator, uses, stored, constants) for item in products),
+                products=tuple(_product(product, operator, uses, stored, constants) for product in products),
                 values=tuple(
                     CellValue(
-                        computation=item,
+                        computation=computation,
                         place=place,
-                        stored=operator.is_output(item.target) or (id(item), place) in stored,
+                        stored=operator.is_output(computation.target) or (id(computation), place) in stored,
                     )
-                    for item, place in present
-                    if not item.is_reduction
+                    for computation, place in present
+                    if not computation.is_reduction
                 ),
             )
         )
@@ -258,7 +262,7 @@ def _steps(operator: OperatorBody, uses: _Uses, constants: Sequence[Buffer]) -> 
 
 
 def _is_among(computation: Computation, present: Sequence[tuple[Computation, int]]) -> bool:
-    return any(item is computation for item, _ in present)
+    return any(other is computation for other, _ in present)
 
 
 def _product(
@@ -272,12 +276,12 @@ def _product(
     name, places, units = computation.name, uses.places_of(computation), static_shape(operator.outputs[0])[-1]
     names = dict(zip([v.name for v in computation.variables], axis_names(computation), strict=True))
     (*rows, column) = (names[v.name] for v in computation.spatial)
-    accesses = [(item, access_of(item.source, item.indices, computation)) for item in computation.loads()]
-    moving = [(item, access) for item, access in accesses if access.stride(column) != 0]
+    accesses = [(load, access_of(load.source, load.indices, computation)) for load in computation.loads()]
+    moving = [(load, access) for load, access in accesses if access.stride(column) != 0]
     if len(moving) != 1 or any(index is None for index in moving[0][1].indices):
         raise IllegalRewrite(f"{name}: {len(moving)} operands of the product differ by column, where a cell has one")
     weights, access = moving[0]
-    readers = [item for own in operator.computations for item in own.loads() if item.source.same_as(weights.source)]
+    readers = [load for own in operator.computations for load in own.loads() if load.source.same_as(weights.source)]
     if not is_in(weights.source, constants) or len(readers) != 1:
         raise IllegalRewrite(f"{name}: the weights {weights.source.name} are no constant that it alone reads")
     if any(access.uses(row) for row in rows):

@@ -74,9 +74,9 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
 def _fastest(candidates: Sequence[PanelPlan], whole: ChainTiming) -> tuple[float, PanelPlan]:
     """The least time of any panels, and which; raises IllegalRewrite, as the last did, where none has tiles."""
     found: list[tuple[float, PanelPlan]] = []
-    for position, item in enumerate(candidates):
+    for position, candidate in enumerate(candidates):
         try:
-            found.append((_fused_s(divide(whole.operator, item.by_axis), whole), item))
+            found.append((_fused_s(divide(whole.operator, candidate.by_axis), whole), candidate))
         except IllegalRewrite:  # noqa: PERF203 - a handful
             if position == len(candidates) - 1 and not found:
                 raise

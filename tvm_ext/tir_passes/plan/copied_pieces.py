@@ -90,7 +90,7 @@ def _leaves(value: Expr) -> list[TensorLoad]:
 def _place(func: PrimFunc, buffer: Buffer) -> int | None:
     """Which parameter ``buffer`` is, if it is one of known size without strides."""
     known = all(_integer(extent) for extent in buffer.ty.shape) and not len(buffer.ty.strides)
-    return next((place for place, param in enumerate(func.params) if known and param.same_as(buffer)), None)
+    return next((position for position, param in enumerate(func.params) if known and param.same_as(buffer)), None)
 
 
 def _shift(load: TensorLoad, store: BufferStore) -> int | None:
@@ -122,7 +122,7 @@ def _fill(func: PrimFunc, whole: int, pieces: list[CopiedPiece]) -> bool:
     """Whether ``pieces`` lie side by side in all of ``whole``, so that each byte can come from one of them alone."""
     itemsize = int(itemsize_bytes(dtype_of(func.params[whole])))
     end = 0
-    for piece in sorted(pieces, key=lambda item: item.offset_bytes):
+    for piece in sorted(pieces, key=lambda piece: piece.offset_bytes):
         if piece.offset_bytes != end:
             return False
         end += itemsize * _elements(func, piece.piece)

@@ -123,5 +123,5 @@ def _without(func: PrimFunc, position: int, padded: Buffer) -> PrimFunc:
 
 def _writes(statement: Stmt, buffer: Buffer) -> bool:
     found: list[bool] = []
-    structural_walk(statement, (BufferStore, lambda item: found.append(item.buffer.same_as(buffer))))
+    structural_walk(statement, (BufferStore, lambda store: found.append(store.buffer.same_as(buffer))))
     return any(found)

@@ -239,10 +239,10 @@ def _follows(before: ChainLink, link: ChainLink) -> str | None:
 
 def _offset(access: Access) -> int | None:
     offset, step = 0, 1
-    for size, item in zip(reversed(access.shape), reversed(access.indices), strict=True):
-        if item is None:
+    for size, index in zip(reversed(access.shape), reversed(access.indices), strict=True):
+        if index is None:
             return None
-        offset += item.constant * step
+        offset += index.constant * step
         step *= size
     return offset
 
@@ -337,7 +337,7 @@ def _read_bytes(link: ChainLink, position: int) -> float:
     """Bytes of the tensors from which the factor at ``position`` is read, or computed on the way."""
     source = link.computation.loads()[position].source
     producers = [computation for computation in link.group.prologue if computation.target.same_as(source)]
-    return sum(tensor_bytes(item) for item in (producers[0].sources() if producers else [source]))
+    return sum(tensor_bytes(tensor) for tensor in (producers[0].sources() if producers else [source]))
 
 
 def _epilogue_bytes(link: ChainLink) -> float:

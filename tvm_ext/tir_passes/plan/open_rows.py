@@ -69,7 +69,7 @@ class _Open:
         outputs = _written(func)
         made = cls(func, extent, axes, outputs)
         count = len(func.params) - len(outputs)
-        is_last = all(func.params[count + place].same_as(buffer) for place, buffer in enumerate(outputs))
+        is_last = all(func.params[count + position].same_as(buffer) for position, buffer in enumerate(outputs))
         all_open = all(made.axis_of(buffer) is not None for buffer in outputs)
         reads_rows = any(made.axis_of(buffer) is not None for buffer in func.params[:count])
         return made if outputs and reads_rows and is_last and all_open and made._is_row_by_row() else None
@@ -84,12 +84,14 @@ class _Open:
         return all(map(self._is_block_row_by_row, blocks))
 
     def _is_block_row_by_row(self, block: SBlock) -> bool:
-        open_iterators = [item for item in block.iter_vars if mentions(item.dom.extent, self.extent)]
+        open_iterators = [iterator for iterator in block.iter_vars if mentions(iterator.dom.extent, self.extent)]
         if len(open_iterators) > 1 or len(block.alloc_buffers) or len(block.match_buffers):
             return False
-        if any(int(item.iter_type) != 0 or not item.dom.extent.same_as(self.extent) for item in open_iterators):
+        if any(
+            int(iterator.iter_type) != 0 or not iterator.dom.extent.same_as(self.extent) for iterator in open_iterators
+        ):
             return False
-        places = [item.var for item in open_iterators]
+        places = [iterator.var for iterator in open_iterators]
         bodies = [block.body, *([block.init] if block.init is not None else [])]
         return all(self._uses_only_places(body, places) for body in bodies)
 
@@ -107,18 +109,18 @@ class _Open:
                 uses.append(buffer)
 
         structural_walk(body, [
-            (TensorLoad, lambda item: access(item.source, list(item.indices))),
-            (BufferStore, lambda item: access(item.buffer, list(item.indices))),
+            (TensorLoad, lambda load: access(load.source, list(load.indices))),
+            (BufferStore, lambda store: access(store.buffer, list(store.indices))),
         ])  # fmt: skip
         variables = _variables(body)
-        in_places = sum(any(item.same_as(place) for place in places) for item in variables)
+        in_places = sum(any(variable.same_as(place) for place in places) for variable in variables)
         # A walk over an access comes by the shape of its tensor, where the extent is.
-        in_shapes = sum(item.same_as(self.extent) for item in variables)
+        in_shapes = sum(variable.same_as(self.extent) for variable in variables)
         return all(good) and in_places == in_shapes == len(uses)
 
     def plan(self) -> StepLoop:
         count = len(self.func.params) - len(self.outputs)
-        inputs = [(place, self.axis_of(buffer)) for place, buffer in enumerate(self.func.params[:count])]
+        inputs = [(position, self.axis_of(buffer)) for position, buffer in enumerate(self.func.params[:count])]
         sliced = [(place, axis) for place, axis in inputs if axis is not None]
         collected = [axis for axis in map(self.axis_of, self.outputs) if axis is not None]
         return StepLoop(
@@ -153,7 +155,7 @@ def _variables(node: Node) -> list[Var]:
 def _written(func: PrimFunc) -> list[Buffer]:
     """The parameters that are written, in order."""
     stores: list[Buffer] = []
-    structural_walk(func.body, (BufferStore, lambda item: stores.append(item.buffer)))
+    structural_walk(func.body, (BufferStore, lambda store: stores.append(store.buffer)))
     return [param for param in func.params if any(param.same_as(buffer) for buffer in stores)]
 
 

@@ -80,8 +80,8 @@ def inner_store(pad: Computation, anchor: Computation) -> Computation | None:
     if found is None:
         return None
     value, _, bounds = found
-    loads = [item for item in pad.loads() if item.source.same_as(anchor.target)]
-    if not loads or not all(lies_inside(item, pad, bounds) for item in loads):
+    loads = [load for load in pad.loads() if load.source.same_as(anchor.target)]
+    if not loads or not all(lies_inside(load, pad, bounds) for load in loads):
         return None
     starts = [0 if bound is None else bound[0] for bound in bounds]
     moved = [v + tirx.IntImm(dtype_of(v), low) if low else v for v, low in zip(pad.spatial, starts, strict=True)]
@@ -108,10 +108,10 @@ def lies_inside(load: TensorLoad, pad: Computation, bounds: Sequence[Interval | 
     """Whether ``load`` reads the whole of its tensor, the first element at the first place within ``bounds``."""
     if len(load.indices) != len(bounds):
         return False
-    for position, (item, size, bound) in enumerate(zip(load.indices, static_shape(load.source), bounds, strict=True)):
+    for position, (index, size, bound) in enumerate(zip(load.indices, static_shape(load.source), bounds, strict=True)):
         low, high = bound or (0, pad.extents[position])
         unit = [int(place == position) for place in range(len(bounds))]
-        if high - low != size or linear_form(item, pad.spatial) != (unit, -low):
+        if high - low != size or linear_form(index, pad.spatial) != (unit, -low):
             return False
     return True
 
@@ -119,4 +119,4 @@ def lies_inside(load: TensorLoad, pad: Computation, bounds: Sequence[Interval | 
 def _simplified(load: TensorLoad) -> Expr:
     """``load`` at ``y`` where the substitution left ``y + 1 - 1``."""
     analyzer = Analyzer()
-    return tirx.BufferLoad(load.source, [analyzer.simplify(item) for item in load.indices])
+    return tirx.BufferLoad(load.source, [analyzer.simplify(index) for index in load.indices])

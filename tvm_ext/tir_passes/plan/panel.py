@@ -169,12 +169,12 @@ def check_runs(computation: Computation, views: Sequence[PanelView]) -> None:
     An axis may be fused from the divided one and others inside it, never from one outside.
     """
     for view in views:
-        accesses = [item.indices for item in computation.loads() if item.source.same_as(view.buffer)]
+        accesses = [load.indices for load in computation.loads() if load.source.same_as(view.buffer)]
         if view.written and len(computation.indices) == len(view.parts):
             accesses.append(computation.indices)
         for indices in accesses:
-            for part, item in list(zip(view.parts, indices, strict=True))[: view.divided]:
-                if part.extent > 1 and isinstance(item, tirx.IntImm):
+            for part, read_at in list(zip(view.parts, indices, strict=True))[: view.divided]:
+                if part.extent > 1 and isinstance(read_at, tirx.IntImm):
                     raise IllegalRewrite(f"{computation.name} has an axis that runs across panels")
 
 
@@ -232,16 +232,16 @@ def _read_part(load: TensorLoad, computation: Computation, needed: Sequence[Part
     axes = len(needed[0].start) - 1 if needed else 0
     moving = [(v, part) for v, part in zip(computation.spatial, needed, strict=False) if part.moves]
     found = []
-    for dimension, item in zip(_whole(load.source, axes), load.indices, strict=True):
-        moves = any(mentions(item, v) for v, _ in moving)
-        found.append(_read_dimension(item, computation, moving, axes) if moves else (dimension, 0))
+    for dimension, read_at in zip(_whole(load.source, axes), load.indices, strict=True):
+        moves = any(mentions(read_at, v) for v, _ in moving)
+        found.append(_read_dimension(read_at, computation, moving, axes) if moves else (dimension, 0))
     return found
 
 
 def _read_dimension(
-    item: Expr, computation: Computation, moving: Sequence[tuple[Var, Part]], axes: int
+    expr: Expr, computation: Computation, moving: Sequence[tuple[Var, Part]], axes: int
 ) -> tuple[Part, int]:
-    form = linear_form(item, computation.variables)
+    form = linear_form(expr, computation.variables)
     if form is None:
         raise IllegalRewrite(f"{computation.name} reads along a divided axis by an index that is not affine")
     start, low, high = [0] * (axes + 1), form[1], form[1]
@@ -312,8 +312,8 @@ class _Builder:
         buffer = next((new for old, new in self._inner if old.same_as(load.source)), None)
         parts = tuple(part for part, _ in read) if buffer is None else self.parts[load.source]
         indices = [
-            _less(item, part.start[-1] - own.start[-1] + low) if part.moves else item
-            for item, part, (own, low) in zip(load.indices, parts, read, strict=True)
+            _less(read_at, part.start[-1] - own.start[-1] + low) if part.moves else read_at
+            for read_at, part, (own, low) in zip(load.indices, parts, read, strict=True)
         ]
         return tirx.BufferLoad(self._view(load.source, parts) if buffer is None else buffer, indices)
 
@@ -335,5 +335,5 @@ class _Builder:
         )
 
 
-def _less(item: Expr, offset: int) -> Expr:
-    return item if offset == 0 else item - tirx.IntImm(dtype_of(item), offset)
+def _less(expr: Expr, offset: int) -> Expr:
+    return expr if offset == 0 else expr - tirx.IntImm(dtype_of(expr), offset)

@@ -53,7 +53,7 @@ def _with_split(func: PrimFunc, name: str, kernels: RKernels, split: Split) -> P
     others = list(func.attrs[ALTERNATIVES]) if func.attrs and ALTERNATIVES in func.attrs else []
     own = split(func.without_attr(ALTERNATIVES), name, kernels)
     found = [split(other, f"{name}_other{number}", kernels) for number, other in enumerate(others)]
-    variants = tuple(item for item in found if may_replace(item, own))
+    variants = tuple(other for other in found if may_replace(other, own))
     return func.without_attr(ALTERNATIVES).with_attr(RTASKS, to_json(replace(own, variants=variants)))
 
 

@@ -161,7 +161,7 @@ class Constructor:
             notes=(f"best of {limits().search_steps} tiles looked at (limit)",) if self.budget.steps < 0 else (),
             narrower=tuple(
                 _program(ranked[place], expr, canonical, digest)
-                for place in narrower_places([item.model.partition_count(item.shapes) for item in ranked])
+                for place in narrower_places([state.model.partition_count(state.shapes) for state in ranked])
             ),
         )
 
@@ -196,7 +196,7 @@ def narrower_places(counts: Sequence[int]) -> list[int]:
     Worked example: of 80, 96, 40, 80 and 20 partitions the third and the last.
     """
     least = itertools.accumulate(counts[:-1], min)
-    return [place for place, (before, own) in enumerate(zip(least, counts[1:], strict=True), 1) if own < before]
+    return [position for position, (before, own) in enumerate(zip(least, counts[1:], strict=True), 1) if own < before]
 
 
 def _close_to_roofline(models: Sequence[PerfModel], candidates: Iterable[_Candidate]) -> bool:

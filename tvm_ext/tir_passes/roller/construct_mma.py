@@ -63,11 +63,11 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
     candidates = [
         _MmaCandidate(split, 1, predict_mma(shape, split, 1, dtype, device)) for split in _tiles(shape, dtype, device)
     ]
-    candidates.sort(key=lambda item: item.rank)
+    candidates.sort(key=lambda candidate: candidate.rank)
     if candidates:
         candidates = _with_split_k(candidates, shape, dtype, device)
     digest = expr.digest
-    programs = [_program(item, product, shape, device, digest) for item in candidates[: k + 10]]
+    programs = [_program(candidate, product, shape, device, digest) for candidate in candidates[: k + 10]]
     return Construction(
         programs=tuple(programs[:k]),
         steps=(),
@@ -82,7 +82,7 @@ def construct_mma(expr: TensorExpr, device: DeviceSpec, *, k: int = 10) -> Const
         ),
         narrower=tuple(
             _program(candidates[place], product, shape, device, digest)
-            for place in narrower_places([_blocks(item, shape) for item in candidates])
+            for place in narrower_places([_blocks(candidate, shape) for candidate in candidates])
         ),
     )
 
@@ -168,17 +168,19 @@ def _with_split_k(
             prediction = predict_mma(shape, split, splits, dtype, device)
             if prediction.time_s < MIN_SPLIT_GAIN * best:
                 found.append(_MmaCandidate(split, splits, prediction))
-    return sorted((*candidates, *found), key=lambda item: item.rank)
+    return sorted((*candidates, *found), key=lambda candidate: candidate.rank)
 
 
-def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device: DeviceSpec, digest: str) -> RProgram:
-    split = item.split
+def _program(
+    candidate: _MmaCandidate, product: TensorExpr, shape: GemmShape, device: DeviceSpec, digest: str
+) -> RProgram:
+    split = candidate.split
     axes = tuple(axis.name for axis in product.axes)
     batch = (1,) * (len(axes) - 3)
     step = reduction_step(product.inputs[0].dtype, device)
     warp = RTile(axes=axes, shape=(*batch, split.warp_rows, split.warp_columns, step))
     block = RTile(axes=axes, shape=(*batch, split.rows, split.columns, split.depth))
-    blocks = _blocks(item, shape)
+    blocks = _blocks(candidate, shape)
     waste = max(padding_waste(shape.rows, split.rows), padding_waste(shape.columns, split.columns))
     return RProgram(
         device=device.name,
@@ -189,13 +191,13 @@ def _program(item: _MmaCandidate, product: TensorExpr, shape: GemmShape, device:
         partition_count=blocks,
         epsilon=waste,
         shrunk=False,
-        prediction=item.prediction,
+        prediction=candidate.prediction,
     )
 
 
-def _blocks(item: _MmaCandidate, shape: GemmShape) -> int:
-    tiles = shape.batch * ceil_div(shape.rows, item.split.rows) * ceil_div(shape.columns, item.split.columns)
-    return tiles * item.splits
+def _blocks(candidate: _MmaCandidate, shape: GemmShape) -> int:
+    tiles = shape.batch * ceil_div(shape.rows, candidate.split.rows) * ceil_div(shape.columns, candidate.split.columns)
+    return tiles * candidate.splits
 
 
 def _canonical(product: TensorExpr, expr: TensorExpr, form: GemmForm | None) -> CanonicalForm:

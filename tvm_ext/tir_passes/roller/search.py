@@ -158,7 +158,7 @@ class TileSearch:
             if size is not None:
                 larger = (*tile[:axis], size, *tile[axis + 1 :])
                 found.append((reuse_score(self.model, aligner.level, tile, larger), axis, larger))
-        found.sort(key=lambda item: (-item[0], -item[1]))
+        found.sort(key=lambda scored: (-scored[0], -scored[1]))
         return found
 
     def _memory_keeps_up(self, level: int, tile: Shape, program: tuple[Shape, ...]) -> bool:
