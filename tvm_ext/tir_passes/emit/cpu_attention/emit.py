@@ -25,17 +25,91 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
-from tvm_ext.ir.build_ir import PARALLEL, SERIAL, allocate, in_tiles, index, load, loop, sequence, split_index, store
+from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
+from tvm_ext.ir.build_ir import (
+    INDEX_DTYPE,
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    RegisterArray,
+    allocate,
+    if_all,
+    in_tiles,
+    index,
+    load,
+    loop,
+    sequence,
+    split_index,
+    store,
+)
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
-from .gather_rows import Gathered, copy_row
-from .register_products import QueryLanes, product
-from .transpose_blocks import Block, Matrix, MatrixPlace, bound_index, read_transposed, write_transposed
-from .workspace import FLOAT, Workspace
+from .blocks import Block, Matrix, MatrixPlace, copy_row, gather_rows
+from .workspace import FLOAT, QueryLanes, Workspace
 
 LOWEST = float("-inf")
+
+
+def emit_attention(
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
+) -> Stmt:
+    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`.
+
+    ``units`` cores divide the tasks among them; ``exp`` writes e^x for x up to 0.
+    """
+    if tiles.copies != "shared":
+        return _tasks(work, tiles, params, units, exp)
+    kind, (query, key, value, *rest) = PARALLEL if units > 1 else SERIAL, params
+    keys, key_rows, copy_keys = gather_rows(work.key, key, work.keys, work.features, kind, tiles.lanes)
+    values, value_rows, copy_values = gather_rows(work.value, value, work.keys, work.value_features, kind, tiles.lanes)
+    tasks = _tasks(replace(work, key=keys, value=values), tiles, [query, key_rows, value_rows, *rest], units, exp)
+    return sequence(*copy_keys, *copy_values, tasks)
+
+
+def _tasks(
+    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
+) -> Stmt:
+    """All tasks: each core has as many that follow each other, one more or less, in one workspace."""
+    blocks = ceil_div(work.queries, tiles.query_block)
+    rest = work.queries % tiles.query_block
+    space = Workspace.of(work, tiles)
+    places = [MatrixPlace(operand=item, buffer=param) for item, param in zip(work.operands, params, strict=True)]
+
+    def task(number: Expr) -> Stmt:
+        batch, block = split_index(number, (work.batch, blocks))
+        # What all addresses begin with gets a name: stock TVM would simplify it again in each of them.
+        first, *starts = names = [Var(name, INDEX_DTYPE) for name in ("first_query", *["start"] * len(places))]
+        values = [block * index(tiles.query_block), *(place.start(batch) for place in places)]
+        named = [tirx.Bind(name, value) for name, value in zip(names, values, strict=True)]
+        matrices = tuple(place.matrix(start) for place, start in zip(places, starts, strict=True))
+
+        def of(vectors: int, rows: int | Expr) -> Stmt:
+            return _Task(
+                work=work,
+                tiles=tiles,
+                lanes=QueryLanes(width=tiles.lanes, count=vectors),
+                first_query=first,
+                rows=rows,
+                matrices=matrices,
+                space=space,
+                exp=exp,
+            ).statement()
+
+        whole = of(tiles.query_vectors, tiles.query_block)
+        if not rest:
+            return sequence(*named, whole)
+        last = of(ceil_div(rest, tiles.lanes), index(work.queries) - first)
+        return sequence(*named, if_all([block < index(blocks - 1)], whole, last) if blocks > 1 else last)
+
+    tasks = work.batch * blocks
+
+    def share(unit: Expr) -> Stmt:
+        first, last = (tirx.floordiv(index(tasks) * (unit + index(side)), index(units)) for side in (0, 1))
+        own = loop(last - first if units > 1 else tasks, SERIAL, "task", lambda number: task(first + number))
+        return sequence(*map(allocate, space.buffers), own)
+
+    return loop(units, PARALLEL, "unit", share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,140 +125,196 @@ class _Task:
     space: Workspace
     exp: Callable[[Expr], Expr]
 
-    @property
-    def term_matrices(self) -> tuple[Matrix, ...]:
-        return self.matrices[3 : 3 + len(self.work.terms)]
+    def statement(self) -> Stmt:
+        blocks = in_tiles(self.work.keys, self.tiles.key_block, "block", self._key_block)
+        return sequence(*self._begin(), blocks, *self._end())
 
+    def _begin(self) -> list[Stmt]:
+        """Queries transposed and scaled, nothing summed."""
+        space, zero, scale = self.space, tirx.const(0.0, FLOAT), tirx.const(self.work.scale, FLOAT)
 
-def emit_attention(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
-) -> Stmt:
-    """The kernel's statement; ``params`` are flat buffers in the order of `Attention.operands`.
+        def clear(d: Expr) -> Stmt:
+            return self.lanes.each(lambda lane: store(space.results, zero, [d, lane]))
 
-    ``units`` cores divide the tasks among them; ``exp`` writes e^x for x up to 0.
-    """
-    if tiles.copies != "shared":
-        return _tasks(work, tiles, params, units, exp)
-    key = Gathered.of(work.key, params[1], work.keys, work.features)
-    value = Gathered.of(work.value, params[2], work.keys, work.value_features)
-    kind = PARALLEL if units > 1 else SERIAL
-    gathered = replace(work, key=key.operand, value=value.operand)
-    return sequence(
-        *key.copy(kind, tiles.lanes),
-        *value.copy(kind, tiles.lanes),
-        _tasks(gathered, tiles, [params[0], key.buffer, value.buffer, *params[3:]], units, exp),
-    )
+        def start(lane: Expr) -> Stmt:
+            return sequence(self._set(space.high, lane, tirx.const(LOWEST, FLOAT)), self._set(space.total, lane, zero))
 
+        queries = self._block(self.matrices[0], 0, self.work.features)
+        return [
+            queries.read_transposed(space.queries, lambda value: value * scale),
+            loop(self.work.value_features, SERIAL, "d", clear),
+            self.lanes.each(start),
+        ]
 
-def _tasks(
-    work: Attention, tiles: AttentionTiles, params: Sequence[Buffer], units: int, exp: Callable[[Expr], Expr]
-) -> Stmt:
-    """All tasks: each core has as many that follow each other, one more or less, in one workspace."""
-    blocks = ceil_div(work.queries, tiles.query_block)
-    vectors_of_last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
-    exact = work.queries % tiles.query_block == 0
+    def _set(self, buffer: Buffer, lane: Expr, value: Expr) -> Stmt:
+        return store(buffer, value, [lane])
 
-    space = Workspace.of(work, tiles)
-    places = [MatrixPlace(operand=item, buffer=param) for item, param in zip(work.operands, params, strict=True)]
+    def _block(self, matrix: Matrix, first_column: int | Expr, columns: int) -> Block:
+        """The rows of ``matrix`` that are the task's queries."""
+        return Block(
+            matrix=matrix,
+            first_row=self.first_query,
+            rows=self.rows,
+            first_column=first_column,
+            columns=columns,
+            lanes=self.lanes,
+            space=self.space,
+        )
 
-    def task(number: Expr) -> Stmt:
-        batch, block = split_index(number, (work.batch, blocks))
-        # What all addresses begin with gets a name: stock TVM would simplify it again in each of them.
-        first, named = bound_index("first_query", block * index(tiles.query_block))
-        starts = [bound_index("start", item.start(batch)) for item in places]
-        matrices = tuple(item.matrix(start) for item, (start, _) in zip(places, starts, strict=True))
+    def _terms(self) -> list[tuple[ScoreTerm, Buffer | None, Matrix]]:
+        """The terms with their transposed blocks, if they differ by query, and their operands' matrices."""
+        terms = self.work.terms
+        return list(zip(terms, self.space.terms, self.matrices[3 : 3 + len(terms)], strict=True))
 
-        def of(vectors: int, rows: int | Expr) -> Stmt:
-            lanes = QueryLanes(width=tiles.lanes, count=vectors)
-            return _task(
-                _Task(
-                    work=work,
-                    tiles=tiles,
-                    lanes=lanes,
-                    first_query=first,
-                    rows=rows,
-                    matrices=matrices,
-                    space=space,
-                    exp=exp,
-                )
+    def _key_block(self, first: Expr, count: int) -> Stmt:
+        """``count`` keys from ``first`` on: their scores, the step of the softmax, their share of the results."""
+        staged = [
+            self._block(matrix, first, count).read_transposed(stage, _term_number(term))
+            for term, stage, matrix in self._terms()
+            if stage is not None
+        ]
+        return sequence(*staged, *self._scores(first, count), *self._softmax(count), *self._results(first, count))
+
+    def _copied(
+        self, which: int, first: Expr, count: int, columns: int
+    ) -> tuple[list[Stmt], Callable[[Expr, Expr], Expr]]:
+        """What makes a copy of the block of keys (1) or values (2), and how an element of the block is read."""
+        matrix, copy = self.matrices[which], (self.space.keys, self.space.values)[which - 1]
+        if copy is None:
+            return [], lambda row, column: matrix.element(first + row, column)
+
+        def line(row: Expr) -> Stmt:
+            return copy_row(matrix, first + row, columns, self.lanes.width, copy, lambda column: [row, column])
+
+        return [loop(count, SERIAL, "row", line)], lambda row, column: load(copy, [row, column])
+
+    def _product(
+        self,
+        rows: int,
+        tile: int,
+        depth: int,
+        *,
+        scalar: Callable[[Expr, Expr], Expr],
+        vector: Callable[[Expr, Expr], Expr],
+        start: Callable[[Expr, Expr], Expr],
+        finish: Callable[[Expr, Expr, Expr], Stmt],
+    ) -> Stmt:
+        """``finish(row, lane, start(row, lane) + sum over k of scalar(row, k) * vector(k, lane))`` for rows and lanes.
+
+        In tiles of ``tile`` rows, whose sums stay in registers; the last tile may be smaller.
+        """
+
+        def rows_from(first: Expr, count: int) -> Stmt:
+            def walk(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+                return loop(count, UNROLLED, "r", lambda row: self.lanes.each(lambda lane: body(row, lane)))
+
+            sums = RegisterArray(self.space.sums, walk)
+
+            def step(k: Expr) -> Stmt:
+                return sums.accumulate(lambda row, lane: scalar(first + row, k) * vector(k, lane))
+
+            return sequence(
+                sums.fill(lambda row, lane: start(first + row, lane)),
+                loop(depth, SERIAL, "k", step),
+                sums.write(lambda row, lane, value: finish(first + row, lane, value)),
             )
 
-        whole = of(tiles.query_vectors, tiles.query_block)
-        if exact:
-            body = whole
-        else:
-            last = of(vectors_of_last, index(work.queries) - first)
-            body = last if blocks == 1 else tirx.IfThenElse(block < index(blocks - 1), whole, last)
-        return sequence(named, *(statement for _, statement in starts), body)
+        return in_tiles(rows, tile, "tile", rows_from)
 
-    tasks = work.batch * blocks
+    def _scores(self, first: Expr, count: int) -> list[Stmt]:
+        """S = terms(K Qt), and the maximum of each query with these keys."""
+        space = self.space
+        copy, element = self._copied(1, first, count, self.work.features)
 
-    def share(unit: Expr) -> Stmt:
-        first, last = (tirx.floordiv(index(tasks) * (unit + index(side)), index(units)) for side in (0, 1))
-        own = loop(last - first if units > 1 else tasks, SERIAL, "task", lambda number: task(first + number))
-        return sequence(*map(allocate, space.buffers), own)
+        def finish(key: Expr, lane: Expr, value: Expr) -> Stmt:
+            kept, highest = load(space.scores, [key, lane]), load(space.next_high, [lane])
+            return sequence(
+                store(space.scores, self._changed(value, first, key, lane), [key, lane]),
+                self._set(space.next_high, lane, tirx.Select(kept > highest, kept, highest)),
+            )
 
-    return loop(units, PARALLEL, "unit", share)
-
-
-def _task(task: _Task) -> Stmt:
-    work, tiles = task.work, task.tiles
-    blocks = in_tiles(work.keys, tiles.key_block, "block", lambda first, count: _key_block(task, first, count))
-    return sequence(*_begin(task), blocks, _end(task))
-
-
-def _begin(task: _Task) -> list[Stmt]:
-    """Queries transposed and scaled, nothing summed."""
-    zero = tirx.const(0.0, FLOAT)
-    scale = tirx.const(task.work.scale, FLOAT)
-    read = _read(task, task.matrices[0], 0, task.work.features, task.space.queries, lambda value: value * scale)
-    clear = loop(
-        task.work.value_features,
-        SERIAL,
-        "d",
-        lambda d: task.lanes.each(lambda lane: store(task.space.results, zero, [d, lane])),
-    )
-    start = task.lanes.each(
-        lambda lane: sequence(
-            store(task.space.high, tirx.const(LOWEST, FLOAT), [lane]), store(task.space.total, zero, [lane])
+        product = self._product(
+            count,
+            self.tiles.key_rows,
+            self.work.features,
+            scalar=element,
+            vector=lambda feature, lane: load(space.queries, [feature, lane]),
+            start=lambda _key, _lane: tirx.const(0.0, FLOAT),
+            finish=finish,
         )
-    )
-    return [read, clear, start]
+        begin = self.lanes.each(lambda lane: self._set(space.next_high, lane, load(space.high, [lane])))
+        return [begin, *copy, product]
 
+    def _changed(self, score: Expr, first: Expr, key: Expr, lane: Expr) -> Expr:
+        """The score behind all terms."""
+        for term, stage, matrix in self._terms():
+            if stage is not None:
+                number = load(stage, [key, lane])
+            else:
+                number = _term_number(term)(matrix.element(index(0), first + key))
+            if term.change == "replace":
+                score = tirx.Select(number > tirx.const(0.5, FLOAT), tirx.const(term.no, FLOAT), score)
+            else:
+                score = score + number
+        return score
 
-def _key_block(task: _Task, first: Expr, count: int) -> Stmt:
-    """One block of ``count`` keys from ``first`` on: its scores, the step of the softmax, its share of the results."""
-    return sequence(
-        *_stage_terms(task, first, count),
-        _scores(task, first, count),
-        *_softmax(task, count),
-        _results(task, first, count),
-    )
+    def _softmax(self, count: int) -> list[Stmt]:
+        """S becomes exp(S - high), ``total`` grows by it; ``factor`` is what sums so far are to be multiplied by."""
+        space = self.space
 
+        def step(lane: Expr) -> Stmt:
+            new, shift = load(space.next_high, [lane]), load(space.shift, [lane])
+            return sequence(
+                self._set(space.shift, lane, tirx.Select(new > tirx.const(LOWEST, FLOAT), new, tirx.const(0.0, FLOAT))),
+                self._set(space.factor, lane, self.exp(load(space.high, [lane]) - shift)),
+                self._set(space.high, lane, new),
+            )
 
-def _stage_terms(task: _Task, first: Expr, count: int) -> list[Stmt]:
-    """The block of each term that differs by query, transposed."""
-    found = []
-    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.term_matrices, strict=True):
-        if stage is not None:
-            value = _term_number(term)
-            found.append(_read(task, matrix, first, count, stage, value))
-    return found
+        def scale(lane: Expr) -> Stmt:
+            return self._set(space.total, lane, load(space.total, [lane]) * load(space.factor, [lane]))
 
+        def power(key: Expr, lane: Expr) -> Stmt:
+            score = load(space.scores, [key, lane])
+            return sequence(
+                store(space.scores, self.exp(score - load(space.shift, [lane])), [key, lane]),
+                self._set(space.total, lane, load(space.total, [lane]) + score),
+            )
 
-def _read(
-    task: _Task, matrix: Matrix, column: int | Expr, columns: int, target: Buffer, change: Callable[[Expr], Expr]
-) -> Stmt:
-    """``target[c, q] = change(matrix[q, column + c])`` for the task's queries q."""
-    block = Block(
-        matrix=matrix,
-        first_row=task.first_query,
-        rows=task.rows,
-        first_column=column,
-        columns=columns,
-        lanes=task.lanes,
-    )
-    return read_transposed(block, target, task.space, change)
+        powers = loop(count, SERIAL, "key", lambda key: self.lanes.each(lambda lane: power(key, lane)))
+        return [self.lanes.each(step), self.lanes.each(scale), powers]
+
+    def _results(self, first: Expr, count: int) -> list[Stmt]:
+        """Ot = Ot * factor + V^T S."""
+        space = self.space
+        copy, element = self._copied(2, first, count, self.work.value_features)
+        product = self._product(
+            self.work.value_features,
+            self.tiles.feature_rows,
+            count,
+            scalar=lambda feature, key: element(key, feature),
+            vector=lambda key, lane: load(space.scores, [key, lane]),
+            start=lambda feature, lane: load(space.results, [feature, lane]) * load(space.factor, [lane]),
+            finish=lambda feature, lane, value: store(space.results, value, [feature, lane]),
+        )
+        return [*copy, product]
+
+    def _end(self) -> list[Stmt]:
+        """The results, divided by the sums, written as they shall lie."""
+        space, one = self.space, tirx.const(1.0, FLOAT)
+        statements = [self.lanes.each(lambda lane: self._set(space.factor, lane, one / load(space.total, [lane])))]
+        if self.work.cleared is not None:
+            cleared = self._block(self.matrices[-2], 0, 1)
+
+            def clear(lane: Expr) -> Stmt:
+                """A factor of 0 where there are no probabilities: 0 times a sum of NaN is NaN, as 0 times values is."""
+                factor = load(space.factor, [lane])
+                kept = tirx.Select(cleared.element(lane, index(0)), tirx.const(0.0, FLOAT), factor)
+                return self._set(space.factor, lane, kept)
+
+            statements.append(loop(self.lanes.total, SERIAL, "lane", clear))
+        results = self._block(self.matrices[-1], 0, self.work.value_features)
+        factor = space.factor
+        return [*statements, results.write_transposed(space.results, lambda value, lane: value * load(factor, [lane]))]
 
 
 def _term_number(term: ScoreTerm) -> Callable[[Expr], Expr]:
@@ -193,148 +323,3 @@ def _term_number(term: ScoreTerm) -> Callable[[Expr], Expr]:
         return (lambda value: value) if term.scale == 1.0 else (lambda value: value * tirx.const(term.scale, FLOAT))
     yes, no = (term.yes, term.no) if term.change == "choose" else (float(term.replaced), float(not term.replaced))
     return lambda value: tirx.Select(value, tirx.const(yes, FLOAT), tirx.const(no, FLOAT))
-
-
-def _copied(
-    task: _Task, which: int, first: Expr, count: int, columns: int
-) -> tuple[list[Stmt], Callable[[Expr, Expr], Expr]]:
-    """What makes a copy of the block of keys (1) or values (2), and how an element of the block is read."""
-    matrix, copy = task.matrices[which], (task.space.keys, task.space.values)[which - 1]
-    if copy is None:
-        return [], lambda row, column: matrix.element(first + row, column)
-
-    def line(row: Expr) -> Stmt:
-        return copy_row(matrix, first + row, columns, task.lanes.width, lambda column: (copy, [row, column]))
-
-    return [loop(count, SERIAL, "row", line)], lambda row, column: load(copy, [row, column])
-
-
-def _scores(task: _Task, first: Expr, count: int) -> Stmt:
-    """S = terms(K Qt), and the maximum of each query with these keys."""
-    copy, element = _copied(task, 1, first, count, task.work.features)
-
-    def finish(key: Expr, lane: Expr, value: Expr) -> Stmt:
-        score = _changed(task, value, first, key, lane)
-        kept = load(task.space.scores, [key, lane])
-        highest = load(task.space.next_high, [lane])
-        return sequence(
-            store(task.space.scores, score, [key, lane]),
-            store(task.space.next_high, tirx.Select(kept > highest, kept, highest), [lane]),
-        )
-
-    begin = task.lanes.each(lambda lane: store(task.space.next_high, load(task.space.high, [lane]), [lane]))
-    return sequence(
-        begin,
-        *copy,
-        product(
-            task.space.sums,
-            count,
-            task.tiles.key_rows,
-            task.lanes,
-            task.work.features,
-            scalar=element,
-            vector=lambda feature, lane: load(task.space.queries, [feature, lane]),
-            start=lambda _key, _lane: tirx.const(0.0, FLOAT),
-            finish=finish,
-        ),
-    )
-
-
-def _changed(task: _Task, score: Expr, first: Expr, key: Expr, lane: Expr) -> Expr:
-    """The score behind all terms."""
-    for term, stage, matrix in zip(task.work.terms, task.space.terms, task.term_matrices, strict=True):
-        if stage is not None:
-            number = load(stage, [key, lane])
-        else:
-            number = _term_number(term)(matrix.element(index(0), first + key))
-        if term.change == "replace":
-            score = tirx.Select(number > tirx.const(0.5, FLOAT), tirx.const(term.no, FLOAT), score)
-        else:
-            score = score + number
-    return score
-
-
-def _softmax(task: _Task, count: int) -> list[Stmt]:
-    """S becomes exp(S - high), ``total`` grows by it; ``factor`` is what sums so far are to be multiplied by."""
-
-    def step(lane: Expr) -> Stmt:
-        new = load(task.space.next_high, [lane])
-        shift = tirx.Select(new > tirx.const(LOWEST, FLOAT), new, tirx.const(0.0, FLOAT))
-        return sequence(
-            store(task.space.shift, shift, [lane]),
-            store(task.space.factor, task.exp(load(task.space.high, [lane]) - load(task.space.shift, [lane])), [lane]),
-            store(task.space.high, load(task.space.next_high, [lane]), [lane]),
-        )
-
-    def power(key: Expr, lane: Expr) -> Stmt:
-        value = load(task.space.scores, [key, lane])
-        return sequence(
-            store(task.space.scores, task.exp(value - load(task.space.shift, [lane])), [key, lane]),
-            store(task.space.total, load(task.space.total, [lane]) + load(task.space.scores, [key, lane]), [lane]),
-        )
-
-    scaled = task.lanes.each(
-        lambda lane: store(task.space.total, load(task.space.total, [lane]) * load(task.space.factor, [lane]), [lane])
-    )
-    powers = loop(count, SERIAL, "key", lambda key: task.lanes.each(lambda lane: power(key, lane)))
-    return [task.lanes.each(step), scaled, powers]
-
-
-def _results(task: _Task, first: Expr, count: int) -> Stmt:
-    """Ot = Ot * factor + V^T S."""
-    copy, element = _copied(task, 2, first, count, task.work.value_features)
-    return sequence(
-        *copy,
-        product(
-            task.space.sums,
-            task.work.value_features,
-            task.tiles.feature_rows,
-            task.lanes,
-            count,
-            scalar=lambda feature, key: element(key, feature),
-            vector=lambda key, lane: load(task.space.scores, [key, lane]),
-            start=lambda feature, lane: load(task.space.results, [feature, lane]) * load(task.space.factor, [lane]),
-            finish=lambda feature, lane, value: store(task.space.results, value, [feature, lane]),
-        ),
-    )
-
-
-def _end(task: _Task) -> Stmt:
-    """The results, divided by the sums, written as they shall lie."""
-    divided = task.lanes.each(
-        lambda lane: store(task.space.factor, tirx.const(1.0, FLOAT) / load(task.space.total, [lane]), [lane])
-    )
-    if task.work.cleared is not None:
-        divided = sequence(divided, _clear(task))
-    block = Block(
-        matrix=task.matrices[-1],
-        first_row=task.first_query,
-        rows=task.rows,
-        first_column=0,
-        columns=task.work.value_features,
-        lanes=task.lanes,
-    )
-    written = write_transposed(
-        block, task.space.results, task.space, lambda value, lane: value * load(task.space.factor, [lane])
-    )
-    return sequence(divided, written)
-
-
-def _clear(task: _Task) -> Stmt:
-    """Factors of 0 for the queries without probabilities: 0 times a sum of NaN is NaN, as 0 times the values is."""
-    rows = Block(
-        matrix=task.matrices[-2],
-        first_row=task.first_query,
-        rows=task.rows,
-        first_column=0,
-        columns=1,
-        lanes=task.lanes,
-    )
-
-    def clear(lane: Expr) -> Stmt:
-        factor = load(task.space.factor, [lane])
-        return store(
-            task.space.factor, tirx.Select(rows.element(lane, index(0)), tirx.const(0.0, FLOAT), factor), [lane]
-        )
-
-    return loop(task.lanes.total, SERIAL, "lane", clear)

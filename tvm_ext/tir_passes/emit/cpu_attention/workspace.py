@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
-from tvm_ext._tvm import Buffer
-from tvm_ext.analysis.computations import static_shape
-from tvm_ext.ir.build_ir import new_buffer
+from tvm_ext._tvm import Buffer, Expr, Stmt
+from tvm_ext.ir.build_ir import VECTORIZED, index, loop, new_buffer, sequence
 from tvm_ext.records.attention import Attention, AttentionTiles
 
 FLOAT = "float32"
@@ -67,6 +66,22 @@ class Workspace:
         own += [self.factor, self.sums, self.square, self.turned]
         return [*own, *(item for item in (*self.terms, self.keys, self.values) if item is not None)]
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryLanes:
+    """``count`` SIMD registers of ``width`` lanes."""
+
+    width: int
+    count: int
+
     @property
-    def size_bytes(self) -> int:
-        return 4 * sum(prod(static_shape(buffer)) for buffer in self.buffers)
+    def total(self) -> int:
+        return self.width * self.count
+
+    def each(self, body: Callable[[Expr], Stmt]) -> Stmt:
+        """``body`` for every lane, register by register."""
+
+        def register(first: int) -> Stmt:
+            return loop(self.width, VECTORIZED, "v", lambda v: body(index(first) + v))
+
+        return sequence(*map(register, range(0, self.total, self.width)))

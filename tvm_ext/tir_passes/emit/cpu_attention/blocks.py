@@ -1,0 +1,194 @@
+"""Matrices of an attention in memory: where their elements are, blocks of them transposed, and copies of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    VECTORIZED,
+    allocate,
+    cast_to,
+    if_all,
+    index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    sequence,
+    split_index,
+    store,
+    vector_loops,
+)
+from tvm_ext.ir.transpose_registers import transpose_registers
+from tvm_ext.records.attention import MatrixOperand
+
+from .workspace import FLOAT, QueryLanes, Workspace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Matrix:
+    """One matrix of an operand: its buffer, the place of its first element, and its strides, in elements."""
+
+    buffer: Buffer
+    start: Expr
+    row_stride: int
+    column_stride: int
+
+    def place(self, row: Expr, column: Expr) -> list[Expr]:
+        return [self.start + row * index(self.row_stride) + column * index(self.column_stride)]
+
+    def element(self, row: Expr, column: Expr) -> Expr:
+        """As float32; a truth value stays one."""
+        value = load(self.buffer, self.place(row, column))
+        return value if dtype_of(value) == "bool" else cast_to(value, FLOAT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MatrixPlace:
+    """An operand and its buffer: where each of its matrices begins."""
+
+    operand: MatrixOperand
+    buffer: Buffer
+
+    def start(self, number: Expr) -> Expr:
+        """The place of the first element of matrix ``number``."""
+        digits = self.operand.batch
+        total: Expr = index(self.operand.offset)
+        for part, (_, stride) in zip(split_index(number, [extent for extent, _ in digits]), digits, strict=True):
+            total = total + part * index(stride)
+        return total
+
+    def matrix(self, start: Expr) -> Matrix:
+        row, column = self.operand.row_stride, self.operand.column_stride
+        return Matrix(buffer=self.buffer, start=start, row_stride=row, column_stride=column)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Block:
+    """``columns`` columns of a matrix, and as many rows as there are lanes; of the last ones there are ``rows``."""
+
+    matrix: Matrix
+    first_row: Expr
+    rows: int | Expr
+    first_column: int | Expr
+    columns: int
+    lanes: QueryLanes
+    space: Workspace
+
+    def element(self, row: Expr, column: Expr) -> Expr:
+        """Behind the last row, the last row again."""
+        inside = row if isinstance(self.rows, int) else tirx.min(row, self.rows - index(1))
+        return self.matrix.element(self.first_row + inside, self.first_column + column)
+
+    def read_transposed(self, target: Buffer, change: Callable[[Expr], Expr]) -> Stmt:
+        """``target[column, row] = change(element of row and column)`` for the rows and columns of the block."""
+
+        def put(row: Expr, column: Expr, value: Expr) -> Stmt:
+            return store(target, value, [column, row])
+
+        def square(row: Expr, column: Expr) -> Stmt:
+            return self._turn(
+                lambda i, j: change(self.element(row + i, column + j)),
+                lambda j, line: line(lambda i, value: put(row + i, column + j, value)),
+            )
+
+        return self._squares(square, lambda row, column: put(row, column, change(self.element(row, column))))
+
+    def write_transposed(self, source: Buffer, change: Callable[[Expr, Expr], Expr]) -> Stmt:
+        """``element of row and column = change(source[column, row], row)`` for those rows that there are."""
+        target = self.matrix.buffer
+
+        def put(row: Expr, column: Expr, value: Expr) -> Stmt:
+            place = self.matrix.place(self.first_row + row, self.first_column + column)
+            return store(target, cast_to(value, dtype_of(target)), place)
+
+        def existing(row: Expr, statement: Stmt) -> Stmt:
+            return if_all([None if isinstance(self.rows, int) else row < self.rows], statement)
+
+        def square(row: Expr, column: Expr) -> Stmt:
+            return self._turn(
+                lambda j, i: change(load(source, [column + j, row + i]), row + i),
+                lambda i, line: existing(row + i, line(lambda j, value: put(row + i, column + j, value))),
+            )
+
+        def single(row: Expr, column: Expr) -> Stmt:
+            return existing(row, put(row, column, change(load(source, [column, row]), row)))
+
+        return self._squares(square, single)
+
+    def _squares(self, body: Callable[[Expr, Expr], Stmt], rest: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """``body`` for the first row and column of each square of registers, ``rest`` for each row and column left."""
+        size = self.lanes.width
+        whole, left = divmod(self.columns, size)
+
+        def grid(rows: int, columns: int, step: int, first: int, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+            def one(at: tuple[Expr, ...]) -> Stmt:
+                return body(at[0] * index(step), index(first) + at[1] * index(step))
+
+            return nest((rows, columns), SERIAL, ("i", "j"), one)
+
+        parts = [grid(self.lanes.count, whole, size, 0, body)] if whole else []
+        return sequence(*parts, *([grid(self.lanes.total, left, 1, whole * size, rest)] if left else []))
+
+    def _turn(self, element: Callable[[Expr, Expr], Expr], line: Callable[[Expr, Line], Stmt]) -> Stmt:
+        """Transposes the square of ``element(row, column)``; ``line(column, each)`` says what becomes of a column."""
+        size, space = self.lanes.width, self.space
+
+        def filled(row: Expr) -> Stmt:
+            return loop(size, VECTORIZED, "v", lambda v: store(space.square, element(row, v), [row, v]))
+
+        def read(column: Expr) -> Line:
+            def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+                return loop(size, VECTORIZED, "v", lambda v: body(v, load(space.turned, [column * index(size) + v])))
+
+            return each
+
+        return sequence(
+            loop(size, SERIAL, "r", filled),
+            *transpose_registers(space.square, range(size), 0, size, space.turned, 0),
+            loop(size, SERIAL, "c", lambda column: line(column, read(column))),
+        )
+
+
+Line = Callable[[Callable[[Expr, Expr], Stmt]], Stmt]
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+def copy_row(
+    matrix: Matrix, row: Expr, columns: int, lanes: int, target: Buffer, place: Callable[[Expr], Sequence[Expr]]
+) -> Stmt:
+    """``columns`` elements of a row in whole registers, then smaller ones, to ``place`` of ``target``."""
+    return vector_loops(
+        columns, lanes, VECTORIZED, lambda column: store(target, matrix.element(row, column), place(column))
+    )
+
+
+def gather_rows(
+    source: MatrixOperand, param: Buffer, rows: int, columns: int, kind: ForKind, lanes: int
+) -> tuple[MatrixOperand, Buffer, list[Stmt]]:
+    """All matrices of an operand whose rows lie apart, or in half precision, as float32 rows one behind the other: how
+    the copy is read, its buffer, and what fills it, a row at a time.
+
+    Each matrix is copied once: heads that several heads of queries share are not repeated.
+    """
+    batch: list[tuple[int, int]] = []
+    matrices = 1
+    for extent, stride in reversed(source.batch):
+        batch.insert(0, (extent, matrices * rows * columns if stride else 0))
+        matrices *= extent if stride else 1
+    size = matrices * rows * columns
+    buffer = new_buffer((size,), FLOAT, f"{param.name}_rows")
+    operand = MatrixOperand(dtype=FLOAT, size=size, offset=0, batch=tuple(batch), row_stride=columns, column_stride=1)
+    distinct = replace(source, batch=tuple((extent, stride) for extent, stride in source.batch if stride))
+    place = MatrixPlace(operand=distinct, buffer=param)
+
+    def row(number: Expr) -> Stmt:
+        which, line = split_index(number, (matrices, rows))
+        matrix, start = place.matrix(place.start(which)), number * index(columns)
+        return copy_row(matrix, line, columns, lanes, buffer, lambda column: [start + column])
+
+    return operand, buffer, [allocate(buffer), loop(matrices * rows, kind, "row", row)]
