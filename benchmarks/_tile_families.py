@@ -26,10 +26,9 @@ from tvm_ext.ir.build_ir import SERIAL, cast_to, index, load, loop, new_buffer, 
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.tir_passes.emit.cpu_tiles.emit import whole_tile
-from tvm_ext.tir_passes.emit.cpu_tiles.pack_inputs import PackedInput, pack_on_entry
-from tvm_ext.tir_passes.emit.cpu_tiles.register_tile import lay_out
-from tvm_ext.tir_passes.emit.cpu_tiles.tile_sums import choose_tile, update_template
+from tvm_ext.tir_passes.emit.cpu_tiles.layout import lay_out
+from tvm_ext.tir_passes.emit.cpu_tiles.packing import PackedInput
+from tvm_ext.tir_passes.emit.cpu_tiles.register_tile import RegisterTile, choose_tile
 
 Numbers = npt.NDArray[np.int32]
 FamilyKey = tuple[int, tuple[int, ...]]
@@ -97,20 +96,15 @@ def family_of(case: Case, key: FamilyKey) -> Family:
     """
     single = (1,) * len(key[1])
     tile = CpuTile(vector=key[0], register=key[1], inner=single, outer=single, order=tuple(range(len(single))))
-    layout = lay_out(case.computation, case.expr, program_of(tile, case.expr, case.device), case.device)
-    update = update_template(layout)
+    layout = lay_out(case.computation, case.expr, (), program_of(tile, case.expr, case.device), case.device)
     visits = new_buffer((prod(layout.counts.values()), len(single)), "int32", "visits")
 
     def visit(number: Expr) -> Any:
         places = {p: cast_to(load(visits, [number, index(i)]), "int64") for i, p in enumerate(layout.spatial)}
         tiles = tuple(places[p] for p in layout.order)
-        return choose_tile(layout, tiles, lambda at, sizes: whole_tile(layout, (), update, at, sizes))
+        return choose_tile(layout, tiles, RegisterTile.whole)
 
-    entry = [
-        pack_on_entry(item, case.computation, layout.vector, layout.tile[layout.vector], SERIAL)
-        for item in layout.packed
-        if not item.is_constant
-    ]
+    entry = [item.copy(case.computation, SERIAL) for item in layout.packed if not item.is_constant]
     body = sequence(*entry, loop(prod(layout.counts.values()), SERIAL, "visit", visit))
     buffers, packs = _parameters(case, layout.packed)
     function = tirx.PrimFunc([*buffers, visits], body).with_attrs({"s_tir": True, "tirx.noalias": True})

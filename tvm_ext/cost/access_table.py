@@ -285,7 +285,7 @@ def rows_thrash(access: Access, extents: Mapping[str, int], reduction: Sequence[
 
 
 def phase_split(access: Access, vector_axis: str, extents: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Shape of the copy in which a strided window's columns are sorted by phase (`cpu_tiles/phase_pack.py`), or None.
+    """Shape of the copy in which a strided window's columns are sorted by phase (`cpu_tiles/packing.py`), or None.
 
     Its dims are those of the tensor that are indexed, then phase and column. Worked example: ``in[c, 2*y+r, 2*x+q]``
     of [3, 227, 227] with x = 113 and q = 3 becomes [3, 227, 2, 114]; ``in[c, 2*y, 2*x]`` becomes [3, 113, 1, 113].

@@ -21,8 +21,8 @@ from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import PanelTiles
 
-from ..emit.cpu_chains.emit import emit_panels
-from ..emit.cpu_chains.padding import emit_padding
+from ..emit.cpu_chains import emit_panels
+from ..emit.padding import emit_panel_padding
 from ..plan.anchors import canonical_anchor
 from ..plan.canonical import canonical_rows
 from ..plan.chain import ChainTiming, panel_ways, panels_of
@@ -118,7 +118,9 @@ def _panel_forms(group: TileGroup | RowGroup, panel: Panel, whole: ChainTiming, 
             forms += _group_part(RowGroup(computations=(computation,)), core).forms()
         else:
             note = f"{computation.name} panel by panel"
-            forms.append(Form(path="rows", statements=(emit_padding(padding, panel),), program=None, notes=(note,)))
+            forms.append(
+                Form(path="rows", statements=(emit_panel_padding(padding, panel),), program=None, notes=(note,))
+            )
     return forms
 
 

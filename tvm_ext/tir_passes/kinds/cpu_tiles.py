@@ -19,8 +19,8 @@ from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..emit.cpu_tiles.border import fill_border
 from ..emit.cpu_tiles.emit import emit_tile_kernel
+from ..emit.padding import fill_border
 from ..plan.alternatives import frugal_programs
 from ..plan.anchors import Anchor, canonical_anchor, construct_anchor
 from ..plan.canonical import canonical_rows

@@ -14,7 +14,7 @@ from tvm_ext.analysis.computations import Computation, read_operator, static_sha
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.access_table import phase_split
 from tvm_ext.ir.build_ir import SERIAL, as_index, load, nest, new_buffer, sequence, store
-from tvm_ext.tir_passes.emit.cpu_tiles.phase_pack import phase_pack
+from tvm_ext.tir_passes.emit.cpu_tiles.packing import phase_pack
 
 
 def _window(size: int, taps: int, stride: int, dilation: int = 1) -> tuple[Computation, TensorExpr]:

@@ -10,7 +10,7 @@ The shape of every kernel is that of the paper's Figure 6, with the CPU's layers
             acc[r, v] = combine(acc[r, v], value)   # unrolled over rows, one SIMD register per (row, piece)
           out[...] = epilogue(acc)
 
-Where a reduction goes over more rows of an input than the processor can load ahead, `chunks.py` divides it.
+Where a reduction goes over more rows of an input than the processor can load ahead, `_chunked_task` divides it.
 
 No tile is guarded and none reads past a tensor: where a tile does not divide its axis, the last tile is emitted again
 at its own smaller size (x = 83 in tiles of 14 is five tiles of 14 and one of 13). docs/architecture.md says why these
@@ -23,19 +23,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
+from tvm_ext.cost.reduction_chunks import ReductionChunks
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
     allocate,
-    in_dtype,
     index,
+    load,
     loop,
+    new_buffer,
     outer_kind,
+    parallel_cut,
     sequence,
-    split_index,
+    store,
     tile_count,
     tile_size,
 )
@@ -43,11 +46,9 @@ from tvm_ext.records.choice import ConstantPack
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-from .chunks import chunked_task
-from .epilogue import store_tile
-from .pack_inputs import PackedInput, pack_on_entry
-from .register_tile import TileLayout, lay_out
-from .tile_sums import TileSums, choose_tile, update_template
+from .layout import TileLayout, lay_out
+from .packing import PackedInput
+from .register_tile import RegisterTile, choose_tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,41 +73,29 @@ def emit_tile_kernel(
     ``expr`` marks constant are read by nothing else and may be replaced by a packed copy. ``params`` are the function's
     parameters. Raises IllegalRewrite where the program has no spatial axis to vectorise.
     """
-    layout = lay_out(computation, expr, program, device)
+    layout = lay_out(computation, expr, epilogue, program, device)
     kind = outer_kind(program.prediction.busy_s, device)
-    entry = [
-        pack_on_entry(item, computation, layout.vector, layout.tile[layout.vector], kind)
-        for item in layout.packed
-        if not item.is_constant
-    ]
+    entry = [item.copy(computation, kind) for item in layout.packed if not item.is_constant]
     packs = [
         (item.buffer, item.constant_pack(params))
         for item in layout.packed
         if isinstance(item, PackedInput) and item.is_constant
     ]
-    return TileKernel(statements=(*entry, _grid(layout, epilogue, kind)), packs=tuple(packs))
+    return TileKernel(statements=(*entry, _grid(layout, kind)), packs=tuple(packs))
 
 
 # --- loops ---------------------------------------------------------------------------------------------------------
-def _grid(layout: TileLayout, epilogue: Sequence[Computation], kind: ForKind) -> Stmt:
+def _grid(layout: TileLayout, kind: ForKind) -> Stmt:
     """One task per L2 tile."""
-    update = update_template(layout)
-    chunks = layout.chunks
-    extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
-    tasks = prod(extents)
 
-    def task(number: Expr) -> Stmt:
-        blocks = split_index(number, extents)
+    def task(blocks: tuple[Expr, ...]) -> Stmt:
         starts = tuple(b * index(layout.blocks[p][0]) for b, p in zip(blocks, layout.order, strict=True))
-        if chunks is not None:
-            return chunked_task(layout, chunks, epilogue, update, starts)
-        return _blocked(
-            layout,
-            starts,
-            lambda tiles: choose_tile(layout, tiles, lambda at, sizes: whole_tile(layout, epilogue, update, at, sizes)),
-        )
+        if layout.chunks is not None:
+            return _chunked_task(layout, layout.chunks, starts)
+        return _blocked(layout, starts, lambda tiles: choose_tile(layout, tiles, RegisterTile.whole))
 
-    return loop(tasks, kind, "task", task)
+    extents = [ceil_div(layout.counts[p], layout.blocks[p][0]) for p in layout.order]
+    return parallel_cut(extents, kind, "task", task)
 
 
 def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
@@ -125,15 +114,70 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
     return within(0, starts, ())
 
 
-def whole_tile(
-    layout: TileLayout, epilogue: Sequence[Computation], update: Expr, at: dict[int, Expr], sizes: dict[int, int]
+# --- chunks of a reduction -------------------------------------------------------------------------------------------
+def _chunked_task(layout: TileLayout, chunks: ReductionChunks, starts: tuple[Expr, ...]) -> Stmt:
+    """One L2 tile that begins at tile coordinates ``starts``, a run along the innermost loop after the other, for a
+    reduction over more rows of an input than the processor can load ahead.
+
+    A register tile of a 1x1 convolution of 1,024 channels reads a few pixels of each, from 64 pages in turn where
+    channels lie in blocks of 16; the hardware follows a few tens of streams at once. In chunks all tiles of a run along
+    the innermost loop go over the same few pages before the next ones come, and the chunk of the packed constant that
+    they share stays in L1. The sums of the run wait in memory meanwhile:
+
+        for chunk in reduction / chunk:
+          for tile in run:
+            acc = sums[tile] if chunk > 0 else init
+            for k in chunk: acc = combine(acc, value)
+            sums[tile] = acc
+        for tile in run: out[...] = epilogue(sums[tile])
+
+    Every sum is added up in the order in which it would be without chunks, so that results are the same to the last
+    bit. `cost/reduction_chunks.py` says when, and how long.
+    """
+
+    def within(done: tuple[Expr, ...]) -> Stmt:
+        p, base = layout.order[len(done)], starts[len(done)]
+        steps = tile_size(layout.counts[p], layout.blocks[p][0], base)
+
+        def tiles(body: Callable[[Expr], Stmt]) -> Stmt:
+            return loop(steps, SERIAL, f"{layout.computation.variables[p].name}_tile", body)
+
+        if len(done) < len(layout.order) - 1:
+            return tiles(lambda v: within((*done, base + v)))
+
+        def run(body: Callable[[Expr, RegisterTile], Stmt]) -> Stmt:
+            return tiles(lambda v: choose_tile(layout, (*done, base + v), lambda tile: body(v, tile)))
+
+        return _chunked_run(layout, chunks, layout.blocks[p][0], run)
+
+    return within(())
+
+
+def _chunked_run(
+    layout: TileLayout,
+    chunks: ReductionChunks,
+    longest: int,
+    run: Callable[[Callable[[Expr, RegisterTile], Stmt]], Stmt],
 ) -> Stmt:
-    """One register tile from the initial values of its sums to its stores."""
-    sums = TileSums.of(layout, update, at, sizes)
-    initial = in_dtype(layout.computation.init, layout.accumulator_dtype)
-    return sequence(
-        allocate(sums.accumulators),
-        sums.set_all(lambda _row, _lane: initial),
-        sums.reduce(),
-        *store_tile(layout, epilogue, sums.accumulators, at, sizes),
-    )
+    """``run(body)``, up to ``longest`` tiles that follow each other, once for each chunk, and once for the stores."""
+    rows = prod(layout.tile[p] for p in layout.rows)
+    width = ceil_div(layout.tile[layout.vector], layout.lanes) * layout.lanes
+    sums = new_buffer((longest, rows, width), layout.accumulator_dtype, "sums", "local")
+
+    def chunk(number: Expr) -> Stmt:
+        def part(tile: Expr, own: RegisterTile) -> Stmt:
+            def begin(_offsets: tuple[Expr, ...], row: Expr, lane: Expr) -> Expr:
+                return tirx.Select(number > 0, load(sums, [tile, row, lane]), own.initial)
+
+            first = number * index(chunks.steps)
+            reduced = own.reduce(first, tile_size(chunks.extent, chunks.steps, first))
+            kept = own.sums.write(lambda _, row, lane, value: store(sums, value, [tile, row, lane]))
+            return sequence(allocate(own.sums.buffer), own.sums.fill(begin), reduced, kept)
+
+        return run(part)
+
+    def end(tile: Expr, own: RegisterTile) -> Stmt:
+        fetched = own.sums.fill(lambda _, row, lane: load(sums, [tile, row, lane]))
+        return sequence(allocate(own.sums.buffer), fetched, *own.stores())
+
+    return sequence(allocate(sums), loop(chunks.count, SERIAL, "chunk", chunk), run(end))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt
-from tvm_ext.analysis.computations import Computation
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
@@ -26,41 +25,36 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.ir.epilogue import store_element
 from tvm_ext.ir.transpose_registers import transpose_registers
 
-from .register_tile import TileLayout
+from .layout import TileLayout
 
 
-def store_tile(
-    layout: TileLayout,
-    epilogue: Sequence[Computation],
-    accumulators: Buffer,
-    at: dict[int, Expr],
-    sizes: dict[int, int],
-) -> list[Stmt]:
-    """Statements that store the tile of ``sizes`` at tile coordinates ``at``, through ``epilogue``."""
+def store_tile(layout: TileLayout, sums: Buffer, at: dict[int, Expr], sizes: dict[int, int]) -> list[Stmt]:
+    """Statements that store the ``sums`` of the tile of ``sizes`` at tile coordinates ``at``, through the epilogue."""
     if sizes[layout.vector] == 1 or layout.expr.output.stride(layout.names[layout.vector]) == 1:
-        return [_store_along_vector(layout, epilogue, accumulators, at, sizes)]
-    return _store_transposed(layout, epilogue, accumulators, at, sizes)
+        return [_store_along_vector(layout, sums, at, sizes)]
+    return _store_transposed(layout, sums, at, sizes)
 
 
-def _store_along_vector(
-    layout: TileLayout,
-    epilogue: Sequence[Computation],
-    accumulators: Buffer,
-    at: dict[int, Expr],
-    sizes: dict[int, int],
-) -> Stmt:
-    """The output is contiguous along the vector axis: one vector store per accumulator register."""
+def _store_along_vector(layout: TileLayout, sums: Buffer, at: dict[int, Expr], sizes: dict[int, int]) -> Stmt:
+    """The output is contiguous along the vector axis: one vector store per register of sums."""
     rows = [sizes[p] for p in layout.rows]
-    kind = vector_kind(*(consumer.value for consumer in epilogue))
-
-    def one(offsets: tuple[Expr, ...], lane: Expr) -> Stmt:
-        element = load(accumulators, [flat(offsets, rows), lane])
-        return store_element(layout.computation, epilogue, element, layout.element(at, offsets, lane))
 
     def row(offsets: tuple[Expr, ...]) -> Stmt:
-        return vector_loops(sizes[layout.vector], layout.lanes, kind, lambda lane: one(offsets, lane))
+        def one(lane: Expr) -> Stmt:
+            return _store_element(layout, load(sums, [flat(offsets, rows), lane]), at, offsets, lane)
 
-    return nest(rows, UNROLLED, _row_names(layout), row)
+        return vector_loops(sizes[layout.vector], layout.lanes, _store_kind(layout), one)
+
+    return nest(rows, UNROLLED, layout.row_names, row)
+
+
+def _store_kind(layout: TileLayout) -> ForKind:
+    """The kind of a loop over elements that are stored."""
+    return vector_kind(*(consumer.value for consumer in layout.epilogue))
+
+
+def _store_element(layout: TileLayout, element: Expr, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr) -> Stmt:
+    return store_element(layout.computation, layout.epilogue, element, layout.element(at, offsets, lane))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,28 +87,22 @@ class _Spill:
         return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
 
 
-def _store_transposed(
-    layout: TileLayout,
-    epilogue: Sequence[Computation],
-    accumulators: Buffer,
-    at: dict[int, Expr],
-    sizes: dict[int, int],
-) -> list[Stmt]:
+def _store_transposed(layout: TileLayout, sums: Buffer, at: dict[int, Expr], sizes: dict[int, int]) -> list[Stmt]:
     """The output is contiguous along another axis: transpose the tile in registers, then write it along that axis."""
     rows = tuple(sizes[p] for p in layout.rows)
     strides = [layout.expr.output.stride(layout.names[p]) for p in layout.rows]
     along = next((i for i, stride in enumerate(strides) if stride == 1 and rows[i] > 1), None)
-    blocks = _blocks(1 if along is None else rows[along], layout.lanes)
-    size = prod(rows) // (1 if along is None else rows[along]) * sum(registers for _, _, registers in blocks)
-    width = int(accumulators.ty.shape[1])
-    buffer = new_buffer((size * width,), layout.accumulator_dtype, "spill", "local")
+    length = 1 if along is None else rows[along]
+    blocks = _blocks(length, layout.lanes)
+    size = prod(rows) // length * sum(registers for _, _, registers in blocks) * int(sums.ty.shape[1])
+    buffer = new_buffer((size,), layout.accumulator_dtype, "spill", "local")
     spill = _Spill(buffer=buffer, rows=rows, along=along, blocks=blocks)
     statements: list[Stmt] = [allocate(buffer)]
-    for first, length in layout.pieces(sizes[layout.vector]):
-        statements += _transpose(spill, accumulators, first, length)
-        written = min(length, sizes[layout.vector] - first)
+    for first, width in layout.pieces(sizes[layout.vector]):
+        statements += _transpose(spill, sums, first, width)
+        written = min(width, sizes[layout.vector] - first)
         if written > 0:
-            statements.append(_write_lanes(layout, epilogue, spill, at, first, length, written))
+            statements.append(_write_lanes(layout, spill, at, first, width, written))
     return statements
 
 
@@ -124,8 +112,8 @@ def _blocks(rows: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
     return tuple((first, own, 1 << (own - 1).bit_length()) for first, own in sizes)
 
 
-def _transpose(spill: _Spill, accumulators: Buffer, first: int, width: int) -> list[Stmt]:
-    """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the accumulators in memory.
+def _transpose(spill: _Spill, sums: Buffer, first: int, width: int) -> list[Stmt]:
+    """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the sums in memory.
 
     The registers beyond a block's rows repeat its last one and are not stored.
     """
@@ -138,45 +126,26 @@ def _transpose(spill: _Spill, accumulators: Buffer, first: int, width: int) -> l
         for start, length, registers in spill.blocks:
             numbers = [row(spill.row(offsets, start + min(r, length - 1))) for r in range(registers)]
             to = spill.start(first, width, outer, start)
-            statements += transpose_registers(accumulators, numbers, first, width, spill.buffer, to)
+            statements += transpose_registers(sums, numbers, first, width, spill.buffer, to)
     return statements
 
 
-def _write_lanes(
-    layout: TileLayout,
-    epilogue: Sequence[Computation],
-    spill: _Spill,
-    at: dict[int, Expr],
-    first: int,
-    width: int,
-    written: int,
-) -> Stmt:
+def _write_lanes(layout: TileLayout, spill: _Spill, at: dict[int, Expr], first: int, width: int, written: int) -> Stmt:
     """Write the lanes of one piece, each along the rows that are contiguous in the output."""
-    kind = vector_kind(*(consumer.value for consumer in epilogue))
 
     def block(lane: Expr, offsets: tuple[Expr, ...], start: int, length: int, registers: int) -> Stmt:
         begin = spill.start(first, width, flat(offsets, spill.outer), start)
 
         def one(v: Expr) -> Stmt:
             element = load(spill.buffer, [begin + lane * index(registers) + v])
-            row = spill.row(offsets, index(start) + v)
-            return store_element(
-                layout.computation,
-                epilogue,
-                element,
-                layout.element(at, row, index(first) + lane),
-            )
+            return _store_element(layout, element, at, spill.row(offsets, index(start) + v), index(first) + lane)
 
-        return vector_loops(length, layout.lanes, kind, one)
+        return vector_loops(length, layout.lanes, _store_kind(layout), one)
 
     def write(lane: Expr) -> Stmt:
         def blocks(offsets: tuple[Expr, ...]) -> Stmt:
             return sequence(*(block(lane, offsets, *item) for item in spill.blocks))
 
-        return nest(spill.outer, SERIAL, _row_names(layout), blocks)
+        return nest(spill.outer, SERIAL, layout.row_names, blocks)
 
     return loop(written, SERIAL, "lane", write)
-
-
-def _row_names(layout: TileLayout) -> list[str]:
-    return [f"{layout.computation.variables[p].name}_r" for p in layout.rows]

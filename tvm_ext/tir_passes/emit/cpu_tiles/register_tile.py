@@ -1,137 +1,143 @@
-"""How an rProgram divides its operator on a CPU: the numbers that the emitter's loops and stores are written from."""
+"""One register tile: its sums, the loops over registers, the reduction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Expr, Var, structural_equal
-from tvm_ext.analysis.computations import Computation, dtype_of
-from tvm_ext.analysis.tensor_expr import TensorExpr
-from tvm_ext.cost.cpu_tiles import tile_of
-from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import INDEX_DTYPE, accumulator_dtype, as_index, index, lanes_of, vectors
-from tvm_ext.records.rprogram import RProgram
+from tvm_ext._tvm import Expr, Stmt
+from tvm_ext.analysis.computations import substitute
+from tvm_ext.analysis.tensor_expr import Access
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    RegisterArray,
+    allocate,
+    flat,
+    if_all,
+    in_dtype,
+    index,
+    loop,
+    nest,
+    new_buffer,
+    sequence,
+    vector_kind,
+)
 from tvm_ext.support.arithmetic import ceil_div
 
-from .ahead import NextPanel, next_panel
-from .pack_inputs import PackedInput, pack_input
-from .phase_pack import PhasePack
+from .epilogue import store_tile
+from .layout import TileLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TileLayout:
-    """The register tiling of one anchor. Axes are positions in ``computation.variables`` and ``expr.axes`` alike.
+class RegisterTile:
+    """The tile of ``sizes`` at tile coordinates ``at``; points of its ``sums`` are (offsets of the rows, row, lane)."""
 
-    ``tile`` is the L0 size of each spatial axis, ``counts`` its number of tiles (the last may be smaller), ``full``
-    the number of whole ones, ``blocks`` its (L2, L1) blocks in tiles.
+    layout: TileLayout
+    at: dict[int, Expr]
+    sizes: dict[int, int]
+    sums: RegisterArray
+
+    @classmethod
+    def of(cls, layout: TileLayout, at: dict[int, Expr], sizes: dict[int, int]) -> RegisterTile:
+        pieces, rows = layout.pieces(sizes[layout.vector]), [sizes[p] for p in layout.rows]
+        kind = vector_kind(layout.update)
+        # Rows start on whole registers, whatever the pieces: an aligned row is one aligned spill.
+        width = ceil_div(sum(length for _, length in pieces), layout.lanes) * layout.lanes
+
+        def walk(body: Callable[[tuple[Expr, ...], Expr, Expr], Stmt]) -> Stmt:
+            def register(piece: tuple[int, int], offsets: tuple[Expr, ...]) -> Stmt:
+                first, length = piece
+                return loop(length, kind, "v", lambda v: body(offsets, flat(offsets, rows), index(first) + v))
+
+            return _over_registers(layout, rows, pieces, register)
+
+        buffer = new_buffer((prod(rows), width), layout.accumulator_dtype, "acc", "local")
+        sums = RegisterArray(buffer, walk, lambda _offsets, row, lane: (row, lane))
+        return cls(layout=layout, at=at, sizes=sizes, sums=sums)
+
+    @property
+    def initial(self) -> Expr:
+        return in_dtype(self.layout.computation.init, self.layout.accumulator_dtype)
+
+    def whole(self) -> Stmt:
+        """From the initial values of its sums to its stores."""
+        begin = self.sums.fill(lambda *_point: self.initial)
+        return sequence(allocate(self.sums.buffer), begin, self.reduce(), *self.stores())
+
+    def stores(self) -> list[Stmt]:
+        """Statements that store the tile through the epilogue."""
+        return store_tile(self.layout, self.sums.buffer, self.at, self.sizes)
+
+    def reduce(self, first: Expr | None = None, count: int | Expr | None = None) -> Stmt:
+        """The reduction; with ``first``, ``count`` steps of its outermost axis from there on."""
+        layout, computation = self.layout, self.layout.computation
+        extents: list[int | Expr] = [computation.extents[p] for p in layout.reduction]
+        names = [computation.variables[p].name for p in layout.reduction]
+        if first is None or count is None:
+            return nest(extents, SERIAL, names, self._step)
+        return nest([count, *extents[1:]], SERIAL, names, lambda ks: self._step((first + ks[0], *ks[1:])))
+
+    def _step(self, ks: tuple[Expr, ...]) -> Stmt:
+        layout = self.layout
+
+        def term(offsets: tuple[Expr, ...], _row: Expr, lane: Expr) -> Expr:
+            return substitute(layout.update, layout.element(self.at, offsets, lane, ks))
+
+        added = self.sums.accumulate(term, layout.computation.combiner)
+        if layout.ahead is None:
+            return added
+        row = flat([self.at[p] for p in layout.rows], [layout.counts[p] for p in layout.rows])
+        return sequence(layout.ahead.ask(self.at[layout.vector], row, ks), added)
+
+
+def _over_registers(
+    layout: TileLayout,
+    rows: Sequence[int],
+    pieces: Sequence[tuple[int, int]],
+    body: Callable[[tuple[int, int], tuple[Expr, ...]], Stmt],
+) -> Stmt:
+    """``body`` for every SIMD register of a tile, those innermost that the smallest operand changes with.
+
+    LLVM keeps in registers what the inner loops load and the outer ones reuse. Worked example, 2 filter blocks of one
+    register by 14 columns: with the filters inside, 2 registers of weights stay while the columns stream; with the
+    columns inside, 14 broadcasts stay, and with 28 accumulators no longer fit.
     """
 
-    computation: Computation
-    expr: TensorExpr
-    vector: int
-    rows: tuple[int, ...]  # spatial axes other than the vector axis
-    reduction: tuple[int, ...]
-    tile: dict[int, int]
-    counts: dict[int, int]
-    full: dict[int, int]
-    blocks: dict[int, tuple[int, int]]
-    order: tuple[int, ...]  # of the outer loops, outermost first
-    lanes: int
-    accumulator_dtype: str  # half precision is accumulated in float32
-    packed: tuple[PackedInput | PhasePack, ...]
-    round_lanes: bool  # whether a partial register may be computed whole
-    chunks: ReductionChunks | None  # of the reduction; None where it stays whole
-    ahead: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
-    panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
-    lane: Expr
+    def loads(access: Access) -> int:
+        used = [size for p, size in zip(layout.rows, rows, strict=True) if access.uses(layout.names[p])]
+        return prod(used) * (len(pieces) if access.uses(layout.names[layout.vector]) else 1)
 
-    @property
-    def spatial(self) -> tuple[int, ...]:
-        return tuple(p for p, kind in enumerate(self.computation.kinds) if kind == "spatial")
+    inputs = [access for access in layout.expr.inputs if all(item is not None for item in access.indices)]
+    kept = min(inputs, key=loads, default=None)
+    axes = [*layout.rows, layout.vector]
+    order = sorted(range(len(axes)), key=lambda i: kept is not None and kept.uses(layout.names[axes[i]]))
 
-    @property
-    def names(self) -> list[str]:
-        return [axis.name for axis in self.expr.axes]
+    def inner(position: int, offsets: dict[int, Expr], piece: tuple[int, int] | None) -> Stmt:
+        if position == len(order):
+            assert piece is not None
+            return body(piece, tuple(offsets[i] for i in range(len(rows))))
+        i = order[position]
+        if i == len(rows):
+            return sequence(*(inner(position + 1, offsets, each) for each in pieces))
+        return loop(rows[i], UNROLLED, layout.row_names[i], lambda v: inner(position + 1, {**offsets, i: v}, piece))
 
-    def tail(self, axis: int) -> int:
-        """Size of the smaller last tile; 0 where the tile divides the axis."""
-        return self.computation.extents[axis] - self.full[axis] * self.tile[axis]
-
-    def pieces(self, size: int) -> list[tuple[int, int]]:
-        """(first lane, lanes) of each SIMD register over ``size`` lanes of the vector axis."""
-        return vectors(ceil_div(size, self.lanes) * self.lanes if self.round_lanes else size, self.lanes)
-
-    def element(
-        self, at: dict[int, Expr], offsets: Sequence[Expr], lane: Expr, ks: Sequence[Expr] = ()
-    ) -> list[tuple[Var, Expr]]:
-        """What each axis variable of the anchor is, for one element of the tile at tile coordinates ``at``."""
-        variables = self.computation.variables
-        table = [
-            (variables[p], at[p] * index(self.tile[p]) + offset) for p, offset in zip(self.rows, offsets, strict=True)
-        ]
-        table += [(variables[p], k) for p, k in zip(self.reduction, ks, strict=False)]
-        table.append((variables[self.vector], at[self.vector] * index(self.tile[self.vector]) + lane))
-        table += [(self.panel, at[self.vector]), (self.lane, lane)]
-        return [(variable, as_index(value, variable)) for variable, value in table]
+    return inner(0, {}, None)
 
 
-def lay_out(computation: Computation, expr: TensorExpr, program: RProgram, device: DeviceSpec) -> TileLayout:
-    """The layout of ``program``; raises IllegalRewrite where it has no spatial axis to vectorise."""
-    names = [axis.name for axis in expr.axes]
-    spatial = [p for p, kind in enumerate(computation.kinds) if kind == "spatial"]
-    loops = tile_of(program, expr)
-    chunks = reduction_chunks(loops, expr, device)
-    if chunks is not None:
-        loops = with_longer_runs(loops, expr, device)
-    vector = spatial[loops.vector]
-    tile = dict(zip(spatial, loops.register, strict=True))
-    counts = {p: ceil_div(computation.extents[p], tile[p]) for p in spatial}
-    dtype = accumulator_dtype(dtype_of(computation.target))
-    lanes = lanes_of(dtype, device.register_bytes)
-    reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")
-    packed = tuple(
-        made
-        for load, access in zip(computation.loads(), expr.inputs, strict=True)
-        if (made := pack_input(load, access, computation, names, vector, tile[vector], lanes, device)) is not None
-    )
-    order = tuple(spatial[place] for place in loops.order)
-    blocks = dict(zip(spatial, zip(loops.outer, loops.inner, strict=True), strict=True))
-    rows = tuple(p for p in spatial if p != vector)
-    ahead = None
-    if chunks is None and order[0] == vector and blocks[vector][0] == 1:
-        ahead = next_panel(packed, vector, reduction, prod(counts[p] for p in rows), program, device)
-    return TileLayout(
-        computation=computation,
-        expr=expr,
-        vector=vector,
-        rows=rows,
-        reduction=reduction,
-        tile=tile,
-        counts=counts,
-        full={p: computation.extents[p] // tile[p] for p in spatial},
-        blocks=blocks,
-        order=order,
-        lanes=lanes,
-        accumulator_dtype=dtype,
-        packed=packed,
-        round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
-        chunks=chunks,
-        ahead=ahead,
-        panel=Var("panel", INDEX_DTYPE),
-        lane=Var("lane", INDEX_DTYPE),
-    )
+def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[RegisterTile], Stmt]) -> Stmt:
+    """``body`` of the L0 tile at ``tiles``; where an axis has a smaller last tile, of both, chosen between."""
+    at = dict(zip(layout.order, tiles, strict=True))
 
+    def choose(remaining: tuple[int, ...], sizes: dict[int, int]) -> Stmt:
+        if not remaining:
+            return body(RegisterTile.of(layout, at, sizes))
+        (p, *_), rest = remaining, remaining[1:]
+        tail = layout.tail(p)
+        if tail == 0 or layout.full[p] == 0:
+            return choose(rest, {**sizes, p: tail or layout.tile[p]})
+        whole, last = (choose(rest, {**sizes, p: size}) for size in (layout.tile[p], tail))
+        return if_all([at[p] < index(layout.full[p])], whole, last)
 
-def _only_padded_panels(
-    computation: Computation, expr: TensorExpr, vector_axis: str, packed: Sequence[PackedInput | PhasePack]
-) -> bool:
-    """Whether every load along the vector axis is from a panel padded with zeros, so that extra lanes are harmless."""
-    for load, access in zip(computation.loads(), expr.inputs, strict=True):
-        if access.stride(vector_axis) == 0:
-            continue
-        if not any(item.is_constant and structural_equal(load, item.original) for item in packed):
-            return False
-    return True
+    return choose(layout.spatial, {})

@@ -1,21 +1,98 @@
-"""Loops over a tensor that lies inside of a larger one: no element asks where it is."""
+"""Padded tensors: loops over a tensor that lies inside of a larger one, in which no element asks where it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tvm_ext._tvm import Expr, Stmt, tirx
+from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.window import Interval
-from tvm_ext.ir.build_ir import SERIAL, VECTORIZED, index, loop, nest, sequence
+from tvm_ext.cost.row_time import row_time_s
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    VECTORIZED,
+    bind,
+    index,
+    loop,
+    nest,
+    outer_kind,
+    parallel_cut,
+    sequence,
+    store,
+    store_point,
+)
 
+from ..plan.padded_stores import border_of
+from ..plan.panel import Panel, PanelPadding
+
+
+def fill_border(pad: Computation, device: DeviceSpec) -> Stmt:
+    """Statements that write every element of the tensor of ``pad`` outside of its bounds, and no other:
+    what lies outside in a padded tensor whose inner part the tiles store. ::
+
+        parallel for c in channels:
+          for x in 0 ... 57: pad[c, 0, x] = 0
+          for y in 1 ... 56: pad[c, y, 0] = 0; pad[c, y, 57] = 0
+          for x in 0 ... 57: pad[c, 57, x] = 0
+    """
+    found = border_of(pad)
+    assert found is not None
+    _, outside, bounds = found
+
+    def write(at: tuple[Expr, ...]) -> Stmt:
+        return store(pad.target, outside, [value for _, value in bind(pad.spatial, at)])
+
+    loops = _BoundedLoops(
+        extents=pad.extents,
+        names=[variable.name for variable in pad.spatial],
+        bounds=bounds,
+        inside=None,
+        outside=write,
+    )
+    sizes = [size if bound is None else bound[1] - bound[0] for size, bound in zip(pad.extents, bounds, strict=True)]
+    kind = outer_kind(row_time_s((pad,), device) * (1 - prod(sizes) / prod(pad.extents)), device)
+    whole = pad.extents[: next(place for place, bound in enumerate(bounds) if bound is not None)]
+    return parallel_cut(whole, kind, "border", loops.within)
+
+
+def emit_panel_padding(padding: PanelPadding, panel: Panel) -> Stmt:
+    """Statements that fill the panel's part of a padded tensor.
+
+    Where the panel lies is known at run time only, so that whether a row is inside is asked once a row. Dimensions in
+    which every panel has all elements are cut into what is before, inside and behind instead. ::
+
+        for y in panel's rows:
+          if 1 <= base + y < 57:
+            pad[y, 0] = 0;  pad[y, 1 .. 56] = in[y, 0 .. 55];  pad[y, 57] = 0
+          else:
+            pad[y, 0 .. 57] = 0
+    """
+    computation = padding.computation
+
+    def write(at: Sequence[Expr], value: Expr) -> Stmt:
+        return store_point(computation, bind(computation.spatial, at), value)
+
+    return _BoundedLoops(
+        extents=[part.extent for part in padding.parts],
+        names=[variable.name for variable in computation.spatial],
+        bounds=padding.bounds,
+        inside=lambda at: write(at, padding.inside),
+        outside=lambda at: write(at, padding.outside),
+        start=lambda place: panel.start_of(padding.parts[place]) if padding.parts[place].moves else None,
+    ).within()
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
 SHORT_RUNS = (4, 8, 16)  # elements of a last dimension that LLVM would unroll to scalars, as in the layout NCHW16c
 
 Coordinates = tuple[Expr, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class BoundedLoops:
+class _BoundedLoops:
     """Loops over ``extents``: ``inside`` where an element lies within ``bounds`` in every dimension, else ``outside``.
 
     A bound is None where all of a dimension is inside; ``inside`` is None where nothing is to be done there. ``start``
