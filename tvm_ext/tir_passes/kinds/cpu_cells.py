@@ -18,7 +18,7 @@ from tvm_ext.records.cell import CellTiles, CellWork
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.rprogram import RProgram, RTile
 
-from ..emit.cpu_cells import emit_cell_step
+from ..emit.cpu_cells.emit import emit_cell_step
 from ..plan.cell import Cell, CellStep, find_cell
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form

@@ -21,7 +21,7 @@ from tvm_ext.records.persistent import CHAIN, ChainVerdict, PanelPlan
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import PanelTiles
 
-from ..emit.cpu_chains import emit_panels
+from ..emit.cpu_chains.emit import emit_panels
 from ..emit.padding import emit_panel_padding
 from ..plan.anchors import canonical_anchor
 from ..plan.canonical import canonical_rows

@@ -19,7 +19,7 @@ from tvm_ext._tvm import Buffer, BufferStore, Expr, ForKind, Stmt, TensorLoad, s
 from tvm_ext.analysis.computations import dtype_of, substitute
 from tvm_ext.ir.build_ir import cast_to, loop, split_index, tile_start
 
-from ..plan.panel import Panel
+from ...plan.panel import Panel
 
 
 def emit_panels(panel: Panel, body: Stmt, kind: ForKind) -> Stmt:

@@ -49,7 +49,7 @@ from tvm_ext.records.cell import CellTiles
 from tvm_ext.records.choice import ConstantPack
 from tvm_ext.support.arithmetic import ceil_div
 
-from ..plan.cell import Cell, CellProduct, CellStep, CellValue, shift_of
+from ...plan.cell import Cell, CellProduct, CellStep, CellValue, shift_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
