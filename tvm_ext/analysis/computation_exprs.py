@@ -47,20 +47,33 @@ def linear_form(node: Expr, variables: Sequence[Var]) -> tuple[list[int], int] |
     return [a + sign * b for a, b in zip(left[0], right[0], strict=True)], left[1] + sign * right[1]
 
 
-def flat_stride(load: TensorLoad, variable: Var, computation: Computation) -> int | None:
-    """Elements between neighbours along ``variable`` in row-major memory; None where that is not one number.
+def analyzer_of(variables: Sequence[Var], extents: Sequence[int]) -> Analyzer:
+    """An analyzer that knows what ``variables`` run over."""
+    analyzer = Analyzer()
+    for variable, extent in zip(variables, extents, strict=True):
+        analyzer.bind(variable, ir.Range(0, extent))
+    return analyzer
 
-    Unlike `Access.stride` it sees through fused axes: ``x[k // 32, k % 32]`` of shape (n, 32) has the stride 1.
+
+def flat_form(
+    buffer: Buffer, indices: Sequence[Expr], variables: Sequence[Var], extents: Sequence[int]
+) -> tuple[list[int], int] | None:
+    """The row-major address of ``buffer[indices]`` as coefficients of ``variables`` and a constant; None where it is
+    not affine.
+
+    Unlike `Access` it sees through fused axes: ``x[k // 32, k % 32]`` of shape (n, 32) has the coefficient 1.
     """
-    flat: Expr = tirx.IntImm(dtype_of(variable), 0)
+    flat: Expr = tirx.IntImm(dtype_of(variables[0]) if variables else "int64", 0)
     step = 1
-    for size, index in zip(reversed(static_shape(load.source)), reversed(list(load.indices)), strict=True):
+    for size, index in zip(reversed(static_shape(buffer)), reversed(list(indices)), strict=True):
         flat = flat + index * step
         step *= size
-    analyzer = Analyzer()
-    for own, extent in zip(computation.variables, computation.extents, strict=True):
-        analyzer.bind(own, ir.Range(0, extent))
-    form = linear_form(analyzer.simplify(flat), computation.variables)
+    return linear_form(analyzer_of(variables, extents).simplify(flat), variables)
+
+
+def flat_stride(load: TensorLoad, variable: Var, computation: Computation) -> int | None:
+    """Elements between neighbours along ``variable`` in row-major memory; None where that is not one number."""
+    form = flat_form(load.source, load.indices, computation.variables, computation.extents)
     if form is None:
         return None
     return form[0][next(p for p, own in enumerate(computation.variables) if own.same_as(variable))]

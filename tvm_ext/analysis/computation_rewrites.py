@@ -25,10 +25,10 @@ def inline(producer: Computation, consumer: Computation) -> Computation:
     return dataclasses.replace(consumer, value=replace_loads(consumer.value, replace))
 
 
-def drop_unit_axes(computation: Computation) -> Computation:
-    """``computation`` without its axes of extent 1, whose variables become 0. At least one spatial axis stays."""
+def drop_unit_axes(computation: Computation, *, keep_one: bool = True) -> Computation:
+    """``computation`` without its axes of extent 1, whose variables become 0; ``keep_one``: one spatial axis stays."""
     keep = [position for position, extent in enumerate(computation.extents) if extent != 1]
-    if not any(computation.kinds[position] == "spatial" for position in keep):
+    if keep_one and not any(computation.kinds[position] == "spatial" for position in keep):
         first = next((p for p, kind in enumerate(computation.kinds) if kind == "spatial"), None)
         keep = sorted({*keep, first}) if first is not None else keep
     gone = [p for p in range(len(computation.extents)) if p not in keep]

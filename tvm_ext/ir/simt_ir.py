@@ -49,6 +49,15 @@ def launch(blocks: int, threads: int, body: Callable[[Expr, Expr], Stmt]) -> Stm
     return bind("blockIdx.x", blocks, lambda block: bind("threadIdx.x", threads, lambda thread: body(block, thread)))
 
 
+def launch_2d(blocks: int, columns: int, rows: int, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+    """One kernel: ``body(block, x, y)`` on a grid of ``blocks`` blocks of ``rows`` x ``columns`` threads."""
+
+    def threads(block: Expr) -> Stmt:
+        return bind("threadIdx.y", rows, lambda y: bind("threadIdx.x", columns, lambda x: body(block, x, y)))
+
+    return bind("blockIdx.x", blocks, threads)
+
+
 def gpu_buffer(shape: Sequence[int], dtype: str, name: str, scope: str) -> Buffer:
     """A buffer of scope ``"shared"``, ``"local"`` (registers) or ``"warp"``, aligned for the widest access."""
     return tirx.decl_buffer([index(s) for s in shape], dtype, name, scope=scope, data_alignment=VECTOR_BYTES)

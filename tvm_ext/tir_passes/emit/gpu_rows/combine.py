@@ -12,6 +12,7 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
+    accumulate,
     accumulator_dtype,
     allocate,
     combine,
@@ -71,12 +72,11 @@ def _aligned_bytes(size: int) -> int:
 def add_initial(computation: Computation, total: Buffer, width: int) -> Stmt:
     """Combine the reduction's initial value into each of ``width`` totals."""
     first = in_dtype(computation.init, dtype_of(total))
-    return loop(
-        width,
-        UNROLLED,
-        "lane",
-        lambda lane: store(total, combine(computation.combiner, first, load(total, [lane])), [lane]),
-    )
+
+    def add(lane: Expr) -> Stmt:
+        return store(total, combine(computation.combiner, first, load(total, [lane])), [lane])
+
+    return loop(width, UNROLLED, "lane", add)
 
 
 def allreduce(computation: Computation, part: Buffer, total: Buffer, thread: Expr) -> tuple[Stmt, Stmt]:
@@ -127,9 +127,7 @@ def meet(
 
     def add(number: Expr) -> Stmt:
         read = pieces(lambda p, first, v: store(other, load(shared, [number, p, column + v]), [first + v]))
-        return sequence(
-            read, each(lambda v: store(total, combine(computation.combiner, load(total, [v]), load(other, [v])), [v]))
-        )
+        return sequence(read, each(lambda v: accumulate(total, [v], load(other, [v]), computation.combiner)))
 
     statements = [
         pieces(lambda p, first, v: store(shared, load(part, [first + v]), [at[0], p, column + v])),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, reads
@@ -23,12 +24,14 @@ from tvm_ext.ir.simt_ir import SimtKernel
 from ...expressions.reciprocals import with_reciprocals
 from .combine import shared_bytes
 from .form import RowForm
-from .inline import inlined, may_inline, own_values
+from .inline import compute_where_read, inlined, may_inline, with_own_value
 from .kernel import emit_row_kernel
 from .lanes import widened
 from .plan import RowPlan, plan_rows, register_estimate
 from .points import emit_points
 from .read import plain_computation, read_form
+
+Computations = tuple[Computation, ...]
 
 
 def emit_simt_rows(
@@ -55,9 +58,8 @@ def emit_simt_rows(
         Where a computation is not a reduction of whole rows or an injective computation over static shapes, with the
         reason.
     """
-    launches = _emit_group(
-        tuple(plain_computation(computation) for computation in computations), device, tuple(kept), tuple(params)
-    )
+    emitter = _Launches(device=device, params=tuple(params))
+    launches = emitter.of_group(tuple(map(plain_computation, computations)), tuple(kept))
     largest = max(launches, key=lambda kernel: kernel.blocks * kernel.threads)
     return SimtKernel(
         statements=tuple(statement for kernel in launches for statement in kernel.statements),
@@ -69,147 +71,124 @@ def emit_simt_rows(
     )
 
 
-def _emit_group(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
-) -> list[SimtKernel]:
-    """The launches of ``computations``: of the longest beginning that has a common form, then of the rest."""
-    for count in range(len(computations), 0, -1):
-        head, tail = computations[:count], computations[count:]
-        needed = [s.target for s in head if is_in(s.target, kept) or any(reads(t.value, s.target) for t in tail)]
-        try:
-            launches = _emit_form(head, device, tuple(needed) or (head[-1].target,), params)
-        except IllegalRewrite:
-            if count == 1:
-                raise
-            continue
-        return launches + (_emit_group(tail, device, kept, params) if tail else [])
-    raise IllegalRewrite("there are no computations to emit")
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Launches:
+    """Divides computations into launches; ``kept`` are always the buffers that others than these read."""
+
+    device: DeviceSpec
+    params: tuple[Buffer, ...]
+
+    def of_group(self, computations: Computations, kept: tuple[Buffer, ...]) -> list[SimtKernel]:
+        """The launches of ``computations``: of the longest beginning that has a common form, then of the rest."""
+        for count in range(len(computations), 0, -1):
+            head, tail = computations[:count], computations[count:]
+            needed = [s.target for s in head if is_in(s.target, kept) or any(reads(t.value, s.target) for t in tail)]
+            try:
+                launches = self._of_form(head, tuple(needed) or (head[-1].target,))
+            except IllegalRewrite:
+                if count == 1:
+                    raise
+                continue
+            return launches + (self.of_group(tail, kept) if tail else [])
+        raise IllegalRewrite("there are no computations to emit")
+
+    def _of_form(self, computations: Computations, kept: tuple[Buffer, ...]) -> list[SimtKernel]:
+        if not any(computation.is_reduction for computation in computations):
+            injective = [s for s in _inline_all(computations) if is_in(s.target, kept)]
+            return [emit_points(self._form((item,), (item.target,)), self.device) for item in injective]
+        form = self._form(computations, kept)
+        plan = plan_rows(form, self.device, may_split=True)
+        if plan.splits == 1:
+            return [self._rows(form, plan)]
+        if len(form.computations) > 1:
+            return self._split(computations, kept)
+        return self._in_parts(computations, form, plan, kept)
+
+    def _form(self, computations: Computations, kept: tuple[Buffer, ...]) -> RowForm:
+        """In float32 where it is half precision, divisions by a row's number as products."""
+        form = read_form(computations, kept, self.params)
+        wide = [dataclasses.replace(computation, value=widened(computation.value)) for computation in form.computations]
+        return dataclasses.replace(form, computations=tuple(with_reciprocals(wide) if form.row else wide))
+
+    def _split(self, computations: Computations, kept: tuple[Buffer, ...]) -> list[SimtKernel]:
+        """Computations of few, long rows: what is computed for each element is computed where it is read, one reduction
+        at a time.
+
+        Worked example, softmax of one row of 4 Mi: the maximum in parts, the sum of exp(x - maximum) in parts, and a
+        launch that reads x again for exp(x - maximum) * (1 / sum).
+        """
+        first, *rest = _compute_elements_where_read(computations, kept)
+        needed = (first.target,)
+        if first.is_reduction:
+            form = self._form((first,), needed)
+            plan = plan_rows(form, self.device, may_split=True)
+            if plan.splits > 1:
+                return self._in_parts((first, *rest), form, plan, kept)
+        launches = self._of_form((first,), needed)
+        return launches + (self.of_group(tuple(rest), kept) if rest else [])
+
+    def _rows(self, form: RowForm, plan: RowPlan) -> SimtKernel:
+        if not plan.held:  # what is computed for each element is computed again in the next pass
+            computed = compute_where_read(form.computations, lambda earlier, _: form.along_row(earlier), with_own_value)
+            left = tuple(s for s in computed if not form.along_row(s) or is_in(s.target, form.kept))
+            form = dataclasses.replace(form, computations=left)
+        return self._launch(form, plan, None)
+
+    def _launch(self, form: RowForm, plan: RowPlan, partial: Buffer | None) -> SimtKernel:
+        """The launch of ``form``; with ``partial`` it leaves its partial results there."""
+        names = " + ".join(computation.name for computation in form.computations)
+        launch = emit_row_kernel(form, plan, partial=partial)
+        return SimtKernel(
+            statements=(launch,) if partial is None else (allocate(partial), launch),
+            threads=plan.threads,
+            blocks=plan.blocks,
+            shared_bytes=shared_bytes(form, plan, self.device),
+            register_count=register_estimate(form, plan),
+            notes=(f"{names}: {plan.describe()}",),
+        )
+
+    def _in_parts(
+        self, computations: Computations, form: RowForm, plan: RowPlan, kept: tuple[Buffer, ...]
+    ) -> list[SimtKernel]:
+        """The reduction ``computations[0]``, of ``form``, in two launches, always alike: parts of the rows, then their
+        combination.
+
+        The other computations follow the combination, in its launch where they can.
+        """
+        first, *rest = computations
+        dtype = accumulator_dtype(dtype_of(first.target))
+        shape = [index(plan.splits), index(form.row_count)]
+        partial = tirx.decl_buffer(shape, dtype, f"{first.target.name}_parts")
+        combined = _combined(first, partial, plan.splits)
+        return [self._launch(form, plan, partial), *self.of_group((combined, *rest), kept)]
 
 
-def _emit_form(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
-) -> list[SimtKernel]:
-    if not any(computation.is_reduction for computation in computations):
-        return [_emit_injective(computation, device, params) for computation in _inlined(computations, kept)]
-    form = _prepared(read_form(computations, kept, params))
-    plan = plan_rows(form, device, may_split=True)
-    if plan.splits == 1:
-        return [_emit_rows(form, plan, device)]
-    if len(form.computations) > 1:
-        return _emit_split(computations, device, kept, params)
-    return _emit_in_parts(computations, form, plan, device, kept, params)
-
-
-def _emit_split(
-    computations: tuple[Computation, ...], device: DeviceSpec, kept: tuple[Buffer, ...], params: tuple[Buffer, ...]
-) -> list[SimtKernel]:
-    """Computations of few, long rows: what is computed for each element is computed where it is read, one reduction at
-    a time.
-
-    Worked example, softmax of one row of 4 Mi: the maximum in parts, the sum of exp(x - maximum) in parts, and a
-    launch that reads x again for exp(x - maximum) * (1 / sum).
-    """
-    first, *rest = _computed_where_read(computations, kept)
-    needed = (first.target,)
-    if first.is_reduction:
-        form = _prepared(read_form((first,), needed, params))
-        plan = plan_rows(form, device, may_split=True)
-        if plan.splits > 1:
-            return _emit_in_parts((first, *rest), form, plan, device, kept, params)
-    launches = _emit_form((first,), device, needed, params)
-    return launches + (_emit_group(tuple(rest), device, kept, params) if rest else [])
-
-
-def _computed_where_read(computations: Sequence[Computation], kept: Sequence[Buffer]) -> list[Computation]:
+def _compute_elements_where_read(computations: Computations, kept: Sequence[Buffer]) -> list[Computation]:
     """The computations with those inlined that have a value for each element, and are neither reductions nor kept."""
     length = max(computation.point_count for computation in computations)
-    done: list[Computation] = []
-    for computation in computations:
-        for earlier in done:
-            per_element = not earlier.is_reduction and earlier.point_count == length
-            if per_element and may_inline(earlier) and reads(computation.value, earlier.target):
-                computation = inlined(earlier, computation)
-        done.append(computation)
-    read_later = [
-        any(reads(other.value, computation.target) for other in done[position + 1 :])
-        for position, computation in enumerate(done)
-    ]
+
+    def is_replaced(earlier: Computation, _reader: Computation) -> bool:
+        return not earlier.is_reduction and earlier.point_count == length and may_inline(earlier)
+
+    done = compute_where_read(computations, is_replaced, inlined)
     return [
         computation
-        for computation, read in zip(done, read_later, strict=True)
-        if read or computation.is_reduction or is_in(computation.target, kept)
+        for position, computation in enumerate(done)
+        if computation.is_reduction
+        or is_in(computation.target, kept)
+        or any(reads(other.value, computation.target) for other in done[position + 1 :])
     ]
 
 
-def _inlined(computations: tuple[Computation, ...], kept: tuple[Buffer, ...]) -> list[Computation]:
-    """The injective computations that are kept, computing what they read of the others."""
-    done: list[Computation] = []
-    for computation in computations:
-        for earlier in done:
-            if reads(computation.value, earlier.target):
-                if not may_inline(earlier):
-                    raise IllegalRewrite(
-                        f"computation {computation.name} reads {earlier.target.name}, which is written in parts"
-                    )
-                computation = inlined(earlier, computation)
-        done.append(computation)
-    return [computation for computation in done if is_in(computation.target, kept)]
+def _inline_all(computations: Computations) -> list[Computation]:
+    """The injective computations, computing what they read of the others."""
 
+    def is_replaced(earlier: Computation, reader: Computation) -> bool:
+        if not may_inline(earlier):
+            raise IllegalRewrite(f"computation {reader.name} reads {earlier.target.name}, which is written in parts")
+        return True
 
-def _emit_injective(computation: Computation, device: DeviceSpec, params: tuple[Buffer, ...]) -> SimtKernel:
-    return emit_points(_prepared(read_form((computation,), (computation.target,), params)), device)
-
-
-def _prepared(form: RowForm) -> RowForm:
-    """``form`` in float32 where it is half precision, divisions by a row's number as products."""
-    wide = [dataclasses.replace(computation, value=widened(computation.value)) for computation in form.computations]
-    return dataclasses.replace(form, computations=tuple(with_reciprocals(wide) if form.row else wide))
-
-
-def _emit_rows(form: RowForm, plan: RowPlan, device: DeviceSpec) -> SimtKernel:
-    if not plan.held:  # what is computed for each element is computed again in the next pass
-        computed = own_values(form.computations, form.along_row)
-        left = tuple(s for s in computed if not form.along_row(s) or is_in(s.target, form.kept))
-        form = dataclasses.replace(form, computations=left)
-    names = " + ".join(computation.name for computation in form.computations)
-    return SimtKernel(
-        statements=(emit_row_kernel(form, plan),),
-        threads=plan.threads,
-        blocks=plan.blocks,
-        shared_bytes=shared_bytes(form, plan, device),
-        register_count=register_estimate(form, plan),
-        notes=(f"{names}: {plan.describe()}",),
-    )
-
-
-# --- rows divided among blocks ---------------------------------------------------------------------------------------
-def _emit_in_parts(
-    computations: tuple[Computation, ...],
-    form: RowForm,
-    plan: RowPlan,
-    device: DeviceSpec,
-    kept: tuple[Buffer, ...],
-    params: tuple[Buffer, ...],
-) -> list[SimtKernel]:
-    """The reduction ``computations[0]``, of ``form``, in two launches, always alike: parts of the rows, then their
-    combination.
-
-    The other computations follow the combination, in its launch where they can.
-    """
-    dtype = accumulator_dtype(dtype_of(computations[0].target))
-    partial = tirx.decl_buffer(
-        [index(plan.splits), index(form.row_count)], dtype, f"{computations[0].target.name}_parts"
-    )
-    first = SimtKernel(
-        statements=(allocate(partial), emit_row_kernel(form, plan, partial=partial)),
-        threads=plan.threads,
-        blocks=plan.blocks,
-        shared_bytes=shared_bytes(form, plan, device),
-        register_count=register_estimate(form, plan),
-        notes=(f"{computations[0].name}: {plan.describe()}",),
-    )
-    combined = _combined(computations[0], partial, plan.splits)
-    return [first, *_emit_group((combined, *computations[1:]), device, kept, params)]
+    return compute_where_read(computations, is_replaced, inlined)
 
 
 def _combined(computation: Computation, partial: Buffer, splits: int) -> Computation:

@@ -11,14 +11,17 @@ b])`` share the axes a and b, fused to a grid of 28; k and c become the one row 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Analyzer, Buffer, Expr, Node, Var, ir, structural_walk, tirx
-from tvm_ext.analysis.computation_exprs import linear_form
-from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
+from tvm_ext._tvm import Buffer, Expr, Var
+from tvm_ext.analysis.computation_exprs import flat_form, linear_form
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape, substitute
 from tvm_ext.analysis.predicates import is_in
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import bind, index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,11 +48,11 @@ class RowForm:
 
     @property
     def row_count(self) -> int:
-        return _product(self.grid)
+        return prod(axis.extent for axis in self.grid)
 
     @property
     def row_length(self) -> int:
-        return _product(self.row)
+        return prod(axis.extent for axis in self.row)
 
     def is_internal(self, buffer: Buffer) -> bool:
         return any(buffer.same_as(computation.target) for computation in self.computations)
@@ -72,30 +75,22 @@ class Address:
 
 
 def address_of(
-    buffer: Buffer, indices: Sequence[Expr], axes: Sequence[tuple[Var, int]], *, uniform_in: Var | None = None
+    buffer: Buffer, indices: Sequence[Expr], computation: Computation, *, uniform_in: Var | None = None
 ) -> Address | None:
-    """The address of ``buffer[indices]`` over ``axes`` (variable, extent); None where it is not affine.
+    """The address of ``buffer[indices]`` over the axes of ``computation``; None where it is not affine.
 
     Dimensions whose index does not mention ``uniform_in`` may be opaque.
     """
-    variables = [variable for variable, _ in axes]
-    analyzer = Analyzer()
-    for variable, extent in axes:
-        analyzer.bind(variable, ir.Range(0, extent))
-    shape = static_shape(buffer)
-    flat: Expr = tirx.IntImm(dtype_of(variables[0]) if variables else "int64", 0)
-    step = 1
-    for size, item in zip(reversed(shape), reversed(list(indices)), strict=True):
-        flat = flat + item * step
-        step *= size
-    form = linear_form(analyzer.simplify(flat), variables)
+    form = flat_form(buffer, indices, computation.variables, computation.extents)
     if form is not None:
         return Address(coefficients=tuple(form[0]), constant=form[1], opaque=())
-    return None if uniform_in is None else _with_opaque(shape, indices, variables, uniform_in)
+    if uniform_in is None:
+        return None
+    return _with_opaque(static_shape(buffer), indices, computation.variables, uniform_in)
 
 
 def _with_opaque(
-    shape: Sequence[int], indices: Sequence[Expr], variables: Sequence[Var], uniform_in: Var | None
+    shape: Sequence[int], indices: Sequence[Expr], variables: Sequence[Var], uniform_in: Var
 ) -> Address | None:
     coefficients, constant, opaque, step = [0] * len(variables), 0, [], 1
     for size, item in zip(reversed(shape), reversed(list(indices)), strict=True):
@@ -109,12 +104,6 @@ def _with_opaque(
             opaque.append(step)
         step *= size
     return Address(coefficients=tuple(coefficients), constant=constant, opaque=tuple(opaque))
-
-
-def divides(node: Node) -> bool:
-    found: list[Expr] = []
-    structural_walk(node, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
-    return bool(found)
 
 
 def position_of(computation: Computation, item: Expr) -> int | None:
@@ -137,5 +126,26 @@ def accesses(form: RowForm) -> list[tuple[Computation, Buffer, tuple[Expr, ...]]
     return found
 
 
-def _product(axes: Sequence[LoopAxis]) -> int:
-    return prod(axis.extent for axis in axes)
+def table_of(axes: Sequence[LoopAxis], at: Sequence[Expr], width: int, lane: Expr) -> list[tuple[Var, Expr]]:
+    """What the variables of ``axes`` are at ``at``, the last one counting vectors of ``width`` with a ``lane`` each."""
+    *outer, last = at
+    if width > 1:
+        last = last * index(width) + lane
+    return bind([axis.variable for axis in axes], [*outer, last])
+
+
+def rename_axes(computation: Computation, positions: Sequence[int], axes: Sequence[LoopAxis]) -> Computation:
+    """``computation`` with the axes at ``positions`` in this order and as the variables of ``axes``."""
+    if any(dtype_of(computation.variables[p]) != dtype_of(a.variable) for p, a in zip(positions, axes, strict=True)):
+        raise IllegalRewrite(
+            f"computation {computation.name} counts in another integer type than the computations before it"
+        )
+    table = [(computation.variables[p], axis.variable) for p, axis in zip(positions, axes, strict=True)]
+    return dataclasses.replace(
+        computation,
+        variables=tuple(axis.variable for axis in axes),
+        extents=tuple(axis.extent for axis in axes),
+        kinds=tuple(computation.kinds[p] for p in positions),
+        value=substitute(computation.value, table),
+        indices=tuple(substitute(item, table) for item in computation.indices),
+    )

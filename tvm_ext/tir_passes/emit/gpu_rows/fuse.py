@@ -8,88 +8,66 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
-from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, Node, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.analysis.computation_rewrites import fuse_axes
-from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads
 from tvm_ext.analysis.predicates import is_in
 
-from .form import Address, LoopAxis, RowForm, accesses, address_of, divides, position_of
+from .form import LoopAxis, RowForm, accesses, address_of, position_of, rename_axes
 
 
 def fuse_form(form: RowForm) -> RowForm:
     """Neighbouring axes that every access runs through as one (paper §3.2, canonical form) become one."""
-    for position in range(len(form.grid) - 1):
-        if _may_fuse(form, form.grid[position], form.grid[position + 1]):
-            return fuse_form(_fused(form, position))
-    for position in range(len(form.row) - 1):
-        if _may_fuse(form, form.row[position], form.row[position + 1]):
-            return fuse_form(_fused(form, len(form.grid) + position))
+    for position, (outer, inner) in enumerate(pairwise((*form.grid, *form.row))):
+        if position + 1 != len(form.grid) and _may_fuse(form, outer, inner):
+            return fuse_form(_fuse(form, position))
     return form
 
 
 def _may_fuse(form: RowForm, outer: LoopAxis, inner: LoopAxis) -> bool:
     pair = [outer.variable, inner.variable]
     for computation in form.computations:
-        if mentions(_without_loads(computation.value), *pair):
+        if mentions(replace_loads(computation.value, lambda item: tirx.const(1, dtype_of(item.source))), *pair):
             return False
     for computation, buffer, indices in accesses(form):
         if not mentions(list(indices), *pair):
             continue
-        form_of = address_of(buffer, indices, list(zip(computation.variables, computation.extents, strict=True)))
-        if form_of is None:
+        address = address_of(buffer, indices, computation)
+        if address is None:
             return False
-        a, b = (_coefficient(form_of, computation, variable) for variable in pair)
+        positions = [position_of(computation, variable) for variable in pair]
+        a, b = (0 if p is None else address.coefficients[p] for p in positions)
         if a != b * inner.extent:
             return False
     return True
 
 
-def _without_loads(value: Expr) -> Expr:
-    return replace_loads(value, lambda item: tirx.const(1, dtype_of(item.source)))
-
-
-def _coefficient(address: Address, computation: Computation, variable: Var) -> int:
-    position = position_of(computation, variable)
-    return 0 if position is None else address.coefficients[position]
-
-
-def _fused(form: RowForm, position: int) -> RowForm:
+def _fuse(form: RowForm, position: int) -> RowForm:
     """``form`` with the axes at ``position`` and after it as one, of the same variable in every computation."""
     axes = [*form.grid, *form.row]
     outer, inner = axes[position : position + 2]
-    fused = LoopAxis(
-        variable=Var(f"{outer.variable.name}.{inner.variable.name}", outer.variable.ty),
-        extent=outer.extent * inner.extent,
-    )
+    variable = Var(f"{outer.variable.name}.{inner.variable.name}", outer.variable.ty)
+    axes[position : position + 2] = [LoopAxis(variable=variable, extent=outer.extent * inner.extent)]
 
     def apply(computation: Computation) -> Computation:
-        if position + 1 >= len(computation.variables):
+        count = len(computation.variables) - 1
+        if position >= count:
             return computation
-        groups = [[p] for p in range(len(computation.variables)) if p != position + 1]
-        groups[position] = [position, position + 1]
-        computation = fuse_axes(computation, groups)
-        own = computation.variables[position]
-        return _rename_one(computation, own, fused.variable)
+        groups = [[p + (p > position)] for p in range(count)]
+        groups[position].append(position + 1)
+        return rename_axes(fuse_axes(computation, groups), range(count), axes[:count])
 
-    new = [*axes[:position], fused, *axes[position + 2 :]]
     cut = len(form.grid) - (1 if position + 1 < len(form.grid) else 0)
-    return dataclasses.replace(
-        form,
-        grid=tuple(new[:cut]),
-        row=tuple(new[cut:]),
-        computations=tuple(apply(computation) for computation in form.computations),
-    )
+    fused = tuple(apply(computation) for computation in form.computations)
+    return dataclasses.replace(form, grid=tuple(axes[:cut]), row=tuple(axes[cut:]), computations=fused)
 
 
-def _rename_one(computation: Computation, old: Var, new: Var) -> Computation:
-    table = [(old, new)]
-    return dataclasses.replace(
-        computation,
-        variables=tuple(new if v.same_as(old) else v for v in computation.variables),
-        value=substitute(computation.value, table),
-        indices=tuple(substitute(item, table) for item in computation.indices),
-    )
+def divides(node: Node) -> bool:
+    found: list[Expr] = []
+    structural_walk(node, [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)])
+    return bool(found)
 
 
 def address_runs(computation: Computation, form: RowForm, params: Sequence[Buffer]) -> Computation:
@@ -98,13 +76,19 @@ def address_runs(computation: Computation, form: RowForm, params: Sequence[Buffe
 
     Only parameters: stock TVM shrinks buffers that the function allocates to the indices that it sees.
     """
-    axes = list(zip(computation.variables, computation.extents, strict=True))
 
     def flat(buffer: Buffer, indices: Sequence[Expr]) -> list[Expr]:
         if not is_in(buffer, params) or not indices or not any(divides(item) for item in indices):
             return list(indices)
-        address = address_of(buffer, indices, axes)
-        return list(indices) if address is None else _run(address, len(indices), axes)
+        address = address_of(buffer, indices, computation)
+        if address is None:
+            return list(indices)
+        dtype = dtype_of(computation.variables[0])
+        run: Expr = tirx.IntImm(dtype, address.constant)
+        for variable, coefficient in zip(computation.variables, address.coefficients, strict=True):
+            if coefficient:
+                run = run + variable * tirx.IntImm(dtype, coefficient)
+        return [tirx.IntImm(dtype, 0)] * (len(indices) - 1) + [run]
 
     def move(item: TensorLoad) -> TensorLoad:
         return item if form.is_internal(item.source) else tirx.BufferLoad(item.source, flat(item.source, item.indices))
@@ -114,12 +98,3 @@ def address_runs(computation: Computation, form: RowForm, params: Sequence[Buffe
         value=replace_loads(computation.value, move),
         indices=tuple(flat(computation.target, computation.indices)),
     )
-
-
-def _run(address: Address, dims: int, axes: Sequence[tuple[Var, int]]) -> list[Expr]:
-    dtype = dtype_of(axes[0][0])
-    flat: Expr = tirx.IntImm(dtype, address.constant)
-    for (variable, _), coefficient in zip(axes, address.coefficients, strict=True):
-        if coefficient:
-            flat = flat + variable * tirx.IntImm(dtype, coefficient)
-    return [tirx.IntImm(dtype, 0)] * (dims - 1) + [flat]

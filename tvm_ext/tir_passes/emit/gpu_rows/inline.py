@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tvm_ext.analysis.computations import Computation, mentions, reads, replace_loads, substitute
+from tvm_ext.analysis.computations import Computation, mentions, reads, replace_reads, substitute
 
 from .form import position_of
 
@@ -14,17 +14,25 @@ if TYPE_CHECKING:
     from tvm_ext._tvm import Expr, TensorLoad
 
 
-def own_values(computations: Sequence[Computation], is_replaced: Callable[[Computation], bool]) -> list[Computation]:
-    """The computations with loads of those that ``is_replaced`` by their values: computed again where they are read."""
+def compute_where_read(
+    computations: Sequence[Computation],
+    is_replaced: Callable[[Computation, Computation], bool],
+    inline: Callable[[Computation, Computation], Computation],
+) -> list[Computation]:
+    """The computations with those before ``inline``d, of what they read, which ``is_replaced(earlier, reader)``."""
     done: list[Computation] = []
     for computation in computations:
-        gone = [earlier for earlier in done if is_replaced(earlier) and reads(computation.value, earlier.target)]
-
-        def value_of(item: TensorLoad, gone: Sequence[Computation] = gone) -> Expr | None:
-            return next((earlier.value for earlier in gone if earlier.target.same_as(item.source)), item)
-
-        done.append(dataclasses.replace(computation, value=replace_loads(computation.value, value_of)))
+        for earlier in done:
+            if reads(computation.value, earlier.target) and is_replaced(earlier, computation):
+                computation = inline(earlier, computation)
+        done.append(computation)
     return done
+
+
+def with_own_value(producer: Computation, consumer: Computation) -> Computation:
+    """``consumer`` computing what it read of ``producer``, of a form whose computations read their own elements."""
+    value = replace_reads(consumer.value, producer.target, lambda _: producer.value)
+    return dataclasses.replace(consumer, value=value)
 
 
 def may_inline(computation: Computation) -> bool:
@@ -40,12 +48,9 @@ def may_inline(computation: Computation) -> bool:
 
 def inlined(producer: Computation, consumer: Computation) -> Computation:
     """``consumer`` computing what it read of ``producer``, which `may_inline`."""
-    assert may_inline(producer)
 
     def compute(item: TensorLoad) -> Expr:
-        if not item.source.same_as(producer.target):
-            return item
         pairs = zip(producer.indices, item.indices, strict=True)
         return substitute(producer.value, [(v, x) for v, x in pairs if position_of(producer, v) is not None])
 
-    return dataclasses.replace(consumer, value=replace_loads(consumer.value, compute))
+    return dataclasses.replace(consumer, value=replace_reads(consumer.value, producer.target, compute))

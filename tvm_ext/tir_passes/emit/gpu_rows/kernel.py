@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal
 from tvm_ext.analysis.computations import Computation, dtype_of, reads, substitute
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
+    accumulate,
     accumulator_dtype,
     allocate,
-    as_index,
-    combine,
+    if_all,
     in_dtype,
     index,
     load,
@@ -38,14 +38,15 @@ from tvm_ext.ir.build_ir import (
     split_index,
     store,
 )
-from tvm_ext.ir.simt_ir import bind, gpu_buffer
+from tvm_ext.ir.simt_ir import gpu_buffer, launch_2d
 
 from .combine import add_initial, allreduce, meet, starts_neutral
-from .form import LoopAxis, RowForm
-from .lanes import TableAt, distinct, evaluate, fetch, is_vector, store_values, vector_loop, vector_units
+from .form import LoopAxis, RowForm, table_of
+from .lanes import TableAt, distinct, evaluate, vector_loop
 from .plan import RowPlan, passes
 
-UNROLLED_ITEMS = 32  # items whose loop is written out although nothing is held: windows
+UNROLLED_ITEMS = 32
+"""Items whose loop is written out although nothing is held: windows. Assumed, not measured."""
 
 
 def emit_row_kernel(form: RowForm, plan: RowPlan, *, partial: Buffer | None = None) -> Stmt:
@@ -54,20 +55,19 @@ def emit_row_kernel(form: RowForm, plan: RowPlan, *, partial: Buffer | None = No
     With ``partial``, of shape (splits, rows), the form's only computation leaves its partial results there.
     """
 
-    def block(number: Expr) -> Stmt:
+    def thread(number: Expr, x: Expr, y: Expr) -> Stmt:
         group, split = split_index(number, (plan.grid_blocks, plan.splits))
+        row, grid = (x, y) if plan.along_row else (y, x)
+        return _RowKernel(
+            form=form, plan=plan, row_thread=row, grid_thread=grid, group=group, split=split, partial=partial
+        ).statement()
 
-        def thread(x: Expr, y: Expr) -> Stmt:
-            row, grid = (x, y) if plan.along_row else (y, x)
-            kernel = _RowKernel(
-                form=form, plan=plan, row_thread=row, grid_thread=grid, group=group, split=split, partial=partial
-            )
-            return kernel.statement()
+    counts = (plan.row_threads, plan.grid_threads) if plan.along_row else (plan.grid_threads, plan.row_threads)
+    return launch_2d(plan.blocks, *counts, thread)
 
-        counts = (plan.row_threads, plan.grid_threads) if plan.along_row else (plan.grid_threads, plan.row_threads)
-        return bind("threadIdx.y", counts[1], lambda y: bind("threadIdx.x", counts[0], lambda x: thread(x, y)))
 
-    return bind("blockIdx.x", plan.blocks, block)
+Registers = list[tuple[Expr, Buffer]]
+"""What is held, a computation's target or a unit of its inputs, and where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,24 +82,19 @@ class _RowKernel:
     split: Expr
     partial: Buffer | None
     allocations: list[Stmt] = field(default_factory=list)
-    # A computation's target, registers of a row's value or of the elements; a unit, registers of its elements.
-    values: list[tuple[Buffer, Buffer]] = field(default_factory=list)
-    rows: list[tuple[Buffer, Buffer]] = field(default_factory=list)
-    held: list[tuple[Expr, Buffer]] = field(default_factory=list)
+    values: Registers = field(default_factory=list)  # of computations with one value for a row
+    rows: Registers = field(default_factory=list)  # of computations with one for each element
+    held: Registers = field(default_factory=list)  # of units
     last: list[Stmt] = field(default_factory=list)
 
     def statement(self) -> Stmt:
-        parts = passes(self.form)
-        body = [
-            stmt for number, computations in enumerate(parts) for stmt in self._pass(computations, parts[number + 1 :])
-        ]
+        parts, body = passes(self.form), []
+        for number, (first, *others) in enumerate(parts):
+            if not first.is_reduction and not self.form.along_row(first):
+                body += self._row_value(first)
+            else:
+                body += self._sweep([first, *others], [later for part in parts[number + 1 :] for later in part])
         return sequence(*self.allocations, *body, *self.last)
-
-    def _pass(self, computations: Sequence[Computation], later: Sequence[Sequence[Computation]]) -> list[Stmt]:
-        first = computations[0]
-        if not first.is_reduction and not self.form.along_row(first):
-            return self._row_value(first)
-        return self._sweep(computations, [computation for part in later for computation in part])
 
     # --- coordinates ------------------------------------------------------------------------------------------------
     @property
@@ -111,37 +106,28 @@ class _RowKernel:
         return first + item * index(self.plan.row_threads) + self.row_thread
 
     def _grid_table(self, lane: Expr) -> list[tuple[Var, Expr]]:
-        return self._coordinates(self.form.grid, self._grid_chunk, self.plan.grid_lanes, lane)
+        return _coordinates(self.form.grid, self._grid_chunk, self.plan.grid_lanes, lane)
 
     def _row_table(self, item: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
-        grid = self._grid_table(lane if not self.plan.along_row else index(0))
-        return grid + self._coordinates(self.form.row, self._row_chunk(item), self.plan.row_lanes, lane)
+        grid = self._grid_table(self._row_lane(lane))
+        return grid + _coordinates(self.form.row, self._row_chunk(item), self.plan.row_lanes, lane)
 
-    def _coordinates(self, axes: Sequence[LoopAxis], chunk: Expr, width: int, lane: Expr) -> list[tuple[Var, Expr]]:
-        if not axes:
-            return []
-        extents = [axis.extent for axis in axes[:-1]] + [axes[-1].extent // width]
-        at = list(split_index(chunk, extents))
-        if width > 1:
-            at[-1] = at[-1] * index(width) + lane
-        return [(axis.variable, as_index(x, axis.variable)) for axis, x in zip(axes, at, strict=True)]
+    def _row_lane(self, lane: Expr) -> Expr:
+        """Of a thread's rows, the one that ``lane`` is in."""
+        return index(0) if self.plan.along_row else lane
 
     def _if_in_grid(self, *statements: Stmt) -> Stmt:
-        body = sequence(*statements)
-        if self.plan.covers_grid:
-            return body
-        return tirx.IfThenElse(self._grid_chunk < index(self.plan.grid_chunks), body, None)
+        inside = None if self.plan.covers_grid else self._grid_chunk < index(self.plan.grid_chunks)
+        return if_all([inside], sequence(*statements))
 
     def _if_in_row(self, item: Expr, *statements: Stmt) -> Stmt:
-        body = sequence(*statements)
-        if not self.plan.covers_rows:
-            body = tirx.IfThenElse(self._row_chunk(item) < index(self.plan.row_chunks), body, None)
-        return self._if_in_grid(body)
+        inside = None if self.plan.covers_rows else self._row_chunk(item) < index(self.plan.row_chunks)
+        return self._if_in_grid(if_all([inside], sequence(*statements)))
 
     def _once_a_row(self, *statements: Stmt) -> Stmt:
         """By the first of the threads that share a row."""
-        body = self._if_in_grid(*statements)
-        return body if self.plan.row_threads == 1 else tirx.IfThenElse(self.row_thread == index(0), body, None)
+        is_first = None if self.plan.row_threads == 1 else self.row_thread == index(0)
+        return if_all([is_first], self._if_in_grid(*statements))
 
     # --- registers --------------------------------------------------------------------------------------------------
     def _registers(self, count: int, dtype: str, name: str) -> Buffer:
@@ -149,243 +135,193 @@ class _RowKernel:
         self.allocations.append(allocate(buffer))
         return buffer
 
-    def _internal(self, item_offset: Expr, lane: Expr) -> Callable[[TensorLoad], Expr | None]:
-        row_value = lane if not self.plan.along_row else index(0)
+    def _new_registers(self, count: int, computation: Computation, suffix: str) -> Buffer:
+        """Registers for results of ``computation``, in the type that it accumulates in."""
+        target = computation.target
+        return self._registers(count, accumulator_dtype(dtype_of(target)), f"{target.name}_{suffix}")
 
-        def find(item: TensorLoad) -> Expr | None:
-            for target, buffer in self.rows:
-                if item.source.same_as(target):
-                    return load(buffer, [item_offset + lane])
-            for target, buffer in self.values:
-                if item.source.same_as(target):
-                    return load(buffer, [row_value])
+    def _grid_lanes(self, body: Callable[[Expr], Stmt]) -> Stmt:
+        """``body`` for each of a thread's rows."""
+        return loop(self.plan.grid_lanes, UNROLLED, "lane", body)
+
+    def _internal(self, offset: Expr, lane: Expr) -> Callable[[TensorLoad], Expr | None]:
+        """Where the thread holds what one of the form's computations has made: None where it does not."""
+
+        def held(item: TensorLoad) -> Expr | None:
+            for registers, at in ((self.rows, offset + lane), (self.values, self._row_lane(lane))):
+                for target, buffer in registers:
+                    if item.source.same_as(target):
+                        return load(buffer, [at])
             return None
 
-        return find
+        return held
+
+    def _fetch(
+        self, units: Sequence[tuple[Expr, Computation]], offset: Expr, at: TableAt, count: int
+    ) -> tuple[Registers, list[Stmt]]:
+        """Registers for ``count`` elements of each unit, and what fills those from ``offset`` on."""
+        held = [(unit, self._registers(count, dtype_of(unit), "x")) for unit, _ in units]
+        fetched = [
+            self.plan.lanes.fetch(unit, owner, buffer, offset, at)
+            for (unit, owner), (_, buffer) in zip(units, held, strict=True)
+        ]
+        return held, fetched
 
     # --- one value for the row --------------------------------------------------------------------------------------
     def _row_value(self, computation: Computation) -> list[Stmt]:
         """A computation with one value for each row, computed by every thread that shares it."""
-        width = self.plan.grid_lanes
-        dtype = accumulator_dtype(dtype_of(computation.target))
-        value = self._registers(width, dtype, f"{computation.target.name}_value")
-        fetched, statements = self._fetch_for_rows(computation)
+        value = self._new_registers(self.plan.grid_lanes, computation, "value")
+        # of its inputs, those that differ between a thread's rows are in registers
+        units = [] if self.plan.along_row else distinct(self.plan.lanes.units(computation, self.form))
+        own = [(unit, computation) for unit in units]
+        fetched, statements = self._fetch(own, index(0), self._grid_table, self.plan.lanes.width)
 
         def element(lane: Expr) -> Stmt:
             registers = [(unit, load(buffer, [lane])) for unit, buffer in fetched]
             result = evaluate(computation.value, registers, self._internal(index(0), lane), self._grid_table(lane))
-            return store(value, in_dtype(result, dtype), [lane])
+            return store(value, in_dtype(result, dtype_of(value)), [lane])
 
-        compute = [*statements, loop(width, UNROLLED, "lane", element)]
+        computed = self._if_in_grid(*statements, self._grid_lanes(element))
         self.values.append((computation.target, value))
-        return [self._if_in_grid(*compute), *self._store_row_value(computation, value)]
+        return [computed, *self._store_row_value(computation, value)]
 
-    def _fetch_for_rows(self, computation: Computation) -> tuple[list[tuple[Expr, Buffer]], list[Stmt]]:
-        """The computation's inputs that differ between a thread's rows, in registers."""
-        if self.plan.along_row:
-            return [], []
-        units = distinct(vector_units(computation, self.form, self.plan.lanes))
-        return self._fetch(units, [computation] * len(units), index(0), self._grid_table)
-
-    def _fetch(
-        self, units: Sequence[Expr], owners: Sequence[Computation], offset: Expr, at: TableAt, count: int = 0
-    ) -> tuple[list[tuple[Expr, Buffer]], list[Stmt]]:
-        lanes = self.plan.lanes
-        pairs, statements = [], []
-        for unit, owner in zip(units, owners, strict=True):
-            buffer = self._registers(count or lanes.width, dtype_of(unit), "x")
-            vector = is_vector(unit, owner, lanes)
-            statements.append(fetch(unit, buffer, offset, lanes.width, is_vector=vector, at=at))
-            pairs.append((unit, buffer))
-        return pairs, statements
-
-    def _store_row_value(self, computation: Computation, value: Expr) -> list[Stmt]:
+    def _store_row_value(self, computation: Computation, value: Buffer) -> list[Stmt]:
+        target, lanes = computation.target, self.plan.lanes
         if self.partial is not None:
             return [self._once_a_row(self._store_partial(value))]
-        if not is_in(computation.target, self.form.kept):
+        if not is_in(target, self.form.kept):
             return []
-        lanes = self.plan.lanes
         if self.plan.along_row:
             at = [substitute(item, self._grid_table(index(0))) for item in computation.indices]
-            return [
-                self._once_a_row(
-                    store(computation.target, in_dtype(load(value, [index(0)]), dtype_of(computation.target)), at)
-                )
-            ]
-        result = self._registers(lanes.width, dtype_of(computation.target), "y")
-        return [
-            self._once_a_row(
-                *store_values(computation, lanes, lambda lane: load(value, [lane]), self._grid_table, result)
-            )
-        ]
+            return [self._once_a_row(store(target, in_dtype(load(value, [index(0)]), dtype_of(target)), at))]
+        result = self._registers(lanes.width, dtype_of(target), "y")
+        stored = lanes.store(computation, lambda lane: load(value, [lane]), self._grid_table, result)
+        return [self._once_a_row(*stored)]
 
-    def _store_partial(self, value: Expr) -> Stmt:
+    def _store_partial(self, value: Buffer) -> Stmt:
         """To (part, row): rows in row-major order of the grid, whatever its axes were fused from."""
         width = self.plan.grid_lanes
         row = self._grid_chunk * index(width)
-        return vector_loop(
-            dtype_of(value),
-            width,
-            lambda lane: store(self.partial, load(value, [lane]), [self.split, row + lane]),
-        )
+
+        def lane(v: Expr) -> Stmt:
+            return store(self.partial, load(value, [v]), [self.split, row + v])
+
+        return vector_loop(dtype_of(value), width, lane)
 
     # --- a pass over the row ----------------------------------------------------------------------------------------
     def _sweep(self, computations: Sequence[Computation], later: Sequence[Computation]) -> list[Stmt]:
-        reductions = [computation for computation in computations if computation.is_reduction]
+        plan, width = self.plan, self.plan.lanes.width
         partials = [
-            self._registers(self.plan.grid_lanes, accumulator_dtype(dtype_of(s.target)), f"{s.target.name}_part")
-            for s in reductions
+            (computation, self._new_registers(plan.grid_lanes, computation, "part"))
+            for computation in computations
+            if computation.is_reduction
         ]
-        start = [self._start(computation, part) for computation, part in zip(reductions, partials, strict=True)]
-        units, owners = self._units(computations)
-        again = [self.plan.held and self._is_read_again(unit, later) for unit in units]
-        plain = [u for u, held in zip(units, again, strict=True) if not held]
-        plain_owners = [o for o, held in zip(owners, again, strict=True) if not held]
-        kept = [(u, o) for u, o, held in zip(units, owners, again, strict=True) if held]
-        self._allocate_rows(computations, later)
-        body = self._sweep_loop(
-            lambda item: self._item(
-                computations, list(zip(reductions, partials, strict=True)), plain, plain_owners, kept, item
-            )
+        units = self._first_units(computations)
+        again = [plan.held and self._is_read_again(unit, later) for unit, _ in units]
+        kept, plain = (
+            [pair for pair, held in zip(units, again, strict=True) if held is want] for want in (True, False)
         )
-        finish = [
-            stmt
-            for computation, part in zip(reductions, partials, strict=True)
-            for stmt in self._finish(computation, part)
-        ]
-        return [*start, body, *finish]
-
-    def _sweep_loop(self, body: Callable[[Expr], Stmt]) -> Stmt:
-        kind = UNROLLED if self.plan.held or self.plan.items <= UNROLLED_ITEMS // self.plan.lanes.width else SERIAL
-        return loop(self.plan.items, kind, "item", lambda item: self._if_in_row(item, body(item)))
-
-    def _units(self, computations: Sequence[Computation]) -> tuple[list[Expr], list[Computation]]:
-        """Inputs that these computations read first, and a computation that reads each."""
-        units: list[Expr] = []
-        owners: list[Computation] = []
         for computation in computations:
-            for unit in distinct(vector_units(computation, self.form, self.plan.lanes)):
-                known = any(structural_equal(unit, other) for other in (*units, *(u for u, _ in self.held)))
-                if not known:
-                    units.append(unit)
-                    owners.append(computation)
-        return units, owners
+            is_read = any(reads(other.value, computation.target) for other in (*computations, *later))
+            if not computation.is_reduction and is_read:
+                row = self._new_registers(width * plan.items, computation, "row")
+                self.rows.append((computation.target, row))
+
+        def item(number: Expr) -> Stmt:
+            offset = number * index(width)
+
+            def at(lane: Expr) -> list[tuple[Var, Expr]]:
+                return self._row_table(number, lane)
+
+            held, fetch_held = self._fetch(kept, offset, at, width * plan.items)
+            self.held.extend(held)
+            fetched, statements = self._fetch(plain, index(0), at, width)
+
+            def value(computation: Computation, lane: Expr) -> Expr:
+                registers = [(u, load(b, [lane])) for u, b in fetched]
+                registers += [(u, load(b, [offset + lane])) for u, b in self.held]
+                return evaluate(computation.value, registers, self._internal(offset, lane), at(lane))
+
+            done = [*fetch_held, *statements]
+            for computation in computations:
+                part = next((buffer for own, buffer in partials if own is computation), None)
+                if part is None:
+                    done += self._elements(computation, value, offset, at)
+                else:
+                    done.append(self._accumulate(computation, part, value))
+            return self._if_in_row(number, *done)
+
+        kind = UNROLLED if plan.held or plan.items <= UNROLLED_ITEMS // width else SERIAL
+        start = [self._start(*pair) for pair in partials]
+        body = loop(plan.items, kind, "item", item)
+        return [*start, body, *(statement for pair in partials for statement in self._finish(*pair))]
+
+    def _start(self, computation: Computation, part: Buffer) -> Stmt:
+        return self._grid_lanes(lambda lane: store(part, neutral(computation, dtype_of(part)), [lane]))
+
+    def _first_units(self, computations: Sequence[Computation]) -> list[tuple[Expr, Computation]]:
+        """Inputs that these computations read first, and a computation that reads each."""
+        units: list[tuple[Expr, Computation]] = []
+        for computation in computations:
+            for unit in distinct(self.plan.lanes.units(computation, self.form)):
+                if not any(structural_equal(unit, other) for other, _ in (*units, *self.held)):
+                    units.append((unit, computation))
+        return units
 
     def _is_read_again(self, unit: Expr, later: Sequence[Computation]) -> bool:
         return any(
             structural_equal(unit, other)
             for computation in later
-            for other in vector_units(computation, self.form, self.plan.lanes)
+            for other in self.plan.lanes.units(computation, self.form)
         )
-
-    def _allocate_rows(self, computations: Sequence[Computation], later: Sequence[Computation]) -> None:
-        """Registers for the elements of computations that another computation reads."""
-        for computation in computations:
-            if computation.is_reduction:
-                continue
-            if any(reads(other.value, computation.target) for other in (*computations, *later)):
-                dtype = accumulator_dtype(dtype_of(computation.target))
-                count = self.plan.lanes.width * self.plan.items
-                self.rows.append((computation.target, self._registers(count, dtype, f"{computation.target.name}_row")))
-
-    def _item(
-        self,
-        computations: Sequence[Computation],
-        reductions: Sequence[tuple[Computation, Buffer]],
-        plain: Sequence[Computation],
-        plain_owners: Sequence[Computation],
-        kept: Sequence[tuple[Expr, Computation]],
-        item: Expr,
-    ) -> Stmt:
-        width = self.plan.lanes.width
-        offset = item * index(width)
-
-        def at(lane: Expr) -> list[tuple[Var, Expr]]:
-            return self._row_table(item, lane)
-
-        held, fetch_held = self._fetch(
-            [u for u, _ in kept], [o for _, o in kept], offset, at, count=width * self.plan.items
-        )
-        self.held.extend(held)
-        fetched, statements = self._fetch(plain, plain_owners, index(0), at)
-
-        def registers(lane: Expr) -> list[tuple[Expr, Expr]]:
-            return [(u, load(b, [lane])) for u, b in fetched] + [(u, load(b, [offset + lane])) for u, b in self.held]
-
-        def value(computation: Computation, lane: Expr) -> Expr:
-            return evaluate(computation.value, registers(lane), self._internal(offset, lane), at(lane))
-
-        done = [*fetch_held, *statements]
-        for computation in computations:
-            part = next((buffer for own, buffer in reductions if own is computation), None)
-            done += (
-                self._elements(computation, value, offset, at)
-                if part is None
-                else [self._accumulate(computation, part, value)]
-            )
-        return sequence(*done)
 
     def _elements(
         self, computation: Computation, value: Callable[[Computation, Expr], Expr], offset: Expr, at: TableAt
     ) -> list[Stmt]:
         lanes = self.plan.lanes
         row = next((buffer for target, buffer in self.rows if target.same_as(computation.target)), None)
-        statements: list[Stmt] = []
-        if row is not None:
-            dtype = dtype_of(row)
-            statements.append(
-                loop(
-                    lanes.width,
-                    UNROLLED,
-                    "lane",
-                    lambda v: store(row, in_dtype(value(computation, v), dtype), [offset + v]),
-                )
-            )
+
+        def keep(lane: Expr) -> Stmt:
+            return store(row, in_dtype(value(computation, lane), dtype_of(row)), [offset + lane])
+
+        def element(lane: Expr) -> Expr:
+            return value(computation, lane) if row is None else load(row, [offset + lane])
+
+        statements = [] if row is None else [lanes.each(keep)]
         if is_in(computation.target, self.form.kept):
             result = self._registers(lanes.width, dtype_of(computation.target), "y")
-
-            def element(lane: Expr) -> Expr:
-                return value(computation, lane) if row is None else load(row, [offset + lane])
-
-            statements += store_values(computation, lanes, element, at, result)
+            statements += lanes.store(computation, element, at, result)
         return statements
 
     def _accumulate(self, computation: Computation, part: Buffer, value: Callable[[Computation, Expr], Expr]) -> Stmt:
         def element(lane: Expr) -> Stmt:
-            own = index(0) if self.plan.along_row else lane
             new = in_dtype(value(computation, lane), dtype_of(part))
-            return store(part, combine(computation.combiner, load(part, [own]), new), [own])
+            return accumulate(part, [self._row_lane(lane)], new, computation.combiner)
 
-        return loop(self.plan.lanes.width, UNROLLED, "lane", element)
-
-    # --- a reduction's start and end --------------------------------------------------------------------------------
-    def _start(self, computation: Computation, part: Buffer) -> Stmt:
-        return loop(
-            self.plan.grid_lanes,
-            UNROLLED,
-            "lane",
-            lambda lane: store(part, neutral(computation, dtype_of(part)), [lane]),
-        )
+        return self.plan.lanes.each(element)
 
     def _finish(self, computation: Computation, part: Buffer) -> list[Stmt]:
         """Combine the partial results of the threads that share a row; each of them has the total then."""
-        total = part
+        total, plan = part, self.plan
         statements: list[Stmt] = []
-        if self.plan.row_threads > 1:
-            total = self._registers(self.plan.grid_lanes, dtype_of(part), f"{computation.target.name}_total")
-            statements = self._combine(computation, part, total)
+        if plan.row_threads > 1:
+            total = self._registers(plan.grid_lanes, dtype_of(part), f"{computation.target.name}_total")
+            if plan.along_row:
+                statement, last_use = allreduce(computation, part, total, self.row_thread)
+                statements.append(statement)
+                self.last.append(last_use)
+            else:
+                at, counts = (self.row_thread, self.grid_thread), (plan.row_threads, plan.grid_threads)
+                allocations, statements = meet(computation, part, total, at=at, counts=counts)
+                self.allocations.extend(allocations)
         if self.partial is None and not starts_neutral(computation):
-            statements.append(add_initial(computation, total, self.plan.grid_lanes))
+            statements.append(add_initial(computation, total, plan.grid_lanes))
         self.values.append((computation.target, total))
         return [*statements, *self._store_row_value(computation, total)]
 
-    def _combine(self, computation: Computation, part: Buffer, total: Buffer) -> list[Stmt]:
-        if self.plan.along_row:
-            statement, last_use = allreduce(computation, part, total, self.row_thread)
-            self.last.append(last_use)
-            return [statement]
-        at = (self.row_thread, self.grid_thread)
-        counts = (self.plan.row_threads, self.plan.grid_threads)
-        allocations, statements = meet(computation, part, total, at=at, counts=counts)
-        self.allocations.extend(allocations)
-        return statements
+
+def _coordinates(axes: Sequence[LoopAxis], chunk: Expr, width: int, lane: Expr) -> list[tuple[Var, Expr]]:
+    if not axes:
+        return []
+    extents = [axis.extent for axis in axes[:-1]] + [axes[-1].extent // width]
+    return table_of(axes, split_index(chunk, extents), width, lane)

@@ -29,15 +29,19 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, substitute
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import HALF_TYPES, UNROLLED, VECTORIZED, cast_to, index, load, loop, store
 
-from .form import Address, RowForm, accesses, address_of
+from .form import RowForm, accesses, address_of, position_of
 
 MAX_LANES = 8
 """Elements of a thread's vector: eight halves are 16 bytes; sixteen bytes of int8 would cost too many registers."""
 
 WIDEST_FLOAT = 4  # lanes of float32 in one access
+
+TableAt = Callable[[Expr], list[tuple[Var, Expr]]]
+"""What the form's variables are at a lane."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,6 +51,58 @@ class VectorLanes:
     variable: Var
     extent: int
     width: int
+
+    def each(self, body: Callable[[Expr], Stmt]) -> Stmt:
+        """``body`` for every lane, one by one."""
+        return loop(self.width, UNROLLED, "lane", body)
+
+    def is_aligned(self, buffer: Buffer, indices: Sequence[Expr], computation: Computation) -> bool:
+        """Whether the lanes are neighbours in memory, and start at multiples of their vector."""
+        address = address_of(buffer, indices, computation, uniform_in=self.variable)
+        own = position_of(computation, self.variable)
+        if address is None or own is None or address.coefficients[own] != 1:
+            return False
+        width = access_lanes(dtype_of(buffer), self.width)
+        others = [c for p, c in enumerate(address.coefficients) if p != own]
+        return all(step % width == 0 for step in (*others, *address.opaque, address.constant))
+
+    def fetches(self, unit: Expr, computation: Computation) -> bool:
+        """Whether ``unit``, of ``computation``, is one aligned vector access, the same condition for all lanes."""
+        return self.width > 1 and _is_vector(unit, computation, self)
+
+    def units(self, computation: Computation, form: RowForm) -> list[Expr]:
+        """The units of ``computation`` that move along the lanes and come from memory: what is fetched before the
+        arithmetic.
+        """
+        return [
+            unit
+            for unit in outer_loads(computation.value, lambda item: not form.is_internal(item.source))
+            if mentions(unit, self.variable) and (isinstance(unit, TensorLoad) or self.fetches(unit, computation))
+        ]
+
+    def fetch(self, unit: Expr, computation: Computation, buffer: Buffer, offset: Expr, at: TableAt) -> Stmt:
+        """``buffer[offset + lane]`` = the unit, of ``computation``, at each lane."""
+
+        def element(lane: Expr) -> Stmt:
+            return store(buffer, place(unit, at(index(0)), at(lane)), [offset + lane])
+
+        is_vector = self.fetches(unit, computation)
+        return vector_loop(dtype_of(unit), self.width, element) if is_vector else self.each(element)
+
+    def store(
+        self, computation: Computation, values: Callable[[Expr], Expr], at: TableAt, result: Buffer
+    ) -> list[Stmt]:
+        """Store ``values(lane)`` to the computation's target, through the registers ``result`` where it is a vector."""
+        dtype, indices = dtype_of(computation.target), computation.indices
+
+        def put(lane: Expr, value: Expr) -> Stmt:
+            return store(computation.target, value, [substitute(item, at(lane)) for item in indices])
+
+        moves = self.width > 1 and mentions(list(indices), self.variable)
+        if not moves or not self.is_aligned(computation.target, indices, computation):
+            return [self.each(lambda lane: put(lane, cast_to(values(lane), dtype)))]
+        compute = self.each(lambda lane: store(result, cast_to(values(lane), dtype), [lane]))
+        return [compute, vector_loop(dtype, self.width, lambda lane: put(lane, load(result, [lane])))]
 
 
 def find_lanes(form: RowForm, variable: Var, extent: int) -> VectorLanes:
@@ -68,21 +124,19 @@ def find_lanes(form: RowForm, variable: Var, extent: int) -> VectorLanes:
 
 
 def _all_vectors(form: RowForm, lanes: VectorLanes) -> bool:
-    some = False
-    for computation in form.computations:
-        for item in outer_loads(computation.value, lambda item: not form.is_internal(item.source)):
-            if mentions(item, lanes.variable):
-                some = True
-                if not _is_vector(item, computation, lanes):
-                    return False
-        stores = any(computation.target.same_as(buffer) for buffer in form.kept) and mentions(
-            list(computation.indices), lanes.variable
-        )
-        if stores:
-            some = True
-            if not _aligned(computation.target, computation.indices, computation, lanes):
-                return False
-    return some
+    """Whether every access along the lanes is an aligned vector, and there is one."""
+    known = [
+        _is_vector(unit, computation, lanes)
+        for computation in form.computations
+        for unit in outer_loads(computation.value, lambda item: not form.is_internal(item.source))
+        if mentions(unit, lanes.variable)
+    ]
+    known += [
+        lanes.is_aligned(computation.target, computation.indices, computation)
+        for computation in form.computations
+        if is_in(computation.target, form.kept) and mentions(list(computation.indices), lanes.variable)
+    ]
+    return bool(known) and all(known)
 
 
 def outer_loads(value: Expr, wanted: Callable[[Expr], bool]) -> list[Expr]:
@@ -113,17 +167,14 @@ def map_units(value: Expr, visit: Callable[[Expr], Expr]) -> Expr:
 def _is_vector(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
     """Whether one vector access, the same condition for all its lanes, fetches the unit."""
     if isinstance(unit, TensorLoad):
-        return _aligned(unit.source, unit.indices, computation, lanes)
+        return lanes.is_aligned(unit.source, unit.indices, computation)
     if isinstance(unit, Call) and unit.op.same_as(IF_THEN_ELSE):
         # Stock BF16ComputeLegalize makes it a condition on float32, and CUDA has no vectors of 8 floats.
         if dtype_of(unit) == "bfloat16" and lanes.width > WIDEST_FLOAT:
             return False
-        return _is_uniform(unit.args[0], lanes) and all(
-            _is_vector(branch, computation, lanes) for branch in unit.args[1:]
-        )
-    return isinstance(unit, (tirx.FloatImm, tirx.IntImm)) or (
-        isinstance(unit, tirx.Cast) and isinstance(unit.value, (tirx.FloatImm, tirx.IntImm))
-    )
+        branches = unit.args[1:]
+        return _is_uniform(unit.args[0], lanes) and all(_is_vector(branch, computation, lanes) for branch in branches)
+    return isinstance(unit.value if isinstance(unit, tirx.Cast) else unit, tirx.FloatImm | tirx.IntImm)
 
 
 def _is_uniform(condition: Expr, lanes: VectorLanes) -> bool:
@@ -148,26 +199,6 @@ def _is_uniform(condition: Expr, lanes: VectorLanes) -> bool:
     return changes_at % lanes.width == 0
 
 
-def _aligned(buffer: Buffer, indices: Sequence[Expr], computation: Computation, lanes: VectorLanes) -> bool:
-    """Whether ``width`` lanes are neighbours in memory, and start at multiples of their vector."""
-    axes = list(zip(computation.variables, computation.extents, strict=True))
-    address = address_of(buffer, indices, axes, uniform_in=lanes.variable)
-    if address is None or not _steps_by_one(address, computation, lanes):
-        return False
-    width = access_lanes(dtype_of(buffer), lanes.width)
-    own = _position(computation, lanes.variable)
-    others = [c for p, c in enumerate(address.coefficients) if p != own]
-    return all(step % width == 0 for step in (*others, *address.opaque, address.constant))
-
-
-def _steps_by_one(address: Address, computation: Computation, lanes: VectorLanes) -> bool:
-    return address.coefficients[_position(computation, lanes.variable)] == 1
-
-
-def _position(computation: Computation, variable: Var) -> int:
-    return next(p for p, own in enumerate(computation.variables) if own.same_as(variable))
-
-
 def access_lanes(dtype: str, width: int) -> int:
     """Lanes of one access of at most 16 bytes: 8 lanes of float32 are two accesses of 4. ``bool`` has no vectors."""
     return 1 if dtype == "bool" else max(1, min(width, int(VECTOR_BYTES / itemsize_bytes(dtype))))
@@ -184,21 +215,6 @@ def vector_loop(dtype: str, width: int, body: Callable[[Expr], Stmt]) -> Stmt:
         "piece",
         lambda piece: loop(lanes, VECTORIZED, "lane", lambda lane: body(piece * index(lanes) + lane)),
     )
-
-
-def vector_units(computation: Computation, form: RowForm, lanes: VectorLanes) -> list[Expr]:
-    """The units of ``computation`` that move along the lanes and come from memory: what is fetched before the
-    arithmetic.
-    """
-    return [
-        unit
-        for unit in outer_loads(computation.value, lambda item: not form.is_internal(item.source))
-        if mentions(unit, lanes.variable) and (isinstance(unit, TensorLoad) or _fetched_whole(unit, computation, lanes))
-    ]
-
-
-def _fetched_whole(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
-    return lanes.width > 1 and _is_vector(unit, computation, lanes)
 
 
 def place(unit: Expr, first: Sequence[tuple[Var, Expr]], own: Sequence[tuple[Var, Expr]]) -> Expr:
@@ -218,24 +234,6 @@ def distinct(units: Iterable[Expr]) -> list[Expr]:
 
 
 # --- a thread's registers -------------------------------------------------------------------------------------------
-TableAt = Callable[[Expr], list[tuple[Var, Expr]]]
-"""What the form's variables are at a lane."""
-
-
-def fetch(unit: Expr, buffer: Buffer, offset: Expr, width: int, *, is_vector: bool, at: TableAt) -> Stmt:
-    """``buffer[offset + lane]`` = the unit at each of ``width`` lanes."""
-
-    def element(lane: Expr) -> Stmt:
-        return store(buffer, place(unit, at(index(0)), at(lane)), [offset + lane])
-
-    return vector_loop(dtype_of(unit), width, element) if is_vector else loop(width, UNROLLED, "lane", element)
-
-
-def is_vector(unit: Expr, computation: Computation, lanes: VectorLanes) -> bool:
-    """Whether ``unit``, of ``computation``, is one aligned vector access for all lanes."""
-    return lanes.width > 1 and _is_vector(unit, computation, lanes)
-
-
 def evaluate(
     value: Expr,
     fetched: Sequence[tuple[Expr, Expr]],
@@ -267,35 +265,6 @@ def _without_round_trips(value: Expr) -> Expr:
         return inner.value if wide else cast
 
     return structural_map(value, (tirx.Cast, peel))
-
-
-def store_values(
-    computation: Computation, lanes: VectorLanes, values: Callable[[Expr], Expr], at: TableAt, result: Buffer
-) -> list[Stmt]:
-    """Store ``values(lane)`` to the computation's target, through the registers ``result`` where it is a vector."""
-    dtype = dtype_of(computation.target)
-
-    def target(lane: Expr) -> list[Expr]:
-        return [substitute(item, at(lane)) for item in computation.indices]
-
-    if lanes.width == 1 or not _stores_vector(computation, lanes):
-        return [
-            loop(
-                lanes.width,
-                UNROLLED,
-                "lane",
-                lambda lane: store(computation.target, cast_to(values(lane), dtype), target(lane)),
-            )
-        ]
-    compute = loop(lanes.width, UNROLLED, "lane", lambda lane: store(result, cast_to(values(lane), dtype), [lane]))
-    write = vector_loop(dtype, lanes.width, lambda lane: store(computation.target, load(result, [lane]), target(lane)))
-    return [compute, write]
-
-
-def _stores_vector(computation: Computation, lanes: VectorLanes) -> bool:
-    return mentions(list(computation.indices), lanes.variable) and _aligned(
-        computation.target, computation.indices, computation, lanes
-    )
 
 
 # --- half precision -------------------------------------------------------------------------------------------------

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from math import prod
 
-from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, static_shape
+from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import max_block_threads, registers_left
 from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm, accesses, address_of
-from .lanes import VectorLanes, find_lanes, vector_units
+from .lanes import VectorLanes, find_lanes
 
 BLOCK_THREADS = 256
 """Enough warps of a block to hide each other's latency, few enough that several blocks fit a unit."""
@@ -128,16 +127,14 @@ def runs_along_row(form: RowForm) -> bool:
         return False
     along = across = 0.0
     for computation, buffer, indices in accesses(form):
-        axes = list(zip(computation.variables, computation.extents, strict=True))
-        size = itemsize_bytes(dtype_of(buffer)) * _elements(buffer)
-        address = address_of(buffer, indices, axes, uniform_in=form.row[-1].variable)
-        if address is None or len(axes) != len(form.grid) + len(form.row):
+        address = address_of(buffer, indices, computation, uniform_in=form.row[-1].variable)
+        if address is None or len(computation.variables) != len(form.grid) + len(form.row):
             continue
         steps = address.coefficients
         if steps[-1] == 1 and not _overlaps(form, steps, itemsize_bytes(dtype_of(buffer))):
-            along += size
+            along += tensor_bytes(buffer)
         elif form.grid and steps[len(form.grid) - 1] in (1, 2):  # a window of stride 2 steps by 2
-            across += size
+            across += tensor_bytes(buffer)
     return along > across or not form.grid
 
 
@@ -148,14 +145,11 @@ def _overlaps(form: RowForm, steps: tuple[int, ...], itemsize: float) -> bool:
     return nearest < run or (len(form.row) > 1 and run * itemsize < SHORT_RUN_BYTES)
 
 
-def _elements(buffer: object) -> int:
-    return prod(static_shape(buffer))
-
-
 def _plan_along(form: RowForm, device: DeviceSpec, *, may_split: bool) -> RowPlan:
     lanes = find_lanes(form, form.row[-1].variable, form.row[-1].extent)
     chunks, warp = form.row_length // lanes.width, device.teu_lanes
-    limit = _thread_limit(device)
+    # such that `BLOCKS_PER_UNIT` blocks fit a unit
+    limit = max_block_threads(device, blocks=BLOCKS_PER_UNIT) or BLOCK_THREADS
     most = min(ROW_ITEMS, ROW_ELEMENTS // lanes.width)
     threads = min(warp, power_of_two(chunks))
     if chunks > warp * most:
@@ -223,12 +217,6 @@ def _plan_with(form: RowForm, device: DeviceSpec, lanes: VectorLanes, *, may_spl
     )
 
 
-def _thread_limit(device: DeviceSpec) -> int:
-    """Threads of a block such that ``BLOCKS_PER_UNIT`` blocks fit a unit."""
-    limit = max_block_threads(device, blocks=BLOCKS_PER_UNIT)
-    return BLOCK_THREADS if limit is None else limit
-
-
 def _splits(form: RowForm, device: DeviceSpec, blocks: int, most: int) -> int:
     """Into how many blocks each row is divided: 1, unless the grid leaves units idle for longer than a launch takes.
 
@@ -277,7 +265,9 @@ def _is_held(form: RowForm, lanes: VectorLanes, elements: int, threads: int, dev
     """Whether several passes read a row, and it fits the registers of its threads."""
     if _sweep_count(form) < 2:
         return False
-    return elements * held_count(form, lanes) <= min(HELD_REGISTERS, _register_budget(threads, device) // 2)
+    # of each thread, such that `BLOCKS_PER_UNIT` blocks fit a unit
+    budget = min(device.register_limit, registers_left(max(threads, 1), device, blocks=BLOCKS_PER_UNIT))
+    return elements * held_count(form, lanes) <= min(HELD_REGISTERS, budget // 2)
 
 
 def held_count(form: RowForm, lanes: VectorLanes) -> int:
@@ -292,7 +282,7 @@ def held_count(form: RowForm, lanes: VectorLanes) -> int:
         for computation in computations:
             made = [str(computation.target.name)] if form.along_row(computation) else []
             read = [str(item.source.name) for item in computation.loads() if form.is_internal(item.source)]
-            fetched = [str(unit) for unit in vector_units(computation, form, lanes)]
+            fetched = [str(unit) for unit in lanes.units(computation, form)]
             rows = {str(s.target.name) for s in form.computations if form.along_row(s)}
             for name in (*made, *(name for name in read if name in rows), *fetched):
                 uses.setdefault(name, []).append(number)
@@ -300,14 +290,9 @@ def held_count(form: RowForm, lanes: VectorLanes) -> int:
     return max([1, *(sum(used[0] <= p < used[-1] for used in uses.values()) for p in between)])
 
 
-def _register_budget(threads: int, device: DeviceSpec) -> int:
-    """Registers of each of ``threads`` of a block such that ``BLOCKS_PER_UNIT`` blocks fit a unit."""
-    return min(device.register_limit, registers_left(max(threads, 1), device, blocks=BLOCKS_PER_UNIT))
-
-
 def register_estimate(form: RowForm, plan: RowPlan) -> int:
     """32-bit registers of a thread: held rows, a vector of each input, partial results, addresses."""
-    units = sum(len(vector_units(computation, form, plan.lanes)) for computation in form.computations)
+    units = sum(len(plan.lanes.units(computation, form)) for computation in form.computations)
     held = plan.items * plan.lanes.width * held_count(form, plan.lanes) if plan.held else 0
     in_flight = min(plan.items, ROW_ITEMS) if plan.along_row else 1  # nvcc moves the loads of later items up
     reductions = sum(computation.is_reduction for computation in form.computations)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, as_index, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    allocate,
+    bind,
+    if_all,
+    index,
+    load,
+    loop,
+    sequence,
+    split_index,
+    store,
+)
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch
 from tvm_ext.support.arithmetic import ceil_div
 
-from .form import RowForm
-from .lanes import MAX_LANES, VectorLanes, distinct, evaluate, fetch, find_lanes, is_vector, store_values, vector_units
+from .form import RowForm, table_of
+from .lanes import MAX_LANES, VectorLanes, distinct, evaluate, find_lanes
 from .plan import BLOCK_THREADS, BLOCKS_PER_UNIT, OTHER_REGISTERS
 from .turn import emit_turned
 
@@ -23,7 +35,7 @@ THREAD_ELEMENTS = 4
 
 def emit_points(form: RowForm, device: DeviceSpec) -> SimtKernel:
     """The launch of a form of one computation without row axes."""
-    return emit_turned(form, device) or _emit_vectors(form, device)
+    return emit_turned(form, device) or _plan_points(form, device).kernel()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,52 +57,80 @@ class _Points:
     def blocks(self) -> int:
         return ceil_div(self.chunks + (self.tail > 0), self.threads * self.items)
 
-    @property
-    def covers(self) -> bool:
-        return self.blocks * self.threads * self.items == self.chunks
+    def kernel(self) -> SimtKernel:
+        width = self.lanes.width
+        fetched = self._registers()
+        result = gpu_buffer((width,), dtype_of(self.computation.target), "y", "local")
 
-    def table(self, chunk: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
+        def thread(block: Expr, number: Expr) -> Stmt:
+            first = block * index(self.threads * self.items) + number
+            buffers = [*(buffer for _, buffer in fetched), *([result] if width > 1 else [])]
+            phases = [self._each_item(first, lambda item, chunk: self._load(fetched, item, chunk))] if fetched else []
+            phases.append(self._each_item(first, lambda item, chunk: self._store(fetched, result, item, chunk)))
+            return sequence(*map(allocate, buffers), *phases)
+
+        tail = f", the last {self.tail} one by one" if self.tail else ""
+        return SimtKernel(
+            statements=(launch(self.blocks, self.threads, thread),),
+            threads=self.threads,
+            blocks=self.blocks,
+            shared_bytes=0,
+            register_count=OTHER_REGISTERS + width * (1 + self.items * len(fetched)),
+            notes=(f"{self.blocks} blocks of {self.threads} threads, {self.items} x {width} elements a thread{tail}",),
+        )
+
+    def _registers(self) -> list[tuple[Expr, Buffer]]:
+        """The inputs that differ between a thread's elements, and registers for all its vectors of them."""
+        count = self.lanes.width * self.items
+        if count == 1:
+            return []  # one element: nothing to collect
+        units = distinct(self.lanes.units(self.computation, self.form))
+        return [(unit, gpu_buffer((count,), dtype_of(unit), "x", "local")) for unit in units]
+
+    def _each_item(self, first: Expr, body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """``body(item, chunk)`` for the thread's vectors that there are."""
+        return loop(self.items, UNROLLED, "item", lambda item: body(item, first + item * index(self.threads)))
+
+    def _table(self, chunk: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
         grid = self.form.grid
         if not grid:
             return []
-        extents = [axis.extent for axis in grid]
-        extents[-1] = max(1, extents[-1] // self.lanes.width)
-        at = list(split_index(chunk, extents)) if len(grid) > 1 else [chunk]
-        if self.lanes.width > 1:
-            at[-1] = at[-1] * index(self.lanes.width) + lane
-        return [(axis.variable, as_index(x, axis.variable)) for axis, x in zip(grid, at, strict=True)]
+        extents = [*(axis.extent for axis in grid[:-1]), max(1, grid[-1].extent // self.lanes.width)]
+        return table_of(grid, split_index(chunk, extents) if len(grid) > 1 else [chunk], self.lanes.width, lane)
 
+    def _if_exists(self, chunk: Expr, body: Stmt, tail: Stmt | None = None) -> Stmt:
+        covers = self.blocks * self.threads * self.items == self.chunks
+        return if_all([None if covers else chunk < index(self.chunks)], body, tail)
 
-def _emit_vectors(form: RowForm, device: DeviceSpec) -> SimtKernel:
-    points = _plan_points(form, device)
-    fetched = _registers(points)
-    result = gpu_buffer((points.lanes.width,), dtype_of(points.computation.target), "y", "local")
+    def _load(self, fetched: list[tuple[Expr, Buffer]], item: Expr, chunk: Expr) -> Stmt:
+        offset = item * index(self.lanes.width)
+        loads = [
+            self.lanes.fetch(unit, self.computation, buffer, offset, lambda lane: self._table(chunk, lane))
+            for unit, buffer in fetched
+        ]
+        return self._if_exists(chunk, sequence(*loads))
 
-    def thread(block: Expr, number: Expr) -> Stmt:
-        first = block * index(points.threads * points.items) + number
-        allocations = [allocate(buffer) for _, buffer in fetched]
-        if points.lanes.width > 1:
-            allocations.append(allocate(result))
-        phases = []
-        if fetched:
-            phases.append(loop(points.items, UNROLLED, "item", lambda item: _load_item(points, fetched, first, item)))
-        phases.append(
-            loop(points.items, UNROLLED, "item", lambda item: _store_item(points, fetched, result, first, item))
-        )
-        return sequence(*allocations, *phases)
+    def _store(self, fetched: list[tuple[Expr, Buffer]], result: Buffer, item: Expr, chunk: Expr) -> Stmt:
+        computation, offset = self.computation, item * index(self.lanes.width)
 
-    width = points.lanes.width
-    registers = OTHER_REGISTERS + width * (1 + points.items * len(fetched))
-    tail = f", the last {points.tail} one by one" if points.tail else ""
-    note = f"{points.blocks} blocks of {points.threads} threads, {points.items} x {width} elements a thread{tail}"
-    return SimtKernel(
-        statements=(launch(points.blocks, points.threads, thread),),
-        threads=points.threads,
-        blocks=points.blocks,
-        shared_bytes=0,
-        register_count=registers,
-        notes=(note,),
-    )
+        def value(lane: Expr) -> Expr:
+            registers = [(unit, load(buffer, [offset + lane])) for unit, buffer in fetched]
+            return evaluate(computation.value, registers, lambda _: None, self._table(chunk, lane))
+
+        stored = self.lanes.store(computation, value, lambda lane: self._table(chunk, lane), result)
+        tail = None if not self.tail else if_all([tirx.EQ(chunk, index(self.chunks))], self._tail())
+        return self._if_exists(chunk, sequence(*stored), tail)
+
+    def _tail(self) -> Stmt:
+        """The elements of the single axis after the last whole vector, by the thread after the last one."""
+        computation, axis = self.computation, self.form.grid[0]
+
+        def element(k: Expr) -> Stmt:
+            at = bind([axis.variable], [index(self.chunks * self.lanes.width) + k])
+            value = tirx.Cast(dtype_of(computation.target), substitute(computation.value, at))
+            return store(computation.target, value, [substitute(item, at) for item in computation.indices])
+
+        return loop(self.tail, SERIAL, "k", element)
 
 
 def _plan_points(form: RowForm, device: DeviceSpec) -> _Points:
@@ -110,63 +150,3 @@ def _plan_points(form: RowForm, device: DeviceSpec) -> _Points:
         threads //= 2
     items = THREAD_ELEMENTS if lanes.width == 1 and chunks >= wanted * threads * THREAD_ELEMENTS else 1
     return _Points(form=form, lanes=lanes, chunks=chunks, threads=threads, items=items, tail=tail)
-
-
-def _registers(points: _Points) -> list[tuple[Expr, Buffer]]:
-    """The inputs that differ between a thread's elements, and registers for all its vectors of them."""
-    if points.lanes.width == 1 and points.items == 1:
-        return []  # one element: nothing to collect
-    units = distinct(vector_units(points.computation, points.form, points.lanes))
-    count = points.lanes.width * points.items
-    return [(unit, gpu_buffer((count,), dtype_of(unit), "x", "local")) for unit in units]
-
-
-def _chunk(points: _Points, first: Expr, item: Expr) -> Expr:
-    return first + item * index(points.threads)
-
-
-def _load_item(points: _Points, fetched: Sequence[tuple[Expr, Buffer]], first: Expr, item: Expr) -> Stmt:
-    chunk, width = _chunk(points, first, item), points.lanes.width
-    loads = [
-        fetch(
-            unit,
-            buffer,
-            item * index(width),
-            width,
-            is_vector=is_vector(unit, points.computation, points.lanes),
-            at=lambda lane: points.table(chunk, lane),
-        )
-        for unit, buffer in fetched
-    ]
-    return _guarded(points, chunk, sequence(*loads))
-
-
-def _store_item(
-    points: _Points, fetched: Sequence[tuple[Expr, Buffer]], result: Buffer, first: Expr, item: Expr
-) -> Stmt:
-    chunk, width, computation = _chunk(points, first, item), points.lanes.width, points.computation
-
-    def value(lane: Expr) -> Expr:
-        registers = [(unit, load(buffer, [item * index(width) + lane])) for unit, buffer in fetched]
-        return evaluate(computation.value, registers, lambda _: None, points.table(chunk, lane))
-
-    body = sequence(*store_values(computation, points.lanes, value, lambda lane: points.table(chunk, lane), result))
-    return _guarded(points, chunk, body, _tail(points) if points.tail else None)
-
-
-def _guarded(points: _Points, chunk: Expr, body: Stmt, tail: Stmt | None = None) -> Stmt:
-    if tail is not None:
-        tail = tirx.IfThenElse(tirx.EQ(chunk, index(points.chunks)), tail, None)
-    return body if points.covers else tirx.IfThenElse(chunk < index(points.chunks), body, tail)
-
-
-def _tail(points: _Points) -> Stmt:
-    """The elements of the single axis after the last whole vector, by the thread after the last one."""
-    computation, axis = points.computation, points.form.grid[0]
-
-    def element(k: Expr) -> Stmt:
-        at = [(axis.variable, as_index(index(points.chunks * points.lanes.width) + k, axis.variable))]
-        value = tirx.Cast(dtype_of(computation.target), substitute(computation.value, at))
-        return store(computation.target, value, [substitute(item, at) for item in computation.indices])
-
-    return loop(points.tail, SERIAL, "k", element)

@@ -8,17 +8,17 @@ would read bank c.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, tirx
+from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import max_block_threads
-from tvm_ext.ir.build_ir import UNROLLED, as_index, cast_to, index, load, loop, sequence, split_index, store
-from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, bind, gpu_buffer
+from tvm_ext.ir.build_ir import UNROLLED, below, bind, cast_to, if_all, index, load, loop, sequence, split_index, store
+from tvm_ext.ir.simt_ir import SimtKernel, allocate_shared, gpu_buffer, launch_2d
 from tvm_ext.support.arithmetic import ceil_div
 
 from .form import RowForm, address_of
@@ -61,28 +61,21 @@ class _Tiles:
         turned = (self.read, self.written)
         return [ceil_div(a.extent, self.side) if p in turned else a.extent for p, a in enumerate(self.form.grid)]
 
-    def element(self, at: Sequence[Expr], read: Expr, written: Expr) -> _Element:
-        """The element of the tile at ``at`` that is so far along the two axes."""
-        own = list(at)
+    def element(
+        self, at: Sequence[Expr], read: Expr, written: Expr
+    ) -> tuple[list[tuple[Var, Expr]], Callable[[Stmt], Stmt]]:
+        """What the variables are so far along both axes of the tile at ``at``; what lets a statement run if they exist."""
+        own, grid = list(at), self.form.grid
         own[self.read] = at[self.read] * index(self.side) + read
         own[self.written] = at[self.written] * index(self.side) + written
-        table = [(axis.variable, as_index(x, axis.variable)) for axis, x in zip(self.form.grid, own, strict=True)]
-        grid = self.form.grid
-        ragged = [p for p in (self.read, self.written) if grid[p].extent % self.side]
-        return _Element(table=table, exists=[own[p] < index(grid[p].extent) for p in ragged])
+        inside = [below(own[p], grid[p].extent, self.side) for p in (self.read, self.written)]
 
+        def guarded(body: Stmt) -> Stmt:
+            for condition in inside:
+                body = if_all([condition], body)
+            return body
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Element:
-    """What the form's variables are, and the conditions under which that is inside the tensors."""
-
-    table: list[tuple[Var, Expr]]
-    exists: list[Expr]
-
-    def guarded(self, body: Stmt) -> Stmt:
-        for condition in self.exists:
-            body = tirx.IfThenElse(condition, body, None)
-        return body
+        return bind([axis.variable for axis in grid], own), guarded
 
 
 def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
@@ -94,14 +87,8 @@ def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
     if tiles is None:
         return None
     blocks = prod(tiles.counts)
-    statement = bind(
-        "blockIdx.x",
-        blocks,
-        lambda block: bind(
-            "threadIdx.y",
-            tiles.rows,
-            lambda y: bind("threadIdx.x", tiles.side, lambda x: _turn(tiles, split_index(block, tiles.counts), x, y)),
-        ),
+    statement = launch_2d(
+        blocks, tiles.side, tiles.rows, lambda block, x, y: _turn(tiles, split_index(block, tiles.counts), x, y)
     )
     threads = tiles.side * tiles.rows
     return SimtKernel(
@@ -153,31 +140,25 @@ def _run_across(form: RowForm, computation: Computation, unit: Expr) -> int | No
 
 def _runs(computation: Computation, buffer: Buffer, indices: Sequence[Expr], position: int) -> bool:
     """Whether neighbours along the axis at ``position`` are neighbours in memory."""
-    address = address_of(buffer, indices, list(zip(computation.variables, computation.extents, strict=True)))
+    address = address_of(buffer, indices, computation)
     return address is not None and address.coefficients[position] == 1
 
 
 def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
     """One block: along the read axis to the tile, a barrier (stock ThreadSync's), along the written axis from it."""
-    steps = tiles.side // tiles.rows
+    steps, computation = tiles.side // tiles.rows, tiles.computation
 
     def copy(step: Expr) -> Stmt:
         row = step * index(tiles.rows) + y
-        element = tiles.element(at, x, row)
-        stores = [store(tile, substitute(unit, element.table), [row, x]) for unit, tile in tiles.units]
-        return element.guarded(sequence(*stores))
+        table, guarded = tiles.element(at, x, row)
+        return guarded(sequence(*(store(tile, substitute(unit, table), [row, x]) for unit, tile in tiles.units)))
 
     def write(step: Expr) -> Stmt:
         row = step * index(tiles.rows) + y
-        element = tiles.element(at, row, x)
+        table, guarded = tiles.element(at, row, x)
         registers = [(unit, load(tile, [x, row])) for unit, tile in tiles.units]
-        value = evaluate(tiles.computation.value, registers, lambda _: None, element.table)
-        value = cast_to(value, dtype_of(tiles.computation.target))
-        return element.guarded(
-            store(
-                tiles.computation.target, value, [substitute(item, element.table) for item in tiles.computation.indices]
-            )
-        )
+        value = cast_to(evaluate(computation.value, registers, lambda _: None, table), dtype_of(computation.target))
+        return guarded(store(computation.target, value, [substitute(item, table) for item in computation.indices]))
 
     return sequence(
         *(allocate_shared(tile, padding=_padding(tile)) for _, tile in tiles.units),
