@@ -16,9 +16,8 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.emit.simt_tiles.banks import StoredBox, stores_vectors
-from tvm_ext.tir_passes.emit.simt_tiles.box import Box
+from tvm_ext.tir_passes.emit.simt_tiles.box import Box, CopyShape
 from tvm_ext.tir_passes.emit.simt_tiles.copy import copy_shapes
-from tvm_ext.tir_passes.emit.simt_tiles.copy_shape import CopyShape
 from tvm_ext.tir_passes.emit.simt_tiles.emit import emit_planned
 from tvm_ext.tir_passes.emit.simt_tiles.operands import OperandPlanner
 from tvm_ext.tir_passes.emit.simt_tiles.tiling import SimtTiling, tile_threads

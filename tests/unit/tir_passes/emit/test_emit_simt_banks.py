@@ -17,7 +17,7 @@ from tests.unit.tir_passes.emit.simt_operators import (
 )
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.tir_passes.emit.simt_tiles.banks import read_pattern, turns, write_patterns
-from tvm_ext.tir_passes.emit.simt_tiles.copy_shape import CopyShape
+from tvm_ext.tir_passes.emit.simt_tiles.box import CopyShape
 from tvm_ext.tir_passes.emit.simt_tiles.operands import plan_operands
 from tvm_ext.tir_passes.emit.simt_tiles.tiling import SimtTiling, deepened, digits, reduction_split, tile_threads
 from tvm_ext.tir_passes.roller.construct import construct

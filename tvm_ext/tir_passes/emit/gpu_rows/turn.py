@@ -64,7 +64,7 @@ class _Tiles:
     def element(
         self, at: Sequence[Expr], read: Expr, written: Expr
     ) -> tuple[list[tuple[Var, Expr]], Callable[[Stmt], Stmt]]:
-        """What the variables are so far along both axes of the tile at ``at``; what lets a statement run if they exist."""
+        """What the variables are so far along both axes of the tile at ``at``; what guards a statement there."""
         own, grid = list(at), self.form.grid
         own[self.read] = at[self.read] * index(self.side) + read
         own[self.written] = at[self.written] * index(self.side) + written

@@ -21,8 +21,7 @@ from tvm_ext.devices.hal import MemoryLayer
 from tvm_ext.devices.occupancy import layer_limit_bytes
 from tvm_ext.support.arithmetic import ceil_div
 
-from .box import Box, window_stride
-from .copy_shape import CopyShape
+from .box import Box, CopyShape, window_stride
 from .tiling import Number, SimtTiling, quotient, remainder
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ row; lane 2*r + h writes columns 4*h .. 4*h + 3 of row r to banks (4*h + e) * 13
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -15,13 +15,24 @@ from tvm_ext._tvm import Analyzer, Buffer, Expr, Stmt, TensorLoad, Var, ir, stru
 from tvm_ext.analysis.computation_exprs import itemsize_bytes, linear_index
 from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads, static_shape
 from tvm_ext.devices.gpu import SECTOR_BYTES, VECTOR_BYTES, WARP
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, load, loop, sequence, store
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    allocate,
+    below,
+    if_all,
+    index,
+    load,
+    loop,
+    sequence,
+    store,
+)
 from tvm_ext.ir.simt_ir import gpu_buffer, unrolled
 from tvm_ext.support.arithmetic import ceil_div
 
 from .banks import StoredBox, stores_vectors
-from .box import Box, window_stride
-from .copy_shape import CopyShape
+from .box import Box, CopyShape, window_stride
 from .tiling import SimtTiling
 
 LEAST_USED = 0.65
@@ -196,17 +207,10 @@ def emit_copy(
     def one(number: Expr) -> Stmt:
         unit = number * index(threads) + thread if rounds > 1 else thread
         body = _copy_unit(box, shape, tiling, unit, starts, tile)
-        if shape.has_idle_units:
-            body = tirx.IfThenElse(shape.used(unit), body, None)
-        return body if shape.units % threads == 0 else tirx.IfThenElse(unit < index(shape.units), body, None)
+        body = if_all([shape.used(unit) if shape.has_idle_units else None], body)
+        return if_all([below(unit, shape.units, threads)], body)
 
-    if rounds == 1:
-        return one(index(0))
-    return (unrolled if rounds <= MAX_UNROLLED_ROUNDS else _serial)(rounds, "round", one)
-
-
-def _serial(extent: int, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
-    return loop(extent, SERIAL, name, body)
+    return unrolled(rounds, "round", one) if rounds <= MAX_UNROLLED_ROUNDS else loop(rounds, SERIAL, "round", one)
 
 
 def _copy_unit(
@@ -229,7 +233,7 @@ def _copy_unit(
         return loop(shape.width, VECTORIZED, "e", lambda e: store(box.buffer, value(e), target(e)))
     vector = gpu_buffer((shape.width,), box.box.dtype, f"{box.buffer.name}_vector", "local")
     return sequence(
-        tirx.AllocBuffer(vector, {}),
+        allocate(vector),
         loop(shape.width, VECTORIZED, "e", lambda e: store(vector, value(e), [e])),
         loop(shape.width, UNROLLED, "e", lambda e: store(box.buffer, load(vector, [e]), target(e))),
     )

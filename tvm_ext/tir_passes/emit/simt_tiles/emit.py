@@ -20,17 +20,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_equal, tirx
-from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
+from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
+from tvm_ext.analysis.computations import (
+    Computation,
+    dtype_of,
+    mentions,
+    replace_equal_loads,
+    replace_loads,
+    static_shape,
+    substitute,
+)
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
     VECTORIZED,
+    accumulate,
     allocate,
-    as_index,
-    combine,
+    below,
+    bind_at,
     flat,
+    if_all,
     in_dtype,
     index,
     load,
@@ -46,26 +56,12 @@ from tvm_ext.support.arithmetic import ceil_div
 from .banks import with_buffer
 from .box import produce
 from .copy import emit_copy, is_vector
-from .limits import in_shared_memory, partial_sums, planned_registers
-from .operands import Operand, plan_operands, tail_shape
-from .store import join_groups, over_registers, store_tile
+from .operands import Operand, in_shared_memory, partial_sums, plan_operands, planned_registers, tail_shape
+from .store import Numbers, TileStore, join_groups, over_registers
 from .tiling import SimtTiling, deepened, reduction_split, tile_threads
 
 UNROLLED_OPERATIONS = 1024
 """Loops over the points of a step are unrolled while their body stays below so many accumulations."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Body:
-    """What the statements of one thread have in common."""
-
-    tiling: SimtTiling
-    operands: tuple[Operand, ...]
-    accumulators: Buffer
-    thread: Expr
-    group: Expr
-    at: Mapping[int, Expr]
-    block: Mapping[int, Expr]  # where the threadblock's tile starts along each spatial axis
 
 
 def emit_simt_tile(
@@ -106,7 +102,17 @@ def emit_planned(
     block_count = prod(tiling.grid)
 
     def body(block: Expr, thread: Expr) -> Stmt:
-        return _thread_body(tiling, operands, epilogue, partial, block, thread)
+        blocks = split_index(block, tiling.grid)
+        group, at = tiling.coordinates(thread)
+        return _Thread(
+            tiling=tiling,
+            operands=operands,
+            accumulators=gpu_buffer((tiling.accumulators,), tiling.accumulator_dtype, "acc", "local"),
+            thread=thread,
+            group=group,
+            at=at,
+            block={p: b * index(tiling.tile[p]) for p, b in zip(tiling.spatial, blocks, strict=True)},
+        ).statement(tuple(epilogue), partial)
 
     kernel = launch(block_count, tiling.thread_count, body)
     return SimtKernel(
@@ -130,217 +136,185 @@ def _notes(tiling: SimtTiling, operands: Sequence[Operand], program: RProgram) -
 
 
 # --- one thread ----------------------------------------------------------------------------------------------------
-def _thread_body(
-    tiling: SimtTiling,
-    operands: tuple[Operand, ...],
-    epilogue: Sequence[Computation],
-    partial: Buffer | None,
-    block: Expr,
-    thread: Expr,
-) -> Stmt:
-    accumulators = gpu_buffer((tiling.accumulators,), tiling.accumulator_dtype, "acc", "local")
-    tile = tiling.tile
-    blocks = split_index(block, tiling.grid)
-    group, at = tiling.coordinates(thread)
-    body = _Body(
-        tiling=tiling,
-        operands=operands,
-        accumulators=accumulators,
-        thread=thread,
-        group=group,
-        at=at,
-        block={p: b * index(tile[p]) for p, b in zip(tiling.spatial, blocks, strict=True)},
-    )
-    initial = in_dtype(tiling.computation.init, tiling.accumulator_dtype)
-    finish = store_tile(tiling, epilogue, accumulators, body.block, at)
-    joined: list[Stmt] = []
-    if partial is not None:
-        own = tirx.floormod(thread, index(tiling.group_threads))
-        joined = join_groups(tiling, accumulators, partial, group, own)
-        finish = tirx.IfThenElse(group < index(1), finish, None)
-    shared = [operand.box.buffer for operand in operands if operand.box is not None]
-    return sequence(
-        *(allocate(buffer) for buffer in (*shared, *([] if partial is None else [partial]))),
-        *(allocate(buffer) for buffer in (accumulators, *(operand.fragment for operand in operands))),
-        unrolled(tiling.accumulators, "i", lambda i: store(accumulators, initial, [i])),
-        *_copies(body, [o for o in operands if not o.stepped(tiling)], body.block, tile),
-        _steps(body),
-        *joined,
-        finish,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Thread:
+    """Writes the statements of one thread, ``thread`` of its block, at ``at`` in the ``group`` of threads."""
+
+    tiling: SimtTiling
+    operands: tuple[Operand, ...]
+    accumulators: Buffer
+    thread: Expr
+    group: Expr
+    at: Mapping[int, Expr]
+    block: Mapping[int, Expr]  # where the threadblock's tile starts along each spatial axis
+
+    def statement(self, epilogue: tuple[Computation, ...], partial: Buffer | None) -> Stmt:
+        tiling, sums = self.tiling, self.accumulators
+        initial = in_dtype(tiling.computation.init, tiling.accumulator_dtype)
+        end = [TileStore(tiling=tiling, epilogue=epilogue, starts=self.block, at=self.at).statement(sums)]
+        if partial is not None:
+            own = tirx.floormod(self.thread, index(tiling.group_threads))
+            end = [*join_groups(tiling, sums, partial, self.group, own), if_all([self.group < index(1)], *end)]
+        shared = [operand.box.buffer for operand in self.operands if operand.box is not None]
+        registers = [sums, *(operand.fragment for operand in self.operands)]
+        return sequence(
+            *map(allocate, [*shared, *([] if partial is None else [partial]), *registers]),
+            unrolled(tiling.accumulators, "i", lambda i: store(sums, initial, [i])),
+            *self._copies([o for o in self.operands if not o.stepped(tiling)], self.block, tiling.tile),
+            self._steps(),
+            *end,
+        )
+
+    def _copies(self, operands: Sequence[Operand], starts: Mapping[int, Expr], tile: Mapping[int, int]) -> list[Stmt]:
+        full = {**{p: index(0) for p in self.tiling.reduction}, **starts}
+        return [
+            emit_copy(operand.box, tail_shape(operand, self.tiling, tile), self.tiling, self.thread, full, tile)
+            for operand in operands
+            if operand.box is not None
+        ]
+
+    def _steps(self) -> Stmt:
+        """The steps of the reduction; along each axis the whole ones in a loop, then the rest at its own size."""
+        tiling = self.tiling
+
+        def step_of(starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
+            is_whole = tile == tiling.tile
+            own = self if is_whole else self._with_own_memory()
+            stepped = [operand for operand in own.operands if operand.stepped(tiling)]
+            rest = [] if is_whole else [allocate(o.box.buffer) for o in stepped if o.box is not None]
+            return sequence(*rest, *own._copies(stepped, starts, tile), own._points(starts, tile))
+
+        def along(axes: Sequence[int], starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
+            if not axes:
+                return step_of(starts, tile)
+            (p, *rest), step = axes, tiling.step[axes[0]]
+            whole, left = divmod(tiling.computation.extents[p], step)
+            name = f"{tiling.computation.variables[p].name}_step"
+            parts = [loop(whole, SERIAL, name, lambda v: along(rest, {**starts, p: v * index(step)}, tile))]
+            if left:
+                parts.append(along(rest, {**starts, p: index(whole * step)}, {**tile, p: left}))
+            return sequence(*parts)
+
+        return along(tiling.reduction, self.block, tiling.tile)
+
+    def _with_own_memory(self) -> _Thread:
+        """For a last, smaller step, whose tiles have names of their own.
+
+        A buffer that is also loaded behind the loop over the steps could not be loaded ahead in it. Stock
+        StorageRewrite lets both lie in the same memory.
+        """
+        own = []
+        for operand in self.operands:
+            if operand.stepped(self.tiling) and operand.box is not None:
+                old = operand.box.buffer
+                buffer = gpu_buffer(static_shape(old), dtype_of(old), f"{old.name}_rest", str(old.ty.storage_scope))
+                operand = replace(operand, box=with_buffer(operand.box, buffer))
+            own.append(operand)
+        return replace(self, operands=tuple(own))
+
+    def _points(self, starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
+        """The points of one step, innermost loops unrolled; thread groups share the split axis in turn."""
+        tiling = self.tiling
+        budget = UNROLLED_OPERATIONS // max(1, tiling.accumulators)
+        unroll: set[int] = set()
+        for p in reversed(tiling.reduction):
+            budget //= max(1, tile[p])
+            if budget < 1:
+                break
+            unroll.add(p)
+
+        def along(position: int, local: Mapping[int, Expr]) -> Stmt:
+            if position == len(tiling.reduction):
+                return _Point(thread=self, starts=starts, tile=tile, local=local).statement()
+            p = tiling.reduction[position]
+            shared = tiling.split if p == tiling.split_axis else 1
+            count = ceil_div(tile[p], shared)
+
+            def one(v: Expr) -> Stmt:
+                at = v * index(shared) + self.group if shared > 1 else v
+                return if_all([below(at, tile[p], shared)], along(position + 1, {**local, p: at}))
+
+            name = tiling.computation.variables[p].name
+            return unrolled(count, name, one) if p in unroll else loop(count, SERIAL, name, one)
+
+        return along(0, {})
 
 
-def _copies(
-    body: _Body, operands: Sequence[Operand], starts: Mapping[int, Expr], tile: Mapping[int, int]
-) -> list[Stmt]:
-    found = []
-    for operand in operands:
-        if operand.box is not None:
-            shape = tail_shape(operand, body.tiling, tile)
-            full = {**{p: index(0) for p in body.tiling.reduction}, **starts}
-            found.append(emit_copy(operand.box, shape, body.tiling, body.thread, full, tile))
-    return found
+# --- one point of the reduction --------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Point:
+    """The point ``local`` of the step of ``tile`` that begins at ``starts``."""
+
+    thread: _Thread
+    starts: Mapping[int, Expr]
+    tile: Mapping[int, int]
+    local: Mapping[int, Expr]
+
+    def statement(self) -> Stmt:
+        """Loads the operands and accumulates."""
+        thread, tiling, computation = self.thread, self.thread.tiling, self.thread.tiling.computation
+        fragments = [self._load_fragment(operand) for operand in thread.operands]
+        axes = [p for p in tiling.order if tiling.register[p] > 1]
+        loadless = replace_loads(computation.value, lambda item: tirx.const(0, dtype_of(item)))
+        depends = mentions(loadless, *computation.variables)
+
+        def add(numbers: Numbers) -> Stmt:
+            held = [(o.load, load(o.fragment, [_number(tiling, o.axes, numbers)])) for o in thread.operands]
+            value = in_dtype(replace_equal_loads(computation.value, held), tiling.accumulator_dtype)
+            if depends:
+                place = {p: thread.block[p] + x for p, x in self._within(numbers).items()}
+                place |= {p: self.starts[p] + self.local[p] for p in tiling.reduction}
+                value = substitute(value, bind_at(computation, place))
+            return accumulate(thread.accumulators, [_number(tiling, axes, numbers)], value, computation.combiner)
+
+        return sequence(*fragments, over_registers(tiling, axes, add))
+
+    def _within(self, numbers: Numbers) -> dict[int, Expr]:
+        """Where in the tile the thread's elements ``numbers`` are."""
+        tiling, at = self.thread.tiling, self.thread.at
+        return {p: tiling.register_element(p, at[p], numbers.get(p, 0)) for p in tiling.spatial}
+
+    def _load_fragment(self, operand: Operand) -> Stmt:
+        """Loads what one thread needs of ``operand``."""
+        thread, tiling, axes = self.thread, self.thread.tiling, operand.axes
+        vector = axes[-1] if axes else None
+        width = tiling.piece[vector] if vector is not None else 1
+
+        def value(numbers: Numbers, piece: Expr, e: Expr) -> Expr:
+            within = self._within(numbers)
+            if vector is not None:
+                within[vector] = tiling.within(vector, thread.at[vector], piece, e)
+            if operand.box is not None:
+                return load(operand.box.buffer, [operand.box.read_address({**within, **self.local}, self.tile)])
+            place = {p: thread.block[p] + x for p, x in within.items()}
+            return _direct(tiling, operand, place, self.starts, self.local)
+
+        def fill(numbers: Numbers, piece: Expr, e: Expr) -> Stmt:
+            last = {} if vector is None else {vector: piece * index(width) + e}
+            return store(operand.fragment, value(numbers, piece, e), [_number(tiling, axes, {**numbers, **last})])
+
+        if vector is None:
+            return fill({}, index(0), index(0))
+        is_vectorised = _is_vector_fragment(tiling, operand, vector)
+
+        def pieces(numbers: Numbers) -> Stmt:
+            def one(piece: Expr) -> Stmt:
+                if is_vectorised:
+                    return loop(width, VECTORIZED, "e", lambda e: fill(numbers, piece, e))
+                return unrolled(width, "e", lambda e: fill(numbers, piece, e))
+
+            return unrolled(tiling.register[vector] // width, "piece", one)
+
+        return over_registers(tiling, axes[:-1], pieces)
 
 
-def _steps(body: _Body) -> Stmt:
-    """The steps of the reduction; along each axis the whole ones in a loop, then the rest at its own size."""
-    tiling = body.tiling
-
-    def step_of(starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
-        own = body if tile == tiling.tile else _with_own_memory(body)
-        stepped = [operand for operand in own.operands if operand.stepped(tiling)]
-        rest = [] if own is body else [allocate(o.box.buffer) for o in stepped if o.box is not None]
-        return sequence(*rest, *_copies(own, stepped, starts, tile), _points(own, starts, tile))
-
-    def along(axes: Sequence[int], starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
-        if not axes:
-            return step_of(starts, tile)
-        p, rest = axes[0], axes[1:]
-        whole, left = divmod(tiling.computation.extents[p], tiling.step[p])
-        step = tiling.step[p]
-        parts = []
-        name = f"{tiling.computation.variables[p].name}_step"
-        parts.append(loop(whole, SERIAL, name, lambda v: along(rest, {**starts, p: v * index(step)}, tile)))
-        if left:
-            parts.append(along(rest, {**starts, p: index(whole * step)}, {**tile, p: left}))
-        return sequence(*parts)
-
-    return along(tiling.reduction, body.block, tiling.tile)
+def _number(tiling: SimtTiling, axes: Sequence[int], numbers: Numbers) -> Expr:
+    """Which of a thread's elements along ``axes``, counted row-major."""
+    return flat([numbers[p] for p in axes], [tiling.register[p] for p in axes])
 
 
-def _with_own_memory(body: _Body) -> _Body:
-    """``body`` for a last, smaller step, whose tiles have names of their own.
-
-    A buffer that is also loaded behind the loop over the steps could not be loaded ahead in it. Stock StorageRewrite
-    lets both lie in the same memory.
-    """
-    own = []
-    for operand in body.operands:
-        if operand.stepped(body.tiling) and operand.box is not None:
-            old = operand.box.buffer
-            buffer = gpu_buffer(static_shape(old), dtype_of(old), f"{old.name}_rest", str(old.ty.storage_scope))
-            operand = replace(operand, box=with_buffer(operand.box, buffer))
-        own.append(operand)
-    return replace(body, operands=tuple(own))
-
-
-def _points(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int]) -> Stmt:
-    """The points of one step, innermost loops unrolled; thread groups share the split axis in turn."""
-    tiling = body.tiling
-    budget = UNROLLED_OPERATIONS // max(1, tiling.accumulators)
-    unroll: set[int] = set()
-    for p in reversed(tiling.reduction):
-        budget //= max(1, tile[p])
-        if budget < 1:
-            break
-        unroll.add(p)
-
-    def along(position: int, local: Mapping[int, Expr]) -> Stmt:
-        if position == len(tiling.reduction):
-            return _point(body, starts, tile, local)
-        p = tiling.reduction[position]
-        shared = tiling.split if p == tiling.split_axis else 1
-        count = ceil_div(tile[p], shared)
-
-        def one(v: Expr) -> Stmt:
-            at = v * index(shared) + body.group if shared > 1 else v
-            inner = along(position + 1, {**local, p: at})
-            return inner if tile[p] % shared == 0 else tirx.IfThenElse(at < index(tile[p]), inner, None)
-
-        name = tiling.computation.variables[p].name
-        return unrolled(count, name, one) if p in unroll else loop(count, SERIAL, name, one)
-
-    return along(0, {})
-
-
-def _point(body: _Body, starts: Mapping[int, Expr], tile: Mapping[int, int], local: Mapping[int, Expr]) -> Stmt:
-    """Loads the operands of one point of the reduction and accumulates."""
-    tiling, computation = body.tiling, body.tiling.computation
-    fragments = [_load_fragment(body, operand, starts, tile, local) for operand in body.operands]
-    axes = [p for p in tiling.order if tiling.register[p] > 1]
-    depends = _depends_on_axes(computation)
-
-    def accumulate(numbers: Mapping[int, Expr]) -> Stmt:
-        table: list[tuple[Var, Expr]] = []
-        if depends:
-            own = {p: tiling.register_element(p, body.at[p], numbers.get(p, 0)) for p in tiling.spatial}
-            place = {p: body.block[p] + x for p, x in own.items()}
-            place |= {p: starts[p] + local[p] for p in tiling.reduction}
-            table = [(computation.variables[p], as_index(x, computation.variables[p])) for p, x in place.items()]
-        value = in_dtype(_with_fragments(computation.value, body, numbers), tiling.accumulator_dtype)
-        at = [flat([numbers[p] for p in axes], [tiling.register[p] for p in axes])]
-        old = load(body.accumulators, at)
-        return store(body.accumulators, combine(computation.combiner, old, substitute(value, table)), at)
-
-    return sequence(*fragments, over_registers(tiling, axes, accumulate))
-
-
-def _depends_on_axes(computation: Computation) -> bool:
-    """Whether the update mentions its axes outside of the loads."""
-    return mentions(
-        replace_loads(computation.value, lambda item: tirx.const(0, dtype_of(item))), *computation.variables
-    )
-
-
-def _with_fragments(value: Expr, body: _Body, numbers: Mapping[int, Expr]) -> Expr:
-    """The update with each load replaced by the register that holds it."""
-    tiling = body.tiling
-
-    def swap(item: TensorLoad) -> Expr:
-        for operand in body.operands:
-            if structural_equal(item, operand.load):
-                at = flat([numbers[p] for p in operand.axes], [tiling.register[p] for p in operand.axes])
-                return load(operand.fragment, [at])
-        return item
-
-    return replace_loads(value, swap)
-
-
-# --- operands ------------------------------------------------------------------------------------------------------
-def _load_fragment(
-    body: _Body,
-    operand: Operand,
-    starts: Mapping[int, Expr],
-    tile: Mapping[int, int],
-    local: Mapping[int, Expr],
-) -> Stmt:
-    """Loads what one thread needs of ``operand`` at one point of the reduction."""
-    tiling = body.tiling
-    axes = operand.axes
-    vector = axes[-1] if axes else None
-    width = tiling.piece[vector] if vector is not None else 1
-
-    def value(numbers: Mapping[int, Expr], piece: Expr, e: Expr) -> Expr:
-        within = {p: tiling.register_element(p, body.at[p], numbers.get(p, 0)) for p in tiling.spatial}
-        if vector is not None:
-            within[vector] = tiling.within(vector, body.at[vector], piece, e)
-        if operand.box is not None:
-            return load(operand.box.buffer, [operand.box.read_address({**within, **local}, tile)])
-        return _direct(tiling, operand, {p: body.block[p] + x for p, x in within.items()}, starts, local)
-
-    def fill(numbers: Mapping[int, Expr], piece: Expr, e: Expr) -> Stmt:
-        places = [numbers[p] for p in axes[:-1]] + ([piece * index(width) + e] if axes else [])
-        at = [flat(places, [tiling.register[p] for p in axes])]
-        return store(operand.fragment, value(numbers, piece, e), at)
-
-    if vector is None:
-        return fill({}, index(0), index(0))
-    kind = _is_vector_fragment(body, operand, vector)
-
-    def pieces(numbers: Mapping[int, Expr]) -> Stmt:
-        def one(piece: Expr) -> Stmt:
-            if kind:
-                return loop(width, VECTORIZED, "e", lambda e: fill(numbers, piece, e))
-            return unrolled(width, "e", lambda e: fill(numbers, piece, e))
-
-        return unrolled(tiling.register[vector] // width, "piece", one)
-
-    return over_registers(tiling, axes[:-1], pieces)
-
-
-def _is_vector_fragment(body: _Body, operand: Operand, axis: int) -> bool:
+def _is_vector_fragment(tiling: SimtTiling, operand: Operand, axis: int) -> bool:
     """Whether the elements of a piece lie side by side, aligned."""
-    tiling = body.tiling
     width = tiling.piece[axis]
     if width == 1 or operand.box is not None:
         return operand.box is not None and width > 1 and operand.box.width == width
@@ -361,8 +335,7 @@ def _direct(
     """The operand's element at spatial coordinates ``place``, from global memory; zero beyond the output's end."""
     computation = tiling.computation
     everywhere = {**place, **{p: starts[p] + local[p] for p in tiling.reduction}}
-    table = [(computation.variables[p], as_index(x, computation.variables[p])) for p, x in everywhere.items()]
-    value = produce(substitute(operand.load, table), operand.producers)
+    value = produce(substitute(operand.load, bind_at(computation, everywhere)), operand.producers)
     for p in tiling.spatial:
         if tiling.overhangs(p):
             inside = place[p] < index(computation.extents[p])

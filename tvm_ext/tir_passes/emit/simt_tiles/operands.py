@@ -1,4 +1,7 @@
-"""How the threads of a GPU kernel get at its inputs: through boxes in shared memory, or straight from global memory."""
+"""How the threads of a GPU kernel get at its inputs: through boxes in shared memory, or straight from global memory.
+
+And what that takes of a thread's registers and of a block's shared memory; refusals have the numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ from typing import TYPE_CHECKING
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, static_shape
+from tvm_ext.cost.thread_losses import OTHER_REGISTERS
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.occupancy import registers_left, shared_limit_bytes, static_shared_bytes
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.support.arithmetic import ceil_div
 
-from .banks import StoredBox, choose_storage
-from .box import Box, box_of
+from .banks import StoredBox, choose_storage, with_buffer
+from .box import Box, CopyShape, box_of
 from .copy import copy_shapes
-from .copy_shape import CopyShape
 from .tiling import SimtTiling
 
 if TYPE_CHECKING:
@@ -205,3 +210,63 @@ def tail_shape(operand: Operand, tiling: SimtTiling, tile: Mapping[int, int]) ->
     shapes = copy_shapes(operand.box.box, tiling, sizes)
     same = [shape for shape in shapes if shape.patch == operand.shape.patch]
     return (same or shapes)[0]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+def planned_registers(tiling: SimtTiling, operands: Sequence[Operand], device: DeviceSpec) -> int:
+    """Registers that the plan needs; raises IllegalRewrite where a thread has not so many."""
+    accumulators = ceil_div(int(tiling.accumulators * itemsize_bytes(tiling.accumulator_dtype)), 4)
+    fragments = sum(operand.registers for operand in operands)
+    needed = accumulators + fragments + OTHER_REGISTERS
+    limit = min(device.register_limit + OTHER_REGISTERS, registers_left(tiling.thread_count, device))
+    if needed > limit:
+        raise IllegalRewrite(
+            f"{tiling.computation.name}: {accumulators} accumulators, {fragments} operands and {OTHER_REGISTERS} "
+            f"others are {needed} registers; {device.name} leaves {limit} to each of {tiling.thread_count} threads"
+        )
+    return needed
+
+
+def _shared_bytes(tiling: SimtTiling, operands: Sequence[Operand]) -> int:
+    sizes = [int(o.box.elements * itemsize_bytes(o.box.box.dtype)) for o in operands if o.box is not None]
+    sizes.append(int(_partial_elements(tiling) * itemsize_bytes(tiling.accumulator_dtype)))
+    return sum(ceil_div(size, VECTOR_BYTES) * VECTOR_BYTES for size in sizes)
+
+
+def _partial_elements(tiling: SimtTiling) -> int:
+    """Sums that thread groups leave in shared memory, at most."""
+    return tiling.split // 2 * tiling.accumulators * tiling.group_threads
+
+
+def in_shared_memory(
+    tiling: SimtTiling, operands: tuple[Operand, ...], prologue: Sequence[Computation], device: DeviceSpec
+) -> tuple[SimtTiling, tuple[Operand, ...], str, int]:
+    """The operands with their buffers, and the scope; fewer thread groups where their sums do not fit."""
+    capacity, most = static_shared_bytes(device), shared_limit_bytes(device)
+    while _shared_bytes(tiling, operands) > capacity and tiling.split > 1:
+        fewer = tiling.split // 2
+        tiling = replace(tiling, split=fewer, split_axis=tiling.split_axis if fewer > 1 else None)
+        tiling, operands = plan_operands(tiling, prologue, device)
+    total = _shared_bytes(tiling, operands)
+    if total > most:
+        raise IllegalRewrite(
+            f"{tiling.computation.name}: its data tiles take {total} bytes of shared memory, {device.name} has "
+            f"{most} for a block"
+        )
+    scope = "shared" if total <= capacity else "shared.dyn"
+    return tiling, tuple(_with_buffer(operand, scope) for operand in operands), scope, total
+
+
+def _with_buffer(operand: Operand, scope: str) -> Operand:
+    if operand.box is None:
+        return operand
+    name = operand.fragment.name.replace("_fragment", "_shared")
+    buffer = gpu_buffer((operand.box.elements,), operand.box.box.dtype, name, scope)
+    return replace(operand, box=with_buffer(operand.box, buffer))
+
+
+def partial_sums(tiling: SimtTiling, scope: str) -> Buffer | None:
+    """Where thread groups leave their sums; None where there is one group."""
+    if tiling.split == 1:
+        return None
+    return gpu_buffer((_partial_elements(tiling),), tiling.accumulator_dtype, "partial", scope)
