@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd, prod
 
-from tvm_ext._tvm import IF_THEN_ELSE, Analyzer, Buffer, Call, Expr, TensorLoad, Var, ir, structural_walk, tirx
-from tvm_ext.analysis.computation_exprs import access_of, axis_names, itemsize_bytes
+from tvm_ext._tvm import IF_THEN_ELSE, Buffer, Call, Expr, TensorLoad, Var, structural_walk, tirx
+from tvm_ext.analysis.computation_exprs import access_of, analyzer_of, axis_names, itemsize_bytes
 from tvm_ext.analysis.computation_rewrites import inline
 from tvm_ext.analysis.computations import Computation, dtype_of, static_shape, substitute
 from tvm_ext.analysis.gemm_form import GemmForm
@@ -152,10 +153,7 @@ def _flat(whole: Computation, params: Sequence[Buffer]) -> tuple[Computation, Ac
     for size, item in zip(reversed(static_shape(value.source)), reversed(list(value.indices)), strict=True):
         address = address + cast_to(item, INDEX_DTYPE) * index(step)
         step *= size
-    analyzer = Analyzer()
-    for variable, extent in zip(whole.variables, whole.extents, strict=True):
-        analyzer.bind(variable, ir.Range(0, extent))
-    indices = [index(0)] * (len(value.indices) - 1) + [analyzer.simplify(address)]
+    indices = [index(0)] * (len(value.indices) - 1) + [analyzer_of(whole.variables, whole.extents).simplify(address)]
     flat = dataclasses.replace(whole, value=tirx.BufferLoad(value.source, indices))
     access = access_of(value.source, indices, whole)
     return None if any(item is None for item in access.indices) else (flat, access)
@@ -232,14 +230,16 @@ def is_zero(value: Expr) -> bool:
     return type(value).__name__ in ("IntImm", "FloatImm") and float(value.value) == 0.0
 
 
-def guarded(condition: Expr | None, value: Expr, dtype: str) -> Expr:
-    """``value`` where ``condition`` holds, else 0; padding that is there already joins its condition to this one."""
-    if condition is None:
+def guarded(conditions: Iterable[Expr | None], value: Expr, dtype: str) -> Expr:
+    """``value`` where all ``conditions`` hold, else 0; padding that is there already joins its condition to these."""
+    asked = [condition for condition in conditions if condition is not None]
+    if not asked:
         return value
     if isinstance(value, Call) and value.op.same_as(IF_THEN_ELSE) and is_zero(value.args[2]):
-        return guarded(tirx.And(condition, value.args[0]), value.args[1], dtype)
-    return tirx.if_then_else(condition, value, tirx.const(0, dtype))
+        return guarded([reduce(tirx.And, asked), value.args[0]], value.args[1], dtype)
+    return tirx.if_then_else(reduce(tirx.And, asked), value, tirx.const(0, dtype))
 
 
-def within(position: Expr, extent: int) -> Expr:
-    return position < index(extent)
+def within(position: Expr, extent: int | None) -> Expr | None:
+    """Whether ``position`` is below ``extent``; None, which holds always, where no tile crosses it."""
+    return None if extent is None else position < index(extent)

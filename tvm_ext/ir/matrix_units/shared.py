@@ -14,7 +14,7 @@ from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
 from tvm_ext.devices.gpu import VECTOR_BYTES
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, index, loop, store
+from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, below, if_all, index, loop, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -187,7 +187,7 @@ def copy_tile(tile: SharedTile, origin: TileOrigin, thread: Expr, threads: int) 
         else:
             outer, within_row = _split(unit, inner // vector)
         copied = _copy_vector(tile, origin, outer, within_row * index(vector), vector)
-        return copied if units % threads == 0 else tirx.IfThenElse(unit < index(units), copied, None)
+        return if_all([below(unit, units, threads)], copied)
 
     return loop(count, UNROLLED if count <= MAX_UNROLLED_COPIES else SERIAL, f"{operand.name}_copy", one)
 
@@ -204,24 +204,14 @@ def _copy_vector(tile: SharedTile, origin: TileOrigin, outer: Expr, first: Expr,
     line, depth = (outer, first) if operand.lanes_along_depth else (first, outer)
     row, column = (line, depth) if operand.along_depth else (depth, line)
     at_line, at_depth = origin.line + line, origin.depth + depth
-    condition = _both(
-        None if origin.line_bound is None else within(at_line, origin.line_bound),
-        None if origin.depth_bound is None else within(at_depth, origin.depth_bound),
-    )
+    inside = [within(at_line, origin.line_bound), within(at_depth, origin.depth_bound)]
     start = tile.chunk_position(row, tirx.floordiv(column, index(tile.chunk)))
     rest = tirx.floormod(column, index(tile.chunk))
 
     def element(v: Expr | None) -> Expr:
-        value = operand.element(origin.batch, at_line, at_depth, v)
-        return guarded(condition, value, operand.dtype)
+        return guarded(inside, operand.element(origin.batch, at_line, at_depth, v), operand.dtype)
 
     if vector == 1:
         return store(tile.buffer, element(None), [start + rest])
     base = start if vector == tile.chunk else start + rest
     return loop(vector, VECTORIZED, "v", lambda v: store(tile.buffer, element(v), [base + v]))
-
-
-def _both(first: Expr | None, second: Expr | None) -> Expr | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return tirx.And(first, second)

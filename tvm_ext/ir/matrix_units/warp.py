@@ -12,6 +12,7 @@ Before, fragments are opaque objects of wmma, 16 x 16 each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, For, Stmt, tirx
@@ -59,7 +60,6 @@ class MmaSync:
         self.a = gpu_buffer([rows, self.lane_elements], dtype, f"A_fragment{suffix}", "local")
         self.b = gpu_buffer([columns // 2, self.lane_elements], dtype, f"B_fragment{suffix}", "local")
         self.accumulators = gpu_buffer([rows, columns, 4], accumulator, f"C_fragment{suffix}", "local")
-        self.buffers = (self.accumulators,)
 
     def clear(self) -> Stmt:
         zero = tirx.const(0, self.accumulator)
@@ -67,36 +67,47 @@ class MmaSync:
         return nest(shape, UNROLLED, ("i", "j", "e"), lambda at: store(self.accumulators, zero, at))
 
     def multiply(self, a: SharedTile, b: SharedTile, warp: WarpPlace) -> Stmt:
-        rows, pairs = self.split.warp_rows // FRAGMENT, self.split.warp_columns // FRAGMENT
+        """Add the products of two tiles in shared memory."""
 
-        def step(k: Expr) -> Stmt:
-            return sequence(
-                allocate(self.a),
-                allocate(self.b),
-                loop(rows, UNROLLED, "i", lambda i: self._load_a(a, warp, i, k)),
-                loop(pairs, UNROLLED, "j", lambda j: self._load_b(b, warp, j, k)),
-                nest((rows, 2 * pairs), UNROLLED, ("i", "j"), lambda at: self._mma(*at)),
-            )
+        def load_rows(k: Expr) -> list[Stmt]:
+            return [loop(self.row_fragments, UNROLLED, "i", lambda i: self._load_a(a, warp, i, k))]
 
-        return unrolled_by_compiler(loop(self.split.depth // self.step, UNROLLED, "k_inner", step))
+        return self._steps([self.a], load_rows, b, warp, lambda i, _: (self.a, i))
 
     def multiply_held(self, held: Buffer, first: Expr, b: SharedTile, warp: WarpPlace) -> Stmt:
         """A's fragments are in registers already: ``held`` [rows / 16, all steps, 8], from step ``first`` on."""
-        rows, pairs = self.split.warp_rows // FRAGMENT, self.split.warp_columns // FRAGMENT
-        steps = int(held.ty.shape[1])
+        steps = index(int(held.ty.shape[1]))
+        return self._steps([], lambda _: [], b, warp, lambda i, k: (held, i * steps + k + first))
+
+    def _steps(
+        self,
+        buffers: list[Buffer],
+        load_rows: Callable[[Expr], list[Stmt]],
+        b: SharedTile,
+        warp: WarpPlace,
+        factor: Callable[[Expr, Expr], tuple[Buffer, Expr]],
+    ) -> Stmt:
+        """The steps of a tile's reduction; ``factor(i, k)`` is the fragment of A, by its buffer and number."""
+        pairs = self.split.warp_columns // FRAGMENT
 
         def step(k: Expr) -> Stmt:
-            def mma(at: tuple[Expr, ...]) -> Stmt:
-                i, j = at
-                return self._mma(i, j, (held, i * index(steps) + k + first))
-
             return sequence(
-                allocate(self.b),
+                *map(allocate, [*buffers, self.b]),
+                *load_rows(k),
                 loop(pairs, UNROLLED, "j", lambda j: self._load_b(b, warp, j, k)),
-                nest((rows, 2 * pairs), UNROLLED, ("i", "j"), mma),
+                nest(
+                    (self.row_fragments, 2 * pairs),
+                    UNROLLED,
+                    ("i", "j"),
+                    lambda at: self._mma(*at, *factor(at[0], k)),
+                ),
             )
 
         return unrolled_by_compiler(loop(self.split.depth // self.step, UNROLLED, "k_inner", step))
+
+    @property
+    def row_fragments(self) -> int:
+        return self.split.warp_rows // FRAGMENT
 
     def _load_a(self, tile: SharedTile, warp: WarpPlace, i: Expr, k: Expr) -> Stmt:
         """Four 8x8 matrices: rows 0-7 and 8-15 of the first chunk, then of the second.
@@ -125,40 +136,16 @@ class MmaSync:
 
     def _ldmatrix(self, tile: SharedTile, fragment: Buffer, at: Expr, position: Expr) -> Stmt:
         transposed = tirx.const(not tile.operand.along_depth, "bool")
-        return _call(
-            self.dtype,
-            "ptx_legacy.ldmatrix",
-            transposed,
-            4,
-            ".b16",
-            fragment.data,
-            at * index(self.lane_elements),
-            tile.buffer.access_ptr("r"),
-            position,
-        )
+        to, pointer = (fragment.data, at * index(self.lane_elements)), tile.buffer.access_ptr("r")
+        return _call(self.dtype, "ptx_legacy.ldmatrix", transposed, 4, ".b16", *to, pointer, position)
 
-    def _mma(self, i: Expr, j: Expr, factor: tuple[Buffer, Expr] | None = None) -> Stmt:
-        """Multiply-add fragments i of A (``factor``: a fragment of another buffer) and j of B."""
-        columns = self.split.warp_columns // MMA_COLUMNS
-        a, position = factor or (self.a, i)
-        kind, result = PTX_TYPES[self.dtype], PTX_TYPES[self.accumulator]
-        return _call(
-            self.accumulator,
-            "ptx_legacy.mma",
-            f"m{FRAGMENT}n{MMA_COLUMNS}k{self.step}",
-            "row",
-            "col",
-            kind,
-            kind,
-            result,
-            a.data,
-            position * index(self.lane_elements),
-            self.b.data,
-            j * index(self.lane_elements // 2),
-            self.accumulators.data,
-            (i * index(columns) + j) * index(4),
-            tirx.const(False, "bool"),
-        )
+    def _mma(self, i: Expr, j: Expr, a: Buffer, number: Expr) -> Stmt:
+        """Multiply-add fragment ``number`` of ``a`` and fragment j of B."""
+        columns, kind = self.split.warp_columns // MMA_COLUMNS, PTX_TYPES[self.dtype]
+        shape = (f"m{FRAGMENT}n{MMA_COLUMNS}k{self.step}", "row", "col", kind, kind, PTX_TYPES[self.accumulator])
+        factors = (a.data, number * index(self.lane_elements), self.b.data, j * index(self.lane_elements // 2))
+        sums = (self.accumulators.data, (i * index(columns) + j) * index(4))
+        return _call(self.accumulator, "ptx_legacy.mma", *shape, *factors, *sums, tirx.const(False, "bool"))
 
 
 def unrolled_by_compiler(statement: Stmt) -> Stmt:
@@ -202,16 +189,14 @@ class Wmma:
         self.accumulators = gpu_buffer(
             [self.rows * self.columns * size], accumulator, f"C_fragment{suffix}", "wmma.accumulator"
         )
-        self.buffers = (self.accumulators,)
 
     def clear(self) -> Stmt:
         zero = tirx.const(0, self.accumulator)
-        return loop(
-            self.rows * self.columns,
-            UNROLLED,
-            "i",
-            lambda i: _call("void", "tvm_fill_fragment", self.accumulators.data, *SHAPE, i, zero),
-        )
+
+        def fill(i: Expr) -> Stmt:
+            return _call("void", "tvm_fill_fragment", self.accumulators.data, *SHAPE, i, zero)
+
+        return loop(self.rows * self.columns, UNROLLED, "i", fill)
 
     def multiply(self, a: SharedTile, b: SharedTile, warp: WarpPlace) -> Stmt:
         def row(i: Expr, k: Expr) -> Stmt:

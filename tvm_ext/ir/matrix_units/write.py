@@ -21,6 +21,7 @@ from tvm_ext.ir.build_ir import (
     VECTORIZED,
     allocate,
     cast_to,
+    if_all,
     index,
     load,
     loop,
@@ -73,14 +74,7 @@ class Destination:
         return sequence(*(piece(first) for first in range(0, count, vector)))
 
     def _bounded(self, row: Expr, column: Expr, statement: Stmt) -> Stmt:
-        checks = [
-            within(position, bound)
-            for position, bound in ((row, self.row_bound), (column, self.column_bound))
-            if bound is not None
-        ]
-        if not checks:
-            return statement
-        return tirx.IfThenElse(checks[0] if len(checks) == 1 else tirx.And(*checks), statement, None)
+        return if_all([within(row, self.row_bound), within(column, self.column_bound)], statement)
 
 
 def output_destination(
@@ -124,15 +118,16 @@ def value_at(
 def store_vector(computation: Computation, columns: Digits, epilogue: Sequence[Computation]) -> int:
     """Columns that may be stored, and their epilogue's other tensors loaded, as one aligned vector; 1 where none."""
     variable, extent = columns.variables[-1], columns.extents[-1]
-    width = _aligned(computation, computation.target, computation.indices, variable, extent)
-    for consumer in epilogue:
-        last = consumer.spatial[-1]
-        for item in consumer.loads():
-            if not item.source.same_as(computation.target):
-                width = gcd(width, _aligned(consumer, item.source, item.indices, last, extent))
+    widths = [_aligned(computation, computation.target, computation.indices, variable, extent)]
+    widths += [
+        _aligned(consumer, item.source, item.indices, consumer.spatial[-1], extent)
+        for consumer in epilogue
+        for item in consumer.loads()
+        if not item.source.same_as(computation.target)
+    ]
     # nvcc keeps stock TVM's struct of four bfloat16 in local memory, a pair of them in registers
     pairs = any(dtype_of(buffer) == "bfloat16" for buffer in _written(computation, epilogue))
-    return gcd(width, 2 if pairs else PIECE)
+    return gcd(*widths, 2 if pairs else PIECE)
 
 
 def _written(computation: Computation, epilogue: Sequence[Computation]) -> list[Buffer]:
@@ -182,61 +177,55 @@ def write_fragments(mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Dest
     """Store the accumulators of mma.sync: row lane // 4 (+ 8), columns 2 * (lane % 4) and the next."""
     exchange = to.itemsize_bytes * MMA_COLUMNS < SECTOR_BYTES and to.vector == PIECE
     rows, columns = (int(size) for size in mma.accumulators.ty.shape[:2])
-    inner = columns // 2 if exchange else columns
-    one = _write_pair if exchange else _write_fragment
 
     def strip(at: tuple[Expr, ...]) -> Stmt:
-        return one(mma, corner, place, to, *at)
+        i, half, j = at
+        row = corner.row + i * index(FRAGMENT) + half * index(8) + tirx.floordiv(place.lane, index(4))
 
-    return nest((rows, 2, inner), UNROLLED, ("i", "half", "j"), strip)
+        def accumulator(fragment: Expr, e: Expr) -> Expr:
+            return load(mma.accumulators, [i, fragment, half * index(2) + e])
 
+        if exchange:
+            return _write_pair(mma.accumulator, accumulator, corner, row, place.lane, to, j)
+        column = corner.column + j * index(MMA_COLUMNS) + tirx.floormod(place.lane, index(4)) * index(2)
+        return to.store_piece(corner.batch, row, column, 2, lambda e: accumulator(j, e))
 
-def _row(corner: TileCorner, place: WarpPlace, i: Expr, half: Expr) -> Expr:
-    return corner.row + i * index(FRAGMENT) + half * index(8) + tirx.floordiv(place.lane, index(4))
-
-
-def _write_fragment(
-    mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination, i: Expr, half: Expr, j: Expr
-) -> Stmt:
-    column = corner.column + j * index(MMA_COLUMNS) + tirx.floormod(place.lane, index(4)) * index(2)
-
-    def element(e: Expr) -> Expr:
-        return load(mma.accumulators, [i, j, half * index(2) + e])
-
-    return to.store_piece(corner.batch, _row(corner, place, i, half), column, 2, element)
+    return nest((rows, 2, columns // 2 if exchange else columns), UNROLLED, ("i", "half", "j"), strip)
 
 
 def _write_pair(
-    mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination, i: Expr, half: Expr, pair: Expr
+    dtype: str,
+    accumulator: Callable[[Expr, Expr], Expr],
+    corner: TileCorner,
+    row: Expr,
+    lane: Expr,
+    to: Destination,
+    pair: Expr,
 ) -> Stmt:
     """Two fragments after an exchange: even lanes keep the first one, odd lanes the second.
 
     Worked example, row 0: lane 0 holds columns 0, 1 and 8, 9, lane 1 columns 2, 3 and 10, 11. Lane 0 gives 8, 9 for
     2, 3 and stores 0-3; lane 1 stores 8-11; lanes 2 and 3 store 4-7 and 12-15.
     """
-    lane = place.lane
     odd = tirx.floormod(lane, index(2)) == index(1)
-    piece = gpu_buffer([PIECE], mma.accumulator, "piece", "local")
-
-    def accumulator(fragment: int, e: int) -> Expr:
-        j = pair * index(2) + index(fragment)
-        return load(mma.accumulators, [i, j, half * index(2) + index(e)])
+    piece = gpu_buffer([PIECE], dtype, "piece", "local")
 
     def exchanged(e: int) -> Stmt:
-        given = tirx.Select(odd, accumulator(0, e), accumulator(1, e))
-        kept = tirx.Select(odd, accumulator(1, e), accumulator(0, e))
-        taken = gpu_buffer([1], mma.accumulator, "taken", "local")
+        first, second = (accumulator(pair * index(2) + index(fragment), index(e)) for fragment in (0, 1))
+        given, kept = tirx.Select(odd, first, second), tirx.Select(odd, second, first)
+        taken = gpu_buffer([1], dtype, "taken", "local")
+        received = load(taken, [index(0)])
         return sequence(
             allocate(taken),
             store(taken, shuffle_xor(given, 1), [index(0)]),
-            store(piece, tirx.Select(odd, load(taken, [index(0)]), kept), [index(e)]),
-            store(piece, tirx.Select(odd, kept, load(taken, [index(0)])), [index(2 + e)]),
+            store(piece, tirx.Select(odd, received, kept), [index(e)]),
+            store(piece, tirx.Select(odd, kept, received), [index(2 + e)]),
         )
 
     fragment = pair * index(2) + tirx.floormod(lane, index(2))
     quad = tirx.floordiv(tirx.floormod(lane, index(4)), index(2))
     column = corner.column + fragment * index(MMA_COLUMNS) + quad * index(PIECE)
-    stored = to.store_piece(corner.batch, _row(corner, place, i, half), column, PIECE, lambda v: load(piece, [v]))
+    stored = to.store_piece(corner.batch, row, column, PIECE, lambda v: load(piece, [v]))
     return sequence(allocate(piece), exchanged(0), exchanged(1), stored)
 
 
@@ -245,16 +234,9 @@ ALL_LANES = 0xFFFFFFFF
 
 def shuffle_xor(value: Expr, mask: int) -> Expr:
     """The value of the lane whose number differs by ``mask``; every lane of the warp must take part."""
-    lanes = tirx.const(ALL_LANES, "uint32")
-    return tirx.call_intrin(
-        dtype_of(value),
-        "tirx.tvm_warp_shuffle_xor",
-        lanes,
-        value,
-        tirx.const(mask, "int32"),
-        tirx.const(WARP, "int32"),
-        tirx.const(WARP, "int32"),
-    )
+    width = tirx.const(WARP, "int32")
+    operands = (tirx.const(ALL_LANES, "uint32"), value, tirx.const(mask, "int32"), width, width)
+    return tirx.call_intrin(dtype_of(value), "tirx.tvm_warp_shuffle_xor", *operands)
 
 
 # ---- wmma -----------------------------------------------------------------------------------------------------------
@@ -279,9 +261,8 @@ def write_wmma(wmma: Wmma, staging: Buffer, corner: TileCorner, place: WarpPlace
         def take(u: Expr) -> Stmt:
             first = (u * index(WARP) + place.lane) * index(width)
             row, column = tirx.floordiv(first, index(FRAGMENT)), tirx.floormod(first, index(FRAGMENT))
-            return to.store_piece(
-                corner.batch, top + row, left + column, width, lambda v: load(staging, [base + first + v])
-            )
+            staged = lambda v: load(staging, [base + first + v])  # noqa: E731 - short
+            return to.store_piece(corner.batch, top + row, left + column, width, staged)
 
         put = wmma.store(staging.access_ptr("w", offset=base), FRAGMENT, i, j)
         return sequence(put, loop(FRAGMENT * FRAGMENT // width // WARP, UNROLLED, "u", take))
