@@ -78,6 +78,11 @@ def allocate_shared(buffer: Buffer, *, padding: int = 0) -> Stmt:
     return tirx.AllocBuffer(buffer, {"buffer_dim_align": [[-1, rows, row + padding, 0]]})
 
 
+def with_blocks_per_unit(statement: Stmt, blocks: int) -> Stmt:
+    """A statement of a kernel, and with it how many blocks the device's compiler is told to fit into a unit."""
+    return tirx.AttrStmt(tirx.const(0, "int32"), MIN_BLOCKS_PER_UNIT, tirx.const(max(1, blocks), "int32"), statement)
+
+
 def unrolled(extent: int, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
     """``body`` for every ``name`` in ``range(extent)``, unrolled by the device's compiler and not by TVM.
 

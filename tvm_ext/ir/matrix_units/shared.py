@@ -12,7 +12,7 @@ from math import gcd
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.gemm_form import CHUNKS_OF_ALL_BANKS, padded_chunks
+from tvm_ext.analysis.gemm_form import CHUNKS_OF_ALL_BANKS, FRAGMENT, padded_chunks
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, below, if_all, index, loop, store
 from tvm_ext.ir.simt_ir import gpu_buffer
@@ -34,7 +34,8 @@ MAX_UNROLLED_COPIES = 8
 class SharedTile:
     """``line_count`` x ``depth_count`` elements of an operand, as rows of ``row`` elements ``pitch`` elements apart.
 
-    With ``swizzled``, chunks of a row change places with each other (`swizzle`), so that nothing is padded.
+    With ``swizzled``, chunks of a row change places with each other (`swizzle`), so that nothing is padded. Depths and
+    chunks along the depth are counted from fragment ``first`` on.
     """
 
     operand: Factor
@@ -43,6 +44,7 @@ class SharedTile:
     depth_count: int
     pitch: int
     swizzled: bool
+    first: Expr | None = None
 
     @property
     def row(self) -> int:
@@ -63,11 +65,14 @@ class SharedTile:
 
     def element_position(self, line: Expr, depth: Expr) -> Expr:
         """Where an element is in a tile that is not swizzled."""
+        depth = depth if self.first is None else depth + self.first * index(FRAGMENT)
         row, column = (line, depth) if self.operand.along_depth else (depth, line)
         return row * index(self.pitch) + column
 
     def chunk_position(self, row: Expr, chunk: Expr) -> Expr:
         """Where the ``chunk``-th 16 bytes of ``row`` start, in elements."""
+        if self.first is not None:
+            chunk = chunk + self.first * index(FRAGMENT // self.chunk)
         if self.swizzled:
             chunk = swizzle(row, chunk, self.row // self.chunk)
         return row * index(self.pitch) + chunk * index(self.chunk)

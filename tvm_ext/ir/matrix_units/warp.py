@@ -91,16 +91,15 @@ class MmaSync:
         pairs = self.split.warp_columns // FRAGMENT
 
         def step(k: Expr) -> Stmt:
+            def multiply(at: tuple[Expr, ...]) -> Stmt:
+                i, j = at
+                return self._mma(i, j, *factor(i, k))
+
             return sequence(
                 *map(allocate, [*buffers, self.b]),
                 *load_rows(k),
                 loop(pairs, UNROLLED, "j", lambda j: self._load_b(b, warp, j, k)),
-                nest(
-                    (self.row_fragments, 2 * pairs),
-                    UNROLLED,
-                    ("i", "j"),
-                    lambda at: self._mma(*at, *factor(at[0], k)),
-                ),
+                nest((self.row_fragments, 2 * pairs), UNROLLED, ("i", "j"), multiply),
             )
 
         return unrolled_by_compiler(loop(self.split.depth // self.step, UNROLLED, "k_inner", step))

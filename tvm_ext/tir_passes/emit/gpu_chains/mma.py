@@ -28,7 +28,7 @@ from tvm_ext.ir.matrix_units.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, 
 from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_fragments, write_wmma
 from tvm_ext.ir.simt_ir import gpu_buffer
 
-from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
+from .parts import ChainParts, kept_values, with_planned_blocks
 
 STAGING_PITCH = 24
 """Floats from row to row of a warp's fragment: rows one or two apart start at different halves of the banks."""
@@ -79,7 +79,7 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
             warp_rows=parts.tile.warp_rows(position),
             warp_columns=tile.columns // tile.across,
         )
-        factor = weight_factor(parts, position)
+        factor = dataclasses.replace(parts.operands[position][1], name=f"B{position}")
         last = position == len(parts.tile.products) - 1
         in_registers = parts.tile.residence == "registers"
         steps = [split.warp_rows // FRAGMENT, tile.columns // FRAGMENT, 8]
@@ -234,21 +234,4 @@ def _multiply(before: _MmaProduct, product: _MmaProduct, first: Expr, place: War
         assert isinstance(product.mma, MmaSync)
         return product.mma.multiply_held(before.held, first, product.weights, place)
     assert before.kept is not None
-    kept = _FromChunk(
-        **{field.name: getattr(before.kept, field.name) for field in dataclasses.fields(before.kept)},
-        first=first,
-    )
-    return product.mma.multiply(kept, product.weights, place)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _FromChunk(SharedTile):
-    """A tile whose rows are read from fragment ``first`` on."""
-
-    first: Expr
-
-    def chunk_position(self, row: Expr, chunk: Expr) -> Expr:
-        return SharedTile.chunk_position(self, row, chunk + self.first * index(FRAGMENT // self.chunk))
-
-    def element_position(self, line: Expr, depth: Expr) -> Expr:
-        return SharedTile.element_position(self, line, depth + self.first * index(FRAGMENT))
+    return product.mma.multiply(dataclasses.replace(before.kept, first=first), product.weights, place)

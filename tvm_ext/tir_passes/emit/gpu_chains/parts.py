@@ -12,11 +12,11 @@ from tvm_ext.cost.gpu_chain import ChainTile
 from tvm_ext.cost.gpu_chain_tiles import declared_shared
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_thread_registers, static_shared_bytes
-from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, index, loop
+from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, if_all, index, loop
 from tvm_ext.ir.matrix_units.operand import Factor, digits_of, read_operands, within
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile
 from tvm_ext.ir.matrix_units.write import Destination, output_destination, store_vector, value_at
-from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT
+from tvm_ext.ir.simt_ir import with_blocks_per_unit
 from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
 
 from ...plan.gpu_chain import ChainGroup, ChainLink, made_by
@@ -57,23 +57,21 @@ class ChainParts:
 
     def copy_weights(self, tile: SharedTile, position: int, step: Expr, thread: Expr) -> Stmt:
         """All threads copy the second factor's part of one reduction step."""
-        origin = TileOrigin(
-            batch=index(0),
-            line=index(0),
-            depth=step * index(self.tile.products[position].depth),
-            line_bound=self.column_bound(position),
-            depth_bound=self.depth_bound(position),
-        )
-        return copy_tile(tile, origin, thread, self.tile.threads)
+        return self._copy(tile, position, index(0), self.column_bound(position), step, thread)
 
     def copy_rows(self, tile: SharedTile, first_row: Expr, step: Expr, thread: Expr) -> Stmt:
         """All threads copy the block's rows of the first factor for one reduction step."""
+        return self._copy(tile, 0, first_row, self.row_bound, step, thread)
+
+    def _copy(
+        self, tile: SharedTile, position: int, line: Expr, line_bound: int | None, step: Expr, thread: Expr
+    ) -> Stmt:
         origin = TileOrigin(
             batch=index(0),
-            line=first_row,
-            depth=step * index(self.tile.products[0].depth),
-            line_bound=self.row_bound,
-            depth_bound=self.depth_bound(0),
+            line=line,
+            depth=step * index(self.tile.products[position].depth),
+            line_bound=line_bound,
+            depth_bound=self.depth_bound(position),
         )
         return copy_tile(tile, origin, thread, self.tile.threads)
 
@@ -117,50 +115,29 @@ class KeptValues:
 
         ``element(lane)`` is the product before its epilogue.
         """
-        row, column = at
-        vector = self._vector(count)
+        (row, column), link, consumer = at, self.link, self.consumer
+        columns = digits_of(link.computation, link.form.columns)
+        # as many columns are computed at a time as the epilogue's other tensors can be loaded at once
+        vector = min(count, store_vector(link.computation, columns, link.group.epilogue))
+        one_by_one = consumer is not None and is_lane_by_lane(consumer.value) and vector > 1
+        # of rows only what an epilogue reads asks
+        row_bound = self.row_bound if consumer is not None and len(consumer.sources()) > 1 else None
+        made = made_by(link.group)
+        assert made is not None
+        zero = tirx.const(0, dtype_of(made.target))
 
         def piece(p: Expr) -> Stmt:
-            first = column + p * index(vector)
+            first, place = column + p * index(vector), p * index(vector)
 
             def lane(v: Expr) -> Stmt:
-                value = self._value(row, first, v if vector > 1 else None, element(p * index(vector) + v))
-                return put(p * index(vector) + v, value)
+                where = (row, first, v if vector > 1 else None)
+                return put(place + v, value_at(link.computation, link.form, consumer, where, element(place + v)))
 
-            def empty(v: Expr) -> Stmt:
-                return put(p * index(vector) + v, tirx.const(0, self._dtype))
-
-            return self._bounded(row, first, self._lanes(vector, lane), loop(vector, VECTORIZED, "v", empty))
+            inside = store_lanes(vector, lane) if one_by_one else loop(vector, VECTORIZED, "v", lane)
+            empty = loop(vector, VECTORIZED, "v", lambda v: put(place + v, zero))
+            return if_all([within(row, row_bound), within(first, self.column_bound)], inside, empty)
 
         return loop(count // vector, UNROLLED, "piece", piece)
-
-    def _vector(self, count: int) -> int:
-        """Columns that are computed at a time: as many as the epilogue's other tensors can be loaded at once."""
-        columns = digits_of(self.link.computation, self.link.form.columns)
-        return min(count, store_vector(self.link.computation, columns, self.link.group.epilogue))
-
-    def _lanes(self, vector: int, lane: Callable[[Expr], Stmt]) -> Stmt:
-        if self.consumer is not None and is_lane_by_lane(self.consumer.value) and vector > 1:
-            return store_lanes(vector, lane)
-        return loop(vector, VECTORIZED, "v", lane)
-
-    @property
-    def _dtype(self) -> str:
-        made = made_by(self.link.group)
-        assert made is not None
-        return dtype_of(made.target)
-
-    def _value(self, row: Expr, column: Expr, lane: Expr | None, element: Expr) -> Expr:
-        return value_at(self.link.computation, self.link.form, self.consumer, (row, column, lane), element)
-
-    def _bounded(self, row: Expr, column: Expr, inside: Stmt, outside: Stmt) -> Stmt:
-        """``inside`` where the tensor has the element, else ``outside``; of rows only what an epilogue reads asks."""
-        reads = self.consumer is not None and len(self.consumer.sources()) > 1
-        bounds = ((row, self.row_bound if reads else None), (column, self.column_bound))
-        checks = [within(position, bound) for position, bound in bounds if bound is not None]
-        if not checks:
-            return inside
-        return tirx.IfThenElse(checks[0] if len(checks) == 1 else tirx.And(*checks), inside, outside)
 
 
 def kept_values(parts: ChainParts, position: int) -> KeptValues:
@@ -173,10 +150,4 @@ def with_planned_blocks(statement: Stmt, parts: ChainParts) -> Stmt:
     """A statement of the kernel, and with it how many blocks ptxas is to fit into a unit; see `ROOM`."""
     use = parts.tile.use
     roomy = dataclasses.replace(use, registers=min(int(use.registers * ROOM), max_thread_registers(parts.device)))
-    blocks = tirx.const(max(1, blocks_per_unit(roomy, parts.device)), "int32")
-    return tirx.AttrStmt(tirx.const(0, "int32"), MIN_BLOCKS_PER_UNIT, blocks, statement)
-
-
-def weight_factor(parts: ChainParts, position: int) -> Factor:
-    """The second factor of a product, named after its position."""
-    return dataclasses.replace(parts.operands[position][1], name=f"B{position}")
+    return with_blocks_per_unit(statement, blocks_per_unit(roomy, parts.device))

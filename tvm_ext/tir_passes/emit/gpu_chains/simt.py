@@ -19,6 +19,7 @@ from tvm_ext.ir.build_ir import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
+    accumulate,
     allocate,
     cast_to,
     index,
@@ -32,7 +33,7 @@ from tvm_ext.ir.matrix_units.operand import Factor
 from tvm_ext.ir.matrix_units.shared import SharedTile
 from tvm_ext.ir.simt_ir import gpu_buffer, unrolled
 
-from .parts import ChainParts, kept_values, weight_factor, with_planned_blocks
+from .parts import ChainParts, kept_values, with_planned_blocks
 
 ACCUMULATED = "float32"
 
@@ -41,8 +42,7 @@ def simt_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
     """What a threadblock does: its rows of all products, one after the other."""
     place = _place(parts, block, thread)
     products = [_product(parts, position) for position in range(len(parts.tile.products))]
-    first_factor = _in_floats(parts.operands[0][0], along_depth=True)
-    rows = _row_tile(parts, dataclasses.replace(first_factor, name="A"), parts.tile.products[0].depth)
+    rows = _row_tile(parts, _in_floats(parts.operands[0][0], "A", along_depth=True), parts.tile.products[0].depth)
     statements = [allocate(products[0].sums), with_planned_blocks(products[0].clear(), parts)]
 
     def first(k: Expr) -> Stmt:
@@ -57,7 +57,8 @@ def simt_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
     statements.append(loop(parts.tile.products[0].steps, SERIAL, "k_outer", first))
     for position, item in enumerate(products[1:], start=1):
         before = products[position - 1]
-        kept = _row_tile(parts, _kept_factor(parts, position), parts.tile.products[position - 1].columns)
+        factor = _in_floats(parts.operands[position][0], f"kept{position - 1}", along_depth=True)
+        kept = _row_tile(parts, factor, parts.tile.products[position - 1].columns)
         statements += [allocate(kept.buffer), _keep(parts, position - 1, before, kept, place)]
         statements += [allocate(item.sums), item.clear(), _later(parts, position, item, kept, place, thread)]
     return sequence(*statements, _write(parts, products[-1], place))
@@ -113,23 +114,23 @@ class _SimtProduct:
         """Add the products of one step: of ``rows`` from element ``first`` on, of the second factor from the start."""
         own_rows, vectors = self.shape
 
-        def read_row(i: Expr, at: Expr) -> Stmt:
-            start = place.row_at(i) * index(rows.pitch) + at
-            return loop(
-                VECTOR, VECTORIZED, "v", lambda v: store(self.row_values, load(rows.buffer, [start + v]), [i, v])
-            )
-
-        def read_columns(j: Expr, at: Expr) -> Stmt:
-            start = at * index(self.weights.pitch) + place.column_at(j)
+        def read(target: Buffer, number: Expr, source: SharedTile, start: Expr) -> Stmt:
+            """Four neighbours to the vector ``number`` of ``target``."""
 
             def lane(v: Expr) -> Stmt:
-                return store(self.column_values, load(self.weights.buffer, [start + v]), [j, v])
+                return store(target, load(source.buffer, [start + v]), [number, v])
 
             return loop(VECTOR, VECTORIZED, "v", lane)
 
+        def read_row(i: Expr, at: Expr) -> Stmt:
+            return read(self.row_values, i, rows, place.row_at(i) * index(rows.pitch) + at)
+
+        def read_columns(j: Expr, at: Expr) -> Stmt:
+            return read(self.column_values, j, self.weights, at * index(self.weights.pitch) + place.column_at(j))
+
         def add(u: Expr, i: Expr, j: Expr, v: Expr) -> Stmt:
             product = load(self.row_values, [i, u]) * load(self.column_values, [j, v])
-            return store(self.sums, load(self.sums, [i, j, v]) + product, [i, j, v])
+            return accumulate(self.sums, [i, j, v], product)
 
         def one(u: Expr, k: Expr) -> Stmt:
             return sequence(
@@ -156,21 +157,23 @@ def _product(parts: ChainParts, position: int) -> _SimtProduct:
     tile = parts.tile.products[position]
     rows = parts.tile.rows * tile.across // parts.tile.threads
     vectors = tile.columns // tile.across // VECTOR
-    factor = _in_floats(weight_factor(parts, position), along_depth=False)
+    factor = _in_floats(parts.operands[position][1], f"B{position}", along_depth=False)
     return _SimtProduct(
         sums=gpu_buffer([rows, vectors, VECTOR], ACCUMULATED, f"sums{position}", "local"),
         row_values=gpu_buffer([rows, VECTOR], ACCUMULATED, f"row_values{position}", "local"),
         column_values=gpu_buffer([vectors, VECTOR], ACCUMULATED, f"column_values{position}", "local"),
-        weights=_plain_tile(factor, tile.columns, tile.depth),
+        # steps of the reduction as rows of all columns, not padded: threads read them side by side
+        weights=_tile(factor, tile.columns, tile.depth, tile.columns),
     )
 
 
-def _in_floats(factor: Factor, *, along_depth: bool) -> Factor:
-    """The factor as it is staged: float32, along the reduction or along its lines, turned on the way where need be."""
+def _in_floats(factor: Factor, name: str, *, along_depth: bool) -> Factor:
+    """The factor as it is staged under ``name``: float32, along the reduction or its lines, turned where need be."""
     turned = factor.lanes_along_depth != along_depth
     wide = factor.dtype == ACCUMULATED
     return dataclasses.replace(
         factor,
+        name=name,
         dtype=ACCUMULATED,
         value=cast_to(factor.value, ACCUMULATED),
         along_depth=along_depth,
@@ -179,33 +182,19 @@ def _in_floats(factor: Factor, *, along_depth: bool) -> Factor:
     )
 
 
-def _kept_factor(parts: ChainParts, position: int) -> Factor:
-    factor = _in_floats(parts.operands[position][0], along_depth=True)
-    return dataclasses.replace(factor, name=f"kept{position - 1}")
-
-
 def _row_tile(parts: ChainParts, factor: Factor, row: int) -> SharedTile:
     """Rows of the block, ``row`` elements of the reduction each."""
-    pitch = row_pitch(row, parts.tile.products[0].across)
-    count = parts.tile.rows * pitch
+    return _tile(factor, parts.tile.rows, row, row_pitch(row, parts.tile.products[0].across))
+
+
+def _tile(factor: Factor, lines: int, depth: int, pitch: int) -> SharedTile:
+    count = pitch * (lines if factor.along_depth else depth)
     return SharedTile(
         operand=factor,
         buffer=gpu_buffer([count], ACCUMULATED, f"{factor.name}_shared", "shared"),
-        line_count=parts.tile.rows,
-        depth_count=row,
-        pitch=pitch,
-        swizzled=False,
-    )
-
-
-def _plain_tile(factor: Factor, lines: int, depth: int) -> SharedTile:
-    """Steps of the reduction as rows of all columns, not padded: threads read them side by side."""
-    return SharedTile(
-        operand=factor,
-        buffer=gpu_buffer([lines * depth], ACCUMULATED, f"{factor.name}_shared", "shared"),
         line_count=lines,
         depth_count=depth,
-        pitch=lines,
+        pitch=pitch,
         swizzled=False,
     )
 

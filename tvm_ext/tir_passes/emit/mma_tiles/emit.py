@@ -34,7 +34,20 @@ from tvm_ext.devices.gpu import WARP
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import blocks_per_unit, max_block_threads, shared_limit_bytes, static_shared_bytes
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import SERIAL, UNROLLED, VECTORIZED, allocate, index, load, loop, sequence, store
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    accumulate,
+    allocate,
+    below,
+    if_all,
+    index,
+    load,
+    loop,
+    sequence,
+    store,
+)
 from tvm_ext.ir.matrix_units.operand import Factor, read_operands
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile, shared_tile
 from tvm_ext.ir.matrix_units.warp import MmaSync, Wmma, place_of, rolled
@@ -48,7 +61,7 @@ from tvm_ext.ir.matrix_units.write import (
     write_fragments,
     write_wmma,
 )
-from tvm_ext.ir.simt_ir import MIN_BLOCKS_PER_UNIT, SimtKernel, gpu_buffer, launch
+from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, with_blocks_per_unit
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -275,12 +288,12 @@ def _with_blocks_per_unit(statement: Stmt, product: _Product, to: Destination) -
     planned = thread_registers(split, dtype, device)
     if planned <= SMALL_PLAN:
         use = block_use(split, dtype, device)
-        blocks = max(1, blocks_per_unit(replace(use, registers=planned + SPARE_REGISTERS), device))
+        blocks = blocks_per_unit(replace(use, registers=planned + SPARE_REGISTERS), device)
     elif to.lane_by_lane and not all(operand.plain for operand in product.operands):
         blocks = 1
     else:
         return statement
-    return tirx.AttrStmt(tirx.const(0, "int32"), MIN_BLOCKS_PER_UNIT, tirx.const(blocks, "int32"), statement)
+    return with_blocks_per_unit(statement, blocks)
 
 
 def _copies(product: _Product, place: BlockPlace, k: Expr, thread: Expr) -> list[Stmt]:
@@ -315,13 +328,10 @@ def _add_up(product: _Product, workspace: Buffer, to: Destination) -> Stmt:
     units = batch * rows * columns // vector
     sums = gpu_buffer([vector], product.accumulator, "sums", "local")
 
-    def add(at: tuple[Expr, Expr, Expr]) -> Stmt:
-        b, row, column = at
-
+    def add(b: Expr, row: Expr, column: Expr) -> Stmt:
         def share(s: Expr) -> Stmt:
             def lane(v: Expr) -> Stmt:
-                part = load(workspace, [s * index(batch) + b, row, column + v])
-                return store(sums, load(sums, [v]) + part, [v])
+                return accumulate(sums, [v], load(workspace, [s * index(batch) + b, row, column + v]))
 
             return loop(vector, VECTORIZED, "v", lane)
 
@@ -336,8 +346,7 @@ def _add_up(product: _Product, workspace: Buffer, to: Destination) -> Stmt:
     def body(block: Expr, thread: Expr) -> Stmt:
         unit = block * index(REDUCE_THREADS) + thread
         line, piece = tirx.floordiv(unit, index(columns // vector)), tirx.floormod(unit, index(columns // vector))
-        at = (tirx.floordiv(line, index(rows)), tirx.floormod(line, index(rows)), piece * index(vector))
-        added = add(at)
-        return added if units % REDUCE_THREADS == 0 else tirx.IfThenElse(unit < index(units), added, None)
+        added = add(tirx.floordiv(line, index(rows)), tirx.floormod(line, index(rows)), piece * index(vector))
+        return if_all([below(unit, units, REDUCE_THREADS)], added)
 
     return launch(ceil_div(units, REDUCE_THREADS), REDUCE_THREADS, body)
