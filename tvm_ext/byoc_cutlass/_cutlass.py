@@ -38,11 +38,11 @@ _UNUSED = ("pydot", "cuda", "cuda.cuda", "cuda.cudart")
 def require() -> None:
     """Raise UnsupportedEnvironmentError, saying what to install, unless the package is there in `VERSION`."""
     try:
-        found = metadata.version(PACKAGE)
+        version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError as error:
         raise UnsupportedEnvironmentError(f"the Python package {PACKAGE} is not installed.", INSTALL) from error
-    if found != VERSION:
-        raise UnsupportedEnvironmentError(f"{PACKAGE} {found} is installed, and {VERSION} is needed.", INSTALL)
+    if version != VERSION:
+        raise UnsupportedEnvironmentError(f"{PACKAGE} {version} is installed, and {VERSION} is needed.", INSTALL)
 
 
 def include_folders() -> tuple[Path, ...]:

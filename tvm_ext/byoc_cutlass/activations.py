@@ -131,15 +131,15 @@ def recognise(values: GraphValues, start: Var, steps: Sequence[Var]) -> str | No
         if value is None:
             return None
         known[variable] = value
-    return _named(known[steps[-1]])
+    return _nearest(known[steps[-1]])
 
 
 def _value_of(values: GraphValues, variable: Var, known: Mapping[Expr, Array]) -> Array | None:
     operator = values.operator_of(values.bindings[variable])
     if operator is None or operator[0] not in _OPERATORS:
         return None
-    operands = [known[item] if item in known else _number(values, item) for item in operator[1]]
-    if any(item is None for item in operands):
+    operands = [known[operand] if operand in known else _number(values, operand) for operand in operator[1]]
+    if any(operand is None for operand in operands):
         return None
     with np.errstate(all="ignore"):
         return np.asarray(_OPERATORS[operator[0]](*operands))
@@ -156,7 +156,7 @@ def _number(values: GraphValues, operand: Expr) -> Array | None:
     return None if scalar is None else np.asarray(scalar)
 
 
-def _named(result: Array) -> str | None:
+def _nearest(result: Array) -> str | None:
     """By its values where they are finite: `log(1 + exp(x))` overflows for large x, which a functor need not."""
     if result.shape != POINTS.shape or result.dtype != np.float64:
         return None

@@ -86,11 +86,11 @@ class PairConfig:
     def name(self) -> str:
         """A name of the template in C: whatever is compiled in, and nothing else."""
         kind = "conv2d_" + self.iterator if self.iterator else "gemm"
-        place = "registers" if self.residence == "registers" else "shared"
+        residence = "registers" if self.residence == "registers" else "shared"
         assert self.second.warp is not None
         block, warp = ("x".join(map(str, shape)) for shape in (self.second.threadblock, self.second.warp))
         second = f"{block}_w{warp}_a{self.second.alignment_b}_{self.second.alignment_d}"
-        return f"pair_{kind}_{place}_{self.first.name.removeprefix('gemm_')}_then_{second}"
+        return f"pair_{kind}_{residence}_{self.first.name.removeprefix('gemm_')}_then_{second}"
 
     @property
     def registers(self) -> int:

@@ -58,13 +58,13 @@ def _window(call: Call) -> ImplicitWindow:
     n, h, w, c = static_shape(call.args[0]) or ()
     _, r, s, _ = static_shape(call.args[1]) or ()
     _, p, q, _ = static_shape(call) or ()
-    top, left, bottom, right = (int(item) for item in attrs.padding)
+    top, left, bottom, right = (int(pad) for pad in attrs.padding)
     if min(top, left, bottom, right) < 0:
         raise IllegalRewrite(
             f"relax.nn.conv2d of {shapes_of(call)} is padded by {[top, left, bottom, right]}: templates do not crop",
             "slice the input before the convolution",
         )
-    strides, dilation = ((int(item[0]), int(item[1])) for item in (attrs.strides, attrs.dilation))
+    strides, dilation = ((int(pad[0]), int(pad[1])) for pad in (attrs.strides, attrs.dilation))
     return ImplicitWindow(
         input_extents=(n, h, w, c),
         filter_extents=(r, s),

@@ -28,7 +28,7 @@ from .legality import SMALLEST_ASYNC_COPY_BITS, thread_registers
 from .products import SPLITS, ProductFamily
 from .ranking import ProductClock
 
-_FEW = 8
+_FEW = 8  # channels of one access of halves, 16 bytes: of more the other iterators' accesses are as wide
 _INSTRUCTIONS: dict[Reader, int] = {
     "plain": 4, "optimized": 6, "analytic": 24, "few_channels": 40, "fixed_channels": 30, "bulk": 0
 }  # fmt: skip
@@ -39,7 +39,8 @@ MASK_POSITIONS = 32
 _ITERATOR_REGISTERS: dict[Reader, int] = {"optimized": 20, "analytic": 24, "few_channels": 40, "fixed_channels": 32}
 """Pointers, masks and coordinates of both operands, about, by ptxas' counts for the kernels of the tests."""
 _MOST_BYTES = 2**31  # of a tensor: device/implicit_gemm_convolution.h, can_implement
-_MOST_PADDING, _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = 256, -128, 127, 255
+_MOST_PADDING = 256  # of two spatial axes: sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement
+_LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = -128, 127, 255  # cuTensorMapEncodeIm2col: 8 bits for each of two axes
 _MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
 
 
@@ -66,7 +67,7 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         narrow = product.a.alignment * problem.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
         for tile in (*self.product.candidates(), *(self.product.two_stage_tiles() if narrow else ())):
             if tile.generation == "2.x":
-                yield from _windowed(tile, problem)
+                yield from _window_configs(tile, problem)
             if problem.is_plain:
                 yield ConvolutionConfig(tile=tile, iterator="plain")
         if has(self.device, BULK_COPIES_SINCE):
@@ -146,7 +147,7 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         return super().call(config, region)
 
 
-def _windowed(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[ConvolutionConfig]:
+def _window_configs(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[ConvolutionConfig]:
     """2.x templates on ``tile``. Stepped pointers are never slower than coordinates where both are possible."""
     stepped: Reader = "optimized" if max(problem.window.filter_extents) <= MASK_POSITIONS else "analytic"
     if problem.window.groups > 1:

@@ -29,17 +29,17 @@ from .family import PredictedTime, TemplateFamily
 from .gemm import ACCESS_BITS
 from .host import once
 from .kernel_text import gemm_shape, kernel_symbol
-from .legality import why_too_large
+from .legality import REGISTERS_BESIDE_SUMS, why_too_large
 from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us, moved_bytes
 
 DEPTHWISE_TILES = {(8, 1): (2, 4), (8, 2): (2, 2), (16, 1): (4, 4), (16, 2): (2, 4)}
 """A warp's pixels and its threads along them, to a thread's pixels (SimtWarpShape)."""
 DEPTHWISE_ARITHMETICS = ("float16",)
+# The tiles that are looked at: whole warps of `DEPTHWISE_TILES`, and what of their stages fits shared memory.
 _PIXELS = ((4, 8), (8, 8), (8, 16))
 _CHANNELS = (32, 64)
 _STAGES = (2, 3, 4)
-_MOST_FIXED_STRIDE = 2
-_REGISTERS_BESIDE_SUMS = 40
+_MOST_FIXED_STRIDE = 2  # a thread keeps its window in registers (`depthwise_use`), which grows by the stride's square
 _GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels of a thread, of 16 and of 32 bits
 
 
@@ -162,7 +162,7 @@ class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
 
     def variants(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
         """Shares of the pixels."""
-        return (item for item in self.splits(config) if item != config)
+        return (other for other in self.splits(config) if other != config)
 
     def source(self, config: DepthwiseConfig) -> str:
         return emit_depthwise(config, self.epilogue)
@@ -205,7 +205,7 @@ def depthwise_use(config: DepthwiseConfig, problem: ConvolutionProblem, device: 
 
     Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
     """
-    registers = config.warp_pixels * config.channels // 32 + _REGISTERS_BESIDE_SUMS
+    registers = config.warp_pixels * config.channels // 32 + REGISTERS_BESIDE_SUMS
     if config.strides is not None:
         thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
         registers += 2 * _window(thread, problem) + problem.positions
@@ -256,8 +256,8 @@ def _direct(config: DepthwiseConfig, epilogue: Epilogue) -> str:
     algorithm = f"cutlass::conv::IteratorAlgorithm::{'kFixedStrideDilation' if fixed else 'kOptimized'}"
     function = epilogue_function(epilogue, "float32")
     operands = ", ".join(
-        f"static_cast<{ELEMENTS[item.dtype].cpp} const*>(call.operands[{i}])"
-        for i, item in enumerate(epilogue.operands)
+        f"static_cast<{ELEMENTS[operand.dtype].cpp} const*>(call.operands[{i}])"
+        for i, operand in enumerate(epilogue.operands)
     )
     return f"""{function}
 using Tile = cutlass::conv::TensorNHWCShape<1, {p}, {q}, {config.channels}>;

@@ -60,6 +60,7 @@ class Multiplier:
 FP8_SINCE = (8, 9)
 """mma.sync of 8-bit floats (PTX ISA)."""
 
+# Shapes of mma.sync (PTX ISA).
 _HALVES, _FP8 = (MMA_SYNC_SINCE, (16, 8, 16)), (FP8_SINCE, (16, 8, 32))
 _TFLOAT32 = (MMA_SYNC_SINCE, (16, 8, 8))
 _INT8 = ((LDMATRIX_SINCE, (8, 8, 16)), (MMA_SYNC_SINCE, (16, 8, 32)))

@@ -9,12 +9,11 @@ from __future__ import annotations
 from tvm_ext.records.partition import Order
 
 from .elements import ELEMENTS, multiplier
-from .epilogue import Epilogue
+from .epilogue import Epilogue, fill_result
 from .evt import VisitorTree, visitor_tree
 from .gemm import GemmConfig
 from .host import CallForm
-from .kernel_text import LAYOUTS, computed, gemm_shape, kernel_symbol, kernel_text, own_functions
-from .reductions import fill_result
+from .kernel_text import LAYOUTS, gemm_shape, kernel_symbol, kernel_text, own_functions, product_comment
 
 _INCLUDES = {
     "2.x": (
@@ -96,9 +95,9 @@ constexpr int AlignmentOut = {config.alignment_d};
 
 {body}"""
     return kernel_text(
-        symbol, GEMM_CALL, template=config.name, computes=computed(epilogue), includes=_INCLUDES[config.generation],
-        functions=own_functions(epilogue), body=declared, operator="Gemm", fits=_FITS,
-        start=fill_result(epilogue.reduction, "call->m * call->batch" if batched else "call->m", "call->n"),
+        symbol, GEMM_CALL, template=config.name, computes=product_comment(epilogue),
+        includes=_INCLUDES[config.generation], functions=own_functions(epilogue), body=declared, operator="Gemm",
+        fits=_FITS, start=fill_result(epilogue.reduction, "call->m * call->batch" if batched else "call->m", "call->n"),
     )  # fmt: skip
 
 

@@ -6,13 +6,13 @@ place are structures that compute our expressions on a thread's elements.
 
 from __future__ import annotations
 
-from tvm_ext.records.partition import EpilogueOperand, Order
+from tvm_ext.records.partition import Order
 
 from . import _cutlass
 from .back_to_back import PairConfig
 from .elements import ELEMENTS, multiplier
 from .epilogue import Epilogue
-from .epilogue_function import APPLY, epilogue_value
+from .epilogue_function import APPLY, ReadOperand, epilogue_value
 from .evt import OWN_FUNCTIONS
 from .host import CallForm
 from .kernel_text import LAYOUTS, gemm_shape, kernel_symbol, kernel_text
@@ -53,7 +53,7 @@ def symbol_of(config: PairConfig, first: Epilogue, second: Epilogue, layout_b: O
 def emit_pair(config: PairConfig, first: Epilogue, second: Epilogue, *, layout_b: Order = "row") -> str:
     """The source of ``config`` with both epilogues; raises as `kernel_text`."""
     arithmetic = multiplier(config.first.arithmetic)
-    stride = "0" if any(item.role == "row" for item in second.operands) else "call.n1"
+    stride = "0" if any(operand.role == "row" for operand in second.operands) else "call.n1"
     products = f"D0 = {first.expression}, {first.out_dtype}; D = {second.expression}, {second.out_dtype}."
     body = f"""using Element = {ELEMENTS[arithmetic.operand].cpp};
 using ElementSum = {ELEMENTS[arithmetic.accumulator].cpp};
@@ -123,14 +123,7 @@ def _first_output(epilogue: Epilogue) -> str:
     """Of the first product: sums and, of the same columns, elements of its rows in; elements of the second's A out."""
     row = ELEMENTS[epilogue.operands[0].dtype].cpp if epilogue.operands else "Element"
     scaled = len(epilogue.operands) == len(_ROWS)
-
-    def read(number: int, _operand: EpilogueOperand) -> str:
-        return f"float({_ROWS[number]}[i])"
-
-    return f"""
-struct FirstOutput {{
-{APPLY}
-  using ElementOutput = Element;
+    members = f"""  using ElementOutput = Element;
   using ElementAccumulator = ElementSum;
   using ElementCompute = {row};  // what rows are read as
   static int const kCount = InstructionShape::kM * InstructionShape::kN / 32;
@@ -139,39 +132,15 @@ struct FirstOutput {{
   using FragmentOutput = cutlass::Array<ElementOutput, kCount>;
   using FragmentAccumulator = cutlass::Array<ElementAccumulator, kCount>;
   using FragmentScaleBias = cutlass::Array<ElementCompute, kCount>;
-  using ComputeFragment = FragmentScaleBias;
-  struct Params {{}};
-
-  FirstOutput() = default;
-  CUTLASS_HOST_DEVICE explicit FirstOutput(Params const&) {{}}
-  CUTLASS_HOST_DEVICE bool is_source_needed() const {{ return false; }}
-  CUTLASS_HOST_DEVICE void set_k_partition(int, int) {{}}
-  CUTLASS_HOST_DEVICE FragmentOutput operator()(
-      FragmentAccumulator const& sums, FragmentScaleBias const& scale, FragmentScaleBias const& bias) const {{
-    FragmentOutput result;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) {{
-      float const accum = float(sums[i]);
-{epilogue_value(epilogue, read, "      ")}
-      result[i] = cutlass::NumericConverter<ElementOutput, float>()(value);
-    }}
-    return result;
-  }}
-}};
-"""
+  using ComputeFragment = FragmentScaleBias;"""
+    arguments = """
+      FragmentAccumulator const& sums, FragmentScaleBias const& scale, FragmentScaleBias const& bias"""
+    return _output("FirstOutput", members, arguments, epilogue, lambda number, _: f"float({_ROWS[number]}[i])")
 
 
 def _second_output(epilogue: Epilogue) -> str:
     """Of the second product: sums and, at the same places, elements of its one operand in; what is stored out."""
-    source = bool(epilogue.operands)
-
-    def read(_number: int, _operand: EpilogueOperand) -> str:
-        return "float(source[i])"
-
-    return f"""
-struct SecondOutput {{
-{APPLY}
-  using ElementOutput = ElementOut;
+    members = """  using ElementOutput = ElementOut;
   using ElementC = ElementOut;
   using ElementAccumulator = ElementSum;
   using ElementCompute = float;
@@ -181,14 +150,42 @@ struct SecondOutput {{
   using FragmentOutput = cutlass::Array<ElementOutput, kCount>;
   using FragmentSource = FragmentOutput;
   using FragmentAccumulator = cutlass::Array<ElementAccumulator, kCount>;
-  using ComputeFragment = cutlass::Array<ElementCompute, kCount>;
+  using ComputeFragment = cutlass::Array<ElementCompute, kCount>;"""
+    without = """  CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums) const {
+    FragmentOutput none;
+    none.clear();
+    return (*this)(sums, none);
+  }
+"""
+    arguments = "FragmentAccumulator const& sums, FragmentOutput const& source"
+    source = bool(epilogue.operands)
+    return _output(
+        "SecondOutput", members, arguments, epilogue, lambda *_: "float(source[i])", source=source, without=without
+    )
+
+
+def _output(
+    name: str,
+    members: str,
+    arguments: str,
+    epilogue: Epilogue,
+    read: ReadOperand,
+    *,
+    source: bool = False,
+    without: str = "",
+) -> str:
+    """The structure ``name``, by which a template applies ``epilogue``; ``without`` does it without a source."""
+    return f"""
+struct {name} {{
+{APPLY}
+{members}
   struct Params {{}};
 
-  SecondOutput() = default;
-  CUTLASS_HOST_DEVICE explicit SecondOutput(Params const&) {{}}
+  {name}() = default;
+  CUTLASS_HOST_DEVICE explicit {name}(Params const&) {{}}
   CUTLASS_HOST_DEVICE bool is_source_needed() const {{ return {str(source).lower()}; }}
   CUTLASS_HOST_DEVICE void set_k_partition(int, int) {{}}
-  CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums, FragmentOutput const& source) const {{
+  CUTLASS_HOST_DEVICE FragmentOutput operator()({arguments}) const {{
     FragmentOutput result;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {{
@@ -198,12 +195,7 @@ struct SecondOutput {{
     }}
     return result;
   }}
-  CUTLASS_HOST_DEVICE FragmentOutput operator()(FragmentAccumulator const& sums) const {{
-    FragmentOutput none;
-    none.clear();
-    return (*this)(sums, none);
-  }}
-}};
+{without}}};
 """
 
 

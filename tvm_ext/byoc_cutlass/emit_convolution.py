@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from .convolution import ConvolutionConfig
 from .convolution_kernels import IMPLICIT
 from .elements import ELEMENTS, multiplier
-from .epilogue import Epilogue
+from .epilogue import Epilogue, fill_result
 from .evt import OWN_FUNCTIONS, visitor_tree
 from .gemm import ACCESS_BITS
 from .host import CallForm, once
-from .kernel_text import computed, gemm_shape, kernel_symbol, kernel_text, own_functions
-from .reductions import fill_result
+from .kernel_text import gemm_shape, kernel_symbol, kernel_text, own_functions, product_comment
 
 CONVOLUTION_CALL = CallForm(
     name="ConvolutionCall",
@@ -109,7 +108,7 @@ constexpr int OperandCount = {len(epilogue.operands)};
 
 {body}"""
     return kernel_text(
-        symbol, CONVOLUTION_CALL, template=template, computes=computed(epilogue), includes=includes,
+        symbol, CONVOLUTION_CALL, template=template, computes=product_comment(epilogue), includes=includes,
         functions=functions, body=declared, operator="Convolution", fits=fits,
         start=fill_result(epilogue.reduction, "int64_t(call->n) * call->p * call->q", "int64_t(call->k)"),
     )  # fmt: skip

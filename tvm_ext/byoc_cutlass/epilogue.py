@@ -2,25 +2,59 @@
 
 ``Epilogue(expression="relu(accum + bias) + residual", ...)`` says it all; `evt` makes a visitor tree of it. ``accum``
 is the matrix product, in the type that the template sums in. Arithmetic is float32 wherever no ``cast`` rounds.
-``sum_rows(...)`` around all of it stores one float32 for each column (`reductions`).
+
+``sum_rows(relu(accum + bias))`` ends in a sum over all rows: one vector of float32 is stored in place of the matrix, an
+element for each column. Templates of 2.x add what a threadblock has to the result by atomic operations
+(visitor_store.hpp, VisitorRowReduction and VisitorColReduction), so that the result is set to what changes nothing
+before the kernel starts, and sums of floats may differ in their last bits from run to run. Collectives always store a
+matrix: on sm_90 these are sm_80's templates.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import Literal
 
 from tvm_ext.errors import InputError
-from tvm_ext.records.partition import ACCUMULATOR, CutlassRegion, EpilogueOperand
+from tvm_ext.records.partition import ACCUMULATOR, REDUCTION_STEPS, CutlassRegion, EpilogueOperand
 
 from .elements import element
-from .reductions import REDUCTIONS, Reduction
 
 ARITY = {
     "relu": 1, "gelu": 1, "gelu_tanh": 1, "silu": 1, "hardswish": 1, "softplus": 1, "sigmoid": 1, "tanh": 1, "exp": 1,
     "maximum": 2, "minimum": 2,
 }  # fmt: skip
 """The functions of an expression beside ``cast(x, "float16")``; ``gelu`` is the exact one, by erf."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduction:
+    """``function`` of all values along "rows" (one for each column is left) or "columns" (one for each row)."""
+
+    function: Literal["sum", "max"]
+    over: Literal["rows", "columns"]
+
+    @property
+    def identity(self) -> str:
+        """C++ of what changes no value."""
+        return "0.f" if self.function == "sum" else "-std::numeric_limits<float>::infinity()"
+
+    @property
+    def unchanged_byte(self) -> int:
+        """What the result is filled with: 0, or a NaN of all ones, which `ATOMIC_MAXIMUM` takes for less than all."""
+        return 0x00 if self.function == "sum" else 0xFF
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "sum_rows": Reduction(function="sum", over="rows"),
+    "sum_columns": Reduction(function="sum", over="columns"),
+    "max_rows": Reduction(function="max", over="rows"),
+    "max_columns": Reduction(function="max", over="columns"),
+}
+"""By their names in expressions."""
+
+assert REDUCTIONS.keys() == REDUCTION_STEPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +85,13 @@ class Epilogue:
     @property
     def reduction(self) -> Reduction | None:
         """What the values are reduced by before anything is stored; None where the matrix itself is."""
-        return self._parsed()[1]
+        return self._parse()[1]
 
     def tree(self) -> ast.expr:
         """The expression of one value, parsed, without the reduction around it; raises as the constructor."""
-        return self._parsed()[0]
+        return self._parse()[0]
 
-    def _parsed(self) -> tuple[ast.expr, Reduction | None]:
+    def _parse(self) -> tuple[ast.expr, Reduction | None]:
         try:
             match ast.parse(self.expression, mode="eval").body:
                 case ast.Call(func=ast.Name(id=name), args=[value], keywords=[]) if name in REDUCTIONS:
@@ -127,3 +161,54 @@ class _EpilogueChecker:
 def _is_number(value: object) -> bool:
     """Whether it is a finite number that float32 holds: a visitor's constants are float32."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 3.4028234663852886e38
+
+
+# --- what reductions ask of a kernel ---------------------------------------------------------------------------------
+ATOMIC_MAXIMUM = """
+namespace tvm_ext {
+
+// The maximum of floats in memory that starts as all ones: of positive numbers by their bits as int, of negative ones,
+// whose bits fall, by the minimum as unsigned. NaN is the largest int, so that it stays; CUTLASS's may lose it.
+template <class Number> struct AtomicMaximum {
+  CUTLASS_DEVICE void operator()(float* to, float value) const {
+    int const bits = value != value ? 0x7fffffff : __float_as_int(value);
+    if (0 <= bits) {
+      atomicMax(reinterpret_cast<int*>(to), bits);
+    } else {
+      atomicMin(reinterpret_cast<unsigned*>(to), static_cast<unsigned>(bits));
+    }
+  }
+};
+
+}  // namespace tvm_ext
+"""
+"""In place of CUTLASS's, which tells NaNs with a sign from numbers by nothing."""
+
+
+def fill_result(reduction: Reduction | None, rows: str, columns: str) -> str:
+    """C++ of an entry point that fills the result before the kernel starts; ``rows`` and ``columns`` are C++, too."""
+    if reduction is None:
+        return ""
+    count = columns if reduction.over == "rows" else rows
+    return f"""  if (cudaMemsetAsync(call->d, {reduction.unchanged_byte:#04x}, sizeof(float) * ({count}),
+                      static_cast<cudaStream_t>(stream)) != cudaSuccess)
+    return static_cast<int32_t>(cutlass::Status::kErrorInternal);
+"""
+
+
+def stored_elements(reduction: Reduction | None, rows: int, columns: int, batch: int = 1) -> int:
+    """Elements of the result of ``batch`` products of ``rows`` by ``columns``."""
+    if reduction is None:
+        return rows * columns * batch
+    return columns if reduction.over == "rows" else rows * batch
+
+
+def exchange_bytes(reduction: Reduction | None, columns: int, threads: int, access: int) -> int:
+    """Shared memory in which the threads of a 2.x template's block add up rows; each has ``access`` columns at a time.
+
+    Worked example: 128 columns, 256 threads, 4 at a time: 32 threads side by side, so 8 rows of 128 sums.
+    """
+    if reduction is None or reduction.over == "columns":
+        return 0
+    across = min(32, columns // access)
+    return threads // across * columns * 4

@@ -29,7 +29,7 @@ def epilogue_function(epilogue: Epilogue, accumulator: str) -> str:
     lines = _Statements(epilogue, lambda number, operand: f"operand_{number}[{_INDEX[operand.role]}]")
     result = lines.value(epilogue.tree())
     out = ELEMENTS[epilogue.out_dtype].cpp
-    members = "".join(f"  {_pointer(item)} operand_{i};\n" for i, item in enumerate(epilogue.operands))
+    members = "".join(f"  {_pointer(operand)} operand_{i};\n" for i, operand in enumerate(epilogue.operands))
     body = "\n".join(f"    {line}" for line in lines.lines)
     return f"""struct EpilogueFunction {{
   using Sum = {ELEMENTS[accumulator].cpp};

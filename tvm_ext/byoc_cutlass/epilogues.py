@@ -5,11 +5,17 @@ out uses its input several times. Here every operator that an epilogue can compu
 last are used inside alone, the part is *closed* and may end. Worked example: matmul m, b = m + bias,
 e = erf(b / 1.41) + 1, y = b * e * 0.5 is closed at m and b, and again at b * e and y; b * e is no function that
 epilogues have, y is GELU of b. If something else uses b, nothing behind b joins.
+
+A part is written as one Python expression, which `epilogue.Epilogue` takes: behind the product m,
+y = maximum(m + bias, 0) is ``maximum((accum + operand2), 0.0)``, where A and B are operands 0 and 1. Intermediate
+values stay in float32; only a cast to a narrower type rounds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,11 +28,12 @@ from tvm_ext.records.partition import (
     EpilogueOperand,
     EpilogueStep,
     OperandRole,
+    operand_name,
 )
 
-from .activations import MOST_OPERATORS, is_spelling, recognise
+from .activations import MOST_OPERATORS, constant_number, is_spelling, recognise
 from .elements import ELEMENTS
-from .expressions import EpilogueExpressions
+from .epilogue import ARITY
 from .graph_values import RESULT, GraphValues
 from .support import ANCHORS
 
@@ -54,6 +61,13 @@ REDUCTIONS = frozenset({"sum", "max"})
 FLOATS = frozenset({"float16", "bfloat16", "float32"})
 MOST_VALUES = 64
 """Values of one region: more are no epilogue that a kernel has registers for."""
+
+
+MOST_CHARACTERS = 1000
+"""A value that is used twice is written twice: what a chain of squares comes to is no epilogue any more."""
+
+_WIDEST_BITS = 32  # of float32, which epilogues compute in: a cast to it rounds nothing
+_INFIX = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,3 +291,98 @@ class EpilogueGrowth:
         if self.refused:
             return next(iter(self.refused.values()))
         return f"{cut.value.name} goes on to no function that epilogues have"
+
+
+# --- the expression --------------------------------------------------------------------------------------------------
+RoleOf = Callable[[Expr], tuple[OperandRole, int]]
+"""How an operand lies over the product, and how far apart those of neighbouring products are."""
+
+
+class EpilogueExpressions:
+    """Expressions by value, and the tensors that they read, in the order of the region's parameters."""
+
+    def __init__(self, anchor: Var, factors: Sequence[Expr], values: GraphValues, role_of: RoleOf) -> None:
+        self.values, self.role_of = values, role_of
+        self.known: dict[Expr, str | None] = {anchor: ACCUMULATOR}  # None: inside, and too long or unknown
+        self.tensors: dict[Expr, None] = dict.fromkeys(factors)
+        self.read: dict[str, EpilogueOperand] = {}
+
+    def of(self, value: Var) -> str | None:
+        """What the region stores for ``value``: without the rounding that storing does. None where it has none."""
+        text = self.known.get(value)
+        operator = self.values.operator_of(self.values.bindings[value])
+        if text is not None and operator is not None and operator[0] == "astype":
+            text = self.known.get(operator[1][0])
+        return self._if_short(text)
+
+    def before(self, value: Var) -> str | None:
+        """Of what the operator that makes ``value``, which is no expression, reads."""
+        operator = self.values.operator_of(self.values.bindings[value])
+        assert operator is not None
+        return self._if_short(self.known.get(operator[1][0]))
+
+    @staticmethod
+    def _if_short(text: str | None) -> str | None:
+        return text if text is not None and len(text) <= MOST_CHARACTERS else None
+
+    def operands_of(self, expression: str) -> tuple[EpilogueOperand, ...]:
+        """Those that ``expression`` reads."""
+        names = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+        return tuple(operand for name, operand in self.read.items() if name in names)
+
+    def apply(self, function: str, argument: Var, result: Var) -> None:
+        """``result`` is ``function`` of ``argument``, however it is spelt."""
+        inner = self.known.get(argument)
+        self._keep(result, None if inner is None else _application(function, inner))
+
+    def add(self, value: Var) -> None:
+        """``value`` by its own operator."""
+        operator = self.values.operator_of(self.values.bindings[value])
+        assert operator is not None
+        name, operands = operator
+        written = [self._text_of(operand) for operand in operands]
+        self._keep(value, None if None in written else self._call(name, [text or "" for text in written], value))
+
+    def _keep(self, value: Var, text: str | None) -> None:
+        self.known[value] = text if text is not None and len(text) <= 2 * MOST_CHARACTERS else None
+
+    def _call(self, name: str, written: Sequence[str], value: Var) -> str | None:
+        if name in _INFIX:
+            return f"({written[0]} {_INFIX[name]} {written[1]})"
+        if FUNCTORS.get(name) in ARITY:
+            return f"{FUNCTORS[name]}({', '.join(written)})"
+        if name == "astype":
+            dtype = dtype_of(value)
+            return written[0] if ELEMENTS[dtype].bits >= _WIDEST_BITS else f"cast({written[0]}, '{dtype}')"
+        if name == "nn.leakyrelu":
+            slope = float(self.values.bindings[value].attrs.alpha)
+            return f"(maximum({written[0]}, 0.0) + {slope!r} * minimum({written[0]}, 0.0))"
+        if name == "clip":
+            return _clip(*written)
+        return None
+
+    def _text_of(self, operand: Expr) -> str | None:
+        if operand in self.known:
+            return self.known[operand]
+        number = constant_number(self.values, operand)
+        if number is not None:
+            return repr(float(number))
+        return self._name_of(operand) if is_tensor(operand) else None
+
+    def _name_of(self, tensor: Expr) -> str:
+        self.tensors.setdefault(tensor)
+        name = operand_name(list(self.tensors).index(tensor))
+        role, distance = self.role_of(tensor)
+        self.read[name] = EpilogueOperand(name=name, role=role, dtype=dtype_of(tensor), batch_stride=distance)
+        return name
+
+
+def _application(function: str, value: str) -> str:
+    """Mish is a product of its argument and functions that epilogues have."""
+    return f"({value} * tanh(softplus({value})))" if function == "mish" else f"{function}({value})"
+
+
+def _clip(value: str, low: str, high: str) -> str:
+    """A bound that is infinite bounds nothing."""
+    above = value if float(low) == -math.inf else f"maximum({value}, {low})"
+    return above if float(high) == math.inf else f"minimum({above}, {high})"

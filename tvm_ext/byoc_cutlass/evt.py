@@ -21,9 +21,8 @@ from tvm_ext.records.partition import ACCUMULATOR, EpilogueOperand
 
 from . import _cutlass
 from .elements import ELEMENTS
-from .epilogue import Epilogue
+from .epilogue import Epilogue, Reduction
 from .host import once
-from .reductions import Reduction
 
 Generation = Literal["2.x", "3.x"]
 """Of CUTLASS's templates: threadblocks of warps up to sm_89, collectives of sm_90."""
@@ -81,9 +80,9 @@ _NAN_KEEPING = {f"cutlass::{name}": f"cutlass::{name}_with_nan_propagation" for 
 REDUCED = "reduced"
 """The tracer's name of the vector that a reduction stores."""
 _OPERATORS = {ast.Add: "Plus", ast.Sub: "Minus", ast.Mult: "Multiplies", ast.Div: "Divides"}
-_APPROXIMATE_BITS = 16
+_APPROXIMATE_BITS = 16  # results so narrow have no more bits than tanh.approx, which is right to 11 (PTX ISA)
 _EXAMPLE = (96, 160)  # M, N: any problem has the same types, so long as M and N differ from 1 and each other
-_EXAMPLE_BATCH = 2
+_EXAMPLE_BATCH = 2  # any but 1
 _SOURCE = "C"
 """The tracer's name of the tensor that 3.x templates load themselves."""
 
@@ -159,7 +158,7 @@ class _EpilogueNodes:
         if not _converts(tree):
             value = self.identity(value)
         if self.epilogue.reduction is not None:
-            self.store(self.reduced(value, self.epilogue.reduction), REDUCED, self.shape_left(self.epilogue.reduction))
+            self.store(self.reduce(value, self.epilogue.reduction), REDUCED, self.shape_left(self.epilogue.reduction))
         else:
             self.store(value, "D", self.example)
 
@@ -171,7 +170,7 @@ class _EpilogueNodes:
         self.base.mark_output(name)
         self.return_names = (name,)
 
-    def reduced(self, value: str, reduction: Reduction) -> str:
+    def reduce(self, value: str, reduction: Reduction) -> str:
         """The tracer knows a reduction by two functions: of registers, and of what is in memory."""
         of = self.functions.FunctionalOp
         both = (of.Plus, of.AtomicAdd) if reduction.function == "sum" else (of.Maximum, of.AtomicMaximum)
@@ -320,21 +319,21 @@ class _Arguments:
 
     def of_graph(self, graph: Any) -> dict[str, str]:
         """By node of the tree that the tracer has made of its graph."""
-        found: dict[str, str] = {}
+        arguments: dict[str, str] = {}
         for node in graph.nodes_topological_order():
             meta = graph.get_node_meta(node)
             if hasattr(meta, "subgraph"):
-                found[node] = self._of_shared(meta.subgraph, found)
+                arguments[node] = self._of_shared(meta.subgraph, arguments)
                 continue
-            children = [found[child] for child in graph.get_all_inputs(node)]
-            found[node] = _braced([*children, self._own(node)]) if children else self._own(node)
-        return found
+            children = [arguments[child] for child in graph.get_all_inputs(node)]
+            arguments[node] = _braces([*children, self._own(node)]) if children else self._own(node)
+        return arguments
 
-    def _of_shared(self, subgraph: Any, found: dict[str, str]) -> str:
+    def _of_shared(self, subgraph: Any, arguments: dict[str, str]) -> str:
         """A topological visitor takes its nodes one after another, but for the one that reads its result."""
         nodes = subgraph.nodes_topological_order()[:-1]
-        own = {n: found[n] if subgraph.get_node_meta(n).disabled else self._own(n) for n in nodes}
-        return _braced([own[node] for node in nodes])
+        own = {n: arguments[n] if subgraph.get_node_meta(n).disabled else self._own(n) for n in nodes}
+        return _braces([own[node] for node in nodes])
 
     def _own(self, node: str) -> str:
         if node in self.constants:
@@ -359,5 +358,5 @@ class _Arguments:
         return f"{{{pointer}, {cpp}(0){strides}}}"
 
 
-def _braced(parts: list[str]) -> str:
+def _braces(parts: list[str]) -> str:
     return "{" + ", ".join(parts) + "}"

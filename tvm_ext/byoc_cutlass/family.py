@@ -176,21 +176,21 @@ class TemplateFamily(ABC, Generic[Problem, Config]):
 
         Empty where there is none; raises as `predict`.
         """
-        split = [item for config in self.legal() for item in self.splits(config)]
-        ranked = [Ranked(config=item, predicted=self.predict(item)) for item in split]
-        ranked.sort(key=lambda item: (item.order, self.preference(item.config), item.config.name))
+        split = [each for config in self.legal() for each in self.splits(config)]
+        ranked = [Ranked(config=each, predicted=self.predict(each)) for each in split]
+        ranked.sort(key=lambda each: (each.order, self.preference(each.config), each.config.name))
         return tuple(self.spread(ranked)[:count])
 
     def call(self, config: Config, region: CutlassRegion) -> KernelCall:
         """The launch of ``config`` for the ``region``'s own extents and distances."""
-        places = [place for part in region.parts for place in shared_epilogue(part)[1]]
+        operands = [parameter for part in region.parts for parameter in shared_epilogue(part)[1]]
         strides = [operand.batch_stride for part in region.parts for operand in part.operands]
         return KernelCall(
             symbol=self.symbol(config),
             form=self.form,
             numbers=self.numbers(config),
-            factors=tuple(place for part in region.parts for place in part.factors if place != LINK),
-            operands=tuple(places),
+            factors=tuple(parameter for part in region.parts for parameter in part.factors if parameter != LINK),
+            operands=tuple(operands),
             distances=tuple(strides) if self.form.has_distances else (),
         )
 
@@ -215,5 +215,5 @@ def shared_epilogue(region: CutlassRegion) -> tuple[Epilogue, tuple[int, ...]]:
         dataclasses.replace(operand, name=new[operand.name], batch_stride=min(1, operand.batch_stride))
         for operand in region.operands
     )
-    places = tuple(parameter_of(operand.name) for operand in region.operands)
-    return Epilogue(expression=expression, operands=operands, out_dtype=region.out_dtype), places
+    parameters = tuple(parameter_of(operand.name) for operand in region.operands)
+    return Epilogue(expression=expression, operands=operands, out_dtype=region.out_dtype), parameters

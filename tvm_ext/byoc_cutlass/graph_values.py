@@ -108,7 +108,7 @@ class GraphValues:
 
 def _can_meet(a: Expr, b: Expr) -> bool:
     """Whether two tensors of known extents and one type can be operands of an element-wise operator."""
-    shapes = [static_shape(item) for item in (a, b)]
+    shapes = [static_shape(tensor) for tensor in (a, b)]
     if None in shapes or dtype_of(a) != dtype_of(b):
         return False
     left, right = shapes

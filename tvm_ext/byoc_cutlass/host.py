@@ -50,7 +50,7 @@ class KernelCall:
     @property
     def fields(self) -> str:
         """C text that initialises the structure in a host function."""
-        factors = [f"data[{place}]" for place in self.factors]
+        factors = [f"data[{tensor}]" for tensor in self.factors]
         rest = ["operands", *(["distances"] if self.form.has_distances else []), "data[tensors - 1]"]
         return ", ".join([*map(str, self.numbers), *factors, *rest])
 
@@ -94,7 +94,7 @@ def emit_host(functions: Sequence[HostFunction], architecture: str) -> str:
 
 def _function(function: HostFunction) -> str:
     call = function.call
-    operands = ", ".join([*(f"data[{place}]" for place in call.operands), "nullptr"])
+    operands = ", ".join([*(f"data[{tensor}]" for tensor in call.operands), "nullptr"])
     distances = ", ".join([*map(str, call.distances), "0"])
     return f"""
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_{function.name}(void*, TVMFFIAny const* args, int32_t count, TVMFFIAny*) {{

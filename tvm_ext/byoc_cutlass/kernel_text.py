@@ -20,10 +20,9 @@ from tvm_ext.records.partition import Order
 
 from . import _cutlass
 from .elements import Shape3
-from .epilogue import Epilogue
+from .epilogue import ATOMIC_MAXIMUM, Epilogue
 from .evt import OWN_FUNCTIONS
 from .host import CallForm, once
-from .reductions import ATOMIC_MAXIMUM
 
 LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
 
@@ -68,7 +67,7 @@ namespace {symbol}_template {{
 {_entry_points(symbol, form, operator=operator, fits=fits, start=start)}"""
 
 
-def computed(epilogue: Epilogue) -> str:
+def product_comment(epilogue: Epilogue) -> str:
     """The comment of a kernel of one product."""
     return f"D = {epilogue.expression}, {epilogue.out_dtype}. Headers: CUTLASS {_cutlass.VERSION}."
 

@@ -15,21 +15,19 @@ from tvm_ext.devices.occupancy import BlockUse, max_block_threads, registers_lef
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS
-from .epilogue import Epilogue
+from .epilogue import Epilogue, Reduction, exchange_bytes
 from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
-from .reductions import Reduction, exchange_bytes
 
 WARP_GROUP_WARPS = 4
 """Warps that one wgmma is of (PTX ISA)."""
 PORTABLE_CLUSTER = 8
 """Threadblocks of a cluster that every device of sm_90 runs (CUDA C++ Programming Guide)."""
-_WGMMA_ROWS = 64
-_WGMMA_COLUMNS = 256
+_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 256  # of one wgmma: its M, and its largest N (PTX ISA)
 _EPILOGUE_ROWS = 8  # default_thread_map_tensor_op.h: tensor operations make 8 rows at a time
 _EPILOGUE_ACCESS_BYTES = 256  # output_tile_thread_map.h: the preferred access of a warp
 _COLLECTIVE_RESERVE_BYTES = 4096  # barriers, the scheduler's and the epilogue's pipelines, alignment between them
 SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 bytes
-_REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop
+REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop, about, by ptxas' counts
 
 
 class ProductRules:
@@ -195,7 +193,9 @@ class ProductRules:
         tiles = m * n // tile
         stored = tile * self.problem.out.bits // 8 * min(tiles, 2)
         each = {"matrix": tile * min(tiles, 4), "row": n}
-        loaded = sum(each.get(item.role, 0) * ELEMENTS[item.dtype].bits // 8 for item in self.epilogue.operands)
+        loaded = sum(
+            each.get(operand.role, 0) * ELEMENTS[operand.dtype].bits // 8 for operand in self.epilogue.operands
+        )
         return main + stored + loaded + _COLLECTIVE_RESERVE_BYTES
 
 
@@ -243,10 +243,10 @@ def thread_registers(config: GemmConfig) -> int:
     if config.warp is None or config.instruction is None:
         groups = 2 if config.schedule == "cooperative" else 1
         sums = config.threadblock[0] * config.threadblock[1] // (groups * WARP_GROUP_WARPS * 32)
-        return sums + _REGISTERS_BESIDE_SUMS
+        return sums + REGISTERS_BESIDE_SUMS
     wm, wn, _ = config.warp
     operands = 2 * ceil_div((wm + wn) * max(config.instruction[2], 1) * bits, 32 * (4 if config.is_simt else 32))
-    return wm * wn // 32 + operands + _REGISTERS_BESIDE_SUMS
+    return wm * wn // 32 + operands + REGISTERS_BESIDE_SUMS
 
 
 def shared_bytes_2x(config: GemmConfig, reduction: Reduction | None = None) -> int:

@@ -43,9 +43,9 @@ class _Operand:
 
 def matmul_problem(call: Call, values: GraphValues) -> CutlassProblem:
     """The product; raises IllegalRewrite for operands that one leading dimension and one distance do not describe."""
-    first, second = (_operand(item, call, values) for item in call.args)
+    first, second = (_operand(operand, call, values) for operand in call.args)
     (rows, depth), columns = first.shape[-2:], second.shape[-1]
-    batches = [prod(item.batch) for item in (first, second)]
+    batches = [prod(operand.batch) for operand in (first, second)]
     folded = batches[1] == 1 and batches[0] > 1 and first.strides == _contiguous(first.shape)
     if folded:  # one matrix of weights for all: the batch is more rows
         rows, batches[0] = rows * batches[0], 1
@@ -80,7 +80,7 @@ def transposed_source(operand: Expr, values: GraphValues) -> Call | None:
     if operator_name(value) != "relax.permute_dims" or static_shape(value) is None:
         return None
     assert isinstance(value, Call)
-    return value if _matrix_strides(_permuted(value)) is not None else None
+    return value if _matrix_strides(_permutation(value)) is not None else None
 
 
 def _operand(value: Expr, call: Call, values: GraphValues) -> _Operand:
@@ -92,7 +92,7 @@ def _operand(value: Expr, call: Call, values: GraphValues) -> _Operand:
             "reshape it to a matrix of one row or column",
         )
     source = transposed_source(value, values)
-    return _contiguous_operand(value) if source is None else _permuted(source)
+    return _contiguous_operand(value) if source is None else _permutation(source)
 
 
 def _contiguous_operand(value: Expr) -> _Operand:
@@ -104,7 +104,7 @@ def _contiguous(shape: tuple[int, ...]) -> Strides:
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _permuted(call: Call) -> _Operand:
+def _permutation(call: Call) -> _Operand:
     source = static_shape(call.args[0]) or ()
     given = call.attrs.axes
     axes = tuple(range(len(source)))[::-1] if given is None else tuple(int(axis) % len(source) for axis in given)
@@ -134,9 +134,9 @@ def _matrix_strides(operand: _Operand) -> tuple[int, int, int] | None:
 
 
 def _layout(operand: _Operand, call: Call) -> MatrixLayout:
-    found = _matrix_strides(operand)
-    assert found is not None, f"{operator_name(call)}: `transposed_source` lets no other operand through"
-    batch, row, column = found
+    strides = _matrix_strides(operand)
+    assert strides is not None, f"{operator_name(call)}: `transposed_source` lets no other operand through"
+    batch, row, column = strides
     rows, columns = operand.shape[-2:]
     forms = []
     if column == 1 or columns == 1:

@@ -30,6 +30,7 @@ ARITHMETICS = {"float16": 75, "bfloat16": 80}
 WIDE = ACCESS_BITS // 16
 """Halves of the one width of copies that the convolutions' templates have."""
 
+# The tiles that are looked at: powers of two, which whole instructions divide, and columns in multiples of 16.
 _ROWS = (32, 64, 128, 256)
 _WARP_ROWS = (16, 32, 64)
 _WARP_COLUMNS = (16, 32, 64, 128)
@@ -75,7 +76,7 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
             columns = itertools.product(_widths(first, exact=exact), _widths(second, exact=False))
             for rows, pair in itertools.product(_ROWS, columns):
                 for depth, count in itertools.product(_DEPTHS, stages):
-                    yield from self._warped(residence, rows, pair, depth, count)
+                    yield from self._warp_configs(residence, rows, pair, depth, count)
 
     def reasons(self, config: PairConfig) -> Iterator[str | None]:
         """Each product's own template's rules, and those of residence."""
@@ -164,13 +165,16 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         epilogue = self.second
         if epilogue.reduction is not None or len(epilogue.operands) > 1:
             return "behind the second product of a pair comes at most one tensor, and no rows or columns are added up"
-        if any(item.role not in ("row", "matrix") or item.dtype != epilogue.out_dtype for item in epilogue.operands):
+        if any(
+            operand.role not in ("row", "matrix") or operand.dtype != epilogue.out_dtype
+            for operand in epilogue.operands
+        ):
             return f"behind the second product of a pair comes a row or matrix of {epilogue.out_dtype}"
         return None
 
     # ---- which tiles -------------------------------------------------------------------------------------------------
 
-    def _warped(
+    def _warp_configs(
         self, residence: Residence, rows: int, columns: tuple[int, int], depth: int, stages: int
     ) -> Iterator[PairConfig]:
         """The tile in warps: in registers each has whole rows, in shared memory each product may have its own."""

@@ -57,7 +57,7 @@ class Regions:
 
 def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
     """Products in program order: of two whose sum is one value, the first has the addition in its epilogue."""
-    found = Regions()
+    regions = Regions()
     owner: dict[Var, Region] = {}
     for variable, call in values.bindings.items():
         if operator_name(call) not in ANCHORS:
@@ -65,16 +65,16 @@ def regions_of(values: GraphValues, device: DeviceSpec) -> Regions:
         try:
             problem = problem_of(call, values, device)
         except IllegalRewrite as refusal:
-            found.refused.append(_refusal(variable, call, refusal))
+            regions.refused.append(_refusal(variable, call, refusal))
             continue
         assert problem is not None
         factors = factors_of(call, values)
         growth = EpilogueGrowth(variable, factors, values, owner, batched=problem.batch > 1)
         region = _region(growth, factors, problem, values, device)
-        found.taken.append(region)
+        regions.taken.append(region)
         owner.update(dict.fromkeys(region.members, region))
-    found.refused += _nested(values)
-    return found
+    regions.refused += _nested(values)
+    return regions
 
 
 def _nested(values: GraphValues) -> list[CutlassRefusal]:
@@ -155,8 +155,8 @@ def _transposes(anchor: Var, values: GraphValues) -> list[Var]:
     call = values.bindings[anchor]
     if operator_name(call) != MATMUL:
         return []
-    found = [operand for operand in call.args if transposed_source(operand, values) is not None]
-    return list(dict.fromkeys(found))
+    read = [operand for operand in call.args if transposed_source(operand, values) is not None]
+    return list(dict.fromkeys(read))
 
 
 def _step_name(step: EpilogueStep) -> str:

@@ -25,14 +25,15 @@ from .family import PredictedTime, Ranked, TemplateFamily
 from .gemm import GemmConfig, GemmProblem, Schedule
 from .ranking import ProductClock
 
+# What is looked at: powers of two between an instruction's extents and what registers and shared memory hold.
 _TILES = (32, 64, 128, 256)
 _COLLECTIVE_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # what wgmma's N allows, in growing steps
 _WARP_TILES = (16, 32, 64)
 _K_BYTES = (64, 128)  # of one tile's row along K: the widths of shared memory's swizzled rows
 _STAGES = (3, 4, 5, 6)
-_SIMT_K = 8
+_SIMT_K = 8  # default_gemm_configuration.h: tiles of the vector units along K
 SPLITS = (1, 2, 4, 8)
-_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # up to half of `PORTABLE_CLUSTER`
 DEEPEST_SWIZZLE = 8
 """2.x templates are compiled for this, and take less where there are fewer columns of tiles (threadblock_swizzle.h)."""
 
@@ -107,8 +108,8 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
         """
         seen: Counter[tuple[int, int]] = Counter()
         rounds = []
-        for item in ranked:
-            tile = item.config.threadblock[:2]
+        for each in ranked:
+            tile = each.config.threadblock[:2]
             rounds.append(seen[tile])
             seen[tile] += 1
         order = sorted(range(len(ranked)), key=lambda i: rounds[i])  # stable: within a round, the fastest first

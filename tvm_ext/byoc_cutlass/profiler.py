@@ -22,9 +22,9 @@ from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, Cutl
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
+from .epilogue import stored_elements
 from .family import shared_epilogue
 from .ranking import global_gb_per_s
-from .reductions import stored_elements
 from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
 from .selection import Candidate, architecture_of
 
@@ -34,9 +34,10 @@ KIND, TEMPLATE_KIND = "cutlass", "cutlass_template"
 TEXTS = "1"
 """Version of our texts: a new one where `emit` makes other kernels of the same configuration."""
 
-_OUTCOMES: dict[str, TrialOutcome] = {
+_KEPT: dict[str, TrialOutcome] = {
     "ok": "ok", "launch_failed": "launch_failed", "crashed": "crashed", "timed_out": "timed_out", "wrong": "wrong"
 }  # fmt: skip
+"""What a launch came to that is kept; that there was no program is known of the template."""
 
 Versions = tuple[tuple[str, str], ...]
 
@@ -113,27 +114,27 @@ def launch_of(candidate: Candidate, region: CutlassRegion) -> SampleLaunch:
 def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     """Type and bytes of the region's parameters in their order, and of its result."""
     needs = [need for part in region.parts for need in _needs(part)]
-    found: dict[int, tuple[str, int]] = {}
-    for place, dtype, elements in needs:
-        found[place] = (dtype, max(found.get(place, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
+    buffers: dict[int, tuple[str, int]] = {}
+    for parameter, dtype, elements in needs:
+        buffers[parameter] = (dtype, max(buffers.get(parameter, ("", 0))[1], elements * ELEMENTS[dtype].bits // 8))
     unread = ("float16", VECTOR_BYTES)  # a parameter that no kernel reads
     last = region.then or region
     problem, dtype = last.problem, last.out_dtype
     reduction = shared_epilogue(last)[0].reduction
     stored = stored_elements(reduction, problem.rows, problem.columns, problem.batch)
     result = (dtype, stored * ELEMENTS[dtype].bits // 8)
-    return [*(found.get(place, unread) for place in range(max(found) + 1)), result]
+    return [*(buffers.get(parameter, unread) for parameter in range(max(buffers) + 1)), result]
 
 
 def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:
     """Place, type and elements of each tensor that one product and its epilogue read."""
-    problem, (epilogue, places) = region.problem, shared_epilogue(region)
-    for place, dtype, elements in zip(region.factors, problem.dtypes, _factor_elements(problem), strict=False):
-        if place != LINK:
-            yield place, dtype, elements
+    problem, (epilogue, parameters) = region.problem, shared_epilogue(region)
+    for parameter, dtype, elements in zip(region.factors, problem.dtypes, _factor_elements(problem), strict=False):
+        if parameter != LINK:
+            yield parameter, dtype, elements
     covers = {"matrix": problem.rows * problem.columns, "row": problem.columns, "column": problem.rows, "scalar": 1}
-    for place, operand, original in zip(places, epilogue.operands, region.operands, strict=True):
-        yield place, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride
+    for parameter, operand, original in zip(parameters, epilogue.operands, region.operands, strict=True):
+        yield parameter, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride
 
 
 def _factor_elements(problem: CutlassProblem) -> tuple[int, int]:
@@ -170,7 +171,7 @@ class RegionPlan:
 
     def missing(self, limits: ScreeningLimits) -> tuple[Candidate, ...]:
         """Of these, those that nothing is known of."""
-        return tuple(item for item in self.tried(limits) if not _is_known(self.verdicts, item.configuration))
+        return tuple(one for one in self.tried(limits) if not _is_known(self.verdicts, one.configuration))
 
 
 def _is_known(verdicts: Mapping[str, Verdict], configuration: str) -> bool:
@@ -186,9 +187,9 @@ def plan_region(
         programs.setdefault(candidate.call.symbol, candidate)
     workload = workload_of(region, device, versions)
     compiles = [
-        item
-        for item in programs.values()
-        if not fails(store.verdicts(template_workload(item, versions)).get(item.call.symbol))
+        program
+        for program in programs.values()
+        if not fails(store.verdicts(template_workload(program, versions)).get(program.call.symbol))
     ]
     return RegionPlan(region=region, workload=workload, candidates=tuple(compiles), verdicts=store.verdicts(workload))
 
@@ -204,14 +205,14 @@ because other regions have it: each program costs its compiler seconds, and the 
 def share_programs(plans: Sequence[RegionPlan]) -> list[RegionPlan]:
     """``plans`` whose lists have more programs in common: behind a region's own first ones those that serve most."""
     near = [
-        {item.call.symbol for item in plan.candidates if item.time_us <= plan.candidates[0].time_us * SHARED_WITHIN}
+        {one.call.symbol for one in plan.candidates if one.time_us <= plan.candidates[0].time_us * SHARED_WITHIN}
         for plan in plans
     ]
     served = Counter(symbol for symbols in near for symbol in symbols)
     shared = []
     for plan, symbols in zip(plans, near, strict=True):
         own, rest = plan.candidates[:OWN_TEMPLATES], plan.candidates[OWN_TEMPLATES:]
-        rest = tuple(sorted(rest, key=lambda item: 1 - served[item.call.symbol] if item.call.symbol in symbols else 0))
+        rest = tuple(sorted(rest, key=lambda one: 1 - served[one.call.symbol] if one.call.symbol in symbols else 0))
         shared.append(replace(plan, candidates=(*own, *rest)))
     return shared
 
@@ -233,7 +234,8 @@ class ProfileEstimate:
 
 
 _HOST_US = 60.0
-"""Of one timed launch beside the device's work: arguments, two events, waiting for the second."""
+"""Of one timed launch beside the device's work: arguments, two events, waiting for the second. An
+estimate, as all that is said beforehand."""
 
 
 def estimate(
@@ -249,10 +251,10 @@ def estimate(
         regions += 1
         groups = [(plan.missing(limits), limits.screening_runs), (_finals(plan, limits), limits.final_runs)]
         for candidates, each in groups:
-            programs |= {item.call.symbol: item for item in candidates}
+            programs |= {candidate.call.symbol: candidate for candidate in candidates}
             launches += len(candidates)
             runs += len(candidates) * (each + WARM_UP_RUNS)
-            total_us += sum(item.time_us + flush_us + _HOST_US for item in candidates) * (each + WARM_UP_RUNS)
+            total_us += sum(candidate.time_us + flush_us + _HOST_US for candidate in candidates) * (each + WARM_UP_RUNS)
     ready = 0 if programmer is None else sum(map(programmer.is_ready, programs.values()))
     return ProfileEstimate(
         regions=regions,
@@ -267,8 +269,8 @@ def estimate(
 def _finals(plan: RegionPlan, limits: ScreeningLimits) -> tuple[Candidate, ...]:
     """The second round of a region, if the model is right about who gets there."""
     finalists = plan.tried(limits)[: limits.finalists]
-    variants = [list(item.variants())[: limits.variants] for item in finalists]
-    new = [item for items in variants for item in items if not _is_known(plan.verdicts, item.configuration)]
+    variants = [list(candidate.variants())[: limits.variants] for candidate in finalists]
+    new = [one for group in variants for one in group if not _is_known(plan.verdicts, one.configuration)]
     return (*finalists, *new) if new else ()
 
 
@@ -284,7 +286,7 @@ def profile(
     """Measure what the store does not know of ``plans``, with the programs of all of them made at once."""
     limits = limits or ScreeningLimits()
     plans = share_programs(plans)
-    wanted = {item.call.symbol: item for plan in plans for item in plan.missing(limits)}
+    wanted = {candidate.call.symbol: candidate for plan in plans for candidate in plan.missing(limits)}
     failed = dict(_prepare(wanted, programmer, store, versions))
     launches, measured = 0, 0
     for plan in plans:
@@ -339,16 +341,17 @@ def _profile_region(
     failed: dict[str, str],
 ) -> int:
     """How many launches ran. A template without a program, or that does not run, gives way to the next candidate."""
-    by_configuration = {item.configuration: item for item in plan.candidates}
-    known = {name: _known_us(item) for name, item in plan.verdicts.items() if item.is_settled}
+    by_configuration = {one.configuration: one for one in plan.candidates}
+    settled = {name: verdict.time_us for name, verdict in plan.verdicts.items() if verdict.is_settled}
+    known = {name: math.inf if time_us is None else time_us for name, time_us in settled.items()}
 
     def variants(launch: SampleLaunch) -> list[SampleLaunch]:
-        return [launch_of(item, plan.region) for item in by_configuration[launch.configuration].variants()]
+        return [launch_of(one, plan.region) for one in by_configuration[launch.configuration].variants()]
 
     def record(done: Sequence[TimedLaunch]) -> None:
-        store.add(Measurement(workload=plan.workload, trial=_trial(item)) for item in done if item.outcome in _OUTCOMES)
+        store.add(Measurement(workload=plan.workload, trial=_trial(one)) for one in done if one.outcome in _KEPT)
 
-    launches = [launch_of(item, plan.region) for item in plan.candidates]
+    launches = [launch_of(one, plan.region) for one in plan.candidates]
     on_demand = _OnDemand(timer, programmer, store, versions, {i.call.symbol: i for i in plan.candidates}, failed)
     return screen(launches, variants, on_demand, record, known, limits)
 
@@ -365,23 +368,19 @@ class _OnDemand:
     failed: dict[str, str]
 
     def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
-        new = {item.symbol: self.candidates[item.symbol] for item in launches if item.symbol not in self.failed}
+        new = {launch.symbol: self.candidates[launch.symbol] for launch in launches if launch.symbol not in self.failed}
         self.failed.update(_prepare(new, self.programmer, self.store, self.versions))
-        alive = [item for item in launches if item.symbol not in self.failed]
-        done = {item.launch.configuration: item for item in (self.timer.time(alive, runs) if alive else ())}
-        missing = [item for item in launches if item.symbol in self.failed]
-        none = [TimedLaunch(item, "no program", reason=self.failed[item.symbol]) for item in missing]
-        return [*(done[item.configuration] for item in alive), *none]
+        alive = [launch for launch in launches if launch.symbol not in self.failed]
+        done = {timed.launch.configuration: timed for timed in (self.timer.time(alive, runs) if alive else ())}
+        missing = [launch for launch in launches if launch.symbol in self.failed]
+        none = [TimedLaunch(launch, "no program", reason=self.failed[launch.symbol]) for launch in missing]
+        return [*(done[launch.configuration] for launch in alive), *none]
 
 
-def _known_us(verdict: Verdict) -> float:
-    return math.inf if verdict.time_us is None else verdict.time_us
-
-
-def _trial(item: TimedLaunch) -> Trial:
+def _trial(timed: TimedLaunch) -> Trial:
     return Trial(
-        configuration=item.launch.configuration,
-        outcome=_OUTCOMES[item.outcome],
-        times_us=item.times_us,
-        reason=_short(item.reason),
+        configuration=timed.launch.configuration,
+        outcome=_KEPT[timed.outcome],
+        times_us=timed.times_us,
+        reason=_short(timed.reason),
     )

@@ -17,11 +17,10 @@ from tvm_ext.errors import TargetError
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS
-from .epilogue import Epilogue
+from .epilogue import Epilogue, stored_elements
 from .family import PredictedTime
 from .gemm import GemmConfig, GemmProblem
 from .legality import WARP_GROUP_WARPS, ProductRules
-from .reductions import stored_elements
 
 BUSY_WARPS = 8
 """Warps of a unit that keep its matrix units busy: two on each scheduler (the vendor's guidance, Bolt §3.2.2)."""
@@ -118,8 +117,8 @@ def operand_bytes(epilogue: Epilogue, rows: int, columns: int, batch: int = 1) -
     """What ``epilogue`` reads for ``batch`` results of ``rows`` by ``columns``."""
     covers = {"matrix": rows * columns, "row": columns, "column": rows, "scalar": 1}
     return sum(
-        covers[item.role] * ELEMENTS[item.dtype].bits / 8 * (batch if item.batch_stride else 1)
-        for item in epilogue.operands
+        covers[operand.role] * ELEMENTS[operand.dtype].bits / 8 * (batch if operand.batch_stride else 1)
+        for operand in epilogue.operands
     )
 
 

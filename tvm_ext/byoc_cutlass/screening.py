@@ -86,10 +86,10 @@ def screen(
     count = 0
     while batch := _next_batch(launches, times, limits.templates):
         count += _run(batch, limits.screening_runs, timer, record, times)
-    works = [item for item in launches if times.get(item.configuration, _FAILED) < _FAILED]
-    finalists = sorted(works, key=lambda item: times[item.configuration])[: limits.finalists]
-    found = {item.configuration: [*variants(item)][: limits.variants] for item in finalists}
-    new = [item for items in found.values() for item in items if item.configuration not in times]
+    works = [launch for launch in launches if times.get(launch.configuration, _FAILED) < _FAILED]
+    finalists = sorted(works, key=lambda launch: times[launch.configuration])[: limits.finalists]
+    refined = {launch.configuration: [*variants(launch)][: limits.variants] for launch in finalists}
+    new = [launch for group in refined.values() for launch in group if launch.configuration not in times]
     if new:
         count += _run([*finalists, *new], limits.final_runs, timer, record, times)
     return count
@@ -100,8 +100,8 @@ _FAILED = float("inf")
 
 def _next_batch(launches: Sequence[SampleLaunch], times: Mapping[str, float], wanted: int) -> list[SampleLaunch]:
     """As many untried launches as are missing to ``wanted`` that run."""
-    works = sum(times.get(item.configuration, _FAILED) < _FAILED for item in launches)
-    untried = [item for item in launches if item.configuration not in times]
+    works = sum(times.get(launch.configuration, _FAILED) < _FAILED for launch in launches)
+    untried = [launch for launch in launches if launch.configuration not in times]
     return untried[: max(0, wanted - works)]
 
 
@@ -110,6 +110,6 @@ def _run(
 ) -> int:
     done = timer.time(batch, runs)
     record(done)
-    for item in done:
-        times[item.launch.configuration] = item.time_us
+    for timed in done:
+        times[timed.launch.configuration] = timed.time_us
     return len(batch)

@@ -60,7 +60,7 @@ FAMILIES: tuple[type[TemplateFamily[Any, Any]], ...] = (ProductFamily, Convoluti
 
 def family_of(region: CutlassRegion, device: DeviceSpec) -> TemplateFamily[Any, Any]:
     """The region's family; raises InputError, TargetError, IllegalRewrite for what no template of it reads."""
-    (kind,) = (item for item in FAMILIES if item.serves(region))
+    (kind,) = (family for family in FAMILIES if family.serves(region))
     return kind(kind.problem_of(region), device, *(shared_epilogue(part)[0] for part in region.parts))
 
 
@@ -74,13 +74,13 @@ def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED
             raise IllegalRewrite(f"{subject}{family.why_none()}", "")
     except (InputError, TargetError) as error:
         raise IllegalRewrite(f"{region.pattern}: {error.problem}", error.remedy) from error
-    return tuple(_candidate(family, region, item.config, item.time_us) for item in ranked)
+    return tuple(_candidate(family, region, each.config, each.time_us) for each in ranked)
 
 
 def _candidate(family: TemplateFamily[Any, Config], region: CutlassRegion, config: Config, time_us: float) -> Candidate:
     def variants() -> tuple[Candidate, ...]:
         others = family.variants(config)
-        return tuple(_candidate(family, region, item, family.predict(item).time_us) for item in others)
+        return tuple(_candidate(family, region, other, family.predict(other).time_us) for other in others)
 
     return Candidate(
         name=config.name,
@@ -93,28 +93,28 @@ def _candidate(family: TemplateFamily[Any, Config], region: CutlassRegion, confi
     )
 
 
-def share_templates(found: Mapping[RegionKey, Sequence[Candidate]]) -> dict[RegionKey, tuple[Candidate, ...]]:
+def share_templates(candidates: Mapping[RegionKey, Sequence[Candidate]]) -> dict[RegionKey, tuple[Candidate, ...]]:
     """The candidates of each region to try, first one of few templates that serve all regions nearly as fast.
 
     Again and again the template that serves most of the regions without one; of equals, the fastest.
     """
     near = {
-        region: {item.call.symbol: item for item in items if item.known_us <= items[0].known_us * SHARING_TOLERANCE}
-        for region, items in found.items()
+        region: {one.call.symbol: one for one in templates if one.known_us <= templates[0].known_us * SHARING_TOLERANCE}
+        for region, templates in candidates.items()
     }
     first: dict[RegionKey, Candidate] = {}
-    while len(first) < len(found):
+    while len(first) < len(candidates):
         served: dict[str, list[float]] = {}
-        for region in found.keys() - first.keys():
-            for symbol, item in near[region].items():
-                served.setdefault(symbol, []).append(item.known_us / found[region][0].known_us)
+        for region in candidates.keys() - first.keys():
+            for symbol, template in near[region].items():
+                served.setdefault(symbol, []).append(template.known_us / candidates[region][0].known_us)
         best = min(served, key=lambda symbol: (-len(served[symbol]), sum(served[symbol]), symbol))
-        first |= {region: items[best] for region, items in near.items() if region not in first and best in items}
-    return {region: _behind(first[region], items) for region, items in found.items()}
+        first |= {region: known[best] for region, known in near.items() if region not in first and best in known}
+    return {region: _behind(first[region], templates) for region, templates in candidates.items()}
 
 
-def _behind(first: Candidate, items: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    others = [item for item in items if item.call.symbol != first.call.symbol]
+def _behind(first: Candidate, templates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    others = [template for template in templates if template.call.symbol != first.call.symbol]
     return (first, *others)[:MOST_CANDIDATES]
 
 

@@ -147,7 +147,11 @@ def _check_tensors(call: Call) -> None:
 
 
 def _check_types(call: Call, device: DeviceSpec) -> None:
-    name, (first, second), result = operator_name(call), [dtype_of(item) for item in call.args[:2]], dtype_of(call)
+    name, (first, second), result = (
+        operator_name(call),
+        [dtype_of(operand) for operand in call.args[:2]],
+        dtype_of(call),
+    )
     if first != second:
         raise IllegalRewrite(f"{name} of {first} and {second}: templates want one type", "cast one of the operands")
     if first not in TYPES_SINCE:

@@ -85,8 +85,3 @@ class ModelAdvice:
     deepening: tuple[DeepeningAdvice, ...]
     not_deepened: tuple[str, ...]
     refused: tuple[CutlassRefusal, ...]
-
-    @property
-    def total_us(self) -> float:
-        """Predicted time of all products with their epilogues, in one persistent kernel where that pays."""
-        return self.products_us + self.epilogues_us - self.chains_saved_us

@@ -152,6 +152,10 @@ class CutlassRegion:
         """What regions have in common that have the same kernels: all but their place in the graph."""
         return replace(self, value="", ended="", saved_us=0.0, then=self.then.kind if self.then else None)
 
+    def left(self, reason: str) -> CutlassRefusal:
+        """Why the product has no template."""
+        return CutlassRefusal(value=self.value, operator=self.pattern, reason=reason, remedy="")
+
     def renumbered(self, places: Sequence[int]) -> CutlassRegion:
         """The region whose parameters are at other ``places``: the first at places[0], and so on."""
 

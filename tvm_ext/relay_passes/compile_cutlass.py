@@ -17,31 +17,23 @@ from tvm_ext.records.partition import (
     CutlassKernel,
     CutlassPartition,
     CutlassProfile,
-    CutlassRefusal,
     CutlassRegion,
 )
 from tvm_ext.records.serialise import from_json, to_json
 
-from .composites import inlined, is_composite, region_of, twin_of
-
-OwnTime = Callable[[IRModule], float | None]
-"""Microseconds that kernels of our own are predicted to take for a module; None where they have no prediction."""
-
+from .composites import OwnTime, Predictor, inlined, is_composite, region_of, twin_of
 
 WhyOwn = Callable[[float, float], str]
 """Of a kernel of our own and a template, in microseconds: why the product is left to ours, empty where it is not."""
 
 
-class TemplateBackend(Protocol):
+class TemplateBackend(Predictor, Protocol):
     """What compiles regions; `toolchains/cutlass_codegen.py` has it. ``profile`` is what was measured for it."""
 
     profile: CutlassProfile | None
 
     def require(self) -> None:
         """Raise UnsupportedEnvironmentError where something that it needs is missing."""
-
-    def predict(self, region: CutlassRegion) -> float:
-        """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
 
     def kernels(self, regions: Mapping[str, CutlassRegion]) -> tuple[dict[str, CutlassKernel], dict[str, str]]:
         """Compiled kernels by function, and why a function has none."""
@@ -73,8 +65,8 @@ class CompileCutlass:
         functions = {gv.name_hint: func for gv, func in mod.functions_items() if is_composite(func)}
         regions = {name: region_of(func) for name, func in functions.items()}
         kernels, why_not = self._kernels(functions, regions)
-        order = {region.value: place for place, region in enumerate(partition.taken)}
-        declined = [_declined(regions[name], reason) for name, reason in why_not.items()]
+        order = {region.value: position for position, region in enumerate(partition.taken)}
+        declined = [regions[name].left(reason) for name, reason in why_not.items()]
         record = CutlassBuild(
             device=self.device.name,
             kernels=tuple(sorted(kernels.values(), key=lambda kernel: order[kernel.value])),
@@ -128,7 +120,3 @@ class CompileCutlass:
             if reason := self.why_own(time_us, predicted):
                 why_not[name] = reason
         return own, why_not
-
-
-def _declined(region: CutlassRegion, reason: str) -> CutlassRefusal:
-    return CutlassRefusal(value=region.value, operator=region.pattern, reason=reason, remedy="")

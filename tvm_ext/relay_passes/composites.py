@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 from tvm_ext._tvm import (
     BlockBuilder,
@@ -19,9 +20,19 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.records.partition import CODEGEN, REGION, CutlassRegion, operand_name
-from tvm_ext.records.serialise import from_json
+from tvm_ext.records.serialise import from_json, to_json
 
 _PERMUTE = ir.Op.get("relax.permute_dims")
+
+OwnTime = Callable[[IRModule], float | None]
+"""Microseconds that kernels of our own are predicted to take for a module; None where they have no prediction."""
+
+
+class Predictor(Protocol):
+    """What ranks templates; `toolchains/cutlass_codegen.py` has it."""
+
+    def predict(self, region: CutlassRegion) -> float:
+        """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
 
 
 def inlined(mod: IRModule, only: frozenset[str] | None = None) -> IRModule:
@@ -72,27 +83,35 @@ def with_prepared(inner: RelaxFunction, known: Collection[int]) -> RelaxFunction
     new: dict[Expr, Expr] = {}
     for step in inner.body.blocks[0].bindings:
         source = step.value.args[0] if step.value.op == _PERMUTE else None
-        place = params.index(source) if source in params else -1
-        if place in known and all(source not in other.value.args for other in _others(inner, step)):
-            new[step.var] = params[place] = Var(params[place].name, step.var.ty)
+        position = params.index(source) if source in params else -1
+        others = [other for other in inner.body.blocks[0].bindings if other.var != step.var]
+        if position in known and all(source not in other.value.args for other in others):
+            new[step.var] = params[position] = Var(params[position].name, step.var.ty)
         else:
             steps.append(VarBinding(step.var, _with_operands(step.value, new, step.var)))
     body = relax.SeqExpr([DataflowBlock(steps)], inner.body.body)
     return RelaxFunction(params, body, inner.ret_ty, inner.is_pure)
 
 
-def _others(inner: RelaxFunction, step: VarBinding) -> list[VarBinding]:
-    return [other for other in inner.body.blocks[0].bindings if other.var != step.var]
+def new_composite(
+    region: CutlassRegion, operands: Sequence[Expr], steps: Callable[[dict[Expr, Expr]], list[VarBinding]]
+) -> RelaxFunction:
+    """The function of ``operands`` that ``region`` is; ``steps`` writes what it computes of its parameters."""
+    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
+    bindings = steps(dict(zip(operands, params, strict=True)))
+    result = bindings[-1].var
+    func = RelaxFunction(params, relax.SeqExpr([DataflowBlock(bindings)], result), result.ty)
+    return func.with_attrs({"Composite": f"{CODEGEN}.{region.pattern}", REGION: to_json(region)})
 
 
-def call_of_composite(inner: RelaxFunction, operands: Sequence[Expr], name: str, builder: BlockBuilder) -> Call:
+def call_of_composite(inner: RelaxFunction, operands: Sequence[Expr], pattern: str, builder: BlockBuilder) -> Call:
     """The call of a function around ``inner``, as stock FuseOpsByPattern makes it, which is added to the module."""
     params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
     local, result = Var("composite", inner.ty), Var("result", inner.ret_ty)
     call = Call(local, params, ret_ty=inner.ret_ty)
     block = relax.BindingBlock([VarBinding(local, inner), VarBinding(result, call)])
     outer = RelaxFunction(params, relax.SeqExpr([block], result), inner.ret_ty).with_attr("Codegen", CODEGEN)
-    gv = builder.add_func(outer, name)
+    gv = builder.add_func(outer, f"cutlass_{pattern}")
     builder.update_func(gv, outer.with_attr("global_symbol", gv.name_hint))
     return Call(gv, operands, ret_ty=inner.ret_ty)
 
@@ -102,7 +121,7 @@ def _inlined(func: RelaxFunction, composites: dict[GlobalVar, RelaxFunction]) ->
         return func
     blocks = []
     for block in func.body.blocks:
-        bindings = [item for binding in block.bindings for item in _bindings(binding, composites)]
+        bindings = [step for binding in block.bindings for step in _bindings(binding, composites)]
         blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
     return RelaxFunction(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
 

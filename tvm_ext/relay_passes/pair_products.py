@@ -8,15 +8,14 @@ kernel of our own, for which the operators of both go back into the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from tvm_ext._tvm import (
     BlockBuilder,
     Call,
     Constant,
-    DataflowBlock,
     DataflowVar,
     Expr,
     GlobalVar,
@@ -27,7 +26,6 @@ from tvm_ext._tvm import (
     VarBinding,
     copy_module,
     module_pass,
-    relax,
 )
 from tvm_ext.analysis.relax_values import is_graph
 from tvm_ext.byoc_cutlass.back_to_back import least_chain_us
@@ -35,14 +33,10 @@ from tvm_ext.cost.gpu_chain import MIN_GAIN
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import (
-    CODEGEN,
     LINK,
     PARTITION,
-    REGION,
     CutlassPartition,
-    CutlassRefusal,
     CutlassRegion,
-    operand_name,
     parameter_of,
 )
 from tvm_ext.records.persistent import PersistentRegion
@@ -50,28 +44,20 @@ from tvm_ext.records.serialise import from_json, to_json
 
 from .chain_links import readers_of
 from .composites import (
+    OwnTime,
+    Predictor,
     as_module,
     call_of_composite,
     composite_of,
     inlined,
     is_composite,
+    new_composite,
     region_of,
     steps_of,
     with_prepared,
 )
 from .persistent_record import with_regions
 from .replace_bindings import with_calls
-
-OwnKernelTime = Callable[[IRModule], float | None]
-"""Microseconds that one kernel of our own is predicted to take for all of a module; None where it is not one."""
-
-
-class Predictor(Protocol):
-    """What ranks templates; `toolchains/cutlass_codegen.py` has it."""
-
-    def predict(self, region: CutlassRegion) -> float:
-        """Microseconds of the region's best template; raises IllegalRewrite, with the reason, where it has none."""
-
 
 PairWay = Literal["template", "own", "apart"]
 
@@ -115,7 +101,7 @@ class PairProducts:
         self,
         device: DeviceSpec,
         backend: Predictor,
-        own_time: OwnKernelTime,
+        own_time: OwnTime,
         mode: Literal[True, "auto"] = "auto",
     ) -> None:
         self.device, self.backend, self.own_time, self.always = device, backend, own_time, mode is True
@@ -136,23 +122,22 @@ class PairProducts:
                 decision = self._decide(pair)
                 taken |= {pair.first.var, pair.second.var} if decision.way != "apart" else set()
                 if decision.way == "template":
-                    calls[pair.second.var] = call_of_composite(
-                        pair.inner, pair.operands, f"cutlass_{pair.region.pattern}", builder
-                    )
+                    call = call_of_composite(pair.inner, pair.operands, pair.region.pattern, builder)
+                    calls[pair.second.var] = call
                     gone.add(pair.first.var)
-                call = calls.get(pair.second.var)
-                decided.append((pair, decision, "" if call is None else call.op.name_hint))
+                joined = calls.get(pair.second.var)
+                decided.append((pair, decision, "" if joined is None else joined.op.name_hint))
             if calls:
                 builder.update_func(gv, builder.normalize(with_calls(func, calls, gone)))
-        return _recorded(builder.get(), decided) if decided else mod
+        return _record(builder.get(), decided) if decided else mod
 
     def _decide(self, pair: ProductPair) -> PairDecision:
         """Layers repeat, so that each kind of pair is looked at once."""
         if pair.region.kind not in self.known:
-            self.known[pair.region.kind] = self._judged(pair)
+            self.known[pair.region.kind] = self._judge(pair)
         return self.known[pair.region.kind]
 
-    def _judged(self, pair: ProductPair) -> PairDecision:
+    def _judge(self, pair: ProductPair) -> PairDecision:
         try:
             apart_us = sum(map(self.backend.predict, pair.parts))
         except IllegalRewrite as refusal:
@@ -178,7 +163,7 @@ class PairProducts:
         least_us = least_chain_us(pair.region, self.device)
         if least_us is None or least_us >= worth_us:
             return None
-        known = {place for place, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
+        known = {position for position, operand in enumerate(pair.operands) if isinstance(operand, Constant)}
         own_us = self.own_time(as_module(with_prepared(pair.inner, known)))
         return own_us if own_us is not None and own_us < worth_us else None
 
@@ -191,7 +176,7 @@ class PairProducts:
 
 
 # --- the records -----------------------------------------------------------------------------------------------------
-def _recorded(mod: IRModule, decided: Sequence[tuple[ProductPair, PairDecision, str]]) -> IRModule:
+def _record(mod: IRModule, decided: Sequence[tuple[ProductPair, PairDecision, str]]) -> IRModule:
     """``mod`` with what was decided in its records, and those products as operators again that we compute ourselves."""
     ours = [(pair, decision) for pair, decision, _ in decided if decision.way == "own"]
     mod = inlined(mod, frozenset(name for pair, _ in ours for name in pair.functions))
@@ -200,16 +185,12 @@ def _recorded(mod: IRModule, decided: Sequence[tuple[ProductPair, PairDecision, 
     joined = {pair.parts[1].value: pair.region for pair, _, name in decided if name}
     gone = {pair.parts[0].value for pair, _, name in decided if name}
     gone |= {part.value for pair, _ in ours for part in pair.parts}
-    taken = [joined.get(item.value, item) for item in partition.taken if item.value not in gone]
-    refused = [
-        CutlassRefusal(value=part.value, operator=part.pattern, reason=decision.reason, remedy="")
-        for pair, decision in ours
-        for part in pair.parts
-    ]
+    taken = [joined.get(entry.value, entry) for entry in partition.taken if entry.value not in gone]
+    refused = [part.left(decision.reason) for pair, decision in ours for part in pair.parts]
     partition = replace(partition, taken=tuple(taken), refused=(*partition.refused, *refused))
     done = mod.with_attr(PARTITION, to_json(partition))
     # What is ours now is decided about once more, by the pass that makes its kernel.
-    return with_regions(done, [_region(*item) for item in decided if item[1].way != "own"])
+    return with_regions(done, [_region(*entry) for entry in decided if entry[1].way != "own"])
 
 
 def _without(mod: IRModule, names: set[str]) -> IRModule:
@@ -234,7 +215,7 @@ def _region(pair: ProductPair, decision: PairDecision, kernel: str) -> Persisten
 def _pairs(mod: IRModule, func: RelaxFunction) -> list[ProductPair]:
     """Every product with the one that alone reads it, in program order: a product may be in two of them."""
     functions = {gv: inner for gv, inner in mod.functions_items() if is_composite(inner)}
-    read, found = readers_of(func), []
+    read, pairs = readers_of(func), []
     for block in func.body.blocks:
         products: dict[Var, VarBinding] = {}
         for binding in block.bindings:
@@ -242,9 +223,9 @@ def _pairs(mod: IRModule, func: RelaxFunction) -> list[ProductPair]:
                 continue
             first = _before(binding, products, functions)
             if first is not None and read[first.var] == 1:
-                found.append(_pair(first, binding, functions))
+                pairs.append(_pair(first, binding, functions))
             products[binding.var] = binding
-    return found
+    return pairs
 
 
 def _before(
@@ -252,40 +233,32 @@ def _before(
 ) -> VarBinding | None:
     """The product whose result ``second`` reads as its first factor, and as nothing else."""
     region = region_of(functions[second.value.op])
-    place = region.factors[0]
+    position = region.factors[0]
     others = {region.factors[1], *(parameter_of(operand.name) for operand in region.operands)}
-    return None if place in others else products.get(second.value.args[place])
+    return None if position in others else products.get(second.value.args[position])
 
 
 def _pair(first: VarBinding, second: VarBinding, functions: dict[GlobalVar, RelaxFunction]) -> ProductPair:
     """Both as one function of what either reads, but for what lies between."""
     parts = (region_of(functions[first.value.op]), region_of(functions[second.value.op]))
-    operands = tuple(dict.fromkeys(item for item in (*first.value.args, *second.value.args) if item != first.var))
-    places = [[operands.index(item) for item in first.value.args], []]
-    places[1] = [LINK if item == first.var else operands.index(item) for item in second.value.args]
-    head, tail = (part.renumbered(own) for part, own in zip(parts, places, strict=True))
+    operands = tuple(
+        dict.fromkeys(operand for operand in (*first.value.args, *second.value.args) if operand != first.var)
+    )
+    positions = [[operands.index(operand) for operand in first.value.args], []]
+    positions[1] = [LINK if operand == first.var else operands.index(operand) for operand in second.value.args]
+    head, tail = (part.renumbered(own) for part, own in zip(parts, positions, strict=True))
     region = replace(head, value=tail.value, pattern=f"{head.pattern}_then_{tail.pattern}", ended=tail.ended, then=tail)
+
+    def steps(new: dict[Expr, Expr]) -> list[VarBinding]:
+        bindings: list[VarBinding] = []
+        between, result = DataflowVar(first.var.name, first.var.ty), Var("pair", second.var.ty)
+        for product, variable in ((first, between), (second, result)):
+            arguments = [new[argument] for argument in product.value.args]
+            bindings += steps_of(composite_of(functions[product.value.op]), arguments, variable)
+            new[product.var] = variable
+        return bindings
+
     return ProductPair(
         first=first, second=second, parts=parts, operands=operands, region=region,
-        inner=_joined(first, second, operands, functions, region),
+        inner=new_composite(region, operands, steps),
     )  # fmt: skip
-
-
-def _joined(
-    first: VarBinding,
-    second: VarBinding,
-    operands: Sequence[Expr],
-    functions: dict[GlobalVar, RelaxFunction],
-    region: CutlassRegion,
-) -> RelaxFunction:
-    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
-    new: dict[Expr, Expr] = dict(zip(operands, params, strict=True))
-    bindings: list[VarBinding] = []
-    for item, result in ((first, DataflowVar(first.var.name, first.var.ty)), (second, Var("pair", second.var.ty))):
-        inner = composite_of(functions[item.value.op])
-        bindings += steps_of(inner, [new[argument] for argument in item.value.args], result)
-        new[item.var] = result
-    body = relax.SeqExpr([DataflowBlock(bindings)], new[second.var])
-    return RelaxFunction(params, body, second.var.ty).with_attrs(
-        {"Composite": f"{CODEGEN}.{region.pattern}", REGION: to_json(region)}
-    )

@@ -8,7 +8,6 @@ from tvm_ext._tvm import (
     CALL_TIR,
     BlockBuilder,
     Call,
-    DataflowBlock,
     DataflowVar,
     Expr,
     IRModule,
@@ -26,11 +25,11 @@ from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.byoc_cutlass.patterns import Region, regions_of
 from tvm_ext.byoc_cutlass.support import attention_left, norms_left
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import CODEGEN, PARTITION, REGION, CutlassPartition, CutlassRefusal, operand_name
+from tvm_ext.records.partition import PARTITION, CutlassPartition, CutlassRefusal
 from tvm_ext.records.serialise import to_json
 
 from .attention.recognise import FoundAttention, attentions_of
-from .composites import call_of_composite
+from .composites import call_of_composite, new_composite
 from .replace_bindings import with_calls
 
 
@@ -55,12 +54,12 @@ class PartitionCutlass:
             if not is_graph(func):
                 continue
             values = GraphValues(mod, func)
-            found = regions_of(values, self.device)
-            taken += [region.record for region in found.taken]
-            refused += found.refused
+            regions = regions_of(values, self.device)
+            taken += [region.record for region in regions.taken]
+            refused += regions.refused
             others += [*norms_left(values), *_attentions_left(values)]
-            if found.taken:
-                builder.update_func(gv, _cut(func, found.taken, values, builder))
+            if regions.taken:
+                builder.update_func(gv, _cut(func, regions.taken, values, builder))
         record = CutlassPartition(
             device=self.device.name, taken=tuple(taken), refused=tuple(refused), others=tuple(others)
         )
@@ -72,10 +71,10 @@ class PartitionCutlass:
 def _attentions_left(values: GraphValues) -> list[CutlassRefusal]:
     """Each attention, with the reason why its products and its softmax stay apart."""
     return [
-        attention_left(item.result.name, str(item.work))
-        if isinstance(item, FoundAttention)
-        else attention_left("", ", ".join(item.operators))
-        for item in attentions_of(values)
+        attention_left(attention.result.name, str(attention.work))
+        if isinstance(attention, FoundAttention)
+        else attention_left("", ", ".join(attention.operators))
+        for attention in attentions_of(values)
     ]
 
 
@@ -87,36 +86,27 @@ def _cut(func: RelaxFunction, regions: Sequence[Region], values: GraphValues, bu
 
 def _call(region: Region, values: GraphValues, builder: BlockBuilder) -> Call:
     """The call of the region's function, which is added to the module."""
-    inner = _composite(region, region.operands, values)
-    return call_of_composite(inner, region.operands, f"cutlass_{region.record.pattern}", builder)
+
+    def steps(new: dict[Expr, Expr]) -> list[VarBinding]:
+        bindings = []
+        for member in region.members:
+            new[member] = (Var if member == region.result else DataflowVar)(member.name, member.ty)
+            bindings.append(VarBinding(new[member], _move(member, new, values)))
+        return bindings
+
+    inner = new_composite(region.record, region.operands, steps)
+    return call_of_composite(inner, region.operands, region.record.pattern, builder)
 
 
-def _operator(member: Var, values: GraphValues) -> tuple[str, list[Expr]]:
-    operator = values.operator_of(values.bindings[member])
-    assert operator is not None, f"{member.name} joined a region without being an operator"
-    return operator
-
-
-def _composite(region: Region, operands: Sequence[Expr], values: GraphValues) -> RelaxFunction:
-    """The region's operators as a function of ``operands``."""
-    params = [Var(operand_name(index), operand.ty) for index, operand in enumerate(operands)]
-    new: dict[Expr, Expr] = dict(zip(operands, params, strict=True))
-    bindings = []
-    for member in region.members:
-        new[member] = (Var if member == region.result else DataflowVar)(member.name, member.ty)
-        bindings.append(VarBinding(new[member], _moved(member, new, values)))
-    body = relax.SeqExpr([DataflowBlock(bindings)], new[region.result])
-    return RelaxFunction(params, body, region.result.ty).with_attrs(
-        {"Composite": f"{CODEGEN}.{region.record.pattern}", REGION: to_json(region.record)}
-    )
-
-
-def _moved(member: Var, new: Mapping[Expr, Expr], values: GraphValues) -> Call:
+def _move(member: Var, new: Mapping[Expr, Expr], values: GraphValues) -> Call:
     """The member's operator on the region's own values; numbers that were bound outside are written out."""
-    call, (name, operands) = values.bindings[member], _operator(member, values)
-    arguments = []
-    for operand in operands:
-        is_number = is_tensor(operand) and operand not in new
-        arguments.append(values.constant_of(operand) if is_number else new.get(operand, operand))
+    call = values.bindings[member]
+    operator = values.operator_of(call)
+    assert operator is not None, f"{member.name} joined a region without being an operator"
+    name, operands = operator
+    arguments = [
+        values.constant_of(operand) if is_tensor(operand) and operand not in new else new.get(operand, operand)
+        for operand in operands
+    ]
     op = ir.Op.get(f"relax.{name}") if call.op == CALL_TIR else call.op
     return Call(op, arguments, None if call.op == CALL_TIR else call.attrs, ret_ty=member.ty)

@@ -16,8 +16,7 @@ from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, number, op
 from tests.unit.byoc_cutlass.test_cutlass_epilogues import SPELLINGS, behind_a_product, leaf
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.epilogues import EpilogueGrowth
-from tvm_ext.byoc_cutlass.expressions import MOST_CHARACTERS
+from tvm_ext.byoc_cutlass.epilogues import MOST_CHARACTERS, EpilogueGrowth
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 from tvm_ext.records.partition import CutlassRegion
 

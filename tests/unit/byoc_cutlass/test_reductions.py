@@ -21,14 +21,13 @@ from tvm_ext.byoc_cutlass.back_to_back import PairProblem
 from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
 from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.emit import emit_gemm
-from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.epilogue import ATOMIC_MAXIMUM, REDUCTIONS, Epilogue, exchange_bytes
 from tvm_ext.byoc_cutlass.evt import visitor_tree
 from tvm_ext.byoc_cutlass.gemm import GemmProblem
 from tvm_ext.byoc_cutlass.pairs import PairFamily
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.byoc_cutlass.profiler import buffers_of
 from tvm_ext.byoc_cutlass.ranking import ProductClock
-from tvm_ext.byoc_cutlass.reductions import ATOMIC_MAXIMUM, REDUCTIONS, exchange_bytes
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, InputError

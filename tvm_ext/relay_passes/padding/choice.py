@@ -56,11 +56,11 @@ class PaddingChoice:
         self._readers = self._all_readers()
         self._product_times: dict[tuple[Var, bool, bool], float] = {}
         self.padded: set[Label] = set()
-        for labels in self._connected():
+        for labels in self._groups():
             if always:
                 self.padded |= set(labels)
             else:
-                ends = [self._improved(set(start), labels) for start in ([], labels)]
+                ends = [self._improve(set(start), labels) for start in ([], labels)]
                 self.padded |= ends[0] if self._cost(labels, ends[0]) <= self._cost(labels, ends[1]) else ends[1]
 
     # ---- what the labels say -----------------------------------------------------------------------------------------
@@ -110,32 +110,32 @@ class PaddingChoice:
         readers: dict[Var, list[tuple[Var, Label]]] = {}
         for node in (*self.products, *self.carriers.values()):
             side: Side = "reads" if node.role == "product" else "writes"
-            for item in dict.fromkeys(node.data):
-                readers.setdefault(item, []).append((node.variable, (node.variable, side)))
+            for value in dict.fromkeys(node.data):
+                readers.setdefault(value, []).append((node.variable, (node.variable, side)))
         return readers
 
     # ---- search ------------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> list[list[Label]]:
+    def _groups(self) -> list[list[Label]]:
         """The labels in groups that touch no operator and no value in common, so that each can be decided by itself."""
         group_of: dict[Expr, int] = {}
         groups: dict[int, list[Label]] = {}
         for number, label in enumerate(self._labels()):
-            touched = [label[0], *self._touched(label)]
-            merged = {group_of[item] for item in touched if item in group_of}
+            touched = [label[0], *self._values_of(label)]
+            merged = {group_of[value] for value in touched if value in group_of}
             groups[number] = [*(other for group in sorted(merged) for other in groups.pop(group)), label]
-            members = (item for other in groups[number] for item in (other[0], *self._touched(other)))
+            members = (value for other in groups[number] for value in (other[0], *self._values_of(other)))
             group_of.update(dict.fromkeys(members, number))
         return list(groups.values())
 
-    def _touched(self, label: Label) -> list[Expr]:
+    def _values_of(self, label: Label) -> list[Expr]:
         """The values that one label is about: what its operator reads, or writes; of a carrier both."""
         variable, side = label
         node = self.block.nodes[variable]
         read = node.data if node.role == "carrier" or side == "reads" else ()
         return list(dict.fromkeys((*read, *([variable] if side == "writes" else []))))
 
-    def _improved(self, padded: set[Label], labels: Sequence[Label]) -> set[Label]:
+    def _improve(self, padded: set[Label], labels: Sequence[Label]) -> set[Label]:
         changed = True
         while changed:
             changed = False
@@ -150,10 +150,10 @@ class PaddingChoice:
 
     def _cost(self, labels: Sequence[Label], padded: set[Label]) -> float:
         """Predicted microseconds of what the labels touch."""
-        values = dict.fromkeys(item for label in labels for item in self._touched(label))
+        values = dict.fromkeys(each for label in labels for each in self._values_of(label))
         nodes = dict.fromkeys(variable for variable, _ in labels)
-        return sum(self._value_us(item, padded) for item in values) + sum(
-            self._node_us(self.block.nodes[item], padded) for item in nodes
+        return sum(self._value_us(each, padded) for each in values) + sum(
+            self._node_us(self.block.nodes[each], padded) for each in nodes
         )
 
     # ---- costs of values ---------------------------------------------------------------------------------------------
@@ -211,19 +211,19 @@ class PaddingChoice:
         for _ in range(len(self.block.bindings)):
             if value in self.block.nodes and self.block.nodes[value].role == "product":
                 return True
-            found = self.values.operator_of(self.values.bindings.get(value))
-            if found is None or not is_spelling(found[0]):
+            operator = self.values.operator_of(self.values.bindings.get(value))
+            if operator is None or not is_spelling(operator[0]):
                 return False
             shape = static_shape(value)
-            inner = [item for item in found[1] if item in self.block.inside and static_shape(item) == shape]
+            inner = [one for one in operator[1] if one in self.block.inside and static_shape(one) == shape]
             if not inner:
                 return False
             value = inner[0]
         return False
 
     def _operator(self, value: Expr | str) -> str | None:
-        found = self.values.operator_of(self.values.bindings.get(value)) if isinstance(value, Var) else None
-        return None if found is None else found[0]
+        operator = self.values.operator_of(self.values.bindings.get(value)) if isinstance(value, Var) else None
+        return None if operator is None else operator[0]
 
     def _bytes(self, value: Expr) -> float:
         return prod(static_shape(value) or ()) * itemsize_bytes(dtype_of(value))

@@ -63,8 +63,8 @@ class PaddableBlock:
 
     def __init__(self, block: DataflowBlock, values: GraphValues) -> None:
         self.values = values
-        self.bindings = [item for item in block.bindings if isinstance(item, VarBinding)]
-        self.inside = {item.var for item in self.bindings}
+        self.bindings = [binding for binding in block.bindings if isinstance(binding, VarBinding)]
+        self.inside = {binding.var for binding in self.bindings}
         self.granule = self._granule()
         self.nodes: dict[Var, PaddingNode] = {}
         self.runs: dict[Var, Runs] = {}
@@ -73,7 +73,7 @@ class PaddableBlock:
             self._add(binding.var)
 
     def _granule(self) -> int:
-        products = [item.value for item in self.bindings if operator_name(item.value) in (CONV2D, MATMUL)]
+        products = [binding.value for binding in self.bindings if operator_name(binding.value) in (CONV2D, MATMUL)]
         sizes = [itemsize_bytes(dtype_of(call.args[0])) for call in products if static_shape(call.args[0])]
         return int(VECTOR_BYTES // min(sizes, default=2))
 
@@ -110,7 +110,7 @@ class PaddableBlock:
             return None
         if name == CONV2D and (_layouts(call) != LAYOUTS or int(call.attrs.groups) != 1):
             return None
-        if name == MATMUL and min(len(static_shape(item) or ()) for item in call.args) < 2:
+        if name == MATMUL and min(len(static_shape(operand) or ()) for operand in call.args) < 2:
             return None
         return PaddingNode(
             variable=variable, operator=name.removeprefix("relax."), role="product", data=(call.args[0],)
@@ -119,15 +119,15 @@ class PaddableBlock:
     # ---- carriers ----------------------------------------------------------------------------------------------------
 
     def _carrier(self, variable: Var) -> PaddingNode | None:
-        found = self.values.operator_of(self.values.bindings[variable])
+        operator = self.values.operator_of(self.values.bindings[variable])
         call = self.values.bindings[variable]
-        if found is None or not is_tensor(variable) or not _has_static_shapes(call, variable):
+        if operator is None or not is_tensor(variable) or not _has_static_shapes(call, variable):
             return None
-        name, operands = found
+        name, operands = operator
         data = self._data(name, call, operands, variable)
-        if not data or not any(self.is_odd(item) for item in data):
+        if not data or not any(self.is_odd(operand) for operand in data):
             return None
-        runs = self._joined(name, data)
+        runs = self._join(name, data)
         content = None if runs is None else self._content(name, operands, data)
         if runs is None or content is None:
             return None
@@ -140,9 +140,9 @@ class PaddableBlock:
         if not shape or (shape[-1] == 1 and name != "concat"):
             return []
         if name == "concat":
-            return _joined_fields(call, len(shape), self.values)
+            return _concat_fields(call, len(shape), self.values)
         if is_spelling(name) or name == "nn.leakyrelu":
-            return [item for item in operands if is_tensor(item) and self._is_data(item, shape[-1])]
+            return [operand for operand in operands if is_tensor(operand) and self._is_data(operand, shape[-1])]
         keeps = (
             (name in POOLS and str(call.attrs.layout) == str(call.attrs.out_layout) == "NHWC")
             or (name in REDUCTIONS and _keeps_last(call))
@@ -154,34 +154,34 @@ class PaddableBlock:
     def _is_data(self, operand: Expr, channels: int) -> bool:
         return last_extent(operand) == channels and self.values.constant_of(operand) is None
 
-    def _joined(self, name: str, data: Sequence[Expr]) -> Runs | None:
+    def _join(self, name: str, data: Sequence[Expr]) -> Runs | None:
         """Where the result's padding lies; None where the operands' lies at different places."""
         if name == "concat":
-            return tuple(run for item in data for run in self.runs_of(item))
-        found = {self.runs_of(item) for item in data}
-        return found.pop() if len(found) == 1 else None
+            return tuple(run for operand in data for run in self.runs_of(operand))
+        runs = {self.runs_of(operand) for operand in data}
+        return runs.pop() if len(runs) == 1 else None
 
     def _content(self, name: str, operands: Sequence[Expr], data: Sequence[Expr]) -> Contents | None:
         """The numbers in the result's padding; None where one is not known or not finite."""
-        contents = frozenset(number for item in data if self.is_odd(item) for number in self.contents_of(item))
+        contents = frozenset(number for operand in data if self.is_odd(operand) for number in self.contents_of(operand))
         if name in VIEWS or name in ("nn.max_pool2d", "concat"):
             return contents if len(contents) <= MOST_CONTENTS else None
         if name == "nn.conv2d":
             return ZEROS
         if name in POOLS or name in ZERO_KEEPING:
             return ZEROS if contents == ZEROS else None
-        return self._computed(name, operands, set(data))
+        return self._compute(name, operands, set(data))
 
-    def _computed(self, name: str, operands: Sequence[Expr], data: set[Expr]) -> Contents | None:
-        if name == "multiply" and any(item in data and self.contents_of(item) == ZEROS for item in operands):
+    def _compute(self, name: str, operands: Sequence[Expr], data: set[Expr]) -> Contents | None:
+        if name == "multiply" and any(operand in data and self.contents_of(operand) == ZEROS for operand in operands):
             return ZEROS
-        numbers = [self._numbers(name, place, item, data) for place, item in enumerate(operands)]
-        if any(item is None for item in numbers) or prod(len(item or ()) for item in numbers) > MOST_CONTENTS:
+        numbers = [self._numbers(name, position, operand, data) for position, operand in enumerate(operands)]
+        if any(choices is None for choices in numbers) or prod(len(own or ()) for own in numbers) > MOST_CONTENTS:
             return None
-        results = frozenset(number_of(name, chosen) for chosen in product(*(item or () for item in numbers)))
-        return results if all(isfinite(item) and abs(item) <= MOST_PADDING_VALUE for item in results) else None
+        results = frozenset(number_of(name, chosen) for chosen in product(*(own or () for own in numbers)))
+        return results if all(isfinite(number) and abs(number) <= MOST_PADDING_VALUE for number in results) else None
 
-    def _numbers(self, name: str, place: int, operand: Expr, data: set[Expr]) -> Contents | None:
+    def _numbers(self, name: str, position: int, operand: Expr, data: set[Expr]) -> Contents | None:
         if operand in data:
             return self.contents_of(operand)
         if not is_tensor(operand):
@@ -191,12 +191,12 @@ class PaddableBlock:
         if scalar is not None:
             return frozenset({scalar})
         is_row = self.values.constant_of(operand) is not None and last_extent(operand) > 1
-        return frozenset({constant_content(name, place)}) if is_row else None
+        return frozenset({constant_content(name, position)}) if is_row else None
 
 
-def constant_content(operator: str, place: int) -> float:
+def constant_content(operator: str, position: int) -> float:
     """What a constant operand is padded by: zeros, and ones where it divides."""
-    return 1.0 if operator == "divide" and place == 1 else 0.0
+    return 1.0 if operator == "divide" and position == 1 else 0.0
 
 
 def last_extent(value: Expr) -> int:
@@ -207,12 +207,12 @@ def last_extent(value: Expr) -> int:
 
 def tensors_of(call: Expr) -> Iterator[Expr]:
     """The tensors among a call's operands, those of a tuple too."""
-    for item in call.args:
-        yield from (item.fields if isinstance(item, relax.Tuple) else [item] if is_tensor(item) else [])
+    for operand in call.args:
+        yield from (operand.fields if isinstance(operand, relax.Tuple) else [operand] if is_tensor(operand) else [])
 
 
 def _has_static_shapes(call: Expr, result: Var) -> bool:
-    shapes = [static_shape(item) for item in (*tensors_of(call), result)]
+    shapes = [static_shape(tensor) for tensor in (*tensors_of(call), result)]
     return all(shape is not None and 0 not in shape for shape in shapes)
 
 
@@ -220,10 +220,10 @@ def _layouts(call: Call) -> tuple[str, str, str]:
     return str(call.attrs.data_layout), str(call.attrs.kernel_layout), str(call.attrs.out_layout)
 
 
-def _joined_fields(call: Call, rank: int, values: GraphValues) -> list[Expr]:
+def _concat_fields(call: Call, rank: int, values: GraphValues) -> list[Expr]:
     fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
-    known = all(isinstance(item, Var) and values.constant_of(item) is None for item in fields)
+    known = all(isinstance(field, Var) and values.constant_of(field) is None for field in fields)
     return list(fields) if known and axis % rank == rank - 1 else []
 
 

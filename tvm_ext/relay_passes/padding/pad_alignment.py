@@ -50,25 +50,25 @@ class PadAlignment:
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = BlockBuilder(copy_module(mod))
-        found: list[ProductPadding] = []
+        products: list[ProductPadding] = []
         for gv, func in mod.functions_items():
             if is_graph(func):
-                builder.update_func(gv, self._function(func, GraphValues(mod, func), builder, found))
-        record = PaddingRecord(device=self.device.name, alignment_bytes=VECTOR_BYTES, products=tuple(found))
+                builder.update_func(gv, self._function(func, GraphValues(mod, func), builder, products))
+        record = PaddingRecord(device=self.device.name, alignment_bytes=VECTOR_BYTES, products=tuple(products))
         # What importers emitted as functions may be operators now.
         cleaned = Sequential([relax.transform.Normalize(), relax.transform.DeadCodeElimination()])(builder.get())
         return cleaned.with_attr(PADDING, to_json(record))
 
     def _function(
-        self, func: RelaxFunction, values: GraphValues, builder: BlockBuilder, found: list[ProductPadding]
+        self, func: RelaxFunction, values: GraphValues, builder: BlockBuilder, products: list[ProductPadding]
     ) -> RelaxFunction:
         blocks, changed = [], False
         for block in func.body.blocks:
             if isinstance(block, DataflowBlock):
                 choice = PaddingChoice(PaddableBlock(block, values), self.device, always=self.always)
-                found += [record_of(choice, node) for node in choice.odd_products()]
+                products += [record_of(choice, node) for node in choice.odd_products()]
                 changed = changed or bool(choice.changed)
-                block = PaddingWriter(choice, builder).written(block) if choice.changed else block
+                block = PaddingWriter(choice, builder).write(block) if choice.changed else block
             blocks.append(block)
         if not changed:
             return func

@@ -41,7 +41,7 @@ class PaddingWriter:
         self.padded: dict[Expr, Var] = {}
         self._missing: set[Var] = set()  # values that have been written with padding only
 
-    def written(self, block: DataflowBlock) -> DataflowBlock:
+    def write(self, block: DataflowBlock) -> DataflowBlock:
         for binding in block.bindings:
             node = self._node(binding.var) if isinstance(binding, VarBinding) else None
             if node is None:
@@ -119,7 +119,7 @@ class PaddingWriter:
         weight = self._weight(call.args[1], axes)
         if is_matrix:
             if self.choice.stores_transposed(node) and isinstance(weight, Constant):
-                weight = self._stored_transposed(node.variable, weight)
+                weight = self._store_transposed(node.variable, weight)
             self._result(node.variable, op.matmul(data, weight, out_dtype=dtype_of(call)))
         else:
             self._result(node.variable, _convolution(call, data, weight, 1))
@@ -142,7 +142,7 @@ class PaddingWriter:
         self.bindings.append(VarBinding(variable, padded))
         return variable
 
-    def _stored_transposed(self, variable: Var, weight: Constant) -> Var:
+    def _store_transposed(self, variable: Var, weight: Constant) -> Var:
         """Weights whose columns are contiguous, as a view that templates read in place."""
         array = weight.value.numpy()
         axes = [*range(array.ndim - 2), array.ndim - 1, array.ndim - 2]
@@ -155,9 +155,9 @@ class PaddingWriter:
 
     def _carrier(self, node: PaddingNode) -> None:
         call = self.choice.call(node)
-        data = {item: self._padded(item) for item in node.data}
+        data = {operand: self._padded(operand) for operand in node.data}
         if node.operator == "concat":
-            made = op.concat([data[item] for item in node.data], axis=call.attrs.axis)
+            made = op.concat([data[operand] for operand in node.data], axis=call.attrs.axis)
         elif node.operator == "nn.conv2d":
             made = self._depthwise(call, data)
         elif node.operator == "reshape":
@@ -173,19 +173,21 @@ class PaddingWriter:
         return _convolution(call, data[source], weight, last_extent(data[source]))
 
     def _by_elements(self, node: PaddingNode, call: Call, data: dict[Expr, Expr]) -> Call:
-        found = self.values.operator_of(call)
-        assert found is not None, f"{node.variable.name} is a carrier without being an operator"
-        name, operands = found
+        operator = self.values.operator_of(call)
+        assert operator is not None, f"{node.variable.name} is a carrier without being an operator"
+        name, operands = operator
         runs = self.block.runs_of(node.variable)
         arguments = []
-        for place, item in enumerate(operands):
-            constant = self.values.constant_of(item) if is_tensor(item) else None
-            if item in data:
-                arguments.append(data[item])
-            elif constant is not None and last_extent(item) > 1:
-                arguments.append(_constant(with_runs(constant.value.numpy(), -1, runs, constant_content(name, place))))
+        for position, operand in enumerate(operands):
+            constant = self.values.constant_of(operand) if is_tensor(operand) else None
+            if operand in data:
+                arguments.append(data[operand])
+            elif constant is not None and last_extent(operand) > 1:
+                arguments.append(
+                    _constant(with_runs(constant.value.numpy(), -1, runs, constant_content(name, position)))
+                )
             else:
-                arguments.append(self._plain(item))
+                arguments.append(self._plain(operand))
         if call.op.name == "relax.call_tir":  # what importers emit for an operator, in the graph's extents
             return getattr(op, name)(*arguments)
         return Call(call.op, arguments, call.attrs, call.ty_args)
@@ -221,14 +223,14 @@ def _without(value: Expr, runs: Runs) -> Call:
 
 
 def _variables(value: Expr) -> list[Var]:
-    found: dict[Var, None] = {}
+    variables: dict[Var, None] = {}
 
     def visit(node: Node) -> None:
         if isinstance(node, Var) and not isinstance(node, GlobalVar):
-            found[node] = None
+            variables[node] = None
 
     relax.analysis.post_order_visit(value, visit)
-    return list(found)
+    return list(variables)
 
 
 def _convolution(call: Call, data: Expr, weight: Expr, groups: int) -> Call:
@@ -236,9 +238,9 @@ def _convolution(call: Call, data: Expr, weight: Expr, groups: int) -> Call:
     return op.nn.conv2d(
         data,
         weight,
-        strides=[int(item) for item in attrs.strides],
-        padding=[int(item) for item in attrs.padding],
-        dilation=[int(item) for item in attrs.dilation],
+        strides=[int(extent) for extent in attrs.strides],
+        padding=[int(extent) for extent in attrs.padding],
+        dilation=[int(extent) for extent in attrs.dilation],
         groups=groups,
         data_layout=str(attrs.data_layout),
         kernel_layout=str(attrs.kernel_layout),
