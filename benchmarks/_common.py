@@ -23,7 +23,16 @@ from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.files import write_atomically
 
 RAW = frozenset(("samples", "samples_s", "samples_us", "programs"))
-"""Fields that hold samples, or every candidate looked at: the repository does not keep these."""
+"""Fields that hold samples, or every candidate looked at: the repository keeps their count and quantiles."""
+
+DETAILS = frozenset((
+    "block_tile", "counted_blocks", "counted_bound", "counted_shape", "explanation", "paper_name", "parameters",
+    "plan", "predicted_bound", "refused", "refusals", "register_tile", "storage_padding", "tile", "unpipelined_bound",
+))  # fmt: skip
+"""Fields that say how a kernel was made: the repository leaves them out."""
+
+DIGITS = 5
+"""Significant digits of a number in the repository: more than any measurement has."""
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -92,12 +101,15 @@ def write_results(path: Path, what: str, environment: Environment, results: Sequ
 
 
 def summary(value: Any) -> Any:
-    """``value`` with samples as their count, least, median and 90th percentile, and other raw lists as their count."""
+    """``value`` in short: numbers of five digits, quantiles of samples, other raw lists as their count, no details."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
     if isinstance(value, list | tuple):
         return [summary(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: _brief(item) if key in RAW else summary(item) for key, item in value.items()}
+    kept = {key: item for key, item in value.items() if key not in DETAILS}
+    return {key: summary(_brief(item)) if key in RAW else summary(item) for key, item in kept.items()}
 
 
 def _brief(raw: Any) -> Any:

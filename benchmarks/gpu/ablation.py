@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import lcm, prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +76,7 @@ class Outcome:
     figure: str
     operator: str
     group: str
-    variant: str
+    variant: str = ""
     literal: bool
     programs: int
     error: str = ""
@@ -279,6 +279,11 @@ def _again(outcome: Outcome, variant: Variant) -> Outcome:
     )  # fmt: skip
 
 
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """Its fields that say something: empty ones are what `Outcome` starts with."""
+    return {name: value for name, value in asdict(outcome).items() if value not in ("", None, [], {})}
+
+
 def _present(path: Path, environment: Environment) -> list[Outcome]:
     """What an earlier run wrote to ``path``, see `earlier_results`; raises TypeError for a file of other fields."""
     return [Outcome(**item) for item in earlier_results(path, environment)]
@@ -306,7 +311,7 @@ def main(
                         continue
                     say(f"{spec.name}, {wanted}: {case.id}")
                     results += outcomes(wanted, case, spec)
-                    write_results(path, "gpu-ablation", environment, results)
+                    write_results(path, "gpu-ablation", environment, [_record(item) for item in results])
         _report(spec, results)
         if plot_file is not None and name == (device or DEVICES)[0]:
             plot(plot_file, spec.name, results)

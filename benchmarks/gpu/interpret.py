@@ -119,7 +119,7 @@ def checked(subject: str, case: Case | None, plan: BuildPlan) -> Record:
     except TvmExtError as problem:
         checks, error = (), str(problem)
     wrong = [f"{check.name}: {check.problem}" for check in checks if check.problem]
-    kernels = [asdict(check) for check in checks]
+    kernels = [{name: value for name, value in asdict(check).items() if name != "device"} for check in checks]
     return {"subject": subject, "cpu_s": round(time.process_time() - start, 1), "ok": not wrong and not error,
             "error": error, "wrong": wrong, "kernels": kernels}  # fmt: skip
 

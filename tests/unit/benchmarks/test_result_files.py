@@ -108,13 +108,21 @@ def test_the_repository_keeps_summaries_and_other_files_all_samples(
     common = script("_common.py")
     monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
     samples = [float(item) for item in range(20)]
-    record = {"id": "a", "timings": [{"samples_s": samples}], "samples": {"ours": [2.0, 1.0]}, "programs": [{}, {}]}
+    record = {
+        "id": "a",
+        "timings": [{"samples_s": samples}],
+        "samples": {"ours": [2.0, 1.0]},
+        "programs": [{}, {}],
+        "plan": {"stages": 3},
+        "time_s": 0.123456789,
+    }
     inside, outside = tmp_path / "results" / "mine.json", tmp_path / "mine.json"
     for path in (inside, outside):
         common.write_results(path, "rows", _environment(CLEAN), [record])
     assert common.earlier_results(outside, _environment(CLEAN)) == [record]
     (brief,) = common.earlier_results(inside, _environment(CLEAN))
     assert brief["timings"] == [{"samples_s": {"count": 20, "least": 0.0, "median": 9.5, "p90": 18.0}}]
+    assert brief["time_s"] == 0.12346 and "plan" not in brief
     assert brief["samples"]["ours"]["median"] == 1.5 and brief["programs"] == {"count": 2}
     assert common.median_of(brief["timings"][0]["samples_s"]) == common.median_of(samples) == 9.5
     common.write_results(inside, "rows", _environment(CLEAN), [brief])
