@@ -30,6 +30,7 @@ from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
 from .cpu_rows import CpuRows
+from .cpu_scatters import CpuScatters
 from .cpu_tiles import CpuTiles
 from .cpu_windows import CpuWindows
 from .gpu_chains import GpuChains
@@ -38,7 +39,7 @@ from .gpu_tiles import GpuTiles
 from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 
 KINDS: list[KernelKind] = [
-    *(CpuAttention(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()),
+    *(CpuAttention(), CpuScatters(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()),
     *(GpuChains(), GpuTiles(), GpuRows()),
 ]
 """The most special first: rows take what nobody else recognises."""
