@@ -17,6 +17,7 @@ from tvm_ext.analysis.computations import read_operator
 from tvm_ext.cost.window_layouts import lay_out_window
 from tvm_ext.devices import device_db
 from tvm_ext.records.choice import CHOICE
+from tvm_ext.tir_passes.emit.cpu_windows import division
 from tvm_ext.tir_passes.emit.cpu_windows.emit import may_overrun
 from tvm_ext.tir_passes.plan.plan_kernels import plan, simplify
 from tvm_ext.tir_passes.plan.plan_windows import WindowGroup, take_windows
@@ -242,6 +243,20 @@ def test_average_pooling_divides_by_no_count_at_run_time():
     structural_walk(kernel.body, (tirx.Div, divisions.append))
     assert not divisions
     assert "reciprocals" in kernel.script()
+
+
+@pytest.mark.parametrize("as_tables", [True, False])
+@pytest.mark.parametrize("strides", [(2, 3), (1, 1)])
+def test_a_dilated_average_whose_count_is_0_behind_the_row(strides, as_tables, rng, monkeypatch):
+    """Stock TVM's count of elements is (min(1, 5 - x) * 3 + 3) / 2 + 1: 0 for x = 7, in the last vector."""
+    if not as_tables:
+        monkeypatch.setattr(division, "OPERATIONS", {})
+    x, padding, dilation = rng.standard_normal((1, 3, 8, 13)).astype("f4"), (1, 3, 0, 3), (2, 2)
+    func = legalised(lambda a: op.nn.avg_pool2d(a, (2, 4), strides, padding, dilation, count_include_pad=True), x.shape)
+    expected = windows(x, (2, 4), strides, dilation, padding, 0.0).mean(axis=(4, 5))
+    kernel, choice = constructed(func)
+    assert is_window(choice), choice.reason
+    assert relative_error(run(kernel, choice, [x], expected.shape, "float32"), expected) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int32", "int8"])

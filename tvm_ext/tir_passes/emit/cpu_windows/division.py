@@ -25,6 +25,7 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "Min": min,
     "Max": max,
     "FloorDiv": lambda a, b: a // b,
+    "Div": lambda a, b: int(a / b),  # truncates
 }
 
 

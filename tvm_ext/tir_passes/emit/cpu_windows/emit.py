@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, mentions, replace_equal_loads, substitute
 from tvm_ext.analysis.window import Window
 from tvm_ext.cost.window_layouts import WindowLayout
@@ -263,12 +263,14 @@ def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
     """Whether vectors may go on into the next row: what they read and write there must be elements of that row.
 
     Worked example: bias[c] and residual[n, c, y, x] allow it, scale[x] does not, for it ends with the row. A table of
-    twice the row's length is read no further, as a vector is less than two rows long.
+    twice the row's length is read no further, as a vector is less than two rows long. Divisors may be 0 behind a row.
     """
     if window.y.variable is None or not window.anchor.indices[-2].same_as(window.y.variable):
         return False
     for computation in epilogue:
         own = computation.spatial
+        if _divides_by(computation.value, own[-1]):
+            return False
         for item in computation.loads():
             is_own = len(item.indices) == len(own) and all(i.same_as(v) for i, v in zip(item.indices, own, strict=True))
             is_along_x = len(item.indices) == 1 and item.indices[0].same_as(own[-1])
@@ -276,3 +278,11 @@ def may_overrun(window: Window, epilogue: Sequence[Computation]) -> bool:
             if not is_own and not has_room and mentions(item, own[-1]):
                 return False
     return True
+
+
+def _divides_by(value: Expr, variable: Var) -> bool:
+    """Whether a divisor in ``value`` depends on ``variable``."""
+    found: list[bool] = []
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    structural_walk(value, [(kind, lambda node: found.append(mentions(node.b, variable))) for kind in divisions])
+    return any(found)
