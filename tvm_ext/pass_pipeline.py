@@ -28,7 +28,7 @@ from tvm_ext._tvm import (
 from tvm_ext.autotune.choose import why_own_kernel
 from tvm_ext.autotune.rtask_times import known_rtask_times
 from tvm_ext.autotune.tuned_tiles import TunedTiles, tiles_for_build
-from tvm_ext.byoc_cutlass.support import TEMPLATES_SINCE
+from tvm_ext.byoc_cutlass.elements import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.device_db import chosen_device, device_for_target, is_bare
 from tvm_ext.devices.device_facts import with_unit_count

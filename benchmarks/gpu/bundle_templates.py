@@ -28,12 +28,17 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.composites import is_composite, region_of
 from tvm_ext.relay_passes.pair_products import PairProducts
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
+from tvm_ext.support.files import temporary_folder
 from tvm_ext.support.kernel_cache import KernelCache
+from tvm_ext.support.limited_process import run_limited
+from tvm_ext.toolchains import host_compiler
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.cutlass_toolchain import CompiledRegion, TemplateCompiler, link_library
+from tvm_ext.toolchains.cutlass_toolchain import CompiledRegion, TemplateCompiler, link_objects
+from tvm_ext.toolchains.remedies import HOST
 
 CUTLASS, PADDED, APART = "cutlass", "cutlass_padded", "cutlass_apart"
 LIBRARY = "templates.so"
+LINK_LIMIT_S = 60.0
 Candidates = tuple[Candidate, ...]
 
 
@@ -96,12 +101,16 @@ def _program(plan: Plan, compiled: Mapping[str, CompiledRegion]) -> Program:
 def _link(
     compiled: Mapping[str, CompiledRegion], found: Sequence[tuple[list[Plan], Any]], architecture: str, path: Path
 ) -> None:
-    """One library of all host functions whose kernels compiled."""
+    """One library of all host functions whose kernels compiled, for whoever has tvm-ffi and a GPU."""
     counts = {step.function: len(step.arguments) for plans, _ in found for plan in plans for step in plan.steps}
     functions = [
         HostFunction(name=name, tensor_count=counts[name], call=item.candidate.call) for name, item in compiled.items()
     ]
-    link_library(functions, [item.kernel.image for item in compiled.values()], architecture, path)
+    joined = link_objects(functions, [item.kernel.image for item in compiled.values()], architecture)
+    with temporary_folder("cutlass") as folder:
+        (folder / "cutlass.o").write_bytes(joined)
+        command = [host_compiler.compiler(), "-shared", "-s", "-o", str(path), "cutlass.o"]
+        run_limited(command, LINK_LIMIT_S, folder, remedies=HOST)
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

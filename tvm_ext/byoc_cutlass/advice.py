@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
 from tvm_ext._tvm import Var
@@ -62,34 +61,183 @@ Bolt's networks lose 15.3 % of their speed on average by such convolutions (§4.
 
 def advise(values: Sequence[GraphValues], padding: PaddingRecord, device: DeviceSpec) -> ModelAdvice:
     """Advice on a module, padded and in NHWC: its functions' values, and what padding decided."""
-    functions = [(function, regions_of(function, device)) for function in values]
-    regions = [(function, region) for function, listed in functions for region in listed.taken]
-    deepening, apart = deepening_advice([region for _, region in regions], device)
-    problems = [region.record.problem for _, region in regions]
-    on_units = [problem for problem in problems if _on_matrix_units(problem, device)]
-    saved = [
-        _chain_saving_us(values_of, region, listed.taken, device)
-        for values_of, listed in functions
-        for region in listed.taken
-    ]
-    saved = [saved_us for saved_us in saved if saved_us > 0]
-    return ModelAdvice(
-        device=device.name,
-        products=len(problems),
-        products_us=sum(_product_us(problem, device) for problem in on_units),
-        epilogues_us=sum(_epilogue_us(region, device) for _, region in regions),
-        chains=len(saved),
-        chains_saved_us=sum(saved),
-        alignment=alignment_advice(padding.products),
-        activations=activations(regions, device),
-        deepening=deepening,
-        not_deepened=apart,
-        refused=tuple(refusal for _, listed in functions for refusal in listed.refused),
-    )
+    return Advisor(device).advise(values, padding)
 
 
-def _on_matrix_units(problem: CutlassProblem, device: DeviceSpec) -> bool:
-    return not problem.simt and has_matrix_units(device, problem.dtypes[0])
+class Advisor:
+    """Advice for one ``device``; products repeat, and each kind is predicted once."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+        self._alone_us: dict[CutlassProblem, float] = {}
+        self._template_us: dict[CutlassProblem, float] = {}
+
+    def advise(self, values: Sequence[GraphValues], padding: PaddingRecord) -> ModelAdvice:
+        """Advice on a module, padded and in NHWC: its functions' values, and what padding decided."""
+        functions = [(function, regions_of(function, self.device)) for function in values]
+        regions = [(function, region) for function, listed in functions for region in listed.taken]
+        deepening, apart = self.deepening_advice([region for _, region in regions])
+        problems = [region.record.problem for _, region in regions]
+        on_units = [problem for problem in problems if self._on_matrix_units(problem)]
+        saved = [
+            self._chain_saving_us(values_of, region, listed.taken)
+            for values_of, listed in functions
+            for region in listed.taken
+        ]
+        saved = [saved_us for saved_us in saved if saved_us > 0]
+        return ModelAdvice(
+            device=self.device.name,
+            products=len(problems),
+            products_us=sum(self.product_us(problem) for problem in on_units),
+            epilogues_us=sum(self._epilogue_us(region) for _, region in regions),
+            chains=len(saved),
+            chains_saved_us=sum(saved),
+            alignment=alignment_advice(padding.products),
+            activations=self.activation_advice(regions),
+            deepening=deepening,
+            not_deepened=apart,
+            refused=tuple(refusal for _, listed in functions for refusal in listed.refused),
+        )
+
+    def _on_matrix_units(self, problem: CutlassProblem) -> bool:
+        return not problem.simt and has_matrix_units(self.device, problem.dtypes[0])
+
+    def activation_advice(self, regions: Iterable[tuple[GraphValues, Region]]) -> tuple[ActivationAdvice, ...]:
+        """One entry for each function in epilogues that another could stand in for, and for each that is in none."""
+        fused: dict[str, list[float]] = {}
+        apart: dict[tuple[str, str], list[Var]] = {}
+        for values, region in regions:
+            elements = prod(static_shape(region.members[-1]) or ())
+            for step in region.record.epilogue:
+                if step.function in DEAR:
+                    fused.setdefault(step.function, []).append(elements)
+            if region.record.ended.startswith(OF_MODEL):
+                continue  # the kernel that reads the result computes it
+            if (bent := function_behind(values, region.result)) is not None:
+                names = " ".join(dict.fromkeys(bent[1]))
+                apart.setdefault((names, _general(region)), []).append(region.result)
+        entries = [self._fused_advice(name, elements) for name, elements in fused.items()]
+        entries += [self._apart_advice(names, reason, results) for (names, reason), results in apart.items()]
+        return tuple(sorted(entries, key=lambda entry: entry.alternatives[-1][1] - entry.now_us))
+
+    def _instead(self, elements: float, function: str) -> tuple[tuple[str, float], ...]:
+        others = [name for name in ALTERNATIVES if name != function]
+        return tuple((name, instructions_us(elements * OPERATIONS.get(name, 1), self.device)) for name in others)
+
+    def _fused_advice(self, function: str, elements: Sequence[float]) -> ActivationAdvice:
+        return ActivationAdvice(
+            function=function,
+            calls=len(elements),
+            fused=True,
+            now_us=instructions_us(sum(elements) * OPERATIONS.get(function, 1), self.device),
+            alternatives=self._instead(sum(elements), function),
+        )
+
+    def _apart_advice(self, names: str, reason: str, results: Sequence[Var]) -> ActivationAdvice:
+        sizes = [prod(static_shape(result) or ()) for result in results]
+        moved = [size * itemsize_bytes(dtype_of(result)) for size, result in zip(sizes, results, strict=True)]
+        return ActivationAdvice(
+            function=f"a function of {names}",
+            calls=len(results),
+            fused=False,
+            now_us=sum(copied_us(count, count, self.device) for count in moved),
+            alternatives=self._instead(sum(sizes), ""),
+            reason=reason,
+        )
+
+    def deepening_advice(self, regions: Iterable[Region]) -> tuple[tuple[DeepeningAdvice, ...], tuple[str, ...]]:
+        """3x3 convolutions behind which a 1x1 convolution of as many filters is almost free; why others are none."""
+        alike: dict[CutlassProblem, list[Region]] = {}
+        for region in regions:
+            problem = region.record.problem
+            if problem.window and problem.anchor == "conv2d" and problem.window.filter_extents == (3, 3):
+                alike.setdefault(problem, []).append(region)
+        entries, apart = list[DeepeningAdvice](), list[str]()
+        for problem, calls in alike.items():
+            entry = self._deepening(problem, len(calls), _described(calls[0]))
+            if isinstance(entry, str):
+                apart.append(entry)
+            else:
+                entries.append(entry)
+        return tuple(sorted(entries, key=lambda entry: entry.added_share)), tuple(apart)
+
+    def _deepening(self, problem: CutlassProblem, calls: int, text: str) -> DeepeningAdvice | str:
+        behind = replace(problem, depth=problem.columns, window=None)
+        tiles = construct_chain(_chain(problem, behind), self.device, "matrix units")
+        if not tiles.ranked:
+            return f"{text}: {tiles.refusal}"
+        tile, time = tiles.ranked[0]
+        fused = time.time_s * US_PER_S
+        alone, added = (self._one_us(product) for product in (problem, behind))
+        if fused > (1 + FREE_SHARE) * alone:
+            return f"{text}: it would add {(fused - alone) / alone:.0%} of the convolution's predicted time"
+        return DeepeningAdvice(
+            described=text,
+            calls=calls,
+            alone_us=alone * calls,
+            fused_us=fused * calls,
+            apart_us=(alone + added) * calls,
+            residence=tile.residence,
+        )
+
+    def _chain_saving_us(self, values: GraphValues, region: Region, others: Sequence[Region]) -> float:
+        """What a convolution and the 1x1 convolution that alone reads it save in one kernel; 0 where there is none."""
+        users = values.users_of(region.result)
+        behind = next((other.record.problem for other in others if [other.members[0]] == users), None)
+        problem = region.record.problem
+        if behind is None or behind.window is None or (problem.anchor, behind.anchor) != ("conv2d", "conv2d"):
+            return 0.0
+        if not behind.window.is_pointwise:
+            return 0.0
+        chains = (_chain(problem, behind), _chain(problem), _chain(behind))
+        tiles = [construct_chain(chain, self.device, "matrix units").ranked for chain in chains]
+        if not all(tiles):
+            return 0.0
+        # The share that their own model says, of the time that the products take here; never the first's own.
+        fused, *apart = (ranked[0][1].time_s for ranked in tiles)
+        first_us, second_us = (self.product_us(product) for product in (problem, behind))
+        return min(second_us, max(0.0, 1 - fused / sum(apart)) * (first_us + second_us))
+
+    def _epilogue_us(self, region: Region) -> float:
+        elements = prod(static_shape(region.members[0]) or ())
+        count = sum(OPERATIONS.get(step.function, 1) for step in region.record.epilogue if step.function != "cast")
+        return instructions_us(elements * count, self.device)
+
+    def _one_us(self, problem: CutlassProblem) -> float:
+        """A product in a kernel of its own, whose blocks need not have all columns: the better of both models."""
+        if problem not in self._alone_us:
+            tiles = construct_chain(_chain(problem), self.device, "matrix units").ranked
+            times = [self.product_us(problem), *(time.time_s * US_PER_S for _, time in tiles[:1])]
+            self._alone_us[problem] = min(times)
+        return self._alone_us[problem]
+
+    def product_us(self, problem: CutlassProblem) -> float:
+        """With tiles of 128 x 128, by which the model's rates were found, or the smaller ones of the best template.
+
+        Worked example, 256 x 512 x 2048 on an A100: 8 large tiles leave 100 units idle, 8 slices of them do not.
+        """
+        if problem not in self._template_us:
+            product, tiles = aligned_product(problem), [None, *self._smaller_tiles(problem)]
+            self._template_us[problem] = min(product_us(product, self.device, tile) for tile in tiles)
+        return self._template_us[problem]
+
+    def _smaller_tiles(self, problem: CutlassProblem) -> list[BlockTile]:
+        """Of the template that is predicted to be the fastest, where it divides the product more finely."""
+        out_dtype = problem.dtypes[2]
+        plain = Epilogue(out_dtype=out_dtype)
+        tiles: list[GemmConfig] = []
+        try:
+            if problem.window is None:
+                products = ProductFamily(GemmProblem.of(problem, out_dtype), self.device, plain).propose(1)
+                tiles = [ranked.config for ranked in products]
+            elif problem.anchor != "conv2d_depthwise":
+                convolution = ConvolutionProblem.of(problem, out_dtype)
+                convolutions = ConvolutionFamily(convolution, self.device, plain).propose(1)
+                tiles = [ranked.config.tile for ranked in convolutions]
+        except (InputError, TargetError):
+            return []
+        blocks = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in tiles]
+        return [tile for tile in blocks if tile.rows * tile.columns < TILE_ROWS * WIDEST_TILE_COLUMNS * tile.slices]
 
 
 def aligned_product(problem: CutlassProblem) -> AlignedProduct:
@@ -146,57 +294,10 @@ def _handling(product: ProductPadding) -> str:
 # ---- activations -----------------------------------------------------------------------------------------------------
 
 
-def activations(regions: Iterable[tuple[GraphValues, Region]], device: DeviceSpec) -> tuple[ActivationAdvice, ...]:
-    """One entry for each function in epilogues that another could stand in for, and for each that is in none."""
-    fused: dict[str, list[float]] = {}
-    apart: dict[tuple[str, str], list[Var]] = {}
-    for values, region in regions:
-        elements = prod(static_shape(region.members[-1]) or ())
-        for step in region.record.epilogue:
-            if step.function in DEAR:
-                fused.setdefault(step.function, []).append(elements)
-        if region.record.ended.startswith(OF_MODEL):
-            continue  # the kernel that reads the result computes it
-        if (bent := function_behind(values, region.result)) is not None:
-            names = " ".join(dict.fromkeys(bent[1]))
-            apart.setdefault((names, _general(region)), []).append(region.result)
-    entries = [_fused_advice(name, elements, device) for name, elements in fused.items()]
-    entries += [_apart_advice(names, reason, results, device) for (names, reason), results in apart.items()]
-    return tuple(sorted(entries, key=lambda entry: entry.alternatives[-1][1] - entry.now_us))
-
-
 def _general(region: Region) -> str:
     """The reason without the names of values, which differ from call to call."""
     ended = region.record.ended
     return "epilogues have no such function" if " is used by " in ended else ended.partition(": ")[2] or ended
-
-
-def _instead(elements: float, function: str, device: DeviceSpec) -> tuple[tuple[str, float], ...]:
-    others = [name for name in ALTERNATIVES if name != function]
-    return tuple((name, instructions_us(elements * OPERATIONS.get(name, 1), device)) for name in others)
-
-
-def _fused_advice(function: str, elements: Sequence[float], device: DeviceSpec) -> ActivationAdvice:
-    return ActivationAdvice(
-        function=function,
-        calls=len(elements),
-        fused=True,
-        now_us=instructions_us(sum(elements) * OPERATIONS.get(function, 1), device),
-        alternatives=_instead(sum(elements), function, device),
-    )
-
-
-def _apart_advice(names: str, reason: str, results: Sequence[Var], device: DeviceSpec) -> ActivationAdvice:
-    sizes = [prod(static_shape(result) or ()) for result in results]
-    moved = [size * itemsize_bytes(dtype_of(result)) for size, result in zip(sizes, results, strict=True)]
-    return ActivationAdvice(
-        function=f"a function of {names}",
-        calls=len(results),
-        fused=False,
-        now_us=sum(copied_us(count, count, device) for count in moved),
-        alternatives=_instead(sum(sizes), "", device),
-        reason=reason,
-    )
 
 
 def function_behind(values: GraphValues, result: Var) -> tuple[Var, list[str]] | None:
@@ -231,119 +332,11 @@ def _step_of_one_value(values: GraphValues, variable: Var, inside: Sequence[Var]
 # ---- depth -----------------------------------------------------------------------------------------------------------
 
 
-def deepening_advice(
-    regions: Iterable[Region], device: DeviceSpec
-) -> tuple[tuple[DeepeningAdvice, ...], tuple[str, ...]]:
-    """3x3 convolutions behind which a 1x1 convolution of as many filters is almost free; and why others are none."""
-    alike: dict[CutlassProblem, list[Region]] = {}
-    for region in regions:
-        problem = region.record.problem
-        if problem.window and problem.anchor == "conv2d" and problem.window.filter_extents == (3, 3):
-            alike.setdefault(problem, []).append(region)
-    entries, apart = list[DeepeningAdvice](), list[str]()
-    for problem, calls in alike.items():
-        entry = _deepening(problem, len(calls), _described(calls[0]), device)
-        if isinstance(entry, str):
-            apart.append(entry)
-        else:
-            entries.append(entry)
-    return tuple(sorted(entries, key=lambda entry: entry.added_share)), tuple(apart)
-
-
 def _described(region: Region) -> str:
     window = region.record.problem.window
     assert window is not None
     stride = f", stride {window.strides[0]}" if max(window.strides) > 1 else ""
     return f"{described(region.members[0])} of {window.input_extents[3]} channels{stride}"
-
-
-def _deepening(problem: CutlassProblem, calls: int, text: str, device: DeviceSpec) -> DeepeningAdvice | str:
-    behind = replace(problem, depth=problem.columns, window=None)
-    tiles = construct_chain(_chain(problem, behind), device, "matrix units")
-    if not tiles.ranked:
-        return f"{text}: {tiles.refusal}"
-    tile, time = tiles.ranked[0]
-    fused = time.time_s * US_PER_S
-    alone, added = (_one_us(product, device) for product in (problem, behind))
-    if fused > (1 + FREE_SHARE) * alone:
-        return f"{text}: it would add {(fused - alone) / alone:.0%} of the convolution's predicted time"
-    return DeepeningAdvice(
-        described=text,
-        calls=calls,
-        alone_us=alone * calls,
-        fused_us=fused * calls,
-        apart_us=(alone + added) * calls,
-        residence=tile.residence,
-    )
-
-
-def _chain_saving_us(values: GraphValues, region: Region, others: Sequence[Region], device: DeviceSpec) -> float:
-    """What a convolution and the 1x1 convolution that alone reads it save in one kernel; 0 where there is none."""
-    users = values.users_of(region.result)
-    second = next((other for other in others if [other.members[0]] == users), None)
-    problem = region.record.problem
-    if second is None or problem.anchor != "conv2d" or not _is_pointwise(second.record.problem):
-        return 0.0
-    behind = second.record.problem
-    chains = (_chain(problem, behind), _chain(problem), _chain(behind))
-    tiles = [construct_chain(chain, device, "matrix units").ranked for chain in chains]
-    if not all(tiles):
-        return 0.0
-    # The share that their own model says, of the time that the products are said to take here; never the first's own.
-    fused, *apart = (ranked[0][1].time_s for ranked in tiles)
-    first_us, second_us = (_product_us(product, device) for product in (problem, behind))
-    return min(second_us, max(0.0, 1 - fused / sum(apart)) * (first_us + second_us))
-
-
-def _is_pointwise(problem: CutlassProblem) -> bool:
-    window = problem.window
-    return (
-        window is not None
-        and problem.anchor == "conv2d"
-        and (window.filter_extents == window.strides == (1, 1) and window.padding == (0, 0))
-    )
-
-
-def _epilogue_us(region: Region, device: DeviceSpec) -> float:
-    elements = prod(static_shape(region.members[0]) or ())
-    count = sum(OPERATIONS.get(step.function, 1) for step in region.record.epilogue if step.function != "cast")
-    return instructions_us(elements * count, device)
-
-
-@lru_cache(maxsize=1024)
-def _one_us(problem: CutlassProblem, device: DeviceSpec) -> float:
-    """A product in a kernel of its own, whose blocks need not have all columns: the better of both models."""
-    tiles = construct_chain(_chain(problem), device, "matrix units").ranked
-    return min([_product_us(problem, device), *(time.time_s * US_PER_S for _, time in tiles[:1])])
-
-
-@lru_cache(maxsize=1024)
-def _product_us(problem: CutlassProblem, device: DeviceSpec) -> float:
-    """With tiles of 128 x 128, by which the model's rates were found, or the smaller ones of the best template.
-
-    Worked example, 256 x 512 x 2048 on an A100: 8 large tiles leave 100 units idle, 8 slices of them do not.
-    """
-    product = aligned_product(problem)
-    tiles = [None, *_smaller_tiles(problem, device)]
-    return min(product_us(product, device, tile) for tile in tiles)
-
-
-def _smaller_tiles(problem: CutlassProblem, device: DeviceSpec) -> list[BlockTile]:
-    """Of the template that is predicted to be the fastest, where it divides the product more finely."""
-    out_dtype = problem.dtypes[2]
-    plain = Epilogue(out_dtype=out_dtype)
-    tiles: list[GemmConfig] = []
-    try:
-        if problem.window is None:
-            products = ProductFamily(GemmProblem.of(problem, out_dtype), device, plain).propose(1)
-            tiles = [ranked.config for ranked in products]
-        elif problem.anchor != "conv2d_depthwise":
-            convolutions = ConvolutionFamily(ConvolutionProblem.of(problem, out_dtype), device, plain).propose(1)
-            tiles = [ranked.config.tile for ranked in convolutions]
-    except (InputError, TargetError):
-        return []
-    blocks = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in tiles]
-    return [tile for tile in blocks if tile.rows * tile.columns < TILE_ROWS * WIDEST_TILE_COLUMNS * tile.slices]
 
 
 def _chain(first: CutlassProblem, *behind: CutlassProblem) -> ProductChain:

@@ -99,19 +99,14 @@ class ConvolutionProblem:
     def is_plain(self) -> bool:
         """Whether the rows of a matrix product are its pixels as they lie: one position, every pixel, one group."""
         window = self.window
-        return (window.filter_extents, window.strides, window.padding, window.groups) == (
-            (1, 1),
-            (1, 1),
-            (0, 0),
-            1,
-        ) and window.output_extents == window.input_extents[1:3]
+        return window.is_pointwise and window.groups == 1 and window.output_extents == window.input_extents[1:3]
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """As a launch is told them (`emit_convolution`)."""
         w = self.window
         extents = (*w.input_extents, self.filters, *w.filter_extents, *w.output_extents)
-        return *extents, *w.padding, *w.strides, *w.dilation, w.groups
+        return *extents, *w.numbers, w.groups
 
     def product(self, depth: int | None = None) -> GemmProblem:
         """The implicit matrix product, of ``depth`` where a template counts more steps than there are channels."""

@@ -42,11 +42,13 @@ class Multiplier:
     """What multiplies matrices of one kind: the operands' and the sum's types, the instructions of 2.x templates.
 
     ``peak`` is the key of `DeviceSpec.peak_gflops`, ``instructions`` begin with the oldest; empty for the vector units.
-    ``k_contiguous`` says that operands lie along K in memory, as matrix units read 8-bit numbers.
+    ``results`` are what a product of the graph may be stored as before its epilogue, ``since`` the oldest architecture
+    that has templates. ``k_contiguous`` says that operands lie along K in memory, as matrix units read 8-bit numbers.
     """
 
     operand: str
     accumulator: str
+    results: tuple[str, ...]
     peak: tuple[str, ...]
     instructions: tuple[Instruction, ...] = ()
     operator: str = "OpMultiplyAdd"
@@ -56,6 +58,13 @@ class Multiplier:
     def bits(self) -> int:
         return ELEMENTS[self.operand].bits
 
+    @property
+    def since(self) -> tuple[int, int]:
+        return self.instructions[0][0] if self.instructions else TEMPLATES_SINCE
+
+
+TEMPLATES_SINCE = (7, 5)
+"""The oldest architecture that CUDA 13, the compiler of these templates, generates code for."""
 
 FP8_SINCE = (8, 9)
 """mma.sync of 8-bit floats (PTX ISA)."""
@@ -67,26 +76,34 @@ _INT8 = ((LDMATRIX_SINCE, (8, 8, 16)), (MMA_SYNC_SINCE, (16, 8, 32)))
 
 
 def _floats(
-    operand: str, *peak: str, instructions: tuple[Instruction, ...] = (), k_contiguous: bool = False
+    operand: str,
+    *peak: str,
+    instructions: tuple[Instruction, ...] = (),
+    narrow: tuple[str, ...] = (),
+    along_k: bool = False,
 ) -> Multiplier:
+    """Accumulated in float32, which is stored as it is or as one of the ``narrow`` types."""
     return Multiplier(
-        operand=operand, accumulator="float32", peak=peak, instructions=instructions, k_contiguous=k_contiguous
-    )
+        operand=operand, accumulator="float32", results=(*narrow, "float32"), peak=peak, instructions=instructions,
+        k_contiguous=along_k,
+    )  # fmt: skip
 
 
+_FLOAT16 = ((LDMATRIX_SINCE, (16, 8, 8)), _HALVES)
+_NARROW = ("float16", "bfloat16")
 MULTIPLIERS: Mapping[str, Multiplier] = MappingProxyType(
     {
-        "float16": _floats("float16", "float16_tensor", instructions=((LDMATRIX_SINCE, (16, 8, 8)), _HALVES)),
-        "bfloat16": _floats("bfloat16", "bfloat16_tensor", instructions=(_HALVES,)),
+        "float16": _floats("float16", "float16_tensor", instructions=_FLOAT16, narrow=("float16",)),
+        "bfloat16": _floats("bfloat16", "bfloat16_tensor", instructions=(_HALVES,), narrow=("bfloat16",)),
         "tfloat32": _floats("float32", "tfloat32_tensor", instructions=(_TFLOAT32,)),
         "float32": _floats("float32", "float32"),
         "int8": Multiplier(
-            operand="int8", accumulator="int32", peak=("int8_tensor",), instructions=_INT8, k_contiguous=True,
-            operator="OpMultiplyAddSaturate",
+            operand="int8", accumulator="int32", results=("int32",), peak=("int8_tensor",), instructions=_INT8,
+            k_contiguous=True, operator="OpMultiplyAddSaturate",
         ),
     }
     | {
-        name: _floats(name, "float8_tensor", "int8_tensor", instructions=(_FP8,), k_contiguous=True)
+        name: _floats(name, "float8_tensor", "int8_tensor", instructions=(_FP8,), narrow=_NARROW, along_k=True)
         for name in ("float8_e4m3fn", "float8_e5m2")
     }
 )  # fmt: skip

@@ -13,7 +13,16 @@ from .epilogue import Epilogue, fill_result
 from .evt import VisitorTree, visitor_tree
 from .gemm import GemmConfig
 from .host import CallForm
-from .kernel_text import LAYOUTS, gemm_shape, kernel_symbol, kernel_text, own_functions, product_comment
+from .kernel_text import (
+    LAYOUTS,
+    collective_epilogue,
+    gemm_shape,
+    kernel_symbol,
+    kernel_text,
+    own_functions,
+    product_comment,
+    thread_map,
+)
 
 _INCLUDES = {
     "2.x": (
@@ -152,11 +161,7 @@ def _swizzle_2x(config: GemmConfig) -> str:
 
 
 def _thread_map(config: GemmConfig, space: str) -> str:
-    """Which thread stores what. The visitors know the matrix units' map alone: the vector units' takes its name.
-
-    The visitors' layout is made of the default map for tensor operations. A warp shape of our own, another type of the
-    same extents, has a specialisation of that default: the map that the vector units' epilogue has.
-    """
+    """Which thread stores what. The visitors know the matrix units' map alone: the vector units' takes its name."""
     layout = "cutlass::epilogue::threadblock::OutputTileThreadLayout"
     if not config.is_simt:
         return f"using OutputTileThreadMap = {layout}<ThreadblockShape, WarpShape, ElementOut, AlignmentOut, 1>;\n"
@@ -170,15 +175,7 @@ struct VectorWarpShape : WarpShape {{
       Operator>::GemmKernel;
   using ThreadMap = typename Plain::Epilogue::OutputTileIterator::ThreadMap;
 }};
-
-}}
-template <class ThreadblockShape, int PartitionsK, class Element, int ElementsPerAccess>
-struct cutlass::epilogue::threadblock::DefaultThreadMapTensorOp<
-    ThreadblockShape, {space}::VectorWarpShape, PartitionsK, Element, ElementsPerAccess> {{
-  using Type = typename {space}::VectorWarpShape::ThreadMap;
-}};
-namespace {space} {{
-
+{thread_map(space, "VectorWarpShape", "VectorWarpShape::ThreadMap")}
 using OutputTileThreadMap = {layout}<ThreadblockShape, VectorWarpShape, ElementOut, AlignmentOut, 1>;
 """
 
@@ -198,17 +195,7 @@ using ClusterShape = {_cute_shape((*config.cluster, 1))};
 using EpilogueSchedule = cutlass::epilogue::{store};
 using Scheduler = cutlass::gemm::{scheduler};
 constexpr int OperandCount = {operands};
-
-using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
-    TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
-
-{tree.declarations}
-
-using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, void, LayoutOut, AlignmentOut,
-    ElementOut, LayoutOut, AlignmentOut, EpilogueSchedule, {tree.name}>::CollectiveOp;
-
+{collective_epilogue(tree, "void, LayoutOut, AlignmentOut", "ElementOut, LayoutOut, AlignmentOut")}
 using MainLoop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, ElementA, LayoutA, AlignmentA, ElementB, LayoutB, AlignmentB,
     ElementSum, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<{config.stages}>,

@@ -15,7 +15,15 @@ from .epilogue import Epilogue, fill_result
 from .evt import OWN_FUNCTIONS, visitor_tree
 from .gemm import ACCESS_BITS
 from .host import CallForm, once
-from .kernel_text import gemm_shape, kernel_symbol, kernel_text, own_functions, product_comment
+from .kernel_text import (
+    collective_epilogue,
+    gemm_shape,
+    kernel_symbol,
+    kernel_text,
+    own_functions,
+    product_comment,
+    thread_map,
+)
 
 CONVOLUTION_CALL = CallForm(
     name="ConvolutionCall",
@@ -164,15 +172,7 @@ using Plain = typename cutlass::conv::kernel::DefaultConv2d{"Group" if grouped e
 
 // A warp shape of our own has a thread map of our own: that of the template's epilogue, which visitors follow.
 struct PlainWarpShape : WarpShape {{}};
-
-}}
-template <class ThreadblockShape, int PartitionsK, class Element, int ElementsPerAccess>
-struct cutlass::epilogue::threadblock::DefaultThreadMapTensorOp<
-    ThreadblockShape, {space}::PlainWarpShape, PartitionsK, Element, ElementsPerAccess> {{
-  using Type = typename {space}::Plain::Epilogue::OutputTileIterator::ThreadMap;
-}};
-namespace {space} {{
-
+{thread_map(space, "PlainWarpShape", "Plain::Epilogue::OutputTileIterator::ThreadMap")}
 using OutputTileThreadMap = cutlass::epilogue::threadblock::OutputTileThreadLayout<
     ThreadblockShape, PlainWarpShape, ElementOut, AlignmentOut, 1>;
 
@@ -220,17 +220,7 @@ def _bulk(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     return f"""using TileShape = cute::Shape<cute::Int<{m}>, cute::Int<{n}>, cute::Shape<cute::Int<{k}>>>;
 using ClusterShape = cute::Shape<cute::Int<{tile.cluster[0]}>, cute::Int<{tile.cluster[1]}>, cute::Int<1>>;
 using EpilogueSchedule = cutlass::epilogue::TmaWarpSpecialized;
-
-using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
-    TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
-
-{tree.declarations}
-
-using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, {element_c}, Layout, {alignment_c},
-    ElementOut, Layout, {tile.alignment_d}, EpilogueSchedule, {tree.name}>::CollectiveOp;
-
+{collective_epilogue(tree, f"{element_c}, Layout, {alignment_c}", f"ElementOut, Layout, {tile.alignment_d}")}
 using MainLoop = typename cutlass::conv::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::conv::Operator::kFprop,
     ElementA, Layout, {tile.alignment_a}, ElementB, Layout, {tile.alignment_b},

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from tvm_ext.devices.capabilities import LDMATRIX_SINCE, has
+from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import TargetError
 from tvm_ext.records.partition import LINK, CutlassRegion, operand_name, parameter_of
 
+from .elements import TEMPLATES_SINCE
 from .epilogue import Epilogue
 from .host import CallForm, KernelCall
 from .kernel_text import kernel_symbol
@@ -197,7 +198,7 @@ class TemplateFamily(ABC, Generic[Problem, Config]):
 
 def check_device(device: DeviceSpec) -> None:
     """Raise TargetError unless CUTLASS has templates for ``device``."""
-    if not has(device, LDMATRIX_SINCE):
+    if not has(device, TEMPLATES_SINCE):
         raise TargetError(
             f"CUTLASS has no templates for {device.name}: they begin with CUDA's compute capability 7.5.",
             "such devices are served by the kernels that are constructed here",

@@ -21,7 +21,7 @@ from tvm_ext.records.partition import Order
 from . import _cutlass
 from .elements import Shape3
 from .epilogue import ATOMIC_MAXIMUM, Epilogue
-from .evt import OWN_FUNCTIONS
+from .evt import OWN_FUNCTIONS, VisitorTree
 from .host import CallForm, once
 
 LAYOUTS: dict[Order, str] = {"row": "cutlass::layout::RowMajor", "column": "cutlass::layout::ColumnMajor"}
@@ -74,6 +74,38 @@ def product_comment(epilogue: Epilogue) -> str:
 
 def gemm_shape(shape: Shape3) -> str:
     return f"cutlass::gemm::GemmShape<{', '.join(map(str, shape))}>"
+
+
+def thread_map(space: str, warp_shape: str, thread_map: str) -> str:
+    """C++ by which the visitors' default map of threads is ``thread_map`` for a warp shape of the namespace ``space``.
+
+    The visitors' layout is made of the default map for tensor operations; a warp shape of our own, another type of the
+    same extents, has a specialisation of that default.
+    """
+    return f"""
+}}
+template <class ThreadblockShape, int PartitionsK, class Element, int ElementsPerAccess>
+struct cutlass::epilogue::threadblock::DefaultThreadMapTensorOp<
+    ThreadblockShape, {space}::{warp_shape}, PartitionsK, Element, ElementsPerAccess> {{
+  using Type = typename {space}::{thread_map};
+}};
+namespace {space} {{
+"""
+
+
+def collective_epilogue(tree: VisitorTree, loaded: str, stored: str) -> str:
+    """C++ of a collective's epilogue with ``tree``; of the tensors C and D element, layout and alignment."""
+    return f"""
+using EpilogueDescriptor = cutlass::epilogue::collective::detail::EpilogueDescriptor<
+    TileShape, cutlass::epilogue::collective::EpilogueTileAuto, ElementOut, ElementOut, EpilogueSchedule>;
+
+{tree.declarations}
+
+using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
+    cutlass::epilogue::collective::EpilogueTileAuto, ElementSum, float, {loaded},
+    {stored}, EpilogueSchedule, {tree.name}>::CollectiveOp;
+"""
 
 
 def own_functions(epilogue: Epilogue) -> str:

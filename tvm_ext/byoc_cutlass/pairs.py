@@ -123,8 +123,7 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         window: tuple[int, ...] = (0,) * 14
         if convolution is not None:
             own = convolution.window
-            window = (*own.input_extents, *own.filter_extents, *own.output_extents)
-            window += (*own.padding, *own.strides, *own.dilation)
+            window = (*own.input_extents, *own.filter_extents, *own.output_extents, *own.numbers)
         return head.m, head.n, head.k, tail.n, *distances, *window
 
     # ---- which pairs -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
@@ -286,35 +286,66 @@ def profile(
     """Measure what the store does not know of ``plans``, with the programs of all of them made at once."""
     limits = limits or ScreeningLimits()
     plans = share_programs(plans)
-    wanted = {candidate.call.symbol: candidate for plan in plans for candidate in plan.missing(limits)}
-    failed = dict(_prepare(wanted, programmer, store, versions))
-    launches, measured = 0, 0
-    for plan in plans:
-        ran = _profile_region(plan, programmer, timer, store, versions, limits, failed)
-        launches += ran
-        measured += bool(ran)
+    profiling = _Profiling(programmer, timer, store, versions)
+    foreseen = {candidate.call.symbol: candidate for plan in plans for candidate in plan.missing(limits)}
+    profiling.prepare(foreseen)
+    launches = [profiling.measure(plan, limits) for plan in plans]
     return CutlassProfile(
         regions=len(plans),
-        measured_regions=measured,
-        programs=len(wanted),
-        failed_programs=tuple(f"{symbol}: {reason}" for symbol, reason in sorted(failed.items())),
-        launches=launches,
+        measured_regions=sum(map(bool, launches)),
+        programs=len(foreseen),
+        failed_programs=tuple(f"{symbol}: {reason}" for symbol, reason in sorted(profiling.failed.items())),
+        launches=sum(launches),
     )
 
 
-def _prepare(
-    candidates: Mapping[str, Candidate], programmer: SampleProgrammer, store: TrialStore, versions: Versions
-) -> Mapping[str, str]:
-    """Make programs, and keep what cannot be made; why, by symbol."""
-    failed = programmer.prepare(candidates) if candidates else {}
-    store.add(
-        Measurement(
-            workload=template_workload(candidates[symbol], versions),
-            trial=Trial(configuration=symbol, outcome=_compile_outcome(reason), reason=_short(reason)),
+@dataclass(slots=True)
+class _Profiling:
+    """What measures regions; a `LaunchTimer` that has programs made which were not foreseen, since others failed."""
+
+    programmer: SampleProgrammer
+    timer: LaunchTimer
+    store: TrialStore
+    versions: Versions
+    candidates: dict[str, Candidate] = field(default_factory=dict)  # by symbol
+    failed: dict[str, str] = field(default_factory=dict)  # why a program cannot be made, by symbol
+
+    def prepare(self, candidates: Mapping[str, Candidate]) -> None:
+        """Make programs, and keep what cannot be made."""
+        failed = self.programmer.prepare(candidates) if candidates else {}
+        self.store.add(
+            Measurement(
+                workload=template_workload(candidates[symbol], self.versions),
+                trial=Trial(configuration=symbol, outcome=_compile_outcome(reason), reason=_short(reason)),
+            )
+            for symbol, reason in failed.items()
         )
-        for symbol, reason in failed.items()
-    )
-    return failed
+        self.failed |= failed
+
+    def measure(self, plan: RegionPlan, limits: ScreeningLimits) -> int:
+        """How many launches ran. A template without a program, or that does not run, gives way to the next one."""
+        by_configuration = {one.configuration: one for one in plan.candidates}
+        settled = {name: verdict.time_us for name, verdict in plan.verdicts.items() if verdict.is_settled}
+        known = {name: math.inf if time_us is None else time_us for name, time_us in settled.items()}
+
+        def variants(launch: SampleLaunch) -> list[SampleLaunch]:
+            return [launch_of(one, plan.region) for one in by_configuration[launch.configuration].variants()]
+
+        def record(done: Sequence[TimedLaunch]) -> None:
+            trials = [_trial(timed, _KEPT[timed.outcome]) for timed in done if timed.outcome in _KEPT]
+            self.store.add(Measurement(workload=plan.workload, trial=trial) for trial in trials)
+
+        self.candidates = {one.call.symbol: one for one in plan.candidates}
+        launches = [launch_of(one, plan.region) for one in plan.candidates]
+        return screen(launches, variants, self, record, known, limits)
+
+    def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
+        self.prepare({one.symbol: self.candidates[one.symbol] for one in launches if one.symbol not in self.failed})
+        alive = [launch for launch in launches if launch.symbol not in self.failed]
+        done = {timed.launch.configuration: timed for timed in (self.timer.time(alive, runs) if alive else ())}
+        missing = [launch for launch in launches if launch.symbol in self.failed]
+        none = [TimedLaunch(launch, "no program", reason=self.failed[launch.symbol]) for launch in missing]
+        return [*(done[launch.configuration] for launch in alive), *none]
 
 
 _BY_THE_MACHINE = (
@@ -331,56 +362,6 @@ def _short(reason: str) -> str:
     return reason[:1000].replace("\0", "?")
 
 
-def _profile_region(
-    plan: RegionPlan,
-    programmer: SampleProgrammer,
-    timer: LaunchTimer,
-    store: TrialStore,
-    versions: Versions,
-    limits: ScreeningLimits,
-    failed: dict[str, str],
-) -> int:
-    """How many launches ran. A template without a program, or that does not run, gives way to the next candidate."""
-    by_configuration = {one.configuration: one for one in plan.candidates}
-    settled = {name: verdict.time_us for name, verdict in plan.verdicts.items() if verdict.is_settled}
-    known = {name: math.inf if time_us is None else time_us for name, time_us in settled.items()}
-
-    def variants(launch: SampleLaunch) -> list[SampleLaunch]:
-        return [launch_of(one, plan.region) for one in by_configuration[launch.configuration].variants()]
-
-    def record(done: Sequence[TimedLaunch]) -> None:
-        store.add(Measurement(workload=plan.workload, trial=_trial(one)) for one in done if one.outcome in _KEPT)
-
-    launches = [launch_of(one, plan.region) for one in plan.candidates]
-    on_demand = _OnDemand(timer, programmer, store, versions, {i.call.symbol: i for i in plan.candidates}, failed)
-    return screen(launches, variants, on_demand, record, known, limits)
-
-
-@dataclass(slots=True)
-class _OnDemand:
-    """A timer that has programs made which were not foreseen, since others failed."""
-
-    timer: LaunchTimer
-    programmer: SampleProgrammer
-    store: TrialStore
-    versions: Versions
-    candidates: Mapping[str, Candidate]
-    failed: dict[str, str]
-
-    def time(self, launches: Sequence[SampleLaunch], runs: int) -> list[TimedLaunch]:
-        new = {launch.symbol: self.candidates[launch.symbol] for launch in launches if launch.symbol not in self.failed}
-        self.failed.update(_prepare(new, self.programmer, self.store, self.versions))
-        alive = [launch for launch in launches if launch.symbol not in self.failed]
-        done = {timed.launch.configuration: timed for timed in (self.timer.time(alive, runs) if alive else ())}
-        missing = [launch for launch in launches if launch.symbol in self.failed]
-        none = [TimedLaunch(launch, "no program", reason=self.failed[launch.symbol]) for launch in missing]
-        return [*(done[launch.configuration] for launch in alive), *none]
-
-
-def _trial(timed: TimedLaunch) -> Trial:
-    return Trial(
-        configuration=timed.launch.configuration,
-        outcome=_KEPT[timed.outcome],
-        times_us=timed.times_us,
-        reason=_short(timed.reason),
-    )
+def _trial(timed: TimedLaunch, outcome: TrialOutcome) -> Trial:
+    configuration, reason = timed.launch.configuration, _short(timed.reason)
+    return Trial(configuration=configuration, outcome=outcome, times_us=timed.times_us, reason=reason)

@@ -18,6 +18,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.partition import CutlassProblem, CutlassRefusal
 
 from .convolution_problems import convolution_problem
+from .elements import MULTIPLIERS, TEMPLATES_SINCE
 from .graph_values import GraphValues
 from .matmul_problems import matmul_problem
 
@@ -31,28 +32,8 @@ ANCHORS = frozenset({MATMUL, CONV2D}) | WITHOUT_TEMPLATES
 NORMS = {"relax.nn.layer_norm": "device_layernorm.h", "relax.nn.rms_norm": "device_rmsnorm.h"}
 """Norms to the header of the package (tools/util) that has a kernel of one."""
 
-TEMPLATES_SINCE = (7, 5)
-"""The oldest architecture that CUDA 13, the compiler of these templates, generates code for."""
-
-TYPES_SINCE: dict[str, tuple[int, int]] = {
-    "float16": (7, 5),
-    "int8": (7, 5),
-    "float32": (7, 5),  # on vector units: TF32 would round the operands to 10 bits
-    "bfloat16": (8, 0),
-    "float8_e4m3fn": (8, 9),
-    "float8_e5m2": (8, 9),
-}
-"""Types of operands to the first architecture whose templates take them."""
-
-RESULTS: dict[str, tuple[str, ...]] = {
-    "int8": ("int32",),
-    "float32": ("float32",),
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "float8_e4m3fn": ("float16", "bfloat16", "float32"),
-    "float8_e5m2": ("float16", "bfloat16", "float32"),
-}
-"""What a product of such operands may be stored as; everything is accumulated in float32, or int32."""
+TYPES = {name: kind for name, kind in MULTIPLIERS.items() if name == kind.operand}
+"""What multiplies each type of operands; float32 on vector units: TF32 would round the operands to 10 bits."""
 
 SMALLEST_COPY_BYTES = 4
 """cp.async copies 4, 8 or 16 bytes (PTX ISA): two halves at least."""
@@ -154,19 +135,19 @@ def _check_types(call: Call, device: DeviceSpec) -> None:
     )
     if first != second:
         raise IllegalRewrite(f"{name} of {first} and {second}: templates want one type", "cast one of the operands")
-    if first not in TYPES_SINCE:
+    if first not in TYPES:
         raise IllegalRewrite(
-            f"{name} of {first}: templates take {', '.join(sorted(TYPES_SINCE))}", "cast the operands to one of these"
+            f"{name} of {first}: templates take {', '.join(sorted(TYPES))}", "cast the operands to one of these"
         )
-    if not has(device, TYPES_SINCE[first]):
-        needed = ".".join(map(str, TYPES_SINCE[first]))
+    if not has(device, TYPES[first].since):
+        needed = ".".join(map(str, TYPES[first].since))
         raise IllegalRewrite(
             f"{name} of {first} needs compute capability {needed}, and {device.name} has {capability_text(device)}",
             "use float16",
         )
-    if result not in RESULTS[first]:
+    if result not in TYPES[first].results:
         raise IllegalRewrite(
-            f"{name} of {first} with a result of {result}: templates store {' or '.join(RESULTS[first])}",
+            f"{name} of {first} with a result of {result}: templates store {' or '.join(TYPES[first].results)}",
             "cast the result instead",
         )
 

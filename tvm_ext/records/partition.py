@@ -74,6 +74,16 @@ class ImplicitWindow:
     dilation: tuple[int, int]
     groups: int
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """How it moves, as launches are told: padding, strides, dilation."""
+        return *self.padding, *self.strides, *self.dilation
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether filters have one position, and every pixel is read once, as it is."""
+        return self.filter_extents == self.strides == (1, 1) and self.padding == (0, 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassProblem:

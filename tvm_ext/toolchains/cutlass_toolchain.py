@@ -193,15 +193,6 @@ def link_objects(functions: Sequence[HostFunction], kernels: Sequence[bytes], ar
         return result.read_bytes()
 
 
-def link_library(functions: Sequence[HostFunction], kernels: Sequence[bytes], architecture: str, path: Path) -> None:
-    """A shared library of ``functions`` at ``path``, for whoever has tvm-ffi and a GPU; raises as `link_objects`."""
-    joined = link_objects(functions, kernels, architecture)
-    with temporary_folder("cutlass") as folder:
-        (folder / "cutlass.o").write_bytes(joined)
-        command = [host_compiler.compiler(), "-shared", "-s", "-o", str(path), "cutlass.o"]
-        run_limited(command, _LINK_TIME_LIMIT_S, folder, remedies=HOST)
-
-
 def _compile_host(source: str, folder: Path) -> Path:
     path, result = folder / "host.cc", folder / "host.o"
     path.write_text(source)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.networks.graph import GraphWriter, he_normal
 from tests.unit.byoc_cutlass.graphs import decided, product
-from tvm_ext.byoc_cutlass.advice import _product_us, aligned_product
+from tvm_ext.byoc_cutlass.advice import Advisor, aligned_product
 from tvm_ext.cli.advise import advice_on
 from tvm_ext.cost.alignment_model import product_us
 from tvm_ext.devices.device_db import lookup
@@ -102,7 +102,7 @@ def test_small_products_are_predicted_in_small_tiles(device: str) -> None:
     def predicted(rows: int, depth: int, columns: int) -> tuple[float, float]:
         (region,) = decided(product((rows, depth), (depth, columns)), device).taken
         problem = region.problem
-        return _product_us(problem, lookup(device)), product_us(aligned_product(problem), lookup(device))
+        return Advisor(lookup(device)).product_us(problem), product_us(aligned_product(problem), lookup(device))
 
     small, in_large_tiles = predicted(256, 2048, 512)
     assert small < 0.7 * in_large_tiles

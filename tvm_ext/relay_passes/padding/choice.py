@@ -246,7 +246,8 @@ class PaddingChoice:
 
     def _depthwise_us(self, node: PaddingNode, padded: set[Label]) -> float:
         """Reading and writing its channels, in copies as wide as they allow. Its template wants 16 bytes."""
-        count = self.block.granule if (node.variable, "writes") in padded else gcd(self.block.granule, self.depth(node))
+        channels = self.block.extent_of(node.data[0], padded=(node.variable, "writes") in padded)
+        count = gcd(self.block.granule, channels)
         moved = moved_us(self._bytes(node.data[0]), self.device) + moved_us(self._bytes(node.variable), self.device)
         return moved * slowdown(count * itemsize_bytes(dtype_of(node.variable)))
 
@@ -254,23 +255,15 @@ class PaddingChoice:
         """Predicted microseconds of a product in one of its forms."""
         return product_us(self._aligned(node, reads=reads, writes=writes), self.device)
 
-    def depth(self, node: PaddingNode, *, reads: bool = False) -> int:
-        """Channels, or K, that the product reads."""
-        return sum(extent + (padding if reads else 0) for extent, padding in self.block.runs_of(node.data[0]))
-
-    def columns(self, node: PaddingNode, *, writes: bool) -> int:
-        """Filters, or N, that the product writes."""
-        return sum(extent + (padding if writes else 0) for extent, padding in self.block.runs_of(node.variable))
-
     def _aligned(self, node: PaddingNode, *, reads: bool, writes: bool) -> AlignedProduct:
-        depth, columns = self.depth(node, reads=reads), self.columns(node, writes=writes)
+        depth = self.block.extent_of(node.data[0], padded=reads)
         data, weight = self.call(node).args[:2]
         shape, result = static_shape(data) or (), static_shape(node.variable) or ()
         taps = prod(static_shape(weight) or ()) // (shape[-1] * result[-1]) if node.operator == "nn.conv2d" else 1
         batch = 1 if node.operator == "nn.conv2d" or len(static_shape(weight) or ()) == 2 else prod(result[:-2])
         return AlignedProduct(
             rows=prod(result[:-1]) // batch,
-            columns=columns,
+            columns=self.block.extent_of(node.variable, padded=writes),
             depth=depth * taps,
             batch=batch,
             input_elements=prod(shape[:-1]) * depth,
@@ -281,13 +274,13 @@ class PaddingChoice:
 
     def alignments(self, node: PaddingNode, *, reads: bool, writes: bool) -> tuple[int, int]:
         """Elements that one copy takes of either operand."""
-        widest, depth = self._widest(node), self.depth(node, reads=reads)
+        widest, depth = self._widest(node), self.block.extent_of(node.data[0], padded=reads)
         first = widest if self.reads_in_place(node) else gcd(widest, depth)
         if node.operator == "nn.conv2d":
             return first, gcd(widest, depth)
         second = self.call(node).args[1]
         along_depth = gcd(widest, depth)
-        along_columns = gcd(widest, self.columns(node, writes=writes))
+        along_columns = gcd(widest, self.block.extent_of(node.variable, padded=writes))
         if self.values.constant_of(second) is not None:
             return first, max(along_depth, along_columns)  # `prepared` stores weights either way
         in_place = transposed_source(second, self.values) is not None and not (reads or writes)
@@ -299,18 +292,19 @@ class PaddingChoice:
             return False
         if self.values.constant_of(self.call(node).args[1]) is None:
             return False
-        widest = self._widest(node)
-        along_columns = gcd(widest, self.columns(node, writes=self.writes(node.variable)))
-        return gcd(widest, self.depth(node, reads=self.reads(node))) > along_columns
+        depth = self.block.extent_of(node.data[0], padded=self.reads(node))
+        columns = self.block.extent_of(node.variable, padded=self.writes(node.variable))
+        return gcd(self._widest(node), depth) > gcd(self._widest(node), columns)
 
     def _weights_us(self, node: PaddingNode, *, reads: bool, writes: bool) -> float:
         """Padding the second operand: nothing for constants, which are prepared at compile time."""
         weight = self.call(node).args[1]
         if not (reads or writes) or self.values.constant_of(weight) is not None:
             return 0.0
-        depth = self.depth(node, reads=reads) / self.depth(node, reads=False)
-        columns = self.columns(node, writes=writes) / self.columns(node, writes=False)
-        return copied_us(self._bytes(weight), self._bytes(weight) * depth * columns, self.device)
+        written = self._bytes(weight)
+        for value, padded in ((node.data[0], reads), (node.variable, writes)):
+            written *= self.block.extent_of(value, padded=padded) / self.block.extent_of(value, padded=False)
+        return copied_us(self._bytes(weight), written, self.device)
 
     def _widest(self, node: PaddingNode) -> int:
         return int(VECTOR_BYTES // itemsize_bytes(dtype_of(node.data[0])))

@@ -91,6 +91,10 @@ class PaddableBlock:
         extent = last_extent(value)
         return ((extent, -extent % self.granule),)
 
+    def extent_of(self, value: Expr, *, padded: bool) -> int:
+        """Elements along the last axis: channels, filters, K or N."""
+        return sum(extent + (padding if padded else 0) for extent, padding in self.runs_of(value))
+
     def is_odd(self, value: Expr) -> bool:
         """Whether aligned copies do not divide the last axis, or that of a part joined to it."""
         return any(padding for _, padding in self.runs_of(value))

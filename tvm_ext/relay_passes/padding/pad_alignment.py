@@ -82,13 +82,14 @@ def record_of(choice: PaddingChoice, node: PaddingNode) -> ProductPadding:
     padded = reads or writes
     if not padded:
         reads = choice.block.is_odd(node.data[0])
+    extent_of = choice.block.extent_of
     source: PaddingSource = choice.source_of(node.data[0]) if reads else "none"
     record = ProductPadding(
         value=node.variable.name,
         operator=f"relax.{node.operator}",
         described=shapes_of(choice.call(node)),
-        depth=(choice.depth(node, reads=False), choice.depth(node, reads=reads)),
-        columns=(choice.columns(node, writes=False), choice.columns(node, writes=writes)),
+        depth=(extent_of(node.data[0], padded=False), extent_of(node.data[0], padded=reads)),
+        columns=(extent_of(node.variable, padded=False), extent_of(node.variable, padded=writes)),
         source=source,
         plain_us=choice.product_time(node, reads=False, writes=False),
         padded_us=choice.product_time(node, reads=reads, writes=writes),
