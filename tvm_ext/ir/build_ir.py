@@ -52,7 +52,9 @@ def loop(extent: int | Expr, kind: ForKind, name: str, body: Callable[[Expr], St
     return For(variable, index(0), extent, kind, body(variable))
 
 
-def nest(extents: Sequence[int], kind: ForKind, names: Sequence[str], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+def nest(
+    extents: Sequence[int | Expr], kind: ForKind, names: Sequence[str], body: Callable[[tuple[Expr, ...]], Stmt]
+) -> Stmt:
     """Nested loops, the first one outermost."""
 
     def inner(position: int, done: tuple[Expr, ...]) -> Stmt:

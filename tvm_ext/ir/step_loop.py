@@ -42,7 +42,7 @@ from tvm_ext.analysis.computations import dtype_of, mentions, substitute
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.step_loop import StepLoop
 
-from .build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, loop, new_buffer, sequence, store
+from .build_ir import INDEX_DTYPE, SERIAL, allocate, flat, index, load, loop, nest, new_buffer, sequence, store
 
 _Place = Callable[[Sequence[Expr]], list[Expr]]
 
@@ -111,26 +111,25 @@ class _States:
 
     def body(self) -> Stmt:
         passing = [buffer for buffer in self.given if self._kept(buffer) is None]
-        new = [_like(buffer) for buffer in passing]
+        new = [new_buffer(_extents(buffer), dtype_of(buffer), f"{buffer.name}_new") for buffer in passing]
         table = [*zip(self.first, self.last, strict=True), *zip(passing, new, strict=True)]
 
         def one(step: Expr) -> Stmt:
             at = self.extent - index(1) - step if self.plan.is_reverse else step
             inside = substitute(_moved(self.step.body, self.moved, lambda indices, _: [at, *indices]), table)
-            return sequence(inside, *(self._carry(own, last, at, table) for own, last in self._states()))
+            return sequence(
+                inside, *(self._carry(own, last, at, table) for own, last in zip(self.given, self.last, strict=True))
+            )
 
         begin = [_copy(first, last) for first, last in zip(self.first, self.last, strict=True)]
         return sequence(*map(allocate, new), *begin, loop(self.extent, SERIAL, "step", one))
 
-    def _states(self) -> list[tuple[Buffer, Buffer]]:
-        return list(zip(self.given, self.last, strict=True))
-
     def _carry(self, own: Buffer, last: Buffer, at: Expr, table: Sequence[tuple[Buffer, Buffer]]) -> Stmt:
         """What a step gives, as the next one's state."""
         whole = self._kept(own)
-        if whole is not None:
-            return _copy(whole, last, lambda indices: [at, *indices])
-        return _copy(next(new for old, new in table if old.same_as(own)), last)
+        if whole is None:
+            return _copy(next(new for old, new in table if old.same_as(own)), last)
+        return _copy(whole, last, lambda indices: [at, *indices])
 
 
 class _Rows:
@@ -164,7 +163,7 @@ class _Rows:
         what it believes that nobody accesses.
         """
         copies = [replace(item, whole=_flat_like(item.own)) for item in self.moved]
-        inside = _moved(self.step.body, copies, lambda at, item: [_flat_index(at, item.own)])
+        inside = _moved(self.step.body, copies, lambda at, item: [flat(at, _extents(item.own))])
         pairs = list(zip(self.moved, copies, strict=True))
         before = [self._filled(*pair) for pair in pairs[: len(self.sliced)]]
         behind = [self._emptied(*pair) for pair in pairs[len(self.sliced) :]]
@@ -177,7 +176,7 @@ class _Rows:
 
         def element(at: list[Expr]) -> Stmt:
             value = load(item.whole, _replaced(at, item.axis, tirx.min(at[item.axis], last)))
-            return store(copy.whole, value, [_flat_index(at, item.own)])
+            return store(copy.whole, value, [flat(at, _extents(item.own))])
 
         return _each(item.own.ty.shape, element)
 
@@ -185,7 +184,7 @@ class _Rows:
         """What was computed, without the places that are not there."""
 
         def element(at: list[Expr]) -> Stmt:
-            return store(item.whole, load(copy.whole, [_flat_index(at, item.own)]), at)
+            return store(item.whole, load(copy.whole, [flat(at, _extents(item.own))]), at)
 
         return _each(item.whole.ty.shape, element)
 
@@ -220,23 +219,13 @@ def _declared(shape: Sequence[Expr], like: Buffer) -> Buffer:
     return tirx.decl_buffer(list(shape), dtype_of(like), like.name, data_alignment=int(like.ty.data_alignment))
 
 
-def _like(buffer: Buffer) -> Buffer:
-    """A buffer of its own with the shape of ``buffer``."""
-    return new_buffer([int(extent) for extent in buffer.ty.shape], dtype_of(buffer), f"{buffer.name}_new")
+def _extents(buffer: Buffer) -> list[int]:
+    return [int(extent) for extent in buffer.ty.shape]
 
 
 def _flat_like(buffer: Buffer) -> Buffer:
     """A buffer of its own as large as ``buffer``, in one dimension."""
-    size = prod(int(extent) for extent in buffer.ty.shape)
-    return new_buffer([size], dtype_of(buffer), f"{buffer.name}_rows")
-
-
-def _flat_index(at: Sequence[Expr], like: Buffer) -> Expr:
-    """The row-major place of element ``at`` of ``like``."""
-    flat: Expr = index(0)
-    for position, extent in zip(at, like.ty.shape, strict=True):
-        flat = flat * index(int(extent)) + position
-    return flat
+    return new_buffer([prod(_extents(buffer))], dtype_of(buffer), f"{buffer.name}_rows")
 
 
 def _copy(source: Buffer, target: Buffer, place: _Place | None = None) -> Stmt:
@@ -247,10 +236,4 @@ def _copy(source: Buffer, target: Buffer, place: _Place | None = None) -> Stmt:
 def _each(shape: Sequence[Expr], element: Callable[[list[Expr]], Stmt]) -> Stmt:
     """``element`` of all indices of ``shape``."""
     extents = [int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in shape]
-
-    def level(at: list[Expr]) -> Stmt:
-        if len(at) == len(extents):
-            return element(at)
-        return loop(extents[len(at)], SERIAL, f"i{len(at)}", lambda i: level([*at, i]))
-
-    return level([])
+    return nest(extents, SERIAL, [f"i{axis}" for axis in range(len(extents))], lambda at: element(list(at)))

@@ -21,6 +21,7 @@ The interpreter (`verify.simt`) runs kernels as they are before this pass: readi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tvm_ext._tvm import (
@@ -37,6 +38,7 @@ from tvm_ext._tvm import (
     Stmt,
     Var,
     copy_module,
+    ir,
     module_pass,
     structural_equal,
     structural_hash,
@@ -47,7 +49,7 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import split_dtype
 from tvm_ext.ir.build_ir import sequence
-from tvm_ext.ir.device_functions import call_outlined, pointer, says_memory, thread_number
+from tvm_ext.ir.device_sync import CALL
 from tvm_ext.records.merged import BODY_SCOPE
 
 _KEPT = ("target", "s_tir")
@@ -93,7 +95,7 @@ class _Outliner:
         if node.attr_key != BODY_SCOPE:
             return mutator.default_mutate(node)  # type: ignore[attr-defined]
         function, arguments = self._outlined(node.body)
-        return call_outlined(self._kept(function), function.params, arguments)
+        return _call_outlined(self._kept(function), function.params, arguments)
 
     def _outlined(self, body: Stmt) -> tuple[PrimFunc, list[Expr]]:
         """``body`` as a function, and what to call it with here."""
@@ -102,11 +104,11 @@ class _Outliner:
         head: list[Stmt] = []
         for used in tirx.analysis.undefined_vars(body, []):
             if any(used.same_as(thread) for thread in self._threads):
-                head.append(tirx.Bind(used, thread_number()))
+                head.append(tirx.Bind(used, _thread_number()))
             elif isinstance(used.ty, tirx.BufferType):
-                parameters.append(pointer(f"{used.name}_data", str(used.ty.storage_scope)))
+                parameters.append(_pointer(f"{used.name}_data", str(used.ty.storage_scope)))
                 arguments.append(used.data)
-                head += [says_memory(parameters[-1]), DeclBuffer(used, data=parameters[-1])]
+                head += [_say_memory(parameters[-1]), DeclBuffer(used, data=parameters[-1])]
             else:
                 parameters.append(used)
                 arguments.append(used)
@@ -147,3 +149,48 @@ def _zeros(buffer: Buffer) -> Stmt:
     (size,) = buffer.ty.shape
     place = Var("place", "int32")
     return For(place, tirx.IntImm("int32", 0), size, ForKind.UNROLLED, tirx.BufferStore(buffer, value, [place]))
+
+
+# --- calls and their text ---------------------------------------------------------------------------------------------
+_TYPES = {"int32": "int", "int64": "int64_t", "bool": "bool"}
+"""In CUDA C++ what a function of `_call_outlined` takes by value, as stock TVM prints it."""
+
+_HEAD = "static __device__ __forceinline__ int"
+
+_THREAD = f"""
+{_HEAD} tvm_ext_thread() {{ return (int)threadIdx.x; }}
+"""
+
+_IN_MEMORY = f"""
+{_HEAD} tvm_ext_is_{{0}}(const void* data) {{{{ __builtin_assume(__is{{1}}(data)); return 0; }}}}
+"""
+_MEMORIES = {"global": "Global", "shared": "Shared", "shared.dyn": "Shared"}
+
+
+def _pointer(name: str, scope: str) -> Var:
+    """A ``void*`` parameter to memory of ``scope``."""
+    return Var(name, ir.PointerType(ir.PrimType("void"), scope))
+
+
+def _call_outlined(name: str, parameters: Sequence[Var], arguments: Sequence[Expr]) -> Stmt:
+    """Call the module's function ``name``, which is not inlined: the text that comes with the call declares it so.
+
+    A definition, which stock TVM prints without an attribute, has those of the declaration before it.
+    """
+    types = ", ".join("void*" if isinstance(p.ty, ir.PointerType) else _TYPES[str(p.ty.dtype)] for p in parameters)
+    declared = f'\nextern "C" __device__ __noinline__ void {name}({types});\n'
+    return tirx.Evaluate(tirx.call_intrin("void", CALL, name, *arguments, declared))
+
+
+def _thread_number() -> Expr:
+    """The thread's number in a 1-D block, in a function that has no launch of its own."""
+    return tirx.call_intrin("int32", CALL, "tvm_ext_thread", _THREAD)
+
+
+def _say_memory(data: Var) -> Stmt:
+    """Tell the compiler in which memory ``data`` is: a load of it is one of that memory then."""
+    scope = str(data.ty.storage_scope)
+    name = _MEMORIES[scope]
+    return tirx.Evaluate(
+        tirx.call_intrin("int32", CALL, f"tvm_ext_is_{name.lower()}", data, _IN_MEMORY.format(name.lower(), name))
+    )

@@ -74,7 +74,7 @@ def put_back(kernel: PrimFunc, functions: dict[str, PrimFunc]) -> Stmt:
 
 
 def says_something(part: Stmt) -> bool:
-    """Whether a function of `ir.device_functions` speaks of threads and memory."""
+    """Whether a function of `tir_passes.outline_rtasks` speaks of threads and memory."""
     value = getattr(part, "value", None)
     return isinstance(value, Call) and called_name(value).startswith(("tvm_ext_is_", "tvm_ext_thread"))
 

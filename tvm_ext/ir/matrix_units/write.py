@@ -29,9 +29,8 @@ from tvm_ext.ir.build_ir import (
     sequence,
     store,
 )
-from tvm_ext.ir.epilogue import consumed, store_element
 from tvm_ext.ir.simt_ir import gpu_buffer
-from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
+from tvm_ext.ir.stores import consumed, is_lane_by_lane, store_element, store_lanes
 
 from .operand import Digits, digits_of, vector_of, within
 from .warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma

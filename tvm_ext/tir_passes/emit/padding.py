@@ -132,12 +132,11 @@ class _BoundedLoops:
         is_last = all(item is None for item in self.bounds[place + 1 :])
         within = None if is_last and self.inside is None else self.within
         pieces = [(0, low, self.fill), (low, high, within), (high, self.extents[place], self.fill)]
-        return sequence(
-            *(self._piece(done, *piece[:2], piece[2]) for piece in pieces if piece[2] and piece[1] > piece[0])
-        )
 
-    def _piece(self, done: Coordinates, first: int, end: int, body: Callable[[Coordinates], Stmt]) -> Stmt:
-        return loop(end - first, SERIAL, self.names[len(done)], lambda v: body((*done, v + index(first))))
+        def piece(first: int, end: int, body: Callable[[Coordinates], Stmt]) -> Stmt:
+            return loop(end - first, SERIAL, self.names[place], lambda v: body((*done, v + index(first))))
+
+        return sequence(*(piece(first, end, body) for first, end, body in pieces if body and end > first))
 
     def _runs(self, done: Coordinates, body: Callable[[Coordinates], Stmt]) -> Stmt:
         """Plain loops over what is behind ``done``, the last one as a vector where it is one register."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+from typing import Any
+
 from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, tirx
+from tvm_ext.analysis.computations import SPATIAL_ITERATION
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.choice import KernelChoice
@@ -36,13 +40,11 @@ def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
     if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
         raise IllegalRewrite("its body has no blocks to schedule")
     schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
-    done = 0
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     except (ScheduleError, ValueError, RuntimeError) as error:
         raise IllegalRewrite("stock TVM's schedule does not accept it") from error
-    for block in blocks:
-        done += _parallelise(schedule, block)
+    done = sum(_parallelise(schedule, block) for block in blocks)
     if not blocks:
         raise IllegalRewrite("its body has no blocks to schedule")
     scheduled = schedule.mod["main"].without_attr("global_symbol")
@@ -51,12 +53,8 @@ def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
 
 def _parallelise(schedule: Schedule, block: SBlock) -> int:
     """Fuse and parallelise the leading data-parallel loops; 0 where there are none that may be."""
-    loops = schedule.get_loops(block)
-    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
-    count = 0
-    while count < min(len(loops), len(kinds)) and kinds[count] == 0:
-        count += 1
-    outer = loops[: min(count, max(1, len(loops) - INNER_LOOPS_LEFT))]
+    loops, parallel = data_parallel_loops(schedule, block)
+    outer = parallel[: max(1, len(loops) - INNER_LOOPS_LEFT)]
     nest = [schedule.get(loop) for loop in outer]
     if not nest or not all(isinstance(loop, For) for loop in nest):
         return 0
@@ -67,3 +65,11 @@ def _parallelise(schedule: Schedule, block: SBlock) -> int:
     except ScheduleError:
         return 0  # loops shared with other blocks, or of dynamic extent: left as they are
     return 1
+
+
+def data_parallel_loops(schedule: Schedule, block: SBlock) -> tuple[list[Any], list[Any]]:
+    """The loops around ``block``, and the leading ones of them that no reduction is along."""
+    loops = list(schedule.get_loops(block))
+    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
+    leading = takewhile(lambda pair: pair[1] == SPATIAL_ITERATION, zip(loops, kinds, strict=False))
+    return loops, [loop for loop, _ in leading]

@@ -20,6 +20,8 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.errors import IllegalRewrite
 
+from .schedule_fallback import data_parallel_loops
+
 THREADS = 128
 
 
@@ -55,7 +57,13 @@ def _launches_threads(statement: Stmt) -> bool:
     as long as the host reads no memory for them: what it would read is the device's.
     """
     if isinstance(statement, tirx.SeqStmt):
-        launching = [item for item in statement.seq if not _is_of_the_host(item)]
+        # what says something of the launches behind it, and touches no memory: a name, a number, a tensor
+        launching = [
+            item
+            for item in statement.seq
+            if not isinstance(item, AllocBuffer | DeclBuffer)
+            and not (isinstance(item, tirx.Bind) and not _reads(item.value))
+        ]
         return bool(launching) and all(_launches_threads(item) for item in launching)
     if isinstance(statement, For):
         return statement.kind == ForKind.SERIAL and not _reads(statement.extent) and _launches_threads(statement.body)
@@ -71,13 +79,6 @@ def _launches_threads(statement: Stmt) -> bool:
     ):
         return True
     return _launches_threads(inner)
-
-
-def _is_of_the_host(statement: Stmt) -> bool:
-    """Whether ``statement`` says something of launches behind it, and touches no memory: a name, a number, a tensor."""
-    if isinstance(statement, tirx.Bind):
-        return not _reads(statement.value)
-    return isinstance(statement, AllocBuffer | DeclBuffer)
 
 
 def _reads(value: Expr) -> bool:
@@ -103,7 +104,8 @@ def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
         for block in blocks:
-            if not _launches_threads(schedule.get(block).body) and not _is_in_empty_loops(schedule, block):
+            is_empty = any(_is_empty(schedule.get(loop)) for loop in schedule.get_loops(block)[:1])
+            if not is_empty and not _launches_threads(schedule.get(block).body):
                 _bind(schedule, block)
     except (ScheduleError, ValueError, RuntimeError) as error:
         raise IllegalRewrite("stock TVM's schedule does not accept it") from error
@@ -121,18 +123,10 @@ def _is_empty(statement: Stmt) -> bool:
     return (isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 0) or _is_empty(statement.body)
 
 
-def _is_in_empty_loops(schedule: Schedule, block: SBlock) -> bool:
-    return any(_is_empty(schedule.get(loop)) for loop in schedule.get_loops(block)[:1])
-
-
 def _bind(schedule: Schedule, block: SBlock) -> None:
     """Blocks and threads over the leading data-parallel loops of ``block``; one thread where it has none."""
-    loops = schedule.get_loops(block)
-    kinds = [int(v.iter_type) for v in schedule.get(block).iter_vars]
-    count = 0
-    while count < min(len(loops), len(kinds)) and kinds[count] == 0:
-        count += 1
-    nest = schedule.fuse(*loops[:count]) if count else schedule.add_unit_loop(loops[0] if loops else block)
+    loops, parallel = data_parallel_loops(schedule, block)
+    nest = schedule.fuse(*parallel) if parallel else schedule.add_unit_loop(loops[0] if loops else block)
     outer, inner = schedule.split(nest, factors=[None, THREADS])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")

@@ -22,7 +22,7 @@ from tvm_ext.ir.build_ir import (
     vector_kind,
     vector_loops,
 )
-from tvm_ext.ir.epilogue import store_element
+from tvm_ext.ir.stores import store_element
 from tvm_ext.ir.transpose_registers import transpose_registers
 
 from .layout import TileLayout

@@ -41,7 +41,7 @@ from tvm_ext.ir.build_ir import (
     tile_start,
     vector_kind,
 )
-from tvm_ext.ir.epilogue import store_element
+from tvm_ext.ir.stores import store_element
 from tvm_ext.support.arithmetic import ceil_div
 
 from .fill import Staging, Table

@@ -17,7 +17,7 @@ from tvm_ext.ir.matrix_units.operand import Factor, digits_of, read_operands, wi
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile
 from tvm_ext.ir.matrix_units.write import Destination, output_destination, store_vector, value_at
 from tvm_ext.ir.simt_ir import with_blocks_per_unit
-from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
+from tvm_ext.ir.stores import is_lane_by_lane, store_lanes
 
 from ...plan.gpu_chain import ChainGroup, ChainLink, made_by
 

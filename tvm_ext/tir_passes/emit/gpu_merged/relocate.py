@@ -193,8 +193,8 @@ class _Relocation:
             self._put(item.buffer, Memory(base=self.pool, units=tirx.IntImm("int32", taken // UNIT_BYTES)))
             taken += _rounded(_bytes(item.buffer))
         structural_walk(body, [(DeclBuffer, self._note_view)], order="pre")
-        rules = [(TensorLoad, self._load), (BufferStore, self._store), (DeclBuffer, self._declare)]
-        moved = structural_map(body, [*rules, (AllocBuffer, self._allocate), (Call, self._call)])
+        rules = [(TensorLoad, self._load), (BufferStore, self._store), (Call, self._call)]
+        moved = structural_map(body, [*rules, (DeclBuffer, self._declare), (AllocBuffer, self._declare)])
         _check_moved(moved, self.places, self.views)
         return moved
 
@@ -242,12 +242,7 @@ class _Relocation:
         indices = [self._shift(node.buffer, item) for item in node.indices]
         return BufferStore(self._view(node.buffer), node.value, indices)
 
-    def _declare(self, node: DeclBuffer) -> Stmt:
-        if not self._is_moved(node.buffer):
-            return node
-        return DeclBuffer(self._view(node.buffer), data=self.places[hash(node.buffer)].base.data)
-
-    def _allocate(self, node: AllocBuffer) -> Stmt:
+    def _declare(self, node: DeclBuffer | AllocBuffer) -> Stmt:
         if not self._is_moved(node.buffer):
             return node
         return DeclBuffer(self._view(node.buffer), data=self.places[hash(node.buffer)].base.data)

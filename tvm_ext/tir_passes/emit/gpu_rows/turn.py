@@ -95,7 +95,9 @@ def emit_turned(form: RowForm, device: DeviceSpec) -> SimtKernel | None:
         statements=(statement,),
         threads=threads,
         blocks=blocks,
-        shared_bytes=sum(_tile_bytes(tile) for _, tile in tiles.units),
+        shared_bytes=sum(
+            int(tiles.side * (tiles.side + _padding(tile)) * itemsize_bytes(dtype_of(tile))) for _, tile in tiles.units
+        ),
         register_count=OTHER_REGISTERS + tiles.side // tiles.rows * (len(tiles.units) + 1),
         notes=(
             f"{form.computations[0].name}: {blocks} tiles of {tiles.side} x {tiles.side} turned in shared memory by "
@@ -170,8 +172,3 @@ def _turn(tiles: _Tiles, at: Sequence[Expr], x: Expr, y: Expr) -> Stmt:
 def _padding(tile: Buffer) -> int:
     """Elements that make neighbouring rows start one 4-byte bank apart; 1 where elements are wider."""
     return max(1, int(4 / itemsize_bytes(dtype_of(tile))))
-
-
-def _tile_bytes(tile: Buffer) -> int:
-    rows, columns = (int(size) for size in tile.ty.shape)
-    return int(rows * (columns + _padding(tile)) * itemsize_bytes(dtype_of(tile)))

@@ -186,7 +186,8 @@ def pattern_of(offsets: Offsets, phases: Sequence[int], width: int, count: int) 
 def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     """What the lanes read first in a step; what they read later is the same, some elements on."""
     threads = sampled_warps(tiling.thread_count)
-    group, at = _coordinates(tiling, threads)
+    group, at = tiling.coordinates(threads)
+    at = {p: np.broadcast_to(np.asarray(x), threads.shape) for p, x in at.items()}
     within: dict[int, Number] = {p: at[p] * tiling.piece[p] for p in tiling.spatial}
     if tiling.split_axis is not None:
         within[tiling.split_axis] = group
@@ -196,12 +197,6 @@ def read_pattern(box: Box, tiling: SimtTiling, width: int) -> AccessPattern:
     points = prod(tiling.step.values()) // tiling.split
     phases = [window_stride(box, d, tiling) for d in range(len(box.dims))]
     return pattern_of(_stacked(offsets, threads), phases, width, max(1, own // width * points))
-
-
-def _coordinates(tiling: SimtTiling, threads: Offsets) -> tuple[Number, dict[int, Number]]:
-    """`SimtTiling.coordinates` of many threads at once."""
-    group, at = tiling.coordinates(threads)
-    return group, {p: np.broadcast_to(np.asarray(x), threads.shape) for p, x in at.items()}
 
 
 def _stacked(offsets: Sequence[Offsets], threads: Offsets) -> Offsets:
@@ -319,9 +314,13 @@ class _Search:
         return stored(self.box, self.tiling, self.order, padding, self.vector)
 
     def _among(self, shape: CopyShape, choices: Sequence[Mapping[int, int]], *, only_writes: bool = False) -> _Found:
-        """The best of ``choices``, which are alike but for their padding; ``only_writes`` leaves reads for later."""
-        boxes = [self._stored(padding) for padding in choices]
-        usable = [b for b in boxes if b.elements <= self.most and self._aligned(b)] or boxes[:1]
+        """The best of ``choices``, which are alike but for their padding; ``only_writes`` leaves reads for later.
+
+        Every vector starts at a multiple of its own size.
+        """
+        boxes, rows = [self._stored(padding) for padding in choices], self.order[:-1]
+        aligned = [box for box in boxes if all(box.strides[d] % self.vector[1] == 0 for d in rows)]
+        usable = [box for box in aligned if box.elements <= self.most] or boxes[:1]
         writes = write_patterns(usable[0], shape, self.tiling.thread_count)
         conflicts = sum((p.conflicts(usable, self.itemsize, self.layer) for p in writes), np.zeros(len(usable)))
         reads = self.read.conflicts(usable, self.itemsize, self.layer)
@@ -330,10 +329,6 @@ class _Search:
         chosen = min(range(len(usable)), key=lambda i: (judged[i], usable[i].elements))
         total = float(conflicts[chosen] + reads[chosen])
         return _Found(cost=count + CONFLICT_COST * total, conflicts=total, box=usable[chosen], shape=shape)
-
-    def _aligned(self, box: StoredBox) -> bool:
-        """Whether every vector starts at a multiple of its own size."""
-        return all(stride % self.vector[1] == 0 for d, stride in enumerate(box.strides) if d != self.order[-1])
 
 
 def _order(box: Box, vector_axis: int | None) -> tuple[int, ...]:

@@ -104,7 +104,8 @@ class OperandPlanner:
         box: Box | None,
         vector: int | None,
     ) -> Operand:
-        used = [p for p in tiling.order if tiling.register[p] > 1 and _moves(item, p, tiling)]
+        variables = tiling.computation.variables
+        used = [p for p in tiling.order if tiling.register[p] > 1 and mentions(list(item.indices), variables[p])]
         last = vector if vector is not None else tiling.lane
         axes = (*(p for p in used if p != last), *(p for p in used if p == last))
         size, name = prod(tiling.register[p] for p in axes), f"{item.source.name}_{number}_fragment"
@@ -195,10 +196,6 @@ def _piece(
     if axis == tiling.lane:
         widest = max(widest, itemsize_bytes(dtype_of(tiling.computation.target)))
     return int(min(_power_of_two(tiling.register[axis]), max(1, VECTOR_BYTES // widest)))
-
-
-def _moves(item: TensorLoad, axis: int, tiling: SimtTiling) -> bool:
-    return any(mentions(index, tiling.computation.variables[axis]) for index in item.indices)
 
 
 def tail_shape(operand: Operand, tiling: SimtTiling, tile: Mapping[int, int]) -> CopyShape:

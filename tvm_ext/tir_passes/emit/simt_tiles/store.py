@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from tvm_ext._tvm import Buffer, BufferStore, Expr, Stmt, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.ir.build_ir import UNROLLED, VECTORIZED, accumulate, bind_at, flat, if_all, index, load, loop, store
-from tvm_ext.ir.epilogue import store_element
 from tvm_ext.ir.simt_ir import unrolled
-from tvm_ext.ir.vector_stores import is_lane_by_lane, store_lanes
+from tvm_ext.ir.stores import is_lane_by_lane, store_element, store_lanes
 
 from .copy import is_vector, is_vector_access
 from .tiling import SimtTiling

@@ -181,7 +181,8 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
     reduction = tuple(p for p, kind in enumerate(computation.kinds) if kind == "reduce")
     register = {p: min(upper.get(names[p], 1), computation.extents[p]) for p in spatial}
     block = {
-        p: min(max(lower.get(names[p], 1), register[p]), _whole(computation.extents[p], register[p])) for p in spatial
+        p: min(max(lower.get(names[p], 1), register[p]), ceil_div(computation.extents[p], register[p]) * register[p])
+        for p in spatial
     }
     tiling = SimtTiling(
         computation=computation,
@@ -206,10 +207,6 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
             f"{device.name} has {limit} in a block"
         )
     return tiling
-
-
-def _whole(extent: int, step: int) -> int:
-    return ceil_div(extent, step) * step
 
 
 def _lane_axis(expr: TensorExpr, spatial: Sequence[int], names: Sequence[str]) -> int:

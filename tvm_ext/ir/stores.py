@@ -1,20 +1,23 @@
-"""Vector stores of what is computed lane by lane.
+"""Stores of results: through a fused epilogue, and as vectors of what is computed lane by lane.
 
 Stock TVM makes a loop over a vector's lanes scalar, loads and stores too, where it finds a call that has no vector
-form (erf) or an integer division. Here only the arithmetic is scalar.
+form (erf) or an integer division. `store_lanes` leaves only the arithmetic scalar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm_ext._tvm import Buffer, BufferStore, Call, Expr, Stmt, TensorLoad, Var, structural_equal, structural_walk
-from tvm_ext.analysis.computations import dtype_of, mentions, replace_loads
-from tvm_ext.ir.build_ir import (
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, replace_reads, substitute
+
+from .build_ir import (
     INDEX_DTYPE,
     UNROLLED,
     VECTORIZED,
     allocate,
+    bind,
+    cast_to,
     index,
     load,
     loop,
@@ -22,9 +25,34 @@ from tvm_ext.ir.build_ir import (
     store,
     vector_kind,
 )
-from tvm_ext.ir.simt_ir import gpu_buffer
+from .simt_ir import gpu_buffer
 
 
+def store_element(
+    computation: Computation, epilogue: Sequence[Computation], element: Expr, table: Sequence[tuple[Var, Expr]]
+) -> Stmt:
+    """Store one accumulated element, or what each epilogue computation makes of it; ``table`` has the axes."""
+    result = cast_to(element, dtype_of(computation.target))
+    position = [substitute(i, table) for i in computation.indices]
+    if not epilogue:
+        return store(computation.target, result, position)
+    writes = []
+    for consumer in epilogue:
+        value, moved = consumed(consumer, computation, result, position)
+        writes.append(store(consumer.target, value, [substitute(i, moved) for i in consumer.indices]))
+    return sequence(*writes)
+
+
+def consumed(
+    consumer: Computation, anchor: Computation, result: Expr, position: Sequence[Expr]
+) -> tuple[Expr, list[tuple[Var, Expr]]]:
+    """The consumer's value at ``position`` of the anchor, and its variables there."""
+    value = replace_reads(consumer.value, anchor.target, lambda _: result)
+    moved = bind(consumer.spatial, position)
+    return substitute(value, moved), moved
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
 def is_lane_by_lane(*values: Expr) -> bool:
     """Whether a loop over lanes that computes ``values`` would not stay one of vectors: calls, integer divisions.
 
@@ -58,9 +86,11 @@ def _store_one(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
     example = write(probe)
     loads = _loads(example.value)
     first = {n: next(i for i in range(n + 1) if structural_equal(loads[i], item)) for n, item in enumerate(loads)}
-    moving = [n for n, item in enumerate(loads) if _is_vector(item, probe)]
-    inputs = {n: _registers(width, loads[n], "input") for n in moving if first[n] == n}
-    result = _registers(width, example.value, "result")
+    # loads that move along the lanes, and are none of registers
+    in_memory = [n for n, item in enumerate(loads) if item.source.ty.storage_scope != "local"]
+    moving = [n for n in in_memory if any(mentions(position, probe) for position in loads[n].indices)]
+    inputs = {n: gpu_buffer([width], dtype_of(loads[n]), "input", "local") for n in moving if first[n] == n}
+    result = gpu_buffer([width], dtype_of(example.value), "result", "local")
 
     def read(n: int) -> Stmt:
         return loop(width, VECTORIZED, "v", lambda v: store(inputs[n], _loads(write(v).value)[n], [v]))
@@ -76,10 +106,6 @@ def _store_one(width: int, write: Callable[[Expr], Stmt]) -> Stmt:
     )
 
 
-def _registers(width: int, like: Expr, name: str) -> Buffer:
-    return gpu_buffer([width], dtype_of(like), name, "local")
-
-
 def _loads(value: Expr) -> list[TensorLoad]:
     """The loads of ``value``, in the order of `replace_loads`."""
     found: list[TensorLoad] = []
@@ -90,12 +116,6 @@ def _loads(value: Expr) -> list[TensorLoad]:
 
     replace_loads(value, note)
     return found
-
-
-def _is_vector(item: TensorLoad, lane: Expr) -> bool:
-    """Whether the load moves along the lanes, and is not one of a register."""
-    moves = any(mentions(position, lane) for position in item.indices)
-    return moves and item.source.ty.storage_scope != "local"
 
 
 def _with_inputs(value: Expr, inputs: dict[int, Buffer], lane: Expr) -> Expr:
