@@ -174,18 +174,14 @@ def _merged(group: Digits, whole: Computation, run: Access) -> tuple[Digits, lis
     named = list(zip(whole.variables, axis_names(whole), strict=True))
     names = [next(name for v, name in named if v.same_as(own)) for own in group.variables]
     variables, extents, gone = list(group.variables), list(group.extents), []
-    while len(variables) > 1 and _ends_a_row(run, names[-1]):
+    last = run.indices[-1]
+    moves_along_rows = last is not None and last.coefficient(names[-1]) == 1  # along which a run may go on
+    while len(variables) > 1 and moves_along_rows:
         if run.stride(names[len(variables) - 2]) != (run.stride(names[-1]) or 0) * extents[-1]:
             break
         extents[-1] *= extents.pop(-2)
         gone.append(variables.pop(-2))
     return Digits(variables=tuple(variables), extents=tuple(extents)), gone
-
-
-def _ends_a_row(run: Access, axis: str) -> bool:
-    """Whether ``axis`` moves along the last dimension, along which a run may go on."""
-    last = run.indices[-1]
-    return last is not None and last.coefficient(axis) == 1
 
 
 def _vector(whole: Computation, access: Access | None, group: Digits, dtype: str) -> int | None:
@@ -200,7 +196,9 @@ def _vector(whole: Computation, access: Access | None, group: Digits, dtype: str
     name = next(n for n, v in zip(names, whole.variables, strict=True) if v.same_as(variable))
     if access is None or access.stride(name) != 1:
         return None
-    if _occurrences(whole.value, variable) != 1:
+    occurrences: list[Var] = []
+    structural_walk(whole.value, (Var, lambda v: occurrences.append(v) if v.same_as(variable) else None))
+    if len(occurrences) != 1:
         return 1
     shared = vector_of(access, name, group.extents[-1])
     widest = max(access.itemsize_bytes, itemsize_bytes(dtype))  # of a float32 that is cast to a half while it is copied
@@ -218,12 +216,6 @@ def vector_of(access: Access, axis: str, extent: int) -> int:
         width = gcd(width, item.constant * step)
         step *= size
     return width
-
-
-def _occurrences(value: Expr, variable: Var) -> int:
-    found: list[bool] = []
-    structural_walk(value, (Var, lambda v: found.append(True) if v.same_as(variable) else None))
-    return len(found)
 
 
 def is_zero(value: Expr) -> bool:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import Buffer, Expr, For, Stmt, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
-from tvm_ext.analysis.gemm_form import FRAGMENT, TileSplit
+from tvm_ext.analysis.gemm_form import FRAGMENT, TileSplit, uses_mma_sync
 from tvm_ext.devices.gpu import VECTOR_BYTES, WARP
+from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, loop, nest, sequence, store
 from tvm_ext.ir.simt_ir import gpu_buffer
 
@@ -234,6 +235,11 @@ class Wmma:
 
 
 SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
+
+
+def multiplier(split: TileSplit, dtype: str, accumulator: str, device: DeviceSpec, suffix: str = "") -> MmaSync | Wmma:
+    """What the warps of ``device`` multiply by; names of fragments end in ``suffix``."""
+    return (MmaSync if uses_mma_sync(device) else Wmma)(split, dtype, accumulator, suffix)
 
 
 def _call(dtype: str, name: str, *args: Expr | int | str) -> Stmt:

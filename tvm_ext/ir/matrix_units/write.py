@@ -169,10 +169,19 @@ class TileCorner:
     column: Expr
 
 
+def write_tile(mma: MmaSync | Wmma, corner: TileCorner, place: WarpPlace, thread: Expr, to: Destination) -> list[Stmt]:
+    """Statements that store a warp's accumulators."""
+    if isinstance(mma, MmaSync):
+        return [_write_fragments(mma, corner, place, to)]
+    # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
+    staging = gpu_buffer([staging_elements(mma.split)], mma.accumulator, "C_shared", "shared.dyn")
+    return [allocate(staging), _write_wmma(mma, staging, corner, place, tirx.floordiv(thread, index(WARP)), to)]
+
+
 # ---- mma.sync -------------------------------------------------------------------------------------------------------
 
 
-def write_fragments(mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination) -> Stmt:
+def _write_fragments(mma: MmaSync, corner: TileCorner, place: WarpPlace, to: Destination) -> Stmt:
     """Store the accumulators of mma.sync: row lane // 4 (+ 8), columns 2 * (lane % 4) and the next."""
     exchange = to.itemsize_bytes * MMA_COLUMNS < SECTOR_BYTES and to.vector == PIECE
     rows, columns = (int(size) for size in mma.accumulators.ty.shape[:2])
@@ -246,7 +255,7 @@ def staging_elements(split: TileSplit) -> int:
     return split.warps * FRAGMENT * FRAGMENT
 
 
-def write_wmma(wmma: Wmma, staging: Buffer, corner: TileCorner, place: WarpPlace, warp: Expr, to: Destination) -> Stmt:
+def _write_wmma(wmma: Wmma, staging: Buffer, corner: TileCorner, place: WarpPlace, warp: Expr, to: Destination) -> Stmt:
     """Store accumulators, whose layout is not known, one 16 x 16 fragment after another through shared memory.
 
     Two rows of 16 floats are all banks, so that nothing is padded; 16 halves are a whole memory sector of a row.

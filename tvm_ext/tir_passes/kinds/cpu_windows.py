@@ -73,16 +73,16 @@ def window_kernel(
 
     Raises IllegalRewrite for a ``chosen`` tile that does not fit; None is construction's own.
     """
-    divided = multiply_by_reciprocals(window, epilogue)
-    overruns = may_overrun(window, divided.epilogue)
+    divided, tables = multiply_by_reciprocals(window, epilogue)
+    overruns = may_overrun(window, divided)
     if chosen is None:
         layout = lay_out_window(window, device, may_overrun=overruns)
-        program = window_program(layout, divided.epilogue, device)
+        program = window_program(layout, divided, device)
         kind = outer_kind(program.prediction.busy_s, device)
     else:
         layout, kind = chosen_layout(window, chosen, device, overruns=overruns)
-        program = window_program(layout, divided.epilogue, device)
-    return [*divided.tables, emit_window(layout, divided.epilogue, kind)], program, layout.describe()
+        program = window_program(layout, divided, device)
+    return [*tables, emit_window(layout, divided, kind)], program, layout.describe()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class _WindowStructure:
 
 def window_workload(window: Window, epilogue: Sequence[Computation], device: DeviceSpec) -> MeasuredWorkload:
     """The key of a window operator with its fused ``epilogue``; names do not count."""
-    epilogue = multiply_by_reciprocals(window, epilogue).epilogue
+    epilogue, _ = multiply_by_reciprocals(window, epilogue)
     expr = window_expr(window, epilogue)
     structure = _WindowStructure(
         expression=without_names(expr),
@@ -134,7 +134,7 @@ def window_candidates(
     window: Window, epilogue: Sequence[Computation], device: DeviceSpec
 ) -> list[tuple[WindowTile, float]]:
     """All choices with the seconds that the model expects of each, construction's own first."""
-    epilogue = multiply_by_reciprocals(window, epilogue).epilogue
+    epilogue, _ = multiply_by_reciprocals(window, epilogue)
     expr, overruns = window_expr(window, epilogue), may_overrun(window, epilogue)
     usual = lay_out_window(window, device, may_overrun=overruns)
     forks = outer_kind(predict_window(usual, expr, device).busy_s, device) == PARALLEL

@@ -159,7 +159,11 @@ class PhasePack:
     def indices(self, variables: Sequence[Var], _panel: Expr, _lane: Expr) -> list[Expr]:
         """Where in the copy the element of the given axis values is."""
         named = dict(zip(self.names, variables, strict=True))
-        at = [_value(_copied_as(dim), named) for dim in self.dims[:-1]]
+        # a dimension with one axis holds only the elements that the axis visits
+        at = [
+            _value(LinearIndex(terms=((dim.terms[0][0], 1),)) if len(dim.terms) == 1 else dim, named)
+            for dim in self.dims[:-1]
+        ]
         taps = LinearIndex(
             terms=tuple(t for t in self.dims[-1].terms if t[0] != self.vector_axis), constant=self.dims[-1].constant
         )
@@ -177,7 +181,9 @@ class PhasePack:
         def row(at: tuple[Expr, ...]) -> Stmt:
             table = {name: index(0) for dim in self.dims for name, _ in dim.terms}
             for dim, coordinate in zip(self.dims[:-1], at, strict=True):
-                table[_stepping_axis(dim)] = coordinate if len(dim.terms) == 1 else coordinate - index(dim.constant)
+                # the axis whose steps of 1 walk through the dimension, or the only one
+                name = next((name for name, coefficient in dim.terms if coefficient == 1), dim.terms[0][0])
+                table[name] = coordinate if len(dim.terms) == 1 else coordinate - index(dim.constant)
 
             def column(phase: int, x: Expr) -> Stmt:
                 moved = (
@@ -213,16 +219,6 @@ def phase_pack(
         dims=tuple(item for item in access.indices if item is not None and item.terms),
         columns=access.shape[-1],
     )
-
-
-def _stepping_axis(dim: LinearIndex) -> str:
-    """The axis whose steps of 1 walk through a dimension (or the only axis)."""
-    return next((name for name, coefficient in dim.terms if coefficient == 1), dim.terms[0][0])
-
-
-def _copied_as(dim: LinearIndex) -> LinearIndex:
-    """The index in the copy: a dimension with one axis holds only the elements that the axis visits."""
-    return LinearIndex(terms=((dim.terms[0][0], 1),)) if len(dim.terms) == 1 else dim
 
 
 def _value(dim: LinearIndex, named: dict[str, Expr]) -> Expr:

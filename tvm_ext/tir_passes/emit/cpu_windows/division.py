@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 
 from tvm_ext._tvm import Buffer, Expr, Stmt, TensorLoad, Var, structural_map, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of
@@ -29,35 +30,24 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Divided:
-    """An epilogue without divisions by window sizes, and the statements that fill the tables which it reads."""
-
-    epilogue: tuple[Computation, ...]
-    tables: tuple[Stmt, ...]
-
-
-def multiply_by_reciprocals(window: Window, epilogue: Sequence[Computation]) -> Divided:
-    """``epilogue`` with the division of the window's sum replaced wherever its divisor is understood."""
+def multiply_by_reciprocals(
+    window: Window, epilogue: Sequence[Computation]
+) -> tuple[tuple[Computation, ...], tuple[Stmt, ...]]:
+    """``epilogue`` with the division of the window's sum replaced wherever its divisor is understood, and the
+    statements that fill the tables which it reads.
+    """
     tables: list[Stmt] = []
-    computations = []
-    for computation in epilogue:
 
-        def divide(node: Expr, computation: Computation = computation) -> Expr:
+    def multiply(computation: Computation) -> Computation:
+        def divide(node: Expr) -> Expr:
             if not isinstance(node.a, TensorLoad) or not node.a.source.same_as(window.anchor.target):
                 return node
             factors = _reciprocal(window, computation, node.b, tables)
-            if factors is None:
-                return node
-            product = node.a
-            for factor in factors:
-                product = product * factor
-            return product
+            return node if factors is None else reduce(mul, factors, node.a)
 
-        computations.append(
-            dataclasses.replace(computation, value=structural_map(computation.value, (tirx.Div, divide)))
-        )
-    return Divided(epilogue=tuple(computations), tables=tuple(tables))
+        return dataclasses.replace(computation, value=structural_map(computation.value, (tirx.Div, divide)))
+
+    return tuple(map(multiply, epilogue)), tuple(tables)
 
 
 def _reciprocal(window: Window, computation: Computation, divisor: Expr, tables: list[Stmt]) -> list[Expr] | None:

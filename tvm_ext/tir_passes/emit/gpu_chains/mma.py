@@ -24,8 +24,17 @@ from tvm_ext.devices.gpu import FRAGMENT, WARP
 from tvm_ext.ir.build_ir import SERIAL, UNROLLED, allocate, index, load, loop, nest, sequence, store
 from tvm_ext.ir.matrix_units.operand import Factor
 from tvm_ext.ir.matrix_units.shared import SharedTile, rows_apart, shared_tile
-from tvm_ext.ir.matrix_units.warp import MMA_COLUMNS, MmaSync, WarpPlace, Wmma, place_of, rolled, unrolled_by_compiler
-from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_fragments, write_wmma
+from tvm_ext.ir.matrix_units.warp import (
+    MMA_COLUMNS,
+    MmaSync,
+    WarpPlace,
+    Wmma,
+    multiplier,
+    place_of,
+    rolled,
+    unrolled_by_compiler,
+)
+from tvm_ext.ir.matrix_units.write import PIECE, TileCorner, write_tile
 from tvm_ext.ir.simt_ir import gpu_buffer
 
 from .parts import ChainParts, kept_values, with_planned_blocks
@@ -50,10 +59,7 @@ def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
     last = products[-1]
     place = place_of(thread, last.mma.split)
     corner = TileCorner(batch=index(0), row=first_row + place.row, column=place.column)
-    if isinstance(last.mma, MmaSync):
-        return sequence(*statements, write_fragments(last.mma, corner, place, parts.last))
-    staging, number = _staging(parts, FRAGMENT), tirx.floordiv(thread, index(WARP))
-    return sequence(*statements, allocate(staging), write_wmma(last.mma, staging, corner, place, number, parts.last))
+    return sequence(*statements, *write_tile(last.mma, corner, place, thread, parts.last))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +76,6 @@ class _MmaProduct:
 
 def _products(parts: ChainParts) -> list[_MmaProduct]:
     result = []
-    make = MmaSync if uses_mma_sync(parts.device) else Wmma
     for position, tile in enumerate(parts.tile.products):
         split = TileSplit(
             rows=parts.tile.rows,
@@ -88,7 +93,7 @@ def _products(parts: ChainParts) -> list[_MmaProduct]:
             _MmaProduct(
                 position=position,
                 steps=tile.steps,
-                mma=make(split, factor.dtype, "float32", str(position)),
+                mma=multiplier(split, factor.dtype, "float32", parts.device, str(position)),
                 weights=_tile(parts, factor, tile.columns, tile.depth),
                 held=held if in_registers and not last else None,
                 kept=_kept_tile(parts, position) if not in_registers and not last else None,
@@ -170,7 +175,9 @@ def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row
     """
     assert product.kept is not None
     kept, values = product.kept, kept_values(parts, product.position)
-    place, staging = place_of(thread, wmma.split), _staging(parts, STAGING_PITCH)
+    place = place_of(thread, wmma.split)
+    # a fragment of floats for each warp; in another scope than the tiles, like that of single products
+    staging = gpu_buffer([parts.tile.warps * FRAGMENT * STAGING_PITCH], "float32", "C_shared", "shared.dyn")
     base = tirx.floordiv(thread, index(WARP)) * index(FRAGMENT * STAGING_PITCH)
     apart = rows_apart(FRAGMENT // kept.chunk, kept.pitch // kept.chunk) or 1
     lane_row = tirx.floordiv(place.lane, index(PIECE))
@@ -201,11 +208,6 @@ def _kept_by_wmma(parts: ChainParts, product: _MmaProduct, wmma: Wmma, first_row
         allocate(staging),
         nest((wmma.rows, wmma.columns), UNROLLED, ("i", "j"), fragment),
     ]
-
-
-def _staging(parts: ChainParts, pitch: int) -> Buffer:
-    """A fragment of floats for each warp; in another scope than the tiles, like that of single products."""
-    return gpu_buffer([parts.tile.warps * FRAGMENT * pitch], "float32", "C_shared", "shared.dyn")
 
 
 def _next(parts: ChainParts, before: _MmaProduct, product: _MmaProduct, thread: Expr) -> Sequence[Stmt]:

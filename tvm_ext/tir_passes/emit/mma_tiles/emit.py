@@ -50,7 +50,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.matrix_units.operand import Factor, read_operands
 from tvm_ext.ir.matrix_units.shared import SharedTile, TileOrigin, copy_tile, shared_tile
-from tvm_ext.ir.matrix_units.warp import MmaSync, Wmma, place_of, rolled
+from tvm_ext.ir.matrix_units.warp import Wmma, multiplier, place_of, rolled
 from tvm_ext.ir.matrix_units.write import (
     PIECE,
     Destination,
@@ -58,8 +58,7 @@ from tvm_ext.ir.matrix_units.write import (
     output_destination,
     staging_elements,
     workspace_destination,
-    write_fragments,
-    write_wmma,
+    write_tile,
 )
 from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, with_blocks_per_unit
 from tvm_ext.records.rprogram import RProgram
@@ -244,15 +243,14 @@ def _multiply(product: _Product, to: Destination) -> Stmt:
 def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stmt:
     split, operand = product.split, product.operands[0]
     place = place_block(product.grid, block)
-    make = MmaSync if uses_mma_sync(product.device) else Wmma
-    multiplier = make(split, operand.dtype, product.accumulator)
+    mma = multiplier(split, operand.dtype, product.accumulator, product.device)
     warp = place_of(thread, split)
 
     def step(k: Expr) -> Stmt:
         return sequence(
             *(allocate(tile.buffer) for tile in product.tiles),
             *_copies(product, place, k, thread),
-            multiplier.multiply(*product.tiles, warp),
+            mma.multiply(*product.tiles, warp),
         )
 
     share = place.batch if product.grid.splits == 1 else place.split * index(product.extents[0]) + place.batch
@@ -262,19 +260,10 @@ def _block(product: _Product, to: Destination, block: Expr, thread: Expr) -> Stm
         column=place.column * index(split.columns) + warp.column,
     )
     steps = loop(product.steps, SERIAL, "k_outer", step)
-    if isinstance(multiplier, MmaSync):
-        clear = _with_blocks_per_unit(multiplier.clear(), product, to)
-        return sequence(allocate(multiplier.accumulators), clear, steps, write_fragments(multiplier, corner, warp, to))
-    # In another scope than the tiles: stock StorageRewrite would put floats into an array of halves, then refuse.
-    staging = gpu_buffer([staging_elements(split)], product.accumulator, "C_shared", "shared.dyn")
-    number = tirx.floordiv(thread, index(WARP))
-    return sequence(
-        allocate(multiplier.accumulators),
-        multiplier.clear(),
-        rolled(steps),
-        allocate(staging),
-        write_wmma(multiplier, staging, corner, warp, number, to),
-    )
+    is_opaque = isinstance(mma, Wmma)
+    clear = mma.clear() if is_opaque else _with_blocks_per_unit(mma.clear(), product, to)
+    multiplied = rolled(steps) if is_opaque else steps
+    return sequence(allocate(mma.accumulators), clear, multiplied, *write_tile(mma, corner, warp, thread, to))
 
 
 def _with_blocks_per_unit(statement: Stmt, product: _Product, to: Destination) -> Stmt:
