@@ -37,7 +37,7 @@ from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry
 from tvm_ext.records.serialise import from_json, to_json
 
 from .emit.gpu_merged.kernel import LaunchForm, launch_statement
-from .emit.gpu_merged.operands import Bodies, Operands
+from .emit.gpu_merged.operands import Bodies, Operands, flat_buffer
 from .emit.gpu_merged.relocate import need_of
 from .emit.gpu_merged.tables import LaunchTable, Streams, in_one_order, launch_table, needed_waits, waves_of
 from .pipelining.loops import rename_apart
@@ -118,17 +118,17 @@ class _Merger:
 
     def result(self) -> tuple[PrimFunc, MergedKernel]:
         func = self._function(self.launches, len(self.words), len(self.state))
-        layout = self.operands.layout
+        operands = self.operands
         record = MergedKernel(
             symbol=self.plan.symbol,
             launches=tuple(self.records),
             table=tuple(self.words),
             state=tuple(self.state) or (0,) * HEAD_WORDS,
-            weights=layout.weights,
-            weight_bytes=layout.weight_bytes,
-            weight_dtype=layout.weight_dtype,
+            weights=operands.weights,
+            weight_bytes=operands.weight_bytes,
+            weight_dtype=operands.weight_dtype,
             arena_bytes=self.plan.arena_bytes,
-            arena_dtype=layout.arena_dtype,
+            arena_dtype=operands.arena_dtype,
         )
         return func.with_attr(MERGED, to_json(record)), record
 
@@ -241,9 +241,10 @@ class _Merger:
         )
 
     def _function(self, launches: Sequence[LaunchForm], table_words: int, state_words: int) -> PrimFunc:
-        parameters = self.operands.parameters(table_words, max(state_words, HEAD_WORDS))
-        statements: list[Stmt] = [launch_statement(launch, parameters.table, parameters.state) for launch in launches]
-        func = PrimFunc(list(parameters.every), sequence(*statements)).with_attrs(
+        table = flat_buffer(table_words, "int32", "table")
+        state = flat_buffer(max(state_words, HEAD_WORDS), "int32", "state")
+        statements: list[Stmt] = [launch_statement(launch, table, state) for launch in launches]
+        func = PrimFunc(self.operands.parameters(table, state), sequence(*statements)).with_attrs(
             {"global_symbol": self.plan.symbol, "tirx.noalias": True, "s_tir": True, ALREADY_SCHEDULED: True}
         )
         return rename_apart(func.with_attr(MERGED, ""))

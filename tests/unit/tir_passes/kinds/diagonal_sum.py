@@ -7,7 +7,18 @@ from dataclasses import dataclass, replace
 from tvm_ext._tvm import TensorLoad
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.ir.build_ir import SERIAL, allocate, index, load, loop, new_buffer, sequence, store
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    RegisterArray,
+    accumulate,
+    allocate,
+    index,
+    load,
+    loop,
+    new_buffer,
+    sequence,
+    store_point,
+)
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import to_json
 from tvm_ext.tir_passes.kinds.cpu_rows import row_workload
@@ -66,24 +77,20 @@ class DiagonalPart(KernelPart[DiagonalTiles]):
         if tiles not in [item for item, _ in self.candidates().found]:
             raise IllegalRewrite(f"a diagonal of {self._length} elements has no {tiles}")
         count, (k,) = tiles.partial, computation.reduction
-        sums = new_buffer([count], dtype_of(computation.target), "sums", "local")
         whole, rest = divmod(self._length, count)
+        registers = [index(place) for place in range(count)]
+        buffer = new_buffer([count], dtype_of(computation.target), "sums", "local")
+        sums = RegisterArray(buffer, lambda body: sequence(*map(body, registers)))
 
-        def added(place: int, k_value: object) -> object:
-            at = [index(place)]
-            return store(sums, load(sums, at) + substitute(computation.value, [(k, k_value)]), at)
+        def element(at: object) -> object:
+            return substitute(computation.value, [(k, at)])
 
-        zeros = [store(sums, computation.init, [index(place)]) for place in range(count)]
-        steps = loop(
-            whole, SERIAL, "step", lambda s: sequence(*(added(p, s * index(count) + index(p)) for p in range(count)))
-        )
-        tail = [added(place, index(whole * count + place)) for place in range(rest)]
-        total = load(sums, [index(0)])
-        for place in range(1, count):
-            total = total + load(sums, [index(place)])
-        target = [substitute(item, [(v, index(0)) for v in computation.spatial]) for item in computation.indices]
-        done = store(computation.target, total, target)
-        statements = (sequence(allocate(sums), *zeros, steps, *tail, done),)
+        steps = loop(whole, SERIAL, "step", lambda s: sums.accumulate(lambda place: element(s * index(count) + place)))
+        tail = [accumulate(buffer, [place], element(index(whole * count) + place)) for place in registers[:rest]]
+        total = sum((load(buffer, [place]) for place in registers[1:]), load(buffer, registers[:1]))
+        done = store_point(computation, [(v, index(0)) for v in computation.spatial], total)
+        begin = sums.fill(lambda _: computation.init)
+        statements = (sequence(allocate(buffer), begin, steps, *tail, done),)
         note = f"{computation.name} along its diagonal, {tiles}"
         return [Form(path="rows", statements=statements, program=None, notes=(note,))]
 

@@ -108,14 +108,14 @@ class _LaunchWriter:
         """Its own stream where all blocks are there, else by tickets; one loop, so that each body is there once."""
         launch, table, by_stream, last = self.launch, self.launch.table, Var("by_stream", _INT), Var("last", _INT)
         first, behind = (self._word(self.block.var + (table.streams_at + more)) for more in (0, 1))
-        entry, ticket = _scalar("entry"), self._shared("ticket", 1, _INT)
+        entry, ticket, declared = self._entry_and_ticket()
         there = settle(self.state, _number(launch.state_at + ARRIVED), self.epoch, _number(launch.blocks))
         ranked = tirx.IfThenElse(
             _get(entry) < table.entry_count,
             _put(entry, self._word(_get(entry) + table.order_at)),
             _put(entry, _number(table.entry_count)),  # which is none, and ends the walk
         )
-        taken = sequence(*self._told(ticket, self._ticket(), lambda value: _put(entry, value)), ranked)
+        taken = sequence(self._take(ticket, entry), ranked)
 
         def advance(own: Expr) -> Stmt:
             return tirx.IfThenElse(by_stream > 0, _put(entry, own), taken)
@@ -123,8 +123,7 @@ class _LaunchWriter:
         # The tickets of a run that takes none.
         unused = arrive(self.state, _number(launch.state_at + TICKET), self._tickets_each_run())
         return [
-            *(tirx.AllocBuffer(buffer, {}) for buffer in (entry, ticket)),
-            self._epoch(),
+            *declared,
             *self._told(ticket, there, lambda value: tirx.Bind(by_stream, value)),
             tirx.Bind(last, tirx.Select(by_stream > 0, behind, _number(table.entry_count))),
             advance(first),
@@ -135,15 +134,27 @@ class _LaunchWriter:
 
     def _tickets(self) -> list[Stmt]:
         """Entries in the table's order, each taken by whichever block is free."""
-        entry, ticket = _scalar("entry"), self._shared("ticket", 1, _INT)
-        taken = sequence(*self._told(ticket, self._ticket(), lambda value: _put(entry, value)))
+        entry, ticket, declared = self._entry_and_ticket()
+        taken = self._take(ticket, entry)
         return [
-            *(tirx.AllocBuffer(buffer, {}) for buffer in (entry, ticket)),
-            self._epoch(),
+            *declared,
             taken,
             self._walk(entry, _number(self.launch.table.entry_count), taken),
             self._leave(),
         ]
+
+    def _entry_and_ticket(self) -> tuple[Buffer, Buffer, list[Stmt]]:
+        """The entry at which a thread is, where a block shares what its first thread was told, and both declared."""
+        entry = tirx.decl_buffer([1], _INT, "entry", scope="local")
+        ticket = self._shared("ticket", 1, _INT)
+        epoch = tirx.Bind(self.epoch, read_epoch(self.state, self._epoch_cell()))
+        return entry, ticket, [*(tirx.AllocBuffer(buffer, {}) for buffer in (entry, ticket)), epoch]
+
+    def _take(self, ticket: Buffer, entry: Buffer) -> Stmt:
+        """``entry`` becomes the block's next ticket."""
+        state_at = _number(self.launch.state_at + TICKET)
+        taken = take(self.state, state_at, self.epoch, self._tickets_each_run())
+        return sequence(*self._told(ticket, taken, lambda value: _put(entry, value)))
 
     def _walk(self, entry: Buffer, last: Expr, advance: Stmt) -> Stmt:
         """``entry`` and those to which it is advanced, until one is no less than ``last``."""
@@ -155,9 +166,6 @@ class _LaunchWriter:
     def _told(self, ticket: Buffer, value: Expr, use: Callable[[Expr], Stmt]) -> list[Stmt]:
         """The first thread's ``value``, for all threads."""
         return [self._first_thread(_put(ticket, value)), _barrier(), use(_get(ticket)), _barrier()]
-
-    def _ticket(self) -> Expr:
-        return take(self.state, _number(self.launch.state_at + TICKET), self.epoch, self._tickets_each_run())
 
     def _tickets_each_run(self) -> Expr:
         return _number(self.launch.table.entry_count + self.launch.blocks)  # every block takes one that is none
@@ -213,9 +221,6 @@ class _LaunchWriter:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _epoch(self) -> Stmt:
-        return tirx.Bind(self.epoch, read_epoch(self.state, self._epoch_cell()))
-
     def _leave(self) -> Stmt:
         return sequence(_barrier(), self._first_thread(end_run(self.state, self._epoch_cell())))
 
@@ -244,11 +249,6 @@ def _loop(name: str, first: Expr, behind: Expr, body: Callable[[Expr], Stmt]) ->
     step, number, start = Var(f"{name}_step", _INT), Var(name, _INT), Var(f"{name}_begin", _INT)
     inner = sequence(tirx.Bind(number, start + step), body(number))
     return sequence(tirx.Bind(start, first), For(step, _number(0), behind - start, ForKind.SERIAL, inner))
-
-
-def _scalar(name: str) -> Buffer:
-    """A number of each thread's own that changes."""
-    return tirx.decl_buffer([1], _INT, name, scope="local")
 
 
 def _get(scalar: Buffer) -> Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import accumulate
 
 from tvm_ext._tvm import Buffer, PrimFunc, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
@@ -22,32 +22,22 @@ WEIGHT_ALIGNMENT = 64
 """Bytes, as in the arena."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Of constants, (argument, first byte) and the bytes of all; types of the memories that are no arguments."""
-
-    weights: tuple[tuple[int, int], ...]
-    weight_bytes: int
-    weight_dtype: str
-    arena_dtype: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Parameters:
-    """Of the merged kernel: ``every`` one in order."""
-
-    every: tuple[Buffer, ...]
-    table: Buffer
-    state: Buffer
-
-
 class Operands:
-    """The parameters of the merged kernel of ``plan``; the same buffers whenever they are asked for."""
+    """The parameters of the merged kernel of ``plan``; the same buffers whenever they are asked for.
+
+    Constants lie behind each other in one memory: ``weights`` has (argument, first byte) of each.
+    """
 
     def __init__(self, plan: SchedulePlan, kernels: Mapping[str, PrimFunc]) -> None:
         self.plan = plan
-        self.layout = _layout(plan, kernels)
-        self._weight_at = dict(self.layout.weights)
+        sizes = [(n, item.size_bytes) for n, item in enumerate(plan.arguments) if item.role == "constant"]
+        aligned = [ceil_div(size, WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT for _, size in sizes]
+        starts = [0, *accumulate(aligned)]
+        self.weights = tuple((number, start) for (number, _), start in zip(sizes, starts, strict=False))
+        self.weight_bytes = starts[-1]
+        self.weight_dtype = _common({plan.arguments[number].dtype for number, _ in sizes})
+        self.arena_dtype = _common(_arena_dtypes(plan, kernels))
+        self._weight_at = dict(self.weights)
         self._bases = self._made()
 
     def place(self, place: DataPlace) -> tuple[int, int]:
@@ -62,27 +52,27 @@ class Operands:
     def base(self, which: int) -> Buffer:
         return self._bases[which]
 
-    def parameters(self, table_words: int, state_words: int) -> Parameters:
+    def parameters(self, table: Buffer, state: Buffer) -> list[Buffer]:
         """All of them: inputs, constants, table, state, outputs, arena."""
-        table, state = (_flat(size, "int32", name) for size, name in ((table_words, "table"), (state_words, "state")))
         roles = [argument.role for argument in self.plan.arguments]
         inputs = [self._bases[place] for place, role in enumerate(roles) if role == "input"]
         outputs = [self._bases[place] for place, role in enumerate(roles) if role == "output"]
         weights, arena = ([self._bases[which]] if which in self._bases else [] for which in (WEIGHTS, ARENA))
-        return Parameters(every=(*inputs, *weights, table, state, *outputs, *arena), table=table, state=state)
+        return [*inputs, *weights, table, state, *outputs, *arena]
 
     def _made(self) -> dict[int, Buffer]:
-        found: dict[int, Buffer] = {}
+        bases: dict[int, Buffer] = {}
         for number, argument in enumerate(self.plan.arguments):
             if argument.role != "constant":
                 shape = [tirx.IntImm("int64", extent) for extent in argument.shape]
-                found[number] = tirx.decl_buffer(shape, argument.dtype, f"{argument.role}{number}")
-        layout = self.layout
-        if layout.weight_bytes:
-            found[WEIGHTS] = _memory(layout.weight_bytes, layout.weight_dtype, "weights")
-        if self.plan.arena_bytes:
-            found[ARENA] = _memory(self.plan.arena_bytes, layout.arena_dtype, "arena")
-        return found
+                bases[number] = tirx.decl_buffer(shape, argument.dtype, f"{argument.role}{number}")
+        for which, size_bytes, dtype, name in (
+            (WEIGHTS, self.weight_bytes, self.weight_dtype, "weights"),
+            (ARENA, self.plan.arena_bytes, self.arena_dtype, "arena"),
+        ):
+            if size_bytes:
+                bases[which] = flat_buffer(ceil_div(size_bytes, int(itemsize_bytes(dtype))), dtype, name)
+        return bases
 
 
 class Bodies:
@@ -104,35 +94,19 @@ class Bodies:
         return EntryCode(body=self._number[function, bases], operands=tuple(units for _, units in places))
 
 
-def _memory(size_bytes: int, dtype: str, name: str) -> Buffer:
-    return _flat(ceil_div(size_bytes, int(itemsize_bytes(dtype))), dtype, name)
-
-
-def _flat(size: int, dtype: str, name: str) -> Buffer:
+def flat_buffer(size: int, dtype: str, name: str) -> Buffer:
     return tirx.decl_buffer([tirx.IntImm("int64", size)], dtype, name)
 
 
-def _layout(plan: SchedulePlan, kernels: Mapping[str, PrimFunc]) -> Layout:
-    weights: list[tuple[int, int]] = []
-    size = 0
-    for number, argument in enumerate(plan.arguments):
-        if argument.role == "constant":
-            weights.append((number, size))
-            size += ceil_div(argument.size_bytes, WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
-    constant = {number for number, _ in weights}
-    arena: set[str] = set()
+def _arena_dtypes(plan: SchedulePlan, kernels: Mapping[str, PrimFunc]) -> set[str]:
+    """The types of what lies in the arena."""
+    dtypes: set[str] = set()
     for operator in plan.operators:
         linked = next(code.function for code in operator.codes if code.function in kernels)
-        parameters = kernels[linked].params
-        for place, parameter in zip(operator.places, parameters, strict=True):
+        for place, parameter in zip(operator.places, kernels[linked].params, strict=True):
             if place.argument == ARENA:
-                arena.add(str(parameter.ty.element_type.dtype))
-    return Layout(
-        weights=tuple(weights),
-        weight_bytes=size,
-        weight_dtype=_common({plan.arguments[number].dtype for number in constant}),
-        arena_dtype=_common(arena),
-    )
+                dtypes.add(str(parameter.ty.element_type.dtype))
+    return dtypes
 
 
 def _common(dtypes: set[str]) -> str:
