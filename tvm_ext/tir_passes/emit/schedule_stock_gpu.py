@@ -5,15 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_ext._tvm import (
+    AllocBuffer,
     Call,
+    DeclBuffer,
+    Expr,
+    For,
+    ForKind,
     IRModule,
     PrimFunc,
+    SBlock,
+    SBlockRealize,
     Schedule,
     ScheduleError,
+    Stmt,
     Target,
+    TensorLoad,
     gpu_schedule_rules,
     s_tir,
     structural_walk,
+    tirx,
 )
 from tvm_ext.analysis.device_code import op_name
 from tvm_ext.devices.hal import DeviceSpec
@@ -22,7 +32,7 @@ from tvm_ext.records.choice import KernelChoice
 
 from ..expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
 from ..expressions.turn_divisions import with_turned_divisions
-from .schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
+from .schedule_fallback import data_parallel_loops
 
 
 def schedule_by_stock(func: PrimFunc, name: str, device: DeviceSpec, reason: str) -> tuple[PrimFunc, KernelChoice]:
@@ -104,3 +114,115 @@ def _apply(rule: Any, func: PrimFunc, target: Target) -> Schedule | None:
     except (ScheduleError, RuntimeError, ValueError, TypeError, AttributeError):
         return None
     return found[0] if isinstance(found, list) else found
+
+
+# --- the fallback: a thread for each element of a result --------------------------------------------------------------
+THREADS = 128
+"""Of a block; assumed, not measured."""
+
+
+def runs_on_device(func: PrimFunc) -> bool:
+    """Whether every block of a scheduled ``func`` lies in threads alone.
+
+    A loop around the threads is one on the host, which launches a kernel for each turn; a block in no thread is
+    computed by the host, which cannot reach the device's memory.
+    """
+    return isinstance(func.body, SBlockRealize) and not _outside_threads(func.body.block.body)
+
+
+def _outside_threads(statement: Stmt) -> bool:
+    """Whether the host has something to do in ``statement``, beyond launching kernels one after the other."""
+    if _launches_threads(statement):
+        return False
+    if isinstance(statement, tirx.SeqStmt):
+        return any(_outside_threads(item) for item in statement.seq)
+    if isinstance(statement, SBlockRealize):
+        return not _launches_threads(statement.block.body)
+    if not isinstance(statement, For):
+        return True
+    if statement.kind == ForKind.THREAD_BINDING or _is_empty(statement):
+        return False
+    once = isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 1
+    return not once or _outside_threads(statement.body)
+
+
+def _launches_threads(statement: Stmt) -> bool:
+    """Whether ``statement`` is nothing but launches of threads, one after the other: stock TVM's own GPU operators.
+
+    They may lie in loops and conditions of the host (a sort merges longer and longer runs, a launch for each length),
+    as long as the host reads no memory for them: what it would read is the device's.
+    """
+    if isinstance(statement, tirx.SeqStmt):
+        # what says something of the launches behind it, and touches no memory: a name, a number, a tensor
+        launching = [
+            item
+            for item in statement.seq
+            if not isinstance(item, AllocBuffer | DeclBuffer)
+            and not (isinstance(item, tirx.Bind) and not _reads(item.value))
+        ]
+        return bool(launching) and all(_launches_threads(item) for item in launching)
+    if isinstance(statement, For):
+        return statement.kind == ForKind.SERIAL and not _reads(statement.extent) and _launches_threads(statement.body)
+    if isinstance(statement, tirx.IfThenElse):
+        other = statement.else_case
+        branches = [statement.then_case] if other is None else [statement.then_case, other]
+        return not _reads(statement.condition) and all(map(_launches_threads, branches))
+    if not isinstance(statement, tirx.AttrStmt) or _reads(statement.value):
+        return False
+    inner = statement.body
+    if statement.attr_key == "thread_extent" and not (
+        isinstance(inner, tirx.AttrStmt) and inner.attr_key == "thread_extent"
+    ):
+        return True
+    return _launches_threads(inner)
+
+
+def _reads(value: Expr) -> bool:
+    found: list[TensorLoad] = []
+    structural_walk(value, (TensorLoad, found.append))
+    return bool(found)
+
+
+def schedule_gpu_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
+    """``func`` with a kernel for each of its blocks, and a sentence that says so.
+
+    Each thread computes one element over the leading data-parallel loops, whatever is below them in order. Blocks that
+    launch threads themselves, such as those of stock TVM's scatter_nd, stay as they are, and so do those that have
+    nothing to compute.
+
+    Raises IllegalRewrite where the function has no blocks, or blocks that share loops.
+    """
+    if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
+        raise IllegalRewrite("its body has no blocks to schedule")
+    if _launches_threads(func.body.block.body):
+        return func, "fallback: launches of its own, as stock TVM wrote them"
+    schedule = Schedule(func.with_attr("s_tir", True).with_attr("global_symbol", "main"))
+    try:
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+        for block in blocks:
+            is_empty = any(_is_empty(schedule.get(loop)) for loop in schedule.get_loops(block)[:1])
+            if not is_empty and not _launches_threads(schedule.get(block).body):
+                _bind(schedule, block)
+    except (ScheduleError, ValueError, RuntimeError) as error:
+        raise IllegalRewrite("stock TVM's schedule does not accept it") from error
+    scheduled = schedule.mod["main"].without_attr("global_symbol")
+    if not blocks or not runs_on_device(scheduled):
+        raise IllegalRewrite("some of its blocks are in no loop that threads can share")
+    kernels = f"{len(blocks)} kernel{'s' if len(blocks) > 1 else ''}"
+    return scheduled, f"fallback: {kernels} with a thread for each element of a result"
+
+
+def _is_empty(statement: Stmt) -> bool:
+    """Whether ``statement`` is loops of which one has no turns: a split may give a part of no elements."""
+    if not isinstance(statement, For):
+        return False
+    return (isinstance(statement.extent, tirx.IntImm) and int(statement.extent) == 0) or _is_empty(statement.body)
+
+
+def _bind(schedule: Schedule, block: SBlock) -> None:
+    """Blocks and threads over the leading data-parallel loops of ``block``; one thread where it has none."""
+    loops, parallel = data_parallel_loops(schedule, block)
+    nest = schedule.fuse(*parallel) if parallel else schedule.add_unit_loop(loops[0] if loops else block)
+    outer, inner = schedule.split(nest, factors=[None, THREADS])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")

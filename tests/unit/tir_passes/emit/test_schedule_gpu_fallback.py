@@ -18,7 +18,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.emit.schedule_gpu_fallback import runs_on_device, schedule_gpu_fallback
+from tvm_ext.tir_passes.emit.schedule_stock_gpu import runs_on_device, schedule_gpu_fallback
 
 needs_opencl = pytest.mark.skipif(opencl_cpu.why_not() is not None, reason=str(opencl_cpu.why_not()))
 A100 = lookup("nvidia-a100")

@@ -45,8 +45,7 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
-from .blocks import Block, Matrix, MatrixPlace, copy_row, gather_rows
-from .workspace import FLOAT, QueryLanes, Workspace
+from .blocks import FLOAT, Block, Matrix, MatrixPlace, QueryLanes, Workspace, copy_row, gather_rows
 
 LOWEST = float("-inf")
 

@@ -1,12 +1,13 @@
-"""One register tile: its sums, the loops over registers, the reduction."""
+"""One register tile: its sums, the loops over registers, the reduction, and the stores through the fused epilogue."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tvm_ext._tvm import Expr, Stmt
+from tvm_ext._tvm import Buffer, Expr, Stmt
 from tvm_ext.analysis.computations import substitute
 from tvm_ext.analysis.tensor_expr import Access
 from tvm_ext.ir.build_ir import (
@@ -18,15 +19,18 @@ from tvm_ext.ir.build_ir import (
     if_all,
     in_dtype,
     index,
+    load,
     loop,
     nest,
     new_buffer,
     sequence,
     vector_kind,
+    vector_loops,
 )
+from tvm_ext.ir.stores import store_element
+from tvm_ext.ir.transpose_registers import transpose_registers
 from tvm_ext.support.arithmetic import ceil_div
 
-from .epilogue import store_tile
 from .layout import TileLayout
 
 
@@ -66,9 +70,14 @@ class RegisterTile:
         begin = self.sums.fill(lambda *_point: self.initial)
         return sequence(allocate(self.sums.buffer), begin, self.reduce(), *self.stores())
 
-    def stores(self) -> list[Stmt]:
-        """Statements that store the tile through the epilogue."""
-        return store_tile(self.layout, self.sums.buffer, self.at, self.sizes)
+    @property
+    def rows(self) -> list[int]:
+        return [self.sizes[p] for p in self.layout.rows]
+
+    @property
+    def width(self) -> int:
+        """Elements along the vector axis."""
+        return self.sizes[self.layout.vector]
 
     def reduce(self, first: Expr | None = None, count: int | Expr | None = None) -> Stmt:
         """The reduction; with ``first``, ``count`` steps of its outermost axis from there on."""
@@ -90,6 +99,71 @@ class RegisterTile:
             return added
         row = flat([self.at[p] for p in layout.rows], [layout.counts[p] for p in layout.rows])
         return sequence(layout.ahead.ask(self.at[layout.vector], row, ks), added)
+
+    # --- the epilogue -----------------------------------------------------------------------------------------------
+    def stores(self) -> list[Stmt]:
+        """Statements that store the tile through the epilogue (paper Figure 6)."""
+        if self.width == 1 or self.layout.expr.output.stride(self.layout.names[self.layout.vector]) == 1:
+            return [self._store_along_vector()]
+        return self._store_transposed()
+
+    def _store_lanes(self, count: int, element: Callable[[Expr], tuple[Expr, Sequence[Expr], Expr]]) -> Stmt:
+        """Store ``count`` elements in vectors: each ``element(number)`` and its offsets along the rows and lanes."""
+        layout = self.layout
+
+        def one(number: Expr) -> Stmt:
+            value, offsets, lane = element(number)
+            return store_element(layout.computation, layout.epilogue, value, layout.element(self.at, offsets, lane))
+
+        kind = vector_kind(*(consumer.value for consumer in layout.epilogue))
+        return vector_loops(count, layout.lanes, kind, one)
+
+    def _store_along_vector(self) -> Stmt:
+        """The output is contiguous along the vector axis: one vector store per register of sums."""
+
+        def row(offsets: tuple[Expr, ...]) -> Stmt:
+            number = flat(offsets, self.rows)
+            return self._store_lanes(self.width, lambda lane: (load(self.sums.buffer, [number, lane]), offsets, lane))
+
+        return nest(self.rows, UNROLLED, self.layout.row_names, row)
+
+    def _store_transposed(self) -> list[Stmt]:
+        """The output is contiguous along another axis: transpose the tile in registers, then write it along that."""
+        layout, sums, rows = self.layout, self.sums.buffer, tuple(self.rows)
+        strides = [layout.expr.output.stride(layout.names[p]) for p in layout.rows]
+        along = next((i for i, stride in enumerate(strides) if stride == 1 and rows[i] > 1), None)
+        length = 1 if along is None else rows[along]
+        blocks = _blocks(length, layout.lanes)
+        size = prod(rows) // length * sum(registers for _, _, registers in blocks) * int(sums.ty.shape[1])
+        buffer = new_buffer((size,), layout.accumulator_dtype, "spill", "local")
+        spill = _Spill(buffer=buffer, rows=rows, along=along, blocks=blocks)
+        statements: list[Stmt] = [allocate(buffer)]
+        for first, width in layout.pieces(self.width):
+            statements += _transpose(spill, sums, first, width)
+            written = min(width, self.width - first)
+            if written > 0:
+                statements.append(self._write_lanes(spill, first, width, written))
+        return statements
+
+    def _write_lanes(self, spill: _Spill, first: int, width: int, written: int) -> Stmt:
+        """Write the lanes of one piece, each along the rows that are contiguous in the output."""
+
+        def block(lane: Expr, offsets: tuple[Expr, ...], start: int, length: int, registers: int) -> Stmt:
+            begin = spill.start(first, width, flat(offsets, spill.outer), start)
+
+            def element(v: Expr) -> tuple[Expr, Sequence[Expr], Expr]:
+                value = load(spill.buffer, [begin + lane * index(registers) + v])
+                return value, spill.row(offsets, index(start) + v), index(first) + lane
+
+            return self._store_lanes(length, element)
+
+        def write(lane: Expr) -> Stmt:
+            def blocks(offsets: tuple[Expr, ...]) -> Stmt:
+                return sequence(*(block(lane, offsets, *item) for item in spill.blocks))
+
+            return nest(spill.outer, SERIAL, self.layout.row_names, blocks)
+
+        return loop(written, SERIAL, "lane", write)
 
 
 def _over_registers(
@@ -141,3 +215,58 @@ def choose_tile(layout: TileLayout, tiles: tuple[Expr, ...], body: Callable[[Reg
         return if_all([at[p] < index(layout.full[p])], whole, last)
 
     return choose(layout.spatial, {})
+
+
+# --- transposing a tile -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Spill:
+    """Memory for a tile with, per SIMD register of lanes, the elements of each lane contiguous.
+
+    Per piece of lanes and per combination of the outer rows, the rows ``along`` which the output is contiguous are
+    transposed in blocks of a power of two.
+    """
+
+    buffer: Buffer
+    rows: tuple[int, ...]
+    along: int | None  # position in ``rows``
+    blocks: tuple[tuple[int, int, int], ...]  # (first row, rows, registers: rows rounded up to a power of two)
+
+    @property
+    def outer(self) -> list[int]:
+        return [1 if i == self.along else size for i, size in enumerate(self.rows)]
+
+    @property
+    def padded_rows(self) -> int:
+        return sum(registers for _, _, registers in self.blocks)
+
+    def row(self, offsets: Sequence[int], position: Expr | int) -> list[Expr | int]:
+        """The rows' offsets with ``position`` along the contiguous one."""
+        return [position if i == self.along else offset for i, offset in enumerate(offsets)]
+
+    def start(self, first_lane: int, width: int, outer: int | Expr, first_row: int) -> Expr | int:
+        """Where a block's elements begin; ``outer`` numbers the combination of the outer rows."""
+        return first_lane * prod(self.outer) * self.padded_rows + (outer * self.padded_rows + first_row) * width
+
+
+def _blocks(rows: int, lanes: int) -> tuple[tuple[int, int, int], ...]:
+    """(first row, rows, registers) of the blocks in which ``rows`` are transposed: 14 are one block of 16 registers."""
+    sizes = [(first, min(lanes, rows - first)) for first in range(0, rows, lanes)]
+    return tuple((first, own, 1 << (own - 1).bit_length()) for first, own in sizes)
+
+
+def _transpose(spill: _Spill, sums: Buffer, first: int, width: int) -> list[Stmt]:
+    """One piece of lanes of the whole tile. Every index is constant, else LLVM would hold the sums in memory.
+
+    The registers beyond a block's rows repeat its last one and are not stored.
+    """
+
+    def row(offsets: Sequence[int]) -> int:
+        return sum(offset * prod(spill.rows[i + 1 :]) for i, offset in enumerate(offsets))
+
+    statements = []
+    for outer, offsets in enumerate(itertools.product(*(range(size) for size in spill.outer))):
+        for start, length, registers in spill.blocks:
+            numbers = [row(spill.row(offsets, start + min(r, length - 1))) for r in range(registers)]
+            to = spill.start(first, width, outer, start)
+            statements += transpose_registers(sums, numbers, first, width, spill.buffer, to)
+    return statements

@@ -9,11 +9,11 @@ long are divided among blocks and cost a second launch: `gpu_rows.plan.plan_rows
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Buffer, Expr, Var, tirx
-from tvm_ext.analysis.computations import Computation, dtype_of, reads
+from tvm_ext._tvm import Buffer, Expr, TensorLoad, Var, tirx
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, reads, replace_reads, substitute
 from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.tensor_expr import AxisKind
 from tvm_ext.devices.hal import DeviceSpec
@@ -23,8 +23,7 @@ from tvm_ext.ir.simt_ir import SimtKernel
 
 from ...expressions.reciprocals import with_reciprocals
 from .combine import shared_bytes
-from .form import RowForm
-from .inline import compute_where_read, inlined, may_inline, with_own_value
+from .form import RowForm, position_of
 from .kernel import emit_row_kernel
 from .lanes import widened
 from .plan import RowPlan, plan_rows, register_estimate
@@ -129,7 +128,9 @@ class _Launches:
 
     def _rows(self, form: RowForm, plan: RowPlan) -> SimtKernel:
         if not plan.held:  # what is computed for each element is computed again in the next pass
-            computed = compute_where_read(form.computations, lambda earlier, _: form.along_row(earlier), with_own_value)
+            computed = _compute_where_read(
+                form.computations, lambda earlier, _: form.along_row(earlier), _with_own_value
+            )
             left = tuple(s for s in computed if not form.along_row(s) or is_in(s.target, form.kept))
             form = dataclasses.replace(form, computations=left)
         return self._launch(form, plan, None)
@@ -164,13 +165,13 @@ class _Launches:
 
 
 def _compute_elements_where_read(computations: Computations, kept: Sequence[Buffer]) -> list[Computation]:
-    """The computations with those inlined that have a value for each element, and are neither reductions nor kept."""
+    """The computations with those _inlined that have a value for each element, and are neither reductions nor kept."""
     length = max(computation.point_count for computation in computations)
 
     def is_replaced(earlier: Computation, _reader: Computation) -> bool:
-        return not earlier.is_reduction and earlier.point_count == length and may_inline(earlier)
+        return not earlier.is_reduction and earlier.point_count == length and _may_inline(earlier)
 
-    done = compute_where_read(computations, is_replaced, inlined)
+    done = _compute_where_read(computations, is_replaced, _inlined)
     return [
         computation
         for position, computation in enumerate(done)
@@ -184,11 +185,11 @@ def _inline_all(computations: Computations) -> list[Computation]:
     """The injective computations, computing what they read of the others."""
 
     def is_replaced(earlier: Computation, reader: Computation) -> bool:
-        if not may_inline(earlier):
+        if not _may_inline(earlier):
             raise IllegalRewrite(f"computation {reader.name} reads {earlier.target.name}, which is written in parts")
         return True
 
-    return compute_where_read(computations, is_replaced, inlined)
+    return _compute_where_read(computations, is_replaced, _inlined)
 
 
 def _combined(computation: Computation, partial: Buffer, splits: int) -> Computation:
@@ -208,3 +209,46 @@ def _combined(computation: Computation, partial: Buffer, splits: int) -> Computa
         kinds=(*(spatial for _ in axes), "reduce"),
         value=load(partial, [part, row]),
     )
+
+
+# --- values computed again where they are read, which is cheaper than to keep them ------------------------------------
+def _compute_where_read(
+    computations: Sequence[Computation],
+    is_replaced: Callable[[Computation, Computation], bool],
+    inline: Callable[[Computation, Computation], Computation],
+) -> list[Computation]:
+    """The computations with those before ``inline``d, of what they read, which ``is_replaced(earlier, reader)``."""
+    done: list[Computation] = []
+    for computation in computations:
+        for earlier in done:
+            if reads(computation.value, earlier.target) and is_replaced(earlier, computation):
+                computation = inline(earlier, computation)
+        done.append(computation)
+    return done
+
+
+def _with_own_value(producer: Computation, consumer: Computation) -> Computation:
+    """``consumer`` computing what it read of ``producer``, of a form whose computations read their own elements."""
+    value = replace_reads(consumer.value, producer.target, lambda _: producer.value)
+    return dataclasses.replace(consumer, value=value)
+
+
+def _may_inline(computation: Computation) -> bool:
+    """Whether every axis of a plain computation is one index of its target: it can be computed where it is read."""
+    written = [p for item in computation.indices if (p := position_of(computation, item)) is not None]
+    rest = [item for item in computation.indices if position_of(computation, item) is None]
+    return (
+        not computation.is_reduction
+        and sorted(written) == list(range(len(computation.variables)))
+        and not any(mentions(item, *computation.variables) for item in rest)
+    )
+
+
+def _inlined(producer: Computation, consumer: Computation) -> Computation:
+    """``consumer`` computing what it read of ``producer``, which `_may_inline`."""
+
+    def compute(item: TensorLoad) -> Expr:
+        pairs = zip(producer.indices, item.indices, strict=True)
+        return substitute(producer.value, [(v, x) for v, x in pairs if position_of(producer, v) is not None])
+
+    return dataclasses.replace(consumer, value=replace_reads(consumer.value, producer.target, compute))
