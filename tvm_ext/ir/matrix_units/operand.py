@@ -117,7 +117,10 @@ def _operand(
     lines, depth = digits_of(computation, line_positions), digits_of(computation, form.reduction)
     flat = _flat(whole, params)
     if flat is not None:
-        lines, depth, whole = _merge_runs(lines, depth, *flat)
+        # worked example: W[f, c, r, s] along (c, r, s) is W[f, 0, 0, k], the same row-major address
+        (lines, gone), (depth, also_gone) = _merged(lines, *flat), _merged(depth, *flat)
+        zeros = [(v, tirx.IntImm(dtype_of(v), 0)) for v in (*gone, *also_gone)]
+        whole = dataclasses.replace(flat[0], value=substitute(flat[0].value, zeros))
     loads = whole.loads()
     access = access_of(loads[0].source, loads[0].indices, whole) if len(loads) == 1 else None
     by_depth, by_line = (_vector(whole, access, group, dtype) for group in (depth, lines))
@@ -159,18 +162,10 @@ def _flat(whole: Computation, params: Sequence[Buffer]) -> tuple[Computation, Ac
     return None if any(item is None for item in access.indices) else (flat, access)
 
 
-def _merge_runs(lines: Digits, depth: Digits, whole: Computation, run: Access) -> tuple[Digits, Digits, Computation]:
-    """Digits that memory runs through as one, the last variable standing for it and the others 0.
-
-    Worked example: W[f, c, r, s] along (c, r, s) is W[f, 0, 0, k], the same row-major address.
-    """
-    (lines, gone), (depth, also_gone) = _merged(lines, whole, run), _merged(depth, whole, run)
-    zeros = [(v, tirx.IntImm(dtype_of(v), 0)) for v in (*gone, *also_gone)]
-    return lines, depth, dataclasses.replace(whole, value=substitute(whole.value, zeros))
-
-
 def _merged(group: Digits, whole: Computation, run: Access) -> tuple[Digits, list[Var]]:
-    """``group`` with its last digits as one where each is as far from the next as that one is long, and those gone."""
+    """``group`` with its last digits, which memory runs through as one, as one: the last variable stands for it, and
+    those gone are 0. Each is as far from the next as that one is long.
+    """
     named = list(zip(whole.variables, axis_names(whole), strict=True))
     names = [next(name for v, name in named if v.same_as(own)) for own in group.variables]
     variables, extents, gone = list(group.variables), list(group.extents), []

@@ -269,7 +269,10 @@ def _write_wmma(wmma: Wmma, staging: Buffer, corner: TileCorner, place: WarpPlac
         def take(u: Expr) -> Stmt:
             first = (u * index(WARP) + place.lane) * index(width)
             row, column = tirx.floordiv(first, index(FRAGMENT)), tirx.floormod(first, index(FRAGMENT))
-            staged = lambda v: load(staging, [base + first + v])  # noqa: E731 - short
+
+            def staged(v: Expr) -> Expr:
+                return load(staging, [base + first + v])
+
             return to.store_piece(corner.batch, top + row, left + column, width, staged)
 
         put = wmma.store(staging.access_ptr("w", offset=base), FRAGMENT, i, j)

@@ -21,7 +21,7 @@ from tvm_ext.devices import device_db
 from tvm_ext.ir.build_ir import index
 from tvm_ext.ir.matrix_units.operand import Factor, read_operands
 from tvm_ext.ir.matrix_units.shared import copy_order, swizzle
-from tvm_ext.tir_passes.emit.mma_tiles.grid import GemmGrid, place_block
+from tvm_ext.tir_passes.emit.mma_tiles.emit import GemmGrid, place_block
 
 BANKS_CHUNKS = 8
 ROWS = 32

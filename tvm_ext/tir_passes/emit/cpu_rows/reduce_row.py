@@ -121,12 +121,17 @@ class _ReducedRow:
             left = [] if is_single or done == self.extent else [self.elements(ks, done)]
             return sequence(*self._whole_registers(ks), *left)
 
+        halved: list[Stmt] = []
+        for width in (self.lanes >> shift for shift in range(1, self.lanes.bit_length())):
+            # the upper lanes onto the lower ones, with the elements left over that fill as many
+            halved.append(self._add_lanes(width, width))
+            halved += [self._vector(size, (), index(first), index(0)) for first, size in rest if size == width]
         return [
             allocate(self.partial),
             loop(self.registers * self.lanes, VECTORIZED, "v", lambda v: store(self.partial, empty, [v])),
             self.lines(line),
             *(self._add_lanes(self.lanes, register * self.lanes) for register in range(1, self.registers)),
-            *(step for shift in range(1, self.lanes.bit_length()) for step in self._halve(self.lanes >> shift, rest)),
+            *halved,
             self._into(self.total, index(0), load(self.partial, [index(0)])),
         ]
 
@@ -173,11 +178,6 @@ class _ReducedRow:
         whole = loop(blocks, SERIAL, "block", lambda b: registers(b * index(block), self.registers))
         left = (self.extent - blocks * block) // self.lanes
         return [whole, *([registers(index(blocks * block), left)] if left else [])]
-
-    def _halve(self, width: int, rest: Sequence[tuple[int, int]]) -> list[Stmt]:
-        """Lanes ``width`` to ``2 * width`` onto the first ``width``, with the elements left over that fill as many."""
-        left_over = [self._vector(size, (), index(first), index(0)) for first, size in rest if size == width]
-        return [self._add_lanes(width, width), *left_over]
 
     def _add_lanes(self, width: int, first: int) -> Stmt:
         """``width`` lanes from ``first`` on onto the first ones."""

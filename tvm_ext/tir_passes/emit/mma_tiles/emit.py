@@ -64,14 +64,66 @@ from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, with_blocks_per_u
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-from .grid import BlockPlace, GemmGrid, place_block
-
 __all__ = ["emit_mma_tile", "supports_mma"]
 
 REDUCE_THREADS = 256
 
 SMALL_PLAN = 72
 """Registers of a thread up to which ptxas is told how many blocks are planned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmGrid:
+    """``rows`` x ``columns`` tiles for each batch, each computed by ``splits`` blocks that share its reduction.
+
+    Tiles are taken in groups of ``group`` rows, column by column: blocks that run at the same time then share panels of
+    both factors, which stay in the device's cache. Worked example: 108 blocks of an 32 x 32 grid read 4 panels of rows
+    and 32 of columns in row-major order, 8 and 14 in groups of 8 rows.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    splits: int
+    group: int
+
+    @property
+    def blocks(self) -> int:
+        return self.batch * self.rows * self.columns * self.splits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockPlace:
+    """Which tile a block computes, and which share of its reduction."""
+
+    batch: Expr
+    row: Expr
+    column: Expr
+    split: Expr
+
+
+def place_block(grid: GemmGrid, block: Expr) -> BlockPlace:
+    """The place of ``block`` in ``range(grid.blocks)``: batches and splits outermost."""
+    tiles = grid.rows * grid.columns
+    outer, tile = _divide(block, tiles, grid.batch * grid.splits)
+    split, batch = _divide(outer, grid.batch, grid.splits)
+    group, within = _divide(tile, grid.group * grid.columns, ceil_div(grid.rows, grid.group))
+    height: Expr = index(grid.group)
+    if grid.rows % grid.group:  # the last group has fewer rows
+        height = tirx.min(height, index(grid.rows) - group * index(grid.group))
+    elif grid.group == 1:
+        return BlockPlace(batch=batch, row=group, column=within, split=split)
+    row = group * index(grid.group) + tirx.floormod(within, height)
+    return BlockPlace(batch=batch, row=row, column=tirx.floordiv(within, height), split=split)
+
+
+def _divide(value: Expr, size: int, count: int) -> tuple[Expr, Expr]:
+    """(value // size, value % size) of a value below ``size * count``."""
+    if count == 1:
+        return index(0), value
+    if size == 1:
+        return value, index(0)
+    return tirx.floordiv(value, index(size)), tirx.floormod(value, index(size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

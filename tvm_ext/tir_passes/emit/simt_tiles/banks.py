@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -264,7 +264,9 @@ class _Search:
         self, box: Box, tiling: SimtTiling, vector: tuple[int | None, int], itemsize: float, layer: MemoryLayer
     ) -> None:
         self.box, self.tiling, self.vector, self.itemsize, self.layer = box, tiling, vector, itemsize, layer
-        self.order = _order(box, vector[0])
+        # dimensions from the outermost in: the tensor's own order, but the vector axis last
+        last = [d for d, dim in enumerate(box.dims) if any(p == vector[0] for p, _ in dim.terms)][:1]
+        self.order = (*(d for d in range(len(box.dims)) if d not in last), *last)
         self.read = read_pattern(box, tiling, vector[1])
         self.capacity = layer_limit_bytes(layer) / itemsize
         self.words = int((layer.bank_count or 0) * (layer.bank_bytes or 0) / itemsize)
@@ -283,7 +285,9 @@ class _Search:
             choices = [{**padding, d: extra} for extra in extras]
             inner = d == self.order[-1]
             best = min(best, self._among(shape, choices, only_writes=inner), key=lambda f: f.rank)
-            padding = {**padding, d: self._extra(best.box, d, padding)}
+            plain = self._stored(padding)
+            strides, own = (plain.phase_strides, best.box.phase_strides) if inner else (plain.strides, best.box.strides)
+            padding = {**padding, d: own[d] - strides[d]}
         if best.conflicts > 0 and len(dims) > 1:
             coarse = list(extras)[:: max(1, len(extras) // PAIR_STEPS)]
             pairs = [{dims[-1]: a, dims[-2]: b} for a, b in itertools.product(coarse, coarse)]
@@ -302,13 +306,6 @@ class _Search:
         sizes = self.box.shape(self.tiling.tile)
         rows = [d for d in self.order[:-1] if sizes[d] > 1]
         return [*inner, *reversed(rows)]
-
-    def _extra(self, box: StoredBox, d: int, padding: Mapping[int, int]) -> int:
-        """The padding of dimension d that ``box`` has."""
-        plain = self._stored(padding)
-        if d == self.order[-1]:
-            return box.phase_strides[d] - plain.phase_strides[d]
-        return box.strides[d] - plain.strides[d]
 
     def _stored(self, padding: Mapping[int, int]) -> StoredBox:
         return stored(self.box, self.tiling, self.order, padding, self.vector)
@@ -329,15 +326,3 @@ class _Search:
         chosen = min(range(len(usable)), key=lambda i: (judged[i], usable[i].elements))
         total = float(conflicts[chosen] + reads[chosen])
         return _Found(cost=count + CONFLICT_COST * total, conflicts=total, box=usable[chosen], shape=shape)
-
-
-def _order(box: Box, vector_axis: int | None) -> tuple[int, ...]:
-    """The dimensions from the outermost in: the tensor's own order, but the vector axis last."""
-    natural = tuple(range(len(box.dims)))
-    last = [d for d, dim in enumerate(box.dims) if any(p == vector_axis for p, _ in dim.terms)]
-    return natural if not last else (*(d for d in natural if d != last[0]), last[0])
-
-
-def with_buffer(box: StoredBox, buffer: Buffer) -> StoredBox:
-    """``box`` in ``buffer``."""
-    return replace(box, buffer=buffer)

@@ -134,7 +134,9 @@ def _is_vector(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int, wid
     """Whether every unit of ``width`` is one aligned vector of the tensor, wherever the tile starts."""
     starts, unit, element = tiling.any_starts(), tiling.variable("unit"), tiling.variable("e")
     rows = [tiling.variable(f"b{d}") for d in range(len(sizes) - run)]
-    inner = _run_offsets(sizes[len(sizes) - run :], width, unit, element)
+    own = tuple(sizes[len(sizes) - run :])
+    line = CopyShape(sizes=own, run=run, width=width, patch=1, row_units=prod(own) // width)
+    inner = line.offsets(unit, element)
     last = box.dims[-1]
     if _overhangs(box, tiling, len(sizes) - 1) and last.length % width:
         return False
@@ -142,12 +144,6 @@ def _is_vector(box: Box, tiling: SimtTiling, sizes: Sequence[int], run: int, wid
         dim.position(starts, tiling.tile, offset) for dim, offset in zip(box.dims, [*rows, *inner], strict=True)
     ]
     return is_vector(box.value_at(positions), element, width)
-
-
-def _run_offsets(sizes: Sequence[int], width: int, unit: Expr, element: Expr) -> list[Expr]:
-    units = prod(sizes) // width
-    shape = CopyShape(sizes=tuple(sizes), run=len(sizes), width=width, patch=1, row_units=units)
-    return shape.offsets(unit, element)
 
 
 def is_vector(value: Expr, element: Var, width: int) -> bool:

@@ -53,7 +53,6 @@ from tvm_ext.ir.simt_ir import SimtKernel, gpu_buffer, launch, unrolled, unrolle
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div
 
-from .banks import with_buffer
 from .box import produce
 from .copy import emit_copy, is_vector
 from .operands import Operand, in_shared_memory, partial_sums, plan_operands, planned_registers, tail_shape
@@ -208,7 +207,7 @@ class _Thread:
             if operand.stepped(self.tiling) and operand.box is not None:
                 old = operand.box.buffer
                 buffer = gpu_buffer(static_shape(old), dtype_of(old), f"{old.name}_rest", str(old.ty.storage_scope))
-                operand = replace(operand, box=with_buffer(operand.box, buffer))
+                operand = replace(operand, box=replace(operand.box, buffer=buffer))
             own.append(operand)
         return replace(self, operands=tuple(own))
 

@@ -20,7 +20,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.simt_ir import gpu_buffer
 from tvm_ext.support.arithmetic import ceil_div
 
-from .banks import StoredBox, choose_storage, with_buffer
+from .banks import StoredBox, choose_storage
 from .box import Box, CopyShape, box_of
 from .copy import copy_shapes
 from .tiling import SimtTiling
@@ -259,7 +259,7 @@ def _with_buffer(operand: Operand, scope: str) -> Operand:
         return operand
     name = operand.fragment.name.replace("_fragment", "_shared")
     buffer = gpu_buffer((operand.box.elements,), operand.box.box.dtype, name, scope)
-    return replace(operand, box=with_buffer(operand.box, buffer))
+    return replace(operand, box=replace(operand.box, buffer=buffer))
 
 
 def partial_sums(tiling: SimtTiling, scope: str) -> Buffer | None:

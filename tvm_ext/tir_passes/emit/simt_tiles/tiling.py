@@ -184,6 +184,8 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
         p: min(max(lower.get(names[p], 1), register[p]), ceil_div(computation.extents[p], register[p]) * register[p])
         for p in spatial
     }
+    # the axis along which the output is contiguous, else the last one
+    lane = next((p for p in reversed(spatial) if expr.output.stride(names[p]) == 1), spatial[-1])
     tiling = SimtTiling(
         computation=computation,
         names=names,
@@ -193,7 +195,7 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
         threads={p: ceil_div(block[p], register[p]) for p in spatial},
         step={p: min(lower.get(names[p], 1), computation.extents[p]) for p in reduction},
         piece=dict.fromkeys(spatial, 1),
-        lane=(lane := _lane_axis(expr, spatial, names)),
+        lane=lane,
         outer=tuple(p for p in spatial if p != lane),
         split=1,
         split_axis=None,
@@ -207,12 +209,6 @@ def tile_threads(computation: Computation, expr: TensorExpr, program: RProgram, 
             f"{device.name} has {limit} in a block"
         )
     return tiling
-
-
-def _lane_axis(expr: TensorExpr, spatial: Sequence[int], names: Sequence[str]) -> int:
-    """The axis along which the output is contiguous, else the last one."""
-    contiguous = [p for p in spatial if expr.output.stride(names[p]) == 1]
-    return contiguous[-1] if contiguous else spatial[-1]
 
 
 def reduction_split(tiling: SimtTiling, device: DeviceSpec) -> tuple[int, int | None]:
@@ -248,17 +244,12 @@ def deepened(tiling: SimtTiling, expr: TensorExpr, device: DeviceSpec) -> SimtTi
         if not open_axes:
             return tiling
         axis = tiling.split_axis if tiling.split_axis in open_axes else open_axes[-1]
-        deeper = replace(
-            tiling, step={**tiling.step, axis: _next_step(tiling.computation.extents[axis], tiling.step[axis])}
-        )
+        # two to four times the step, dividing the axis where one does: 84 in steps of 7 goes to 14, 75 in 5 to 15
+        extent, step = tiling.computation.extents[axis], tiling.step[axis]
+        longer = next((count * step for count in (2, 3, 4) if extent % (count * step) == 0), 2 * step)
+        deeper = replace(tiling, step={**tiling.step, axis: min(extent, longer)})
         sizes = {name: deeper.tile[p] for p, name in enumerate(tiling.names)}
         if sum(prod(item.tile_shape(sizes)) * item.itemsize_bytes for item in expr.inputs) > capacity:
             return tiling
         tiling = deeper
     return tiling
-
-
-def _next_step(extent: int, step: int) -> int:
-    """Two to four times ``step``, dividing the axis where one does: 84 in steps of 7 goes to 14, 75 in 5 to 15."""
-    multiples = [count * step for count in (2, 3, 4) if extent % (count * step) == 0]
-    return min(extent, multiples[0] if multiples else 2 * step)
