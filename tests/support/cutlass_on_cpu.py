@@ -23,8 +23,7 @@ from tvm_ext.byoc_cutlass import depthwise, emit
 from tvm_ext.byoc_cutlass import emit_back_to_back as pairs
 from tvm_ext.byoc_cutlass import emit_convolution as convolutions
 from tvm_ext.byoc_cutlass.back_to_back import PairConfig
-from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig
-from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.byoc_cutlass.kernel_text import kernel_symbol

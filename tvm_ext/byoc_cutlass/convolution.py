@@ -183,3 +183,49 @@ class ConvolutionConfig:
     def product(self, problem: ConvolutionProblem) -> GemmProblem:
         """The matrix product that the template computes, with what it multiplies by zeros."""
         return problem.product(self.steps(problem) * self.tile.threadblock[2] * self.tile.split_k)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DepthwiseConfig:
+    """The direct template for depthwise convolutions, on the vector units.
+
+    A threadblock has ``pixels`` of the result (p, q) at a time and ``channels`` of them; one warp has ``warp_pixels``.
+    The filter's extents are compiled in, and so are ``strides`` and ``dilation`` where they are not None. ``split`` is
+    how many threadblocks share the pixels: an argument at run time.
+    """
+
+    arithmetic: str
+    pixels: tuple[int, int]
+    channels: int
+    warp_pixels: int
+    filter_extents: tuple[int, int]
+    strides: tuple[int, int] | None
+    dilation: tuple[int, int] | None
+    stages: int
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        assert (self.strides is None) == (self.dilation is None)
+
+    @property
+    def warps(self) -> int:
+        return self.pixels[0] * self.pixels[1] // self.warp_pixels
+
+    @property
+    def name(self) -> str:
+        fixed = [] if self.strides is None or self.dilation is None else [_pair("t", self.strides)]
+        fixed += [] if self.dilation is None else [_pair("d", self.dilation)]
+        tile = [_pair("o", self.pixels), f"c{self.channels}", f"w{self.warp_pixels}", _pair("f", self.filter_extents)]
+        return "_".join(["depthwise", self.arithmetic, *tile, *fixed, f"s{self.stages}"])
+
+    def tiles(self, problem: ConvolutionProblem) -> int:
+        """Of the result's pixels: what the threadblocks of one range of channels share."""
+        p, q = problem.window.output_extents
+        return problem.window.input_extents[0] * ceil_div(p, self.pixels[0]) * ceil_div(q, self.pixels[1])
+
+    def blocks(self, problem: ConvolutionProblem) -> int:
+        return ceil_div(problem.filters, self.channels) * self.split
+
+
+def _pair(letter: str, extents: tuple[int, int]) -> str:
+    return f"{letter}{extents[0]}x{extents[1]}"

@@ -26,16 +26,11 @@ def convolution_problem(call: Call) -> CutlassProblem:
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
     if layouts != LAYOUTS:
-        raise IllegalRewrite(
-            f"relax.nn.conv2d of {shapes_of(call)} in layouts {', '.join(layouts)}: "
-            f"templates take {', '.join(LAYOUTS)}",
-            'convert it (option layout="NHWC")',
-        )
+        taken = f"templates take {', '.join(LAYOUTS)}"
+        raise _refusal(call, f" in layouts {', '.join(layouts)}: {taken}", 'convert it (option layout="NHWC")')
     if dtype_of(call.args[0]).startswith("float8"):
-        raise IllegalRewrite(
-            f"relax.nn.conv2d of {shapes_of(call)}: templates for 8-bit floats are matrix products alone",
-            "convert the convolution to float16",
-        )
+        why = ": templates for 8-bit floats are matrix products alone"
+        raise _refusal(call, why, "convert the convolution to float16")
     window = _window(call)
     filters, _, _, depth = static_shape(call.args[1]) or ()
     (batch, *_), (height, width) = window.input_extents, window.output_extents
@@ -60,10 +55,8 @@ def _window(call: Call) -> ImplicitWindow:
     _, p, q, _ = static_shape(call) or ()
     top, left, bottom, right = (int(pad) for pad in attrs.padding)
     if min(top, left, bottom, right) < 0:
-        raise IllegalRewrite(
-            f"relax.nn.conv2d of {shapes_of(call)} is padded by {[top, left, bottom, right]}: templates do not crop",
-            "slice the input before the convolution",
-        )
+        why = f" is padded by {[top, left, bottom, right]}: templates do not crop"
+        raise _refusal(call, why, "slice the input before the convolution")
     strides, dilation = ((int(pad[0]), int(pad[1])) for pad in (attrs.strides, attrs.dilation))
     return ImplicitWindow(
         input_extents=(n, h, w, c),
@@ -82,29 +75,19 @@ def _anchor(call: Call, window: ImplicitWindow, filters: int) -> AnchorKind:
     dtype, of_group = dtype_of(call.args[0]), filters // window.groups
     if window.groups == window.input_extents[3] == filters:
         if dtype != "float16":
-            raise IllegalRewrite(
-                f"relax.nn.conv2d of {shapes_of(call)} is depthwise in {dtype}: the template for it takes float16",
-                "convert the model to float16",
-            )
+            why = f" is depthwise in {dtype}: the template for it takes float16"
+            raise _refusal(call, why, "convert the model to float16")
         if filters % DEPTHWISE_ACCESS:
-            raise IllegalRewrite(
-                f"relax.nn.conv2d of {shapes_of(call)} has {filters} channels: the template for depthwise convolutions "
-                f"copies {DEPTHWISE_ACCESS} at a time",
-                f"pad the channels to a multiple of {DEPTHWISE_ACCESS}",
-            )
+            copies = f"the template for depthwise convolutions copies {DEPTHWISE_ACCESS} at a time"
+            remedy = f"pad the channels to a multiple of {DEPTHWISE_ACCESS}"
+            raise _refusal(call, f" has {filters} channels: {copies}", remedy)
         return "conv2d_depthwise"
     if dtype != "float16":
-        raise IllegalRewrite(
-            f"relax.nn.conv2d of {shapes_of(call)} has {window.groups} groups of {dtype}: the template for "
-            "groups takes float16",
-            "convert the model to float16",
-        )
+        why = f" has {window.groups} groups of {dtype}: the template for groups takes float16"
+        raise _refusal(call, why, "convert the model to float16")
     if of_group % NARROWEST_TILE and NARROWEST_TILE % of_group:
-        raise IllegalRewrite(
-            f"relax.nn.conv2d of {shapes_of(call)} has {of_group} filters in each of {window.groups} groups: "
-            f"templates want a multiple or a divisor of {NARROWEST_TILE}",
-            f"choose {NARROWEST_TILE} filters a group",
-        )
+        why = f" has {of_group} filters in each of {window.groups} groups: templates want a multiple or a divisor of "
+        raise _refusal(call, f"{why}{NARROWEST_TILE}", f"choose {NARROWEST_TILE} filters a group")
     return "conv2d_grouped"
 
 
@@ -112,3 +95,7 @@ def _layout(channels: int, call: Call) -> MatrixLayout:
     """Channels are contiguous in both operands, and everything else is a multiple of them."""
     widest = int(VECTOR_BYTES // itemsize_bytes(dtype_of(call.args[0])))
     return MatrixLayout(order="row", leading_dimension=channels, batch_stride=0, alignment=gcd(widest, channels))
+
+
+def _refusal(call: Call, why: str, remedy: str) -> IllegalRewrite:
+    return IllegalRewrite(f"relax.nn.conv2d of {shapes_of(call)}{why}", remedy)

@@ -21,7 +21,7 @@ from . import emit_convolution, products
 from .convolution import WINDOWED, ConvolutionConfig, ConvolutionProblem
 from .convolution import Iterator as Reader
 from .epilogue import Epilogue
-from .family import PredictedTime, TemplateFamily
+from .family import Config, PredictedTime, TemplateFamily
 from .gemm import ACCESS_BITS, GemmConfig
 from .host import KernelCall
 from .legality import SMALLEST_ASYNC_COPY_BITS, thread_registers
@@ -44,11 +44,36 @@ _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = -128, 127, 255  # cuTensorMapEncodeI
 _MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
 
 
-class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
-    """One convolution as an implicit product; of the iterator "plain" the kernel is a matrix product's, and shared."""
+class WindowFamily(TemplateFamily[ConvolutionProblem, Config]):
+    """What families of convolutions have in common."""
 
     form = emit_convolution.CONVOLUTION_CALL
     does = "convolves"
+
+    @staticmethod
+    def problem_of(region: CutlassRegion) -> ConvolutionProblem:
+        return ConvolutionProblem.of(region.problem, region.out_dtype)
+
+    def why_too_many_bytes(self) -> str | None:
+        """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
+        problem, bits = self.problem, self.problem.multiplier.bits
+        sizes = (
+            prod(problem.window.input_extents) * bits,
+            problem.filters * problem.positions * problem.channels * bits,
+            problem.pixels * problem.filters * problem.out.bits,
+        )
+        if max(sizes) // 8 >= _MOST_BYTES:
+            return f"a tensor of {max(sizes) // 8} bytes is too large for templates, which count {_MOST_BYTES}"
+        return None
+
+    def why_too_many_registers(self, needed: int, threads: int) -> str | None:
+        """What would be spilled: ptxas' counts for the kernels of the tests."""
+        most = registers_left(threads, self.device)
+        return f"{needed} registers of a thread are more than its {most}" if needed > most else None
+
+
+class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
+    """One convolution as an implicit product; of the iterator "plain" the kernel is a matrix product's, and shared."""
 
     def __init__(self, problem: ConvolutionProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
         super().__init__(problem, device, *epilogues)
@@ -57,10 +82,6 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
     @staticmethod
     def serves(region: CutlassRegion) -> bool:
         return region.then is None and region.problem.anchor in ("conv2d", "conv2d_grouped")
-
-    @staticmethod
-    def problem_of(region: CutlassRegion) -> ConvolutionProblem:
-        return ConvolutionProblem.of(region.problem, region.out_dtype)
 
     def candidates(self) -> Iterator[ConvolutionConfig]:
         problem, product = self.problem, self.product.problem
@@ -75,7 +96,7 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
                 yield ConvolutionConfig(tile=tile, iterator="bulk")
 
     def reasons(self, config: ConvolutionConfig) -> Iterator[str | None]:
-        yield why_too_many_bytes(self.problem)
+        yield self.why_too_many_bytes()
         yield _why_wrong_generation(config)
         yield _why_wrong_groups(config, self.problem)
         yield _why_wrong_iterator(config, self.problem)
@@ -85,7 +106,7 @@ class ConvolutionFamily(TemplateFamily[ConvolutionProblem, ConvolutionConfig]):
         yield from self.product.reasons(config.tile)
         if config.tile.generation == "2.x" and config.iterator != "plain":
             threads = self.product.clock.threads(config.tile)
-            yield why_too_many_registers(_registers(config, threads), threads, self.device)
+            yield self.why_too_many_registers(_registers(config, threads), threads)
 
     def predict(self, config: ConvolutionConfig) -> PredictedTime:
         """`ranking`'s model of the implicit product; its depth is what the template steps over, zeros included.
@@ -161,19 +182,6 @@ def _window_configs(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[C
 
 
 # --- legality: static assertions and run-time checks of CUTLASS 4.2.0 ------------------------------------------------
-def why_too_many_bytes(problem: ConvolutionProblem) -> str | None:
-    """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
-    bits = problem.multiplier.bits
-    sizes = (
-        prod(problem.window.input_extents) * bits,
-        problem.filters * problem.positions * problem.channels * bits,
-        problem.pixels * problem.filters * problem.out.bits,
-    )
-    if max(sizes) // 8 >= _MOST_BYTES:
-        return f"a tensor of {max(sizes) // 8} bytes is too large for templates, which count {_MOST_BYTES}"
-    return None
-
-
 def _why_wrong_generation(config: ConvolutionConfig) -> str | None:
     """conv/dispatch_policy.hpp: "Persistent schedules not support for conv yet"."""
     if config.iterator == "bulk":
@@ -261,9 +269,3 @@ def _registers(config: ConvolutionConfig, threads: int) -> int:
     pieces, narrower = m * k * bits // ACCESS_BITS // threads, ACCESS_BITS // bits // config.tile.alignment_a
     masks = 2 * pieces * (narrower - 1) if config.iterator == "optimized" and not config.tile.is_simt else 0
     return thread_registers(config.tile) + _ITERATOR_REGISTERS[config.iterator] + staged + masks
-
-
-def why_too_many_registers(needed: int, threads: int, device: DeviceSpec) -> str | None:
-    """What would be spilled: ptxas' counts for the kernels of the tests."""
-    most = registers_left(threads, device)
-    return f"{needed} registers of a thread are more than its {most}" if needed > most else None

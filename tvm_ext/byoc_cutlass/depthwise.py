@@ -8,27 +8,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
-from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
-from .convolution import ConvolutionProblem
+from .convolution import ConvolutionProblem, DepthwiseConfig
 from .convolution_kernels import DIRECT
-from .convolutions import why_too_many_bytes, why_too_many_registers
+from .convolutions import WindowFamily
 from .elements import ELEMENTS, MULTIPLIERS
-from .emit_convolution import CONVOLUTION_CALL, EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
+from .emit_convolution import EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
 from .epilogue import Epilogue
 from .epilogue_function import epilogue_function
 from .evt import OWN_FUNCTIONS
-from .family import PredictedTime, TemplateFamily
+from .family import PredictedTime
 from .gemm import ACCESS_BITS
 from .host import once
-from .kernel_text import gemm_shape, kernel_symbol
+from .kernel_text import gemm_shape
 from .legality import REGISTERS_BESIDE_SUMS, why_too_large
 from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us, moved_bytes
 
@@ -39,69 +37,16 @@ DEPTHWISE_ARITHMETICS = ("float16",)
 _PIXELS = ((4, 8), (8, 8), (8, 16))
 _CHANNELS = (32, 64)
 _STAGES = (2, 3, 4)
-_MOST_FIXED_STRIDE = 2  # a thread keeps its window in registers (`depthwise_use`), which grows by the stride's square
+_MOST_FIXED_STRIDE = 2  # a thread keeps its window in registers (`use`), which grows by the stride's square
 _GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels of a thread, of 16 and of 32 bits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DepthwiseConfig:
-    """The direct template for depthwise convolutions, on the vector units.
-
-    A threadblock has ``pixels`` of the result (p, q) at a time and ``channels`` of them; one warp has ``warp_pixels``.
-    The filter's extents are compiled in, and so are ``strides`` and ``dilation`` where they are not None. ``split`` is
-    how many threadblocks share the pixels: an argument at run time.
-    """
-
-    arithmetic: str
-    pixels: tuple[int, int]
-    channels: int
-    warp_pixels: int
-    filter_extents: tuple[int, int]
-    strides: tuple[int, int] | None
-    dilation: tuple[int, int] | None
-    stages: int
-    split: int = 1
-
-    def __post_init__(self) -> None:
-        assert (self.strides is None) == (self.dilation is None)
-
-    @property
-    def warps(self) -> int:
-        return self.pixels[0] * self.pixels[1] // self.warp_pixels
-
-    @property
-    def name(self) -> str:
-        fixed = [] if self.strides is None or self.dilation is None else [_pair("t", self.strides)]
-        fixed += [] if self.dilation is None else [_pair("d", self.dilation)]
-        tile = [_pair("o", self.pixels), f"c{self.channels}", f"w{self.warp_pixels}", _pair("f", self.filter_extents)]
-        return "_".join(["depthwise", self.arithmetic, *tile, *fixed, f"s{self.stages}"])
-
-    def tiles(self, problem: ConvolutionProblem) -> int:
-        """Of the result's pixels: what the threadblocks of one range of channels share."""
-        p, q = problem.window.output_extents
-        return problem.window.input_extents[0] * ceil_div(p, self.pixels[0]) * ceil_div(q, self.pixels[1])
-
-    def blocks(self, problem: ConvolutionProblem) -> int:
-        return ceil_div(problem.filters, self.channels) * self.split
-
-
-def _pair(letter: str, extents: tuple[int, int]) -> str:
-    return f"{letter}{extents[0]}x{extents[1]}"
-
-
-class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
+class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
     """One depthwise convolution."""
-
-    form = CONVOLUTION_CALL
-    does = "convolves"
 
     @staticmethod
     def serves(region: CutlassRegion) -> bool:
         return region.then is None and region.problem.anchor == "conv2d_depthwise"
-
-    @staticmethod
-    def problem_of(region: CutlassRegion) -> ConvolutionProblem:
-        return ConvolutionProblem.of(region.problem, region.out_dtype)
 
     def candidates(self) -> Iterator[DepthwiseConfig]:
         window = self.problem.window
@@ -123,19 +68,19 @@ class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
                 )
 
     def reasons(self, config: DepthwiseConfig) -> Iterator[str | None]:
-        yield why_too_many_bytes(self.problem)
+        yield self.why_too_many_bytes()
         if self.epilogue.reduction is not None:
             yield "the depthwise template stores pixels one by one, and adds up no rows or columns"
         yield _why_not_depthwise(config, self.problem)
         yield _why_wrong_tile(config)
-        use = depthwise_use(config, self.problem, self.device)
-        yield why_too_many_registers(use.registers, use.threads, self.device)
+        use = self.use(config)
+        yield self.why_too_many_registers(use.registers, use.threads)
         yield why_too_large(use.shared_bytes, self.device)
 
     def predict(self, config: DepthwiseConfig) -> PredictedTime:
         """Waves of threadblocks, each with its share of the pixels; the filters are reordered before."""
         problem, device = self.problem, self.device
-        resident = max(1, blocks_per_unit(depthwise_use(config, problem, device), device))
+        resident = max(1, blocks_per_unit(self.use(config), device))
         held = ceil_div(ceil_div(config.blocks(problem), device.unit_count), resident) * resident
         tiles = ceil_div(config.tiles(problem), config.split)
         busy = min(1.0, resident * config.warps / BUSY_WARPS)
@@ -149,6 +94,18 @@ class DepthwiseFamily(TemplateFamily[ConvolutionProblem, DepthwiseConfig]):
         moved_us = moved_bytes(problem.read_bits, problem.product(), self.epilogue) / (global_gb_per_s(device) * 1e3)
         time_us = max(units_us, moved_us) + 2 * Machine(device).launch_us
         return PredictedTime(time_us=time_us, full_clock_us=time_us)
+
+    def use(self, config: DepthwiseConfig) -> BlockUse:
+        """What a threadblock takes of its unit.
+
+        Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
+        """
+        registers = config.warp_pixels * config.channels // 32 + REGISTERS_BESIDE_SUMS
+        if config.strides is not None:
+            thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
+            registers += 2 * _window(thread, self.problem) + self.problem.positions
+        shared = _shared_bytes(config, self.problem)
+        return BlockUse(threads=config.warps * self.device.teu_lanes, registers=registers, shared_bytes=shared)
 
     def preference(self, config: DepthwiseConfig) -> tuple[int, int]:
         return -config.warp_pixels, -config.stages
@@ -200,19 +157,6 @@ def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
     return None
 
 
-def depthwise_use(config: DepthwiseConfig, problem: ConvolutionProblem, device: DeviceSpec) -> BlockUse:
-    """What a threadblock takes of its unit.
-
-    Compiled-in strides keep a thread's whole window in registers, of two channels at a time, and the next one's.
-    """
-    registers = config.warp_pixels * config.channels // 32 + REGISTERS_BESIDE_SUMS
-    if config.strides is not None:
-        thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
-        registers += 2 * _window(thread, problem) + problem.positions
-    shared = _shared_bytes(config, problem)
-    return BlockUse(threads=config.warps * device.teu_lanes, registers=registers, shared_bytes=shared)
-
-
 def _shared_bytes(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
     """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
     width = MULTIPLIERS[config.arithmetic].bits // 8
@@ -242,11 +186,10 @@ _INCLUDES = (
 
 def emit_depthwise(config: DepthwiseConfig, epilogue: Epilogue) -> str:
     """The source of ``config`` with ``epilogue``; raises as `kernel_text`."""
-    symbol = kernel_symbol(config.name, epilogue)
+    functions = OWN_FUNCTIONS + once("DIRECT", DIRECT)
     return convolution_text(
-        symbol, config.name, config.arithmetic, epilogue, includes=_INCLUDES,
-        functions=OWN_FUNCTIONS + once("DIRECT", DIRECT), body=_direct(config, epilogue), fits=FITS,
-    )  # fmt: skip
+        config, epilogue, includes=_INCLUDES, functions=functions, body=_direct(config, epilogue), fits=FITS
+    )
 
 
 def _direct(config: DepthwiseConfig, epilogue: Epilogue) -> str:

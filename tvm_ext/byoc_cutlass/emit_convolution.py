@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .convolution import ConvolutionConfig
+from .convolution import ConvolutionConfig, DepthwiseConfig
 from .convolution_kernels import IMPLICIT
 from .elements import ELEMENTS, multiplier
 from .epilogue import Epilogue, fill_result
@@ -80,22 +80,19 @@ _ALGORITHMS = {
 def emit_convolution(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     """The source of ``config``, which is no matrix product's, with ``epilogue``; raises as `kernel_text`."""
     assert config.iterator != "plain"
-    symbol = kernel_symbol(config.name, epilogue)
     if config.iterator == "bulk":
         body, functions, fits = _bulk(config, epilogue), OWN_FUNCTIONS, _FITS_BULK
     else:
         body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + once("IMPLICIT", IMPLICIT), FITS
     tfloat32 = config.arithmetic == "tfloat32" and config.iterator != "bulk"  # matrix products' templates know without
     return convolution_text(
-        symbol, config.name, config.arithmetic, epilogue, includes=_INCLUDES[config.tile.generation],
-        functions=functions, body=body, fits=fits, operand="cutlass::tfloat32_t" if tfloat32 else None,
+        config, epilogue, includes=_INCLUDES[config.tile.generation], functions=functions, body=body, fits=fits,
+        operand="cutlass::tfloat32_t" if tfloat32 else None,
     )  # fmt: skip
 
 
 def convolution_text(
-    symbol: str,
-    template: str,
-    arithmetic: str,
+    config: ConvolutionConfig | DepthwiseConfig,
     epilogue: Epilogue,
     *,
     includes: Iterable[str],
@@ -105,7 +102,7 @@ def convolution_text(
     operand: str | None = None,
 ) -> str:
     """`kernel_text` of any template of convolutions; ``operand`` is the C++ type of what is multiplied."""
-    kind = multiplier(arithmetic)
+    kind = multiplier(config.arithmetic)
     declared = f"""using ElementA = {operand or ELEMENTS[kind.operand].cpp};
 using ElementB = ElementA;
 using ElementOut = {ELEMENTS[epilogue.out_dtype].cpp};
@@ -116,8 +113,9 @@ constexpr int OperandCount = {len(epilogue.operands)};
 
 {body}"""
     return kernel_text(
-        symbol, CONVOLUTION_CALL, template=template, computes=product_comment(epilogue), includes=includes,
-        functions=functions, body=declared, operator="Convolution", fits=fits,
+        kernel_symbol(config.name, epilogue), CONVOLUTION_CALL, template=config.name,
+        computes=product_comment(epilogue), includes=includes, functions=functions, body=declared,
+        operator="Convolution", fits=fits,
         start=fill_result(epilogue.reduction, "int64_t(call->n) * call->p * call->q", "int64_t(call->k)"),
     )  # fmt: skip
 

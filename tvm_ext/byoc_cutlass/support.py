@@ -96,60 +96,46 @@ def attention_left(value: str, attention: str) -> CutlassRefusal:
 
 
 def _check_device(device: DeviceSpec) -> None:
+    why = ""
     if device.kind != "cuda":
-        raise IllegalRewrite(
-            f"{device.name} is a {device.kind} device: CUTLASS is for CUDA", "kernels of this package serve it"
-        )
-    if not has(device, TEMPLATES_SINCE):
-        raise IllegalRewrite(
-            f"{device.name} has compute capability {capability_text(device)}: "
-            "there are no templates below 7.5 for CUDA 13",
-            "kernels of this package serve it",
-        )
+        why = f"is a {device.kind} device: CUTLASS is for CUDA"
+    elif not has(device, TEMPLATES_SINCE):
+        why = f"has compute capability {capability_text(device)}: there are no templates below 7.5 for CUDA 13"
+    if why:
+        raise IllegalRewrite(f"{device.name} {why}", "kernels of this package serve it")
 
 
 def _check_tensors(call: Call) -> None:
     """Extents known, nothing empty, everything counted in 32 bits."""
+    name = operator_name(call)
     for tensor in (*call.args, call):
-        shape = static_shape(tensor)
+        shape, text = static_shape(tensor), described(tensor)
         if shape is None:
-            raise IllegalRewrite(
-                f"{operator_name(call)}: an extent of {described(tensor)} is known only at run time",
-                "give the model's inputs fixed shapes",
-            )
+            why = f"{name}: an extent of {text} is known only at run time"
+            raise IllegalRewrite(why, "give the model's inputs fixed shapes")
         if prod(shape) == 0:
-            raise IllegalRewrite(f"{operator_name(call)}: {described(tensor)} has no elements", "")
+            raise IllegalRewrite(f"{name}: {text} has no elements", "")
         if prod(shape) > MOST_ELEMENTS:
-            raise IllegalRewrite(
-                f"{operator_name(call)}: {described(tensor)} has {prod(shape)} elements, and kernels count to "
-                f"{MOST_ELEMENTS}",
-                "split the batch",
-            )
+            count = f"{prod(shape)} elements, and kernels count to {MOST_ELEMENTS}"
+            raise IllegalRewrite(f"{name}: {text} has {count}", "split the batch")
 
 
 def _check_types(call: Call, device: DeviceSpec) -> None:
-    name, (first, second), result = (
-        operator_name(call),
-        [dtype_of(operand) for operand in call.args[:2]],
-        dtype_of(call),
-    )
+    first, second = (dtype_of(operand) for operand in call.args[:2])
+    subject, result = f"{operator_name(call)} of {first}", dtype_of(call)
     if first != second:
-        raise IllegalRewrite(f"{name} of {first} and {second}: templates want one type", "cast one of the operands")
+        raise IllegalRewrite(f"{subject} and {second}: templates want one type", "cast one of the operands")
     if first not in TYPES:
-        raise IllegalRewrite(
-            f"{name} of {first}: templates take {', '.join(sorted(TYPES))}", "cast the operands to one of these"
-        )
-    if not has(device, TYPES[first].since):
-        needed = ".".join(map(str, TYPES[first].since))
-        raise IllegalRewrite(
-            f"{name} of {first} needs compute capability {needed}, and {device.name} has {capability_text(device)}",
-            "use float16",
-        )
-    if result not in TYPES[first].results:
-        raise IllegalRewrite(
-            f"{name} of {first} with a result of {result}: templates store {' or '.join(TYPES[first].results)}",
-            "cast the result instead",
-        )
+        taken = ", ".join(sorted(TYPES))
+        raise IllegalRewrite(f"{subject}: templates take {taken}", "cast the operands to one of these")
+    known = TYPES[first]
+    if not has(device, known.since):
+        needed = f"needs compute capability {'.'.join(map(str, known.since))}"
+        raise IllegalRewrite(f"{subject} {needed}, and {device.name} has {capability_text(device)}", "use float16")
+    if result not in known.results:
+        stored = " or ".join(known.results)
+        why = f"{subject} with a result of {result}: templates store {stored}"
+        raise IllegalRewrite(why, "cast the result instead")
 
 
 def _check_alignment(problem: CutlassProblem, call: Call) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
 from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
-from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, DepthwiseFamily
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.partition import ImplicitWindow

@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tvm_ext.byoc_cutlass.back_to_back import PairConfig, PairProblem
-from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig
-from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.family import TemplateFamily

@@ -16,9 +16,9 @@ from tests.support.random_templates.convolutions import (
     random_problem,
 )
 from tests.support.random_templates.products import CAPABILITIES, EXPRESSIONS, device_of, epilogue_of
-from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
 from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
-from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, DepthwiseFamily
+from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.family import MOST_CONFIGS, Ranked, TemplateFamily
 from tvm_ext.byoc_cutlass.gemm import GemmConfig

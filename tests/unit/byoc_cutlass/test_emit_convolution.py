@@ -19,9 +19,9 @@ from tests.support.random_templates.convolutions import AnyConfig, convolution_f
 from tests.support.random_templates.products import EXPRESSIONS, architecture_of, device_of, epilogue_of
 from tests.unit.byoc_cutlass.host_library import ConvolutionCall, address, convolved, host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
+from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem, DepthwiseConfig
 from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
-from tvm_ext.byoc_cutlass.depthwise import DepthwiseConfig, emit_depthwise
+from tvm_ext.byoc_cutlass.depthwise import emit_depthwise
 from tvm_ext.byoc_cutlass.emit_convolution import CONVOLUTION_CALL, emit_convolution
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.epilogue_function import epilogue_function
