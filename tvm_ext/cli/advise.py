@@ -22,13 +22,13 @@ def advise(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")],
     device: Annotated[str, typer.Option(help="GPU to predict for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
     dtype: Annotated[
-        str, typer.Option(help="float16: a float32 model is taken in half precision; keep: as it is.")
+        str, typer.Option(help="float16: convert a float32 model to half precision; keep: leave it.")
     ] = "float16",
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of tables.")] = False,
 ) -> None:
-    """Predict what a model would gain by other channels, activations and 1x1 convolutions on a GPU (Bolt §3.3)."""
+    """Predict what a model would gain on a GPU with other channels, activations and 1x1 convolutions (Bolt §3.3)."""
     from tvm_ext.devices.device_db import lookup
     from tvm_ext.records import serialise
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tvm-ext",
-    help="Compile ONNX models with kernels that Roller constructs, on top of stock TVM.",
+    help="Compile ONNX models on stock TVM, with kernels that are constructed instead of searched.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -80,7 +80,7 @@ def _settings(
 def compile(
     model: Model,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The library to write; MODEL.so if left out.")
+        Path | None, typer.Option("--output", "-o", help="The library to write. Default: MODEL.so.")
     ] = None,
     target: Target = "llvm",
     shape: ShapeOption = None,
@@ -89,13 +89,13 @@ def compile(
     persistent: Persistent = None,
     cutlass: Cutlass = None,
     rammer: Rammer = None,
-    report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html or .json.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Also write runs of --rammer's schedules for Perfetto.")] = None,
+    report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html, else JSON.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Also write --rammer's schedules as a Perfetto trace.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     keep_times: Annotated[
-        bool, typer.Option("--keep-times", help="Profile; later builds schedule by these times of rTasks.")
+        bool, typer.Option("--keep-times", help="Measure rTasks and keep their times for later builds.")
     ] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Interpret each GPU kernel; refuse a wrong one.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Interpret GPU kernels; a wrong one is an error.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compile a model to a shared library."""
@@ -131,7 +131,7 @@ def run(
         str, typer.Argument(metavar="LIBRARY|MODEL", help="A compiled library (.so), or a model to compile first.")
     ],
     input: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=FILE.npy", help="An input; random (seeded) if left out.")
+        list[str] | None, typer.Option(metavar="NAME=FILE.npy", help="An input. Default: seeded random numbers.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz file.")] = None,
     target: Target = "llvm",
@@ -169,13 +169,13 @@ def bench(
     batch: Batch = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
     peer: Annotated[
-        list[str] | None, typer.Option(help="onnxruntime or stock_tvm; all that are installed if left out.")
+        list[str] | None, typer.Option(help="onnxruntime or stock_tvm. Default: all that are installed.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Time a model beside ONNX Runtime and stock TVM, interleaved in one run."""
+    """Time a model beside ONNX Runtime and stock TVM; contenders take turns."""
     from tvm_ext.bench.compare import bench as measure
     from tvm_ext.records import serialise
     from tvm_ext.support.files import write_atomically
@@ -207,14 +207,14 @@ def bench(
 @app.command()
 def explain(
     model: Model,
-    operator: Annotated[str | None, typer.Option(help="The operator's name; all names are listed if left out.")] = None,
+    operator: Annotated[str | None, typer.Option(help="The operator's name. Default: list all names.")] = None,
     device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
     shape: ShapeOption = None,
     batch: Batch = 1,
-    alternatives: Annotated[int, typer.Option(min=0, help="How many programs that lost to show.")] = 10,
+    alternatives: Annotated[int, typer.Option(min=0, help="How many slower programs to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show how one operator's rProgram is constructed, what it costs, and why the alternatives lost."""
+    """Show how one operator's tiles are constructed, their predicted time, and why the alternatives are slower."""
     from tvm_ext import relay
     from tvm_ext.devices.device_db import lookup
     from tvm_ext.options import BuildOptions
@@ -244,13 +244,15 @@ def explain(
 
 @app.command()
 def devices(
-    name: Annotated[str | None, typer.Argument(help="Show this device, or row file, in full.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine's CPU first: 30 s at most.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Drop what was measured: back to the tables.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A device, or a row file. Default: list all.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine's CPU first, in about 15 s.")
+    ] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget measurements of this machine's CPU.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the device as a row file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the devices of our tables, or show one with the source of every number."""
+    """List the known devices, or show one with the source of every number."""
     from tvm_ext.devices import device_db, microbench, probe, row_files
     from tvm_ext.records import serialise
 

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
 database = typer.Typer(help="Show, merge, export and import measurements.", no_args_is_help=True)
 
-File = Annotated[
-    Path | None, typer.Option("--database", help="The database; left out: the one that builds use by default.")
-]
+File = Annotated[Path | None, typer.Option("--database", help="The database. Default: the one that builds use.")]
 Summary = dict[str, str | int | float | None]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
 Sources = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...", help="Databases, JSON lines, MetaSchedule's or jobs' folders."),
+    typer.Argument(metavar="FILE...", help="Databases, JSON lines, or folders of MetaSchedule or of jobs."),
 ]
 
 
@@ -35,9 +33,9 @@ def show(
     verify: Annotated[bool, typer.Option("--verify", help="Check every page and every row.")] = False,
     as_json: JsonOutput = False,
 ) -> None:
-    """Show what is measured: workloads, configurations, the best time of each; tuning runs with the time they took.
+    """Show the workloads that were measured, with their best times, and the time that tuning took.
 
-    Exit code 1 where rows are damaged.
+    Exit code 1: rows are damaged.
     """
     from tvm_ext.autotune.database import MeasurementDatabase
     from tvm_ext.autotune.database_files import require_file
@@ -65,17 +63,17 @@ def show(
 
 @database.command("import")
 def import_(sources: Sources, file: File = None, as_json: JsonOutput = False) -> None:
-    """Add the measurements of files to the database. Exit code 1 where some were refused."""
+    """Add the measurements of files to the database. Exit code 1: some were refused."""
     _merge(_path(file), sources, as_json)
 
 
 @database.command()
 def merge(
-    target: Annotated[Path, typer.Argument(help="The database to add to; made where it is not there.")],
+    target: Annotated[Path, typer.Argument(help="The database to add to; it is made if it does not exist.")],
     sources: Sources,
     as_json: JsonOutput = False,
 ) -> None:
-    """Add the measurements of many machines to one database. Exit code 1 where some were refused."""
+    """Add the measurements of many machines to one database. Exit code 1: some were refused."""
     _merge(target, sources, as_json)
 
 
@@ -86,10 +84,10 @@ def export(
     ],
     file: File = None,
     metaschedule: Annotated[
-        bool, typer.Option("--metaschedule", help="Those of TIR modules, as MetaSchedule's JSONDatabase.")
+        bool, typer.Option("--metaschedule", help="Only those of TIR modules, as MetaSchedule's JSONDatabase.")
     ] = False,
     salvage: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A damaged database, of which whatever is whole is taken.")
+        Path | None, typer.Option(metavar="FILE", help="A damaged database; its intact rows are exported.")
     ] = None,
 ) -> None:
     """Write measurements as JSON lines, one a line, or for MetaSchedule."""
@@ -112,7 +110,7 @@ def base(
     output: Annotated[Path, typer.Option("--output", "-o", help="The base to write; its name ends in .base.")],
     file: File = None,
 ) -> None:
-    """Make a base: what of the database gives its tuned kernels to those who have not tuned."""
+    """Make a base: a file that gives tuned kernels to users who have not tuned."""
     from tvm_ext.autotune.base import make_base
     from tvm_ext.autotune.database import MeasurementDatabase
     from tvm_ext.autotune.database_files import require_file
@@ -144,7 +142,7 @@ def _merged(target: MeasurementDatabase, sources: list[Path]) -> Iterator[Merged
 
     for source in sources:
         if source.exists() and target.path.exists() and source.samefile(target.path):
-            raise InputError(f"{source} is the database that is added to.", "leave it out")
+            raise InputError(f"{source} is the database that is added to.", "remove it from the list of files")
         yield merge_file(target, source)
 
 

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 def profile(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")],
     device: Annotated[str, typer.Option(help="GPU to profile for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it takes, and measure nothing.")] = False,
-    templates: Annotated[int, typer.Option(min=1, help="That run, of each different product.")] = 12,
+    plan: Annotated[bool, typer.Option("--plan", help="Predict the effort, and measure nothing.")] = False,
+    templates: Annotated[int, typer.Option(min=1, help="Templates to run for each different product.")] = 12,
     dtype: Annotated[
-        str, typer.Option(help="float16: a float32 model is taken in half precision; keep: as it is.")
+        str, typer.Option(help="float16: convert a float32 model to half precision; keep: leave it.")
     ] = "float16",
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, auto or off.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
 ) -> None:
-    """Measure CUTLASS's templates for a model's products (Bolt §3.2.2). Exit code 1 where nothing can be measured."""
+    """Measure CUTLASS templates for a model's products (Bolt §3.2.2). Exit code 1: nothing could be measured."""
     from tvm_ext.autotune.store import MeasurementStore
     from tvm_ext.byoc_cutlass.family import check_device
     from tvm_ext.byoc_cutlass.screening import ScreeningLimits
@@ -107,7 +107,7 @@ def estimated(
 def _show(expected: ProfileEstimate, done: CutlassProfile | None) -> None:
     typer.echo(
         f"{expected.regions} different products: {expected.launches} launches of {expected.programs} programs, of "
-        f"which {expected.to_compile} are to be compiled; {expected.runs} runs, predicted to take "
+        f"which {expected.to_compile} must be compiled first; {expected.runs} runs, predicted to take "
         f"{expected.device_seconds:.1f} s"
     )
     if done is not None:

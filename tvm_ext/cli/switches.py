@@ -9,13 +9,11 @@ import typer
 Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
 Persistent = Annotated[
     bool | None,
-    typer.Option(
-        "--persistent/--no-persistent", help="Chains of products as one kernel each; left out: where it pays."
-    ),
+    typer.Option("--persistent/--no-persistent", help="Products in a chain as one kernel. Default: where it pays."),
 ]
 Cutlass = Annotated[
-    bool | None, typer.Option("--cutlass/--no-cutlass", help="Products by CUTLASS's templates, on CUDA devices.")
+    bool | None, typer.Option("--cutlass/--no-cutlass", help="CUTLASS templates for products (CUDA). Default: off.")
 ]
 Rammer = Annotated[
-    bool | None, typer.Option("--rammer/--no-rammer", help="Many operators' rTasks in one schedule, on CPUs.")
+    bool | None, typer.Option("--rammer/--no-rammer", help="One schedule of many operators (CPUs, CUDA). Default: off.")
 ]

@@ -22,26 +22,26 @@ DEFAULT_TRIALS = 200
 def tune(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")],
     trials: Annotated[
-        int | None, typer.Option(min=1, help=f"Candidates to try; {DEFAULT_TRIALS} where no time is given either.")
+        int | None, typer.Option(min=1, help=f"Candidates to try. Default: {DEFAULT_TRIALS}, or as --seconds allows.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(min=1.0, help="How long to search.")] = None,
     tracker: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Measure on servers behind a TVM RPC tracker: it knows no passwords."),
+        typer.Option(metavar="HOST:PORT", help="Measure on servers of a TVM RPC tracker, which checks no passwords."),
     ] = None,
-    key: Annotated[str, typer.Option(help="Of those servers.")] = "cpu",
+    key: Annotated[str, typer.Option(help="Key of those servers at the tracker.")] = "cpu",
     target: Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")] = "llvm",
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, or auto.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the tuned library.")] = None,
-    report: Annotated[list[Path] | None, typer.Option(help="Write the build report: .html or .json.")] = None,
+    report: Annotated[list[Path] | None, typer.Option(help="Write the build report: .html, else JSON.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
 ) -> None:
-    """Search for faster kernels of a model, by measurements. Later builds take what was found.
+    """Measure other tiles of a model's kernels. Later builds use the faster ones.
 
-    What the database knows of the model counts: a run that was stopped goes on where it stood.
+    A run that was stopped goes on where it stood: earlier trials in the database count.
     """
     from tvm_ext import relay
     from tvm_ext.records.serialise import to_json
@@ -82,7 +82,7 @@ def _writable(database: str) -> Path:
 
     path = database_file(database)
     if path is None:
-        raise OptionError("the database is switched off, and tuning is for what it keeps.", "name one by --database")
+        raise OptionError("the database is switched off: nothing would be kept.", "name a file with --database")
     with MeasurementDatabase(path) as opened:
         opened.require_writable()
     return path

@@ -25,14 +25,14 @@ def verify(
         typer.Argument(metavar="MODULE.py:FUNC|MODEL", help="A PrimFunc in a Python file, or a model with --operator."),
     ],
     device: Annotated[str, typer.Option(help="Device to lower for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
-    operator: Annotated[str | None, typer.Option(help="The operator of the model; all are listed if left out.")] = None,
+    operator: Annotated[str | None, typer.Option(help="The operator of the model. Default: list all names.")] = None,
     block: Annotated[list[int] | None, typer.Option(help="Run this block only; may be repeated.")] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="A model input's shape.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")] = False,
 ) -> None:
-    """Run a GPU kernel in the SIMT interpreter: races, bounds, barriers, values, bank conflicts. Exit code 1: wrong."""
+    """Check a GPU kernel without a GPU: races, bounds, barriers, values, bank conflicts. Exit code 1: it is wrong."""
     from tvm_ext.devices.device_db import lookup
     from tvm_ext.verify.verification import to_json
     from tvm_ext.verify.verification import verify as check
