@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.perf_model import PerfModel
 from tvm_ext.support.arithmetic import ceil_div
@@ -21,28 +23,30 @@ def shrink(model: PerfModel, shapes: tuple[Shape, ...]) -> tuple[Shape, ...] | N
     """
     if model.balance(model.partition_count(shapes)) >= WANTED_BALANCE:
         return None
-    best = shapes
+    best, steps = shapes, [transaction_step(model, model.partition_level, axis) for axis in range(len(model.extents))]
     while model.balance(model.partition_count(best)) < WANTED_BALANCE:
-        smaller = _shrunk_once(model, best)
+        smaller = _shrunk_once(model, best, steps)
         if smaller is None:
             break
         best = smaller
     return best if model.balance(model.partition_count(best)) > model.balance(model.partition_count(shapes)) else None
 
 
-def _shrunk_once(model: PerfModel, shapes: tuple[Shape, ...]) -> tuple[Shape, ...] | None:
+def _shrunk_once(model: PerfModel, shapes: tuple[Shape, ...], steps: Sequence[int]) -> tuple[Shape, ...] | None:
     """The program with one spatial axis at the next smaller aligned size, or None where all are at their smallest."""
     level = model.partition_level
     tile = shapes[level]
     options: list[tuple[float, tuple[Shape, ...]]] = []
     for axis in model.spatial:
-        smaller = _with_smaller_axis(model, shapes, axis)
+        smaller = _with_smaller_axis(model, shapes, axis, steps)
         if smaller is not None:
             options.append((reuse_score(model, level, smaller[level], tile), smaller))
     return min(options, key=lambda option: option[0])[1] if options else None
 
 
-def _with_smaller_axis(model: PerfModel, shapes: tuple[Shape, ...], axis: int) -> tuple[Shape, ...] | None:
+def _with_smaller_axis(
+    model: PerfModel, shapes: tuple[Shape, ...], axis: int, steps: Sequence[int]
+) -> tuple[Shape, ...] | None:
     """About half the partitioned tile along ``axis``, or None where it is at its smallest.
 
     It stays a whole number of the tiles above; where they would not fit inside, or (GPU) would not fill whole warps,
@@ -61,7 +65,7 @@ def _with_smaller_axis(model: PerfModel, shapes: tuple[Shape, ...], axis: int) -
                 _cut(shape, axis, upper if at < level else count * upper, at <= level)
                 for at, shape in enumerate(shapes)
             )
-            if _legal(model, shrunk):
+            if _legal(model, shrunk, steps):
                 return shrunk
             if model.is_cpu:
                 break
@@ -90,13 +94,12 @@ def _cut(shape: Shape, axis: int, size: int, owned: bool) -> Shape:
     return (*shape[:axis], min(shape[axis], size), *shape[axis + 1 :]) if owned else shape
 
 
-def _legal(model: PerfModel, shapes: tuple[Shape, ...]) -> bool:
+def _legal(model: PerfModel, shapes: tuple[Shape, ...], steps: Sequence[int]) -> bool:
     """Whole transactions and whole warps on a GPU; a CPU's smaller tiles are as legal as larger ones."""
     if model.is_cpu or len(shapes) < 2:
         return True
     tile = shapes[model.partition_level]
     starts_on_transactions = all(
-        tile[axis] % transaction_step(model, model.partition_level, axis) == 0 or tile[axis] >= model.extents[axis]
-        for axis in model.spatial
+        tile[axis] % steps[axis] == 0 or tile[axis] >= model.extents[axis] for axis in model.spatial
     )
     return starts_on_transactions and model.threads(shapes[0], shapes[1]) % model.device.teu_lanes == 0
