@@ -22,6 +22,8 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
 from tvm_ext.runtime import library
 
+pytestmark = pytest.mark.optimised  # many of these read the machine code
+
 IS_X86 = read_cpu_info().machine == "x86_64"
 x86 = pytest.mark.skipif(not IS_X86, reason="runs x86-64 code")
 Graph = Callable[..., Any]

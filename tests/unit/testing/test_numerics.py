@@ -10,6 +10,8 @@ import pytest
 from tests.support.numeric_kernels import KERNELS, kernel_errors
 from tests.support.numerics import FUNCTIONS, HALF_ULPS, HALVES, TYPES, errors_ulp, measure
 
+pytestmark = pytest.mark.optimised  # the errors of what users run
+
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "numerics.md"
 # The formula has no value there: 0 * inf, inf / inf.
 UNDEFINED = {"Mish", "Gelu", "Gelu tanh", "HardSwish", "Softsign"}

@@ -41,6 +41,8 @@ from tvm_ext.toolchains.device_modules import (
     write_library,
 )
 
+pytestmark = pytest.mark.optimised  # without it, TVM exports every module as a system library
+
 BLOCKS, THREADS = 6, 128
 
 

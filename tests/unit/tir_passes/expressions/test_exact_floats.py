@@ -30,6 +30,7 @@ def test_expressions_mean_what_they_say(name, dtype):
     assert_same(name, run(kernel, choice, [x, y], x.shape, dtype), expected)
 
 
+@pytest.mark.optimised
 def test_relu_is_one_instruction_and_a_maximum_of_two_is_masked():
     """What NaN costs: nothing beside a constant."""
     target = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512"})
