@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_trees import parsed
 from tvm_ext.options import BuildOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,15 +60,10 @@ def _matches(path: str) -> list[str]:
 
 
 @functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
 def _defined(path: str) -> frozenset[str]:
     """All names that a module defines or imports, those inside classes and functions too."""
     found = set()
-    for node in ast.walk(_tree(ROOT / path)):
+    for node in ast.walk(parsed(ROOT / path)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -82,7 +78,7 @@ def _words() -> frozenset[str]:
     """Identifiers of the package and the benchmarks, and words and dotted names in strings of one line."""
     found = {f"tvm_ext.{option}" for option in BuildOptions.__dataclass_fields__}
     for path in (*SOURCES, *(ROOT / "benchmarks").glob("*/*.py")):
-        for node in ast.walk(_tree(path)):
+        for node in ast.walk(parsed(path)):
             found.update(getattr(node, field, None) or "" for field in ("id", "name", "attr"))
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
                 found.update(re.findall(r"tvm_ext\.\w+|\w+", node.value))
@@ -131,7 +127,7 @@ def _unknown(text: str) -> Iterator[str]:
 
 def _prose(path: Path) -> str:
     """Docstrings and comments of a module, those below a name's definition too."""
-    expressions = (node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Expr))
+    expressions = (node.value for node in ast.walk(parsed(path)) if isinstance(node, ast.Expr))
     texts = [item.value for item in expressions if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     comments = COMMENT.findall(path.read_text(encoding="utf-8"))
     return "\n\n".join([*texts, "\n".join(comments)])

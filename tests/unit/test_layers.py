@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_trees import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tvm_ext"
 
@@ -132,8 +134,7 @@ LOOKED_AT = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call, ast.ExceptHand
 @functools.cache
 def _nodes(name: str) -> tuple[ast.AST, ...]:
     """Those of a module's nodes that the tests look at: a walk takes longer than all tests of what it finds."""
-    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
-    return tuple(node for node in ast.walk(tree) if isinstance(node, LOOKED_AT))
+    return tuple(node for node in ast.walk(parsed(SOURCES[name])) if isinstance(node, LOOKED_AT))
 
 
 def _absolute(name: str, node: ast.ImportFrom) -> str:

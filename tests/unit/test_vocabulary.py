@@ -6,11 +6,12 @@ Read from the sources, as in test_layers.
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.source_trees import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tvm_ext"
@@ -18,11 +19,6 @@ SOURCES = {str(path.relative_to(ROOT)): path for path in sorted(PACKAGE.rglob("*
 
 MOST_ANY = 0.03
 """Share of annotations in which `Any` occurs. What is left is given by others: JSON, arguments passed on, ctypes."""
-
-
-@functools.cache
-def _tree(name: str) -> ast.Module:
-    return ast.parse(SOURCES[name].read_text(encoding="utf-8"))
 
 
 def _annotations(tree: ast.AST) -> Iterator[ast.expr]:
@@ -66,7 +62,7 @@ def _defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def test_a_name_of_a_type_is_defined_once() -> None:
-    assert not _defined_twice({name: _tree(name) for name in SOURCES})
+    assert not _defined_twice({name: parsed(SOURCES[name]) for name in SOURCES})
 
 
 def test_two_definitions_are_found() -> None:
@@ -78,7 +74,7 @@ def test_two_definitions_are_found() -> None:
 
 
 def test_signatures_say_what_they_take() -> None:
-    found = [_says_any(annotation) for name in SOURCES for annotation in _annotations(_tree(name))]
+    found = [_says_any(annotation) for name in SOURCES for annotation in _annotations(parsed(SOURCES[name]))]
     assert sum(found) < MOST_ANY * len(found), f"{sum(found)} of {len(found)} annotations say Any"
 
 
@@ -96,7 +92,7 @@ def test_any_is_counted(source: str, count: int) -> None:
 
 def _transforms() -> Iterator[tuple[str, ast.FunctionDef]]:
     for name in SOURCES:
-        for node in ast.walk(_tree(name)):
+        for node in ast.walk(parsed(SOURCES[name])):
             if isinstance(node, ast.FunctionDef) and node.name == "transform_module":
                 yield name, node
 

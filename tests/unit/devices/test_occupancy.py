@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tvm_ext
+from tests.support.source_trees import parsed
 from tvm_ext.devices import device_db, gpu
 from tvm_ext.devices.device_facts import LayerText, fact, spec_from_facts
 from tvm_ext.devices.hal import DeviceSpec
@@ -241,7 +242,7 @@ def _nodes() -> tuple[tuple[str, ast.Attribute | ast.Assign | ast.AnnAssign], ..
     return tuple(
         (path.relative_to(PACKAGE).as_posix(), node)
         for path in paths
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute | ast.Assign | ast.AnnAssign)
     )
 
