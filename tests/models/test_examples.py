@@ -24,13 +24,15 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 CELL_TIMEOUT_S = 600
 SMALLER = {
+    "quickstart": {'"squeezenet"': '"mlp"'},
+    "own_passes": {'"squeezenet"': '"mlp"'},
     "resnet": {'"resnet50"': '"mlp"', "rounds=5, stock_budget_s=5": "rounds=1, stock_budget_s=0.1"},
     "bert": {
         "bert.build_minilm(batch=1, sequence=128)": '"mlp"',
         "rounds=5, stock_budget_s=5": "rounds=1, stock_budget_s=0.1",
     },
 }
-"""What an everyday run puts in the place of a notebook's models."""
+"""What an everyday run puts in the place of a notebook's models, or of a script's."""
 
 
 def environment() -> dict[str, str]:
@@ -40,7 +42,24 @@ def environment() -> dict[str, str]:
 
 
 def run_script(path: Path, tmp_path: Path, *arguments: str) -> str:
-    command = [sys.executable, str(path), *arguments]
+    return run_program(tmp_path, str(path), *arguments)
+
+
+def run_on(path: Path, is_whole: bool, tmp_path: Path) -> str:
+    """What a script prints; unless ``is_whole``, on a smaller model."""
+    return run_script(path, tmp_path) if is_whole else run_program(tmp_path, "-c", _smaller(path))
+
+
+def _smaller(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    for part, smaller in SMALLER[path.stem].items():
+        assert part in text, f"{path.name} has no {part}"
+        text = text.replace(part, smaller)
+    return text
+
+
+def run_program(tmp_path: Path, *arguments: str) -> str:
+    command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=CELL_TIMEOUT_S, check=False
     )
@@ -48,14 +67,21 @@ def run_script(path: Path, tmp_path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_quickstart(tmp_path: Path) -> None:
-    printed = run_script(EXAMPLES / "quickstart.py", tmp_path)
-    assert "(1, 1000, 1, 1)" in printed
+whole_or_smaller = pytest.mark.parametrize(
+    "is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["smaller", "as it is"]
+)
+
+
+@whole_or_smaller
+def test_quickstart(is_whole: bool, tmp_path: Path) -> None:
+    printed = run_on(EXAMPLES / "quickstart.py", is_whole, tmp_path)
+    assert ("(1, 1000, 1, 1)" if is_whole else "(1, 10)") in printed
     assert re.search(r"\d+ kernels: .*rtile", printed), printed
 
 
-def test_pipeline_mixes_our_passes_with_stock_ones(tmp_path: Path) -> None:
-    printed = run_script(EXAMPLES / "own_passes.py", tmp_path)
+@whole_or_smaller
+def test_pipeline_mixes_our_passes_with_stock_ones(is_whole: bool, tmp_path: Path) -> None:
+    printed = run_on(EXAMPLES / "own_passes.py", is_whole, tmp_path)
     assert re.search(r"kernels by path: \{.*'rtile': [1-9]", printed), printed
     difference = re.search(r"largest difference from relay.build: (\S+)", printed)
     assert difference is not None, printed
@@ -95,7 +121,7 @@ def _with_smaller_models(notebook: Any, stem: str) -> None:
             cell.source = cell.source.replace(text, smaller)
 
 
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["smaller", "as it is"])
+@whole_or_smaller
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("nbclient", "ipykernel", "matplotlib", "onnxruntime"):
