@@ -16,7 +16,7 @@ from tvm_ext.analysis.computations import Computation, dtype_of, mentions, repla
 from tvm_ext.ir.build_ir import as_index, bind, load
 from tvm_ext.support.arithmetic import ceil_div
 
-from .tiling import Number, SimtTiling, both, quotient, remainder
+from .tiling import Number, SimtTiling, both, digits, quotient, remainder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -195,14 +195,10 @@ class CopyShape:
 
     def _parts(self, unit: Number) -> tuple[list[Number], Number]:
         """(coordinates of the row, unit in the row)."""
-        rows = self.sizes[: len(self.sizes) - self.run]
-        parts: list[Number] = []
-        for extent in reversed([*rows, self.patch]):
-            parts.insert(0, remainder(unit, extent))
-            unit = quotient(unit, extent)
+        left, *parts = digits(unit, [1, *self.sizes[: len(self.sizes) - self.run], self.patch])
         if self.row_units == self.patch:  # the first row coordinate is not reduced: it is the last digit
             return parts[:-1], parts[-1]
-        return parts[:-1], unit * self.patch + parts[-1]
+        return parts[:-1], left * self.patch + parts[-1]
 
     def _column(self, position: Number) -> Number:
         """The column that is the ``position``-th of its row to be copied."""
@@ -228,9 +224,4 @@ class CopyShape:
         if not self.sizes:
             return []
         rows, position = self._parts(unit)
-        run = self._column(position) * self.width + element
-        inner: list[Number] = []
-        for extent in reversed(self.sizes[len(rows) + 1 :]):
-            inner.insert(0, remainder(run, extent))
-            run = quotient(run, extent)
-        return [*rows, run, *inner]
+        return [*rows, *digits(self._column(position) * self.width + element, self.sizes[len(rows) :])]
