@@ -141,13 +141,21 @@ def recipe_of(case: TypeCase) -> Recipe:
 def inputs_of(case: TypeCase) -> dict[str, Array]:
     """The operands by name, constants too, in order; the same in every run."""
     found = {}
-    schema, recipe = SCHEMAS[case.operator], recipe_of(case)
+    schema, recipe = _schema_of(case), recipe_of(case)
     for position, operand in enumerate(recipe.operands):
         if operand is not None:
             item = schema.inputs[min(position, len(schema.inputs) - 1)]
             generator = np.random.default_rng(zlib.crc32(f"{case.operator} {position}".encode()))
             found[f"x{position}"] = _value(_emptied(operand, case), _type_of(item.type_str, case), generator)
     return found
+
+
+def _schema_of(case: TypeCase) -> onnx.defs.OpSchema:
+    """The operator's schema; the next set's, where an operand came with that: Attention's ``nonpad_kv_seqlen``."""
+    schema = SCHEMAS[case.operator]
+    if len(recipe_of(case).operands) <= schema.max_input:
+        return schema
+    return onnx.defs.get_schema(case.operator, OPSET + 1)
 
 
 def _emptied(operand: Operand, case: TypeCase) -> Operand:
@@ -192,7 +200,7 @@ def known_names(case: TypeCase) -> set[str]:
 
 def model_of(case: TypeCase, values: Mapping[str, Array], opset: int = OPSET) -> onnx.ModelProto:
     """The model of one node, whose operands have the types of `values`."""
-    recipe, schema = recipe_of(case), SCHEMAS[case.operator]
+    recipe, schema = recipe_of(case), _schema_of(case)
     types = dict(case.types)
     attributes = dict(recipe.attributes) | {
         attribute: CODES[types[parameter]] for parameter, attribute in recipe.type_attributes.items()

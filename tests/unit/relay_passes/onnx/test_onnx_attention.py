@@ -19,6 +19,7 @@ from tests.unit.relay_passes.onnx.single_nodes import (
     floats,
     model_of,
 )
+from tvm_ext.errors import ModelError
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -66,3 +67,17 @@ def _reference(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
     del whole.graph.output[:]
     whole.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
     return list(ReferenceEvaluator(whole).run(None, dict(inputs)))
+
+
+def test_keys_without_values_are_refused() -> None:
+    inputs = {"q": floats(1, 2, 3, 4), "k": floats(1, 2, 5, 4), "v": floats(1, 2, 6, 4)}
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], "attend")
+    with pytest.raises(ModelError, match=r"\[1, 2, 5, 4\] and \[1, 2, 6, 4\]"):
+        cleaned(model_of(node, inputs, opset=23))
+
+
+def test_queries_without_features_attend_alike() -> None:
+    inputs = {"q": floats(1, 2, 3, 0), "k": floats(1, 2, 5, 0), "v": floats(1, 2, 5, 4)}
+    model = model_of(helper.make_node("Attention", ["q", "k", "v"], ["y"], "attend"), inputs, opset=23)
+    expected = np.broadcast_to(inputs["v"].mean(axis=2, keepdims=True), (1, 2, 3, 4))
+    np.testing.assert_allclose(built(model, inputs)[0], expected, rtol=1e-5)

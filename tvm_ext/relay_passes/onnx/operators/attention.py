@@ -72,7 +72,10 @@ def _heads(pen: Pen) -> _Heads:
     past_key, past_value = pen.operand(_PAST_KEY), pen.operand(_PAST_VALUE)
     if bool(past_key) != bool(past_value) or (past_key and pen.operand(_VALID_LENGTHS)):
         raise pen.refusal("has only some of the cache's operands", "give past_key and past_value, or neither")
-    past = pen.known_shape(past_key)[2] if past_key else 0
+    past, past_values = (pen.known_shape(name)[2] if name else 0 for name in (past_key, past_value))
+    if {shape[0] for shape in shapes} != {shapes[0][0]} or past + shapes[1][-2] != past_values + shapes[2][-2]:
+        given = " and ".join(str(list(shape)) for shape in shapes)
+        raise pen.refusal(f"has queries, keys and values of {given}", "give one batch, and a value for each key")
     return _Heads(
         query=query,
         key=pen.add("Concat", past_key, key, axis=2) if past_key else key,
@@ -103,7 +106,7 @@ def _repeated(pen: Pen, name: str, heads: _Heads) -> str:
 
 def _scaled_product(pen: Pen, heads: _Heads) -> str:
     """Both factors carry the square root of the scale, which keeps half precision from overflowing."""
-    scale = float(pen.attribute("scale", 0.0)) or 1.0 / math.sqrt(heads.features)
+    scale = float(pen.attribute("scale", 0.0)) or 1.0 / math.sqrt(max(1, heads.features))
     if scale < 0:
         raise pen.refusal(f"has the scale {scale}", "the scale must be positive")
     root = pen.like(math.sqrt(scale))
