@@ -25,6 +25,7 @@ WRITERS = {
     "_common.py": "the one place",
     "gpu/bundle.py": "what is carried to the machine with the GPU",
     "gpu/bundle_code.py": "the libraries of it",
+    "gpu/bundle_templates.py": "the object of templates that those link",
     "gpu/bundle_runtime.py": "what is carried there besides kernels",
     "gpu/run.py": "runs there, without this package; `import_results.py` takes in what it writes",
     "gpu/bundle_profile.py": "what is carried there, too: programs and the plan of their runs",
