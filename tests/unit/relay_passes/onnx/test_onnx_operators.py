@@ -20,6 +20,7 @@ from tests.unit.relay_passes.onnx.single_nodes import (
     floats,
     model_of,
 )
+from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.onnx.operators import tables
 
 
@@ -88,6 +89,48 @@ def test_wrapped_pads_lie_on_the_torus_of_the_whole_tensor(pads: list[int]) -> N
     node = helper.make_node("Pad", ["x", "pads"], ["y"], mode="wrap")
     y = built(model_of(node, {"x": x}, constants, opset=19), {"x": x})[0]
     assert y.tolist() == wrapped([x, constants["pads"]])[0].tolist()
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("pads", [[3, 2], [1, 9], [6, 0]])
+def test_reflections_go_back_and_forth(pads: list[int], axis: int) -> None:
+    """Stock TVM reads beyond the tensor where more is reflected than there is."""
+    x, constants = np.arange(6, dtype=np.int8).reshape(2, 3), {"pads": np.asarray(pads), "axes": np.asarray([axis])}
+    node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"], mode="reflect")
+    check_rewriting(model_of(node, {"x": x}, constants), {"x": x})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32])
+def test_the_value_of_a_pad_may_be_known_at_run_time(dtype: Any) -> None:
+    inputs, constants = {"x": np.ones((2, 3), dtype), "value": np.asarray(7, dtype)}, {"pads": np.asarray([1, 0, 0, 2])}
+    model = model_of(helper.make_node("Pad", ["x", "pads", "value"], ["y"]), inputs, constants)
+    assert_same(built(model, inputs), ReferenceEvaluator(model).run(None, inputs))
+
+
+def test_pads_of_run_time_are_refused_by_name() -> None:
+    inputs = {"x": floats(2, 3), "pads": np.asarray([1, 0, 0, 2])}
+    with pytest.raises(ModelError, match=r"Pad node .* needs the value of 'pads'"):
+        cleaned(model_of(helper.make_node("Pad", ["x", "pads"], ["y"]), inputs))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.702])
+def test_swish_of_halves_is_rounded_once(alpha: float) -> None:
+    x = (4 * floats(64)).astype(np.float16)
+    wide = x.astype(np.float64)
+    wanted = wide / (1 + np.exp(-alpha * wide))
+    got = built(model_of(helper.make_node("Swish", ["x"], ["y"], alpha=alpha), {"x": x}, opset=24), {"x": x})[0]
+    assert (np.abs(got - wanted) <= 0.51 * np.spacing(np.abs(wanted).astype(np.float16))).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_local_response_normalization_of_doubles(size: int) -> None:
+    """An even window has one channel more behind than before."""
+    x = floats(2, 5, 3, 2).astype(np.float64)
+    before, behind = (size - 1) // 2, size // 2
+    squares = np.stack([(x[:, max(0, c - before) : c + behind + 1] ** 2).sum(1) for c in range(5)], axis=1)
+    scale = np.float64(np.float32(0.7)) + np.float64(np.float32(0.2)) / size * squares
+    node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=0.2, beta=0.5, bias=0.7)
+    assert_same(built(model_of(node, {"x": x}), {"x": x}), [x / np.sqrt(scale)], rtol=1e-13)
 
 
 @pytest.mark.parametrize(("extent", "parts"), [(6, 3), (7, 3), (5, 1)])

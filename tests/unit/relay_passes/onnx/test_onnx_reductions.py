@@ -73,3 +73,18 @@ def test_means_of_integers_are_truncated() -> None:
     x = np.asarray([[-3, -4], [7, 8], [2, 2]], np.int32)
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=0)
     np.testing.assert_array_equal(built(model_of(node, {"x": x}, opset=13), {"x": x})[0], [-3, 7, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
+@pytest.mark.parametrize("axes", [[1], None])
+@pytest.mark.parametrize("what", ["L2", "LogSum", "LogSumExp"])
+def test_roots_and_logarithms_of_integers_are_truncated(what: str, axes: list[int] | None, dtype: Any) -> None:
+    x = np.asarray([[3, 5, 9], [6, 8, 2]], dtype)
+    node = helper.make_node(f"Reduce{what}", ["x"], ["y"], keepdims=0, axes=axes)
+    if axes is None:
+        node = helper.make_node(f"Reduce{what}", ["x"], ["y"], noop_with_empty_axes=1)
+    rows = x.astype(np.float64) if axes else x.astype(np.float64)[..., None]
+    forms = {"L2": lambda v: np.sqrt((v * v).sum(-1)), "LogSum": lambda v: np.log(v.sum(-1))}
+    wanted = forms.get(what, lambda v: np.log(np.exp(v).sum(-1)) + 1e-9)(rows)
+    got = built(model_of(node, {"x": x}, opset=13 if axes else 18), {"x": x})[0]
+    assert_same([got], [wanted.astype(dtype)])

@@ -11,6 +11,7 @@ import onnx
 from tvm_ext import _tvm
 from tvm_ext._tvm import BlockBuilder, Expr
 from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.arrays import Array
 
 from .context import Pen, converter, rule
 
@@ -91,6 +92,53 @@ def _blocked_shape(pen: Pen) -> tuple[tuple[int, ...], int]:
     if mode not in ("DCR", "CRD"):
         raise pen.refusal(f"has the mode '{mode}'", "use DCR or CRD")
     return shape, block
+
+
+@rule("Pad")
+def _pad(pen: Pen) -> None:
+    """Reflections of more than the tensor, for which stock TVM reads beyond it; a value that is known at run time."""
+    given = pen.known_value(1) if pen.opset >= 11 else np.asarray(pen.attribute("pads", ()))
+    mode, value, shape = pen.text("mode", "constant"), pen.operand(2), pen.shape(pen.x)
+    is_late = mode == "constant" and value != "" and value not in pen.constants
+    if given is None or shape is None or (mode != "reflect" and not is_late):
+        return
+    places = _padded_places(pen, shape, given)
+    if is_late:
+        is_inside = [(at >= 0) & (at < extent) for at, extent in zip(places, shape, strict=True)]
+        zeros, whole = pen.name("zeros"), np.asarray(True)
+        for along in is_inside:
+            whole = np.logical_and.outer(whole, along)
+        pen.again([*pen.input[:2], "", *pen.input[3:]], [zeros])
+        pen.add("Where", pen.constant(whole), zeros, value, out=pen.out)
+    elif any(
+        at.size and (at[0] <= -extent or at[-1] > 2 * extent - 2) for at, extent in zip(places, shape, strict=True)
+    ):
+        _reflect(pen, shape, places)
+
+
+def _padded_places(pen: Pen, shape: tuple[int, ...], pads: Array) -> list[Array]:
+    """By axis, the places of the result's elements in the operand: [-1, 0, 1, 2] for a pad of 1 before 3 elements."""
+    rank, axes = len(shape), pen.known_value(3)
+    padded = list(range(rank)) if axes is None else [int(axis) for axis in axes]
+    if pads.size != 2 * len(padded) or any(not -rank <= axis < rank for axis in padded):
+        raise pen.refusal(f"pads the axes {padded} of {list(shape)} by {pads.tolist()}", "give two pads for each axis")
+    begins, ends = np.zeros((2, rank), np.int64)
+    begins[padded], ends[padded] = pads.reshape(2, -1)
+    return [np.arange(-begin, extent + end) for begin, extent, end in zip(begins, shape, ends, strict=True)]
+
+
+def _reflect(pen: Pen, shape: tuple[int, ...], places: Sequence[Array]) -> None:
+    """Back and forth: 4 elements reflected before 0 1 2 are 0 1 2 1."""
+    result = pen.x
+    for axis, (at, extent) in enumerate(zip(places, shape, strict=True)):
+        if np.array_equal(at, np.arange(extent)):
+            continue
+        if extent == 0:
+            raise pen.refusal(f"reflects axis {axis}, which has no elements", "check the shapes")
+        period = max(2 * extent - 2, 1)
+        source = np.minimum(at % period, (period - at) % period if extent > 1 else 0)
+        result = pen.add("Gather", result, pen.constant(source, np.int64), axis=axis)
+    pen.give(result)
 
 
 @rule("Dropout")

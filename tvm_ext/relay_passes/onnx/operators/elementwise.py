@@ -72,6 +72,11 @@ def _thresholded_relu(pen: Pen, x: str, alpha: str) -> str:
     return pen.add("Where", pen.add("Greater", x, alpha), x, pen.like(0.0))
 
 
+def _swish(pen: Pen, x: str, alpha: str) -> str:
+    """x sigmoid(alpha x)."""
+    return pen.add("Mul", x, pen.add("Sigmoid", pen.add("Mul", alpha, x)))
+
+
 _FORMS: Mapping[str, _Form] = {
     # The stock importer writes these with sums that cancel: log(1 + e^x) is 0 from x = -17 on.
     "Atanh": _Form((FLOAT, DOUBLE), _atanh),
@@ -81,12 +86,13 @@ _FORMS: Mapping[str, _Form] = {
     "Elu": _Form((DOUBLE,), _elu, {"alpha": 1.0, "gamma": 1.0}),
     "Selu": _Form((DOUBLE,), _elu, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
     "Celu": _Form((), _celu, {"alpha": 1.0}),
+    "Swish": _Form((), _swish, {"alpha": 1.0}),
     "ThresholdedRelu": _Form(FLOATING, _thresholded_relu, {"alpha": 1.0}),
 }
 
 
-@rule(*_FORMS.keys() - {"Celu"})
-@rule("Celu", replaces=True)
+@rule(*_FORMS.keys() - {"Celu", "Swish"})
+@rule("Celu", "Swish", replaces=True)
 def _written_out(pen: Pen) -> None:
     form = _FORMS[pen.op_type]
     if not form.types or pen.element_type(pen.x) in form.types:

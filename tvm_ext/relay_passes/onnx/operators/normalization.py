@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -82,3 +83,20 @@ def _mean_variance(pen: Pen) -> None:
     variance = pen.mean(pen.add("Mul", centred, centred), axes)
     deviation = pen.add("Add", pen.add("Sqrt", variance), pen.constant(1e-9, np.float64))
     pen.add("Div", centred, deviation, out=pen.out)
+
+
+@rule("LRN", types=[DOUBLE])
+def _local_response(pen: Pen) -> None:
+    """x / (bias + alpha m)^beta, m being the mean square over `size` channels; beyond the last channel stand zeros.
+
+    The stock importer's constants are float32. An even window has one channel more behind than before.
+    """
+    batch, channels, *image = shape = pen.known_shape(pen.x)
+    size = pen.integer("size", 1)
+    squares = pen.add("Reshape", pen.add("Mul", pen.x, pen.x), pen.integers(batch, 1, channels, prod(image)))
+    pads = [(size - 1) // 2, 0, size // 2, 0]
+    means = pen.add("AveragePool", squares, kernel_shape=[size, 1], pads=pads, count_include_pad=1)
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    alpha, beta, bias = (pen.constant(np.float32(pen.attribute(*pair)), np.float64) for pair in defaults.items())
+    scale = pen.add("Pow", pen.add("Add", bias, pen.add("Mul", alpha, means)), beta)
+    pen.add("Div", pen.x, pen.add("Reshape", scale, pen.integers(*shape)), out=pen.out)

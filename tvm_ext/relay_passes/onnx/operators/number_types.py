@@ -10,7 +10,7 @@ from .context import FLOAT, HALF, Pen
 _WIDENED_NAMES = (
     "Acos Acosh Asin Asinh Atan Atanh Celu Cosh CumSum DFT DeformConv Det Elu Gelu GlobalLpPool HardSigmoid HardSwish "
     "InstanceNormalization LRN LpNormalization LpPool MeanVarianceNormalization Mish PRelu ReduceL2 ReduceLogSum STFT "
-    "Selu Sinh Softplus Softsign Tan"
+    "Selu Sinh Softplus Softsign Swish Tan"
 )
 WIDENED = frozenset(_WIDENED_NAMES.split())
 # What stock TVM computes in bfloat16 wrongly or not at all.

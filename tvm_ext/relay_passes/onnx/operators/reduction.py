@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from tvm_ext.support.arrays import Array, DType
 
-from .context import Pen, rule
+from .context import DOUBLE, Pen, rule
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 # What TVM's sort takes for a type that it has not.
@@ -20,6 +20,8 @@ _SORTED_AS: Mapping[int, int] = {
     TensorProto.UINT32: TensorProto.INT64,
     TensorProto.UINT64: TensorProto.INT64,
 }
+# ONNX allows them of integers, and TVM's root, logarithm and exponential take none.
+_NEEDS_FLOATS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
 # Without axes to reduce over, the operators still do what they do to single elements.
 _OF_ONE_ELEMENT = {"L1": "Abs", "L2": "Abs", "LogSum": "Log", "SumSquare": "Mul"}
 
@@ -27,13 +29,15 @@ _OF_ONE_ELEMENT = {"L1": "Abs", "L2": "Abs", "LogSum": "Log", "SumSquare": "Mul"
 @rule(*(f"Reduce{what}" for what in _REDUCTIONS))
 def _reduce(pen: Pen) -> None:
     axes, shape = _axes(pen), pen.shape(pen.x)
-    if axes is None:
-        _of_single_elements(pen)
-    elif shape is not None and any(shape[axis] == 0 for axis in axes):
+    if axes is not None and shape is not None and any(shape[axis] == 0 for axis in axes):
         _of_nothing(pen, shape, axes)
+    elif pen.op_type in _NEEDS_FLOATS and pen.dtype(pen.x).kind in "iu":
+        _in_float64(pen)
+    elif axes is None:
+        _of_single_elements(pen)
     elif pen.dtype(pen.x) == np.bool_:
         _of_bools(pen, axes)
-    elif pen.op_type == "ReduceLogSumExp" and pen.dtype(pen.x).kind not in "iu":
+    elif pen.op_type == "ReduceLogSumExp":
         _log_sum_exp(pen, axes)
     elif pen.op_type == "ReduceMean" and pen.dtype(pen.x).kind in "iu":
         _integer_mean(pen, axes)
@@ -88,6 +92,13 @@ def _of_bools(pen: Pen, axes: list[int]) -> None:
     numbers = pen.cast(pen.x, TensorProto.UINT8)
     reduced = pen.reduce(pen.op_type, numbers, axes, keepdims=pen.flag("keepdims", True))
     pen.cast(reduced, TensorProto.BOOL, out=pen.out)
+
+
+def _in_float64(pen: Pen) -> None:
+    """The reduction of integers in float64, cut towards 0: |(3, 5)| = 5.83 is 5, as ONNX's reference has it."""
+    wide = pen.name("wide")
+    pen.again([pen.cast(pen.x, DOUBLE), *pen.input[1:]], [wide])
+    pen.cast(wide, pen.element_type(pen.x), out=pen.out)
 
 
 def _integer_mean(pen: Pen, axes: list[int]) -> None:
