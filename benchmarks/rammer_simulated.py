@@ -40,8 +40,8 @@ from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtasks import Need, RTaskGraph, RTaskSchedule, VDevice
+from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.wavefronts.policies import schedule
-from tvm_ext.relay_passes.wavefronts.selection import chosen_kernels
 
 PAPER = Path(__file__).resolve().parent / "workloads" / "rammer_models.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")

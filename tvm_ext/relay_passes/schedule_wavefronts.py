@@ -55,12 +55,11 @@ from tvm_ext.records.rtask_split import RKERNEL, RTASKS, RTaskSplit
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import RTaskGraph, RTaskSchedule
 
-from .region_records import region_record
+from .region_records import chosen_kernels, region_record
 from .rtask_graphs import RTaskRegion, bytes_of, is_static, sequential_seconds
 from .rtask_regions import Layer, is_output, layers_of, users_of
 from .wavefronts.policies import schedule as schedule_by_policy
 from .wavefronts.policies import schedule_by_choice
-from .wavefronts.selection import chosen_kernels
 
 Mode = bool | Literal["auto"]
 KnownTimes = Callable[[Mapping[str, MeasuredWorkload]], RTaskTimes]

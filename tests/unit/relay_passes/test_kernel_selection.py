@@ -19,9 +19,9 @@ from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.rammer import RegionRecord
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskSchedule, VDevice
+from tvm_ext.relay_passes.region_records import chosen_kernels
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.wavefronts import policies
-from tvm_ext.relay_passes.wavefronts.selection import chosen_kernels
 from tvm_ext.support.arrays import Array
 from tvm_ext.tir_passes.plan import alternatives
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
