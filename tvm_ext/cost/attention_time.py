@@ -8,11 +8,15 @@ from L2 once per block of queries, 512 bytes a key: 2 bytes a cycle with 64 quer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from math import gcd, inf
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import WARM, Machine
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.attention import Attention, AttentionTiles, Copies, MatrixOperand
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -46,48 +50,192 @@ KERNEL_SHARE = 0.7
 MOST_QUERY_VECTORS = 4
 """More registers of queries than this leave fewer than six rows for the accumulators of 32."""
 
-
-def choose_tiles(work: Attention, device: DeviceSpec) -> AttentionTiles | None:
-    """The tiles that the model expects to be fastest; None where ``device`` has no SIMD registers to put queries in."""
-    lanes = device.register_bytes // FLOAT_BYTES
-    if device.kind != "cpu" or lanes < 2:
-        return None
-    counts = range(1, MOST_QUERY_VECTORS + 1)
-    found = [tiles for count in counts if (tiles := tiles_of_vectors(work, device, lanes, count))]
-    return min(found, key=lambda tiles: kernel_seconds(work, tiles, device), default=None)
+SCATTERED = 1.1
+"""How much longer it takes to read keys and values where they lie, if the model would rather have them copied."""
 
 
-def most_rows(vectors: int, device: DeviceSpec) -> int:
-    """Rows of a register tile by ``vectors`` registers of queries: beside the accumulators are one step's operands."""
-    return (device.register_limit - vectors - 1) // vectors
+class AttentionClock:
+    """What ``work`` takes on ``device``: in one kernel, by its tiles, and as kernels apart."""
 
+    def __init__(self, work: Attention, device: DeviceSpec) -> None:
+        self.work, self.device, self.machine = work, device, Machine(device)
+        self.lanes = device.register_bytes // FLOAT_BYTES
 
-def tiles_of_vectors(work: Attention, device: DeviceSpec, lanes: int, vectors: int) -> AttentionTiles | None:
-    """The tiles with ``vectors`` registers of queries; None where the queries are fewer.
+    def usual_tiles(self) -> AttentionTiles | None:
+        """The tiles that the model expects to be fastest; None where the device has no SIMD registers for queries."""
+        return min(self._bases(), key=self.kernel_seconds, default=None)
 
-    Registers hold the accumulators, one step's queries, and one scalar for all lanes. The block of scores shares L1
-    with what it is multiplied with: queries first, then values.
-    """
-    if vectors > ceil_div(work.queries, lanes):
-        return None
-    rows = most_rows(vectors, device)
-    if rows < 1:
-        return None
-    width = vectors * lanes * FLOAT_BYTES
-    room = device.layers[1].capacity_bytes or 0
-    beside_queries = (room - work.features * width) // width
-    beside_values = room // (width + work.value_features * FLOAT_BYTES)
-    masked = any(term.operand.row_stride for term in work.terms)
-    block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
-    enough = ceil_div((device.fma_latency_cycles or 1) * device.fma_rate, vectors)
-    return AttentionTiles(
-        lanes=lanes,
-        query_vectors=vectors,
-        key_rows=_rows(block, rows, enough),
-        feature_rows=_rows(work.value_features, rows, enough),
-        key_block=block,
-        copies=_copies(work, ceil_div(work.queries, vectors * lanes), rows, block, device),
-    )
+    def candidates(self) -> list[tuple[AttentionTiles, float]]:
+        """All tiles with the seconds that the model expects of each, `usual_tiles` first; none without SIMD."""
+        usual = self.usual_tiles()
+        if usual is None:
+            return []
+        found = {usual: self._candidate_seconds(usual, usual)}
+        for base in self._bases():
+            for tiles in self._like(base):
+                found.setdefault(tiles, self._candidate_seconds(tiles, base))
+        return list(found.items())
+
+    def check(self, tiles: AttentionTiles) -> None:
+        """Raise IllegalRewrite where ``tiles`` are none of `candidates`."""
+        if not any(tiles == item for item, _ in self.candidates()):
+            raise IllegalRewrite(f"attention of {self.work} on {self.device.name} cannot have {tiles}")
+
+    def _bases(self) -> list[AttentionTiles]:
+        """For each number of registers of queries the tiles that registers and caches ask for."""
+        if self.device.kind != "cpu" or self.lanes < 2:
+            return []
+        most = min(MOST_QUERY_VECTORS, ceil_div(self.work.queries, self.lanes))
+        return [tiles for count in range(1, most + 1) if (tiles := self._tiles_of_vectors(count))]
+
+    def _most_rows(self, vectors: int) -> int:
+        """Rows of a register tile by so many registers of queries: beside the accumulators are a step's operands."""
+        return (self.device.register_limit - vectors - 1) // vectors
+
+    def _tiles_of_vectors(self, vectors: int) -> AttentionTiles | None:
+        """The tiles with ``vectors`` registers of queries; None where no row of accumulators has room beside them.
+
+        Registers hold the accumulators, one step's queries, and one scalar for all lanes. The block of scores shares L1
+        with what it is multiplied with: queries first, then values.
+        """
+        work, lanes, rows = self.work, self.lanes, self._most_rows(vectors)
+        if rows < 1:
+            return None
+        width = vectors * lanes * FLOAT_BYTES
+        room = self.device.layers[1].capacity_bytes or 0
+        beside_queries = (room - work.features * width) // width
+        beside_values = room // (width + work.value_features * FLOAT_BYTES)
+        masked = any(term.operand.row_stride for term in work.terms)
+        block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
+        enough = ceil_div((self.device.fma_latency_cycles or 1) * self.device.fma_rate, vectors)
+        return AttentionTiles(
+            lanes=lanes,
+            query_vectors=vectors,
+            key_rows=_rows(block, rows, enough),
+            feature_rows=_rows(work.value_features, rows, enough),
+            key_block=block,
+            copies=self._copies(ceil_div(work.queries, vectors * lanes), rows, block),
+        )
+
+    def _is_half(self) -> bool:
+        """Half precision is read as float32, and so copied."""
+        return any(itemsize_bytes(item.dtype) != FLOAT_BYTES for item in (self.work.key, self.work.value))
+
+    def _copies(self, blocks: int, rows: int, key_block: int) -> Copies:
+        """Where keys and values are read: of few blocks of queries each copies its own, many share one copy of all."""
+        work = self.work
+        keys = self._is_scattered(work.key, rows, 1)
+        lines = ceil_div(work.value_features * FLOAT_BYTES, self.device.layers[1].transaction_bytes)
+        values = self._is_scattered(work.value, min(key_block, work.keys), lines)
+        if not self._is_half() and ((not keys and not values) or work.queries <= self.lanes):
+            return "none"  # what one register of queries reads is read once
+        if blocks >= BLOCKS_THAT_SHARE:
+            return "shared"
+        return "block" if self._is_half() or keys else "values"
+
+    def _is_scattered(self, operand: MatrixOperand, rows: int, lines: int) -> bool:
+        """Whether ``rows`` of ``lines`` cache lines each, read again and again, would fill more than half of L1's ways.
+
+        Addresses a page apart share a place in L1, which has as many ways as pages. Worked example, 64 rows of 4 lines
+        3072 bytes apart: 4 places of 4 lines in a page of 64, so 16 lines for each of 8 ways. One core, 12 heads,
+        512 x 512: 84 GFLOP/s, copied 91. Keys are read row by row, one line of each at a time.
+        """
+        apart, l1 = abs(operand.row_stride) * FLOAT_BYTES, self.device.layers[1]
+        page, line = self.device.page_bytes or 4096, l1.transaction_bytes
+        if operand.column_stride != 1 or not apart:
+            return False
+        ways = max(1, (l1.capacity_bytes or page) // page)
+        places = min(page // line, page // gcd(apart, page) * lines)
+        return 2 * rows * lines > places * ways
+
+    # --- other tiles ------------------------------------------------------------------------------------------------
+    def _like(self, base: AttentionTiles) -> Iterator[AttentionTiles]:
+        """Tiles with as many registers of queries: other blocks of keys, rows of register tiles, copies."""
+        rows = self._most_rows(base.query_vectors)
+        legal: tuple[Copies, ...] = ("block", "shared") if self._is_half() else ("none", "values", "block", "shared")
+        for block, copies in product(self._blocks(base), legal):
+            for keys, features in product(
+                _other_rows(base.key_rows, rows, block),
+                _other_rows(base.feature_rows, rows, self.work.value_features),
+            ):
+                yield replace(base, key_block=block, copies=copies, key_rows=keys, feature_rows=features)
+
+    def _blocks(self, base: AttentionTiles) -> list[int]:
+        """Quarters to twice the block that L1 holds, whole registers of keys; never more than there are."""
+        sizes = [base.key_block * factor // 4 // base.lanes * base.lanes for factor in (1, 2, 8)]
+        return sorted({base.key_block, *(min(size, self.work.keys) for size in sizes if size)})
+
+    def _candidate_seconds(self, tiles: AttentionTiles, usual: AttentionTiles) -> float:
+        """`kernel_seconds`, with the copies: a load and a store of each register, by each task or once."""
+        work, blocks = self.work, ceil_div(self.work.queries, tiles.query_block)
+        times = {"none": 0, "values": blocks, "block": blocks, "shared": 1}[tiles.copies]
+        features = work.value_features + (work.features if tiles.copies != "values" else 0)
+        cycles = 2 * work.batch * times * work.keys * features / tiles.lanes / self.device.unit_count
+        slower = SCATTERED if tiles.copies == "none" and usual.copies != "none" else 1.0
+        return slower * self.kernel_seconds(tiles) + cycles / self.machine.hz
+
+    # --- the one kernel ---------------------------------------------------------------------------------------------
+    def kernel_seconds(self, tiles: AttentionTiles) -> float:
+        """Of all units, the longest of them; without starting the kernel."""
+        work, blocks = self.work, ceil_div(self.work.queries, tiles.query_block)
+        last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
+        per_batch = (blocks - 1) * self._task_cycles(tiles, tiles.query_vectors) + self._task_cycles(tiles, last)
+        tasks = work.batch * blocks
+        units = min(self.device.unit_count, tasks)
+        imbalance = ceil_div(tasks, units) * units / tasks
+        return work.batch * per_batch * imbalance / units / KERNEL_SHARE / self.machine.hz
+
+    def _task_cycles(self, tiles: AttentionTiles, vectors: int) -> float:
+        work, pipes, machine = self.work, self.device.fma_rate, self.machine
+        scores = self._product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles)
+        steps = ceil_div(work.keys, tiles.key_block)
+        results = self._product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles)
+        softmax = work.keys * vectors * EXP_OPERATIONS / pipes
+        rescaled = 3 * steps * work.value_features * vectors / pipes
+        turned = work.features + work.value_features + sum(work.keys for term in work.terms if term.operand.row_stride)
+        turning = turned * vectors * TURN_OPERATIONS / pipes
+        # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
+        read = work.keys * (work.features + work.value_features) * FLOAT_BYTES
+        waiting = read / machine.bytes_per_cycle(machine.l2_rate)
+        return scores + results + softmax + rescaled + turning + waiting + TASK_CYCLES
+
+    def _product_cycles(self, rows: int, tile: int, vectors: int, depth: int, tiles: AttentionTiles) -> float:
+        """A product in register tiles, the last of them smaller."""
+        full, rest = divmod(rows, tile)
+        cycles = full * self._step_cycles(tile, vectors, depth, tiles)
+        return depth * (cycles + (self._step_cycles(rest, vectors, depth, tiles) if rest else 0.0))
+
+    def _step_cycles(self, rows: int, vectors: int, depth: int, tiles: AttentionTiles) -> float:
+        """Of one step of the sum: arithmetic, loads, latency, and L2 where L1 is too small for the vectors."""
+        device, machine = self.device, self.machine
+        held = min(depth, tiles.key_block) * vectors * tiles.lanes * FLOAT_BYTES
+        room = device.layers[1].capacity_bytes or inf
+        near = machine.bytes_per_cycle(machine.l2_rate) if 2 * held > room else inf
+        streamed = vectors * tiles.lanes * FLOAT_BYTES / near
+        latency = float(device.fma_latency_cycles or 0)
+        times = (rows * vectors / device.fma_rate, (rows + vectors) / device.load_rate, latency, streamed)
+        return overlapped(times, PORT_OVERLAP)
+
+    # --- and what it replaces ---------------------------------------------------------------------------------------
+    def separate_seconds(self) -> float:
+        """Of the kernels that compute the same apart: two products, the softmax, transposes of operands elsewhere.
+
+        Scores are read and written in the first cache that holds them. Calls count for all kernels but one.
+        """
+        work, machine = self.work, self.machine
+        elements = float(work.batch * work.queries * work.keys)
+        peak = (self.device.peak_gflops_of("float32") or 1.0) * 1e9
+        scores = elements * itemsize_bytes(work.query.dtype)
+        seconds = work.flops / (PRODUCT_SHARE * peak)
+        seconds += elements * EXP_OPERATIONS * 2 / peak
+        # The first product writes the scores, the softmax reads and writes them, the second product reads them.
+        seconds += 4 * scores / machine.held_rate(scores, WARM)
+        cycles = COPY_CYCLES * (_moved(work.query, work.queries, work) + _moved(work.value, work.keys, work))
+        cycles += COPY_CYCLES * _moved(work.output, work.queries, work)
+        cycles += TURNED_COPY_CYCLES * _moved(work.key, work.keys, work)
+        seconds += cycles / self.device.unit_count / machine.hz
+        copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
+        return seconds + (2 + copies) * (CALL_SECONDS + machine.launch_s)
 
 
 def _block(keys: int, most: int, step: int, lanes: int) -> int:
@@ -113,101 +261,10 @@ def _rows(extent: int, most: int, enough: int) -> int:
     return next(equal, ceil_div(extent, ceil_div(extent, most)))
 
 
-def _copies(work: Attention, blocks: int, rows: int, key_block: int, device: DeviceSpec) -> Copies:
-    """Where keys and values are read: of few blocks of queries each copies its own, many share one copy of all."""
-    half = any(itemsize_bytes(item.dtype) != FLOAT_BYTES for item in (work.key, work.value))
-    keys = _is_scattered(work.key, rows, 1, device)
-    lines = ceil_div(work.value_features * FLOAT_BYTES, device.layers[1].transaction_bytes)
-    values = _is_scattered(work.value, min(key_block, work.keys), lines, device)
-    if not half and ((not keys and not values) or work.queries <= device.register_bytes // FLOAT_BYTES):
-        return "none"  # what one register of queries reads is read once
-    if blocks >= BLOCKS_THAT_SHARE:
-        return "shared"
-    return "block" if half or keys else "values"
-
-
-def _is_scattered(operand: MatrixOperand, rows: int, lines: int, device: DeviceSpec) -> bool:
-    """Whether ``rows`` of ``lines`` cache lines each, read again and again, would fill more than half of L1's ways.
-
-    Addresses a page apart share a place in L1, which has as many ways as pages. Worked example, 64 rows of 4 lines 3072
-    bytes apart: 4 places of 4 lines in a page of 64, so 16 lines for each of 8 ways. One core, 12 heads, 512 x 512:
-    84 GFLOP/s, copied 91. Keys are read row by row, one line of each at a time.
-    """
-    apart = abs(operand.row_stride) * FLOAT_BYTES
-    page, line = device.page_bytes or 4096, device.layers[1].transaction_bytes
-    if operand.column_stride != 1 or not apart:
-        return False
-    ways = max(1, (device.layers[1].capacity_bytes or page) // page)
-    places = min(page // line, page // gcd(apart, page) * lines)
-    return 2 * rows * lines > places * ways
-
-
-# --- the one kernel -------------------------------------------------------------------------------------------------
-def kernel_seconds(work: Attention, tiles: AttentionTiles, device: DeviceSpec) -> float:
-    """Of all units, the longest of them; without starting the kernel."""
-    blocks = ceil_div(work.queries, tiles.query_block)
-    last = ceil_div(work.queries - (blocks - 1) * tiles.query_block, tiles.lanes)
-    per_batch = (blocks - 1) * _task_cycles(work, tiles, tiles.query_vectors, device)
-    per_batch += _task_cycles(work, tiles, last, device)
-    tasks = work.batch * blocks
-    units = min(device.unit_count, tasks)
-    imbalance = ceil_div(tasks, units) * units / tasks
-    return work.batch * per_batch * imbalance / units / KERNEL_SHARE / Machine(device).hz
-
-
-def _task_cycles(work: Attention, tiles: AttentionTiles, vectors: int, device: DeviceSpec) -> float:
-    pipes, machine = device.fma_rate, Machine(device)
-    scores = _product_cycles(work.keys, tiles.key_rows, vectors, work.features, tiles, device)
-    steps = ceil_div(work.keys, tiles.key_block)
-    results = _product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles, device)
-    softmax = work.keys * vectors * EXP_OPERATIONS / pipes
-    rescaled = 3 * steps * work.value_features * vectors / pipes
-    turned = work.features + work.value_features + sum(work.keys for term in work.terms if term.operand.row_stride)
-    turning = turned * vectors * TURN_OPERATIONS / pipes
-    # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
-    waiting = work.keys * (work.features + work.value_features) * FLOAT_BYTES / machine.bytes_per_cycle(machine.l2_rate)
-    return scores + results + softmax + rescaled + turning + waiting + TASK_CYCLES
-
-
-def _product_cycles(rows: int, tile: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
-    """A product in register tiles, the last of them smaller."""
-    full, rest = divmod(rows, tile)
-    cycles = full * _step_cycles(tile, vectors, depth, tiles, device)
-    return depth * (cycles + (_step_cycles(rest, vectors, depth, tiles, device) if rest else 0.0))
-
-
-def _step_cycles(rows: int, vectors: int, depth: int, tiles: AttentionTiles, device: DeviceSpec) -> float:
-    """Of one step of the sum: arithmetic, loads, latency, and L2 where L1 is too small for the vectors."""
-    machine, loads = Machine(device), (rows + vectors) / device.load_rate
-    held = min(depth, tiles.key_block) * vectors * tiles.lanes * FLOAT_BYTES
-    room = device.layers[1].capacity_bytes or inf
-    near = machine.bytes_per_cycle(machine.l2_rate) if 2 * held > room else inf
-    streamed = vectors * tiles.lanes * FLOAT_BYTES / near
-    times = (rows * vectors / device.fma_rate, loads, float(device.fma_latency_cycles or 0), streamed)
-    return overlapped(times, PORT_OVERLAP)
-
-
-# --- and what it replaces -------------------------------------------------------------------------------------------
-def separate_seconds(work: Attention, device: DeviceSpec) -> float:
-    """Of the kernels that compute the same apart: two products, the softmax, transposes of operands that lie otherwise.
-
-    Scores are read and written in the first cache that holds them. Calls count for all kernels but one.
-    """
-    machine, elements = Machine(device), float(work.batch * work.queries * work.keys)
-    peak = (device.peak_gflops_of("float32") or 1.0) * 1e9
-    size = itemsize_bytes(work.query.dtype)
-    scores = elements * size
-    seconds = work.flops / (PRODUCT_SHARE * peak)
-    seconds += elements * EXP_OPERATIONS * 2 / peak
-    # The first product writes the scores, the softmax reads and writes them, the second product reads them.
-    seconds += 4 * scores / machine.held_rate(scores, WARM)
-    cycles = COPY_CYCLES * (_moved(work.query, work.queries, work) + _moved(work.value, work.keys, work))
-    cycles += COPY_CYCLES * _moved(work.output, work.queries, work) + TURNED_COPY_CYCLES * _moved(
-        work.key, work.keys, work
-    )
-    seconds += cycles / device.unit_count / machine.hz
-    copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
-    return seconds + (2 + copies) * (CALL_SECONDS + machine.launch_s)
+def _other_rows(usual: int, most: int, extent: int) -> list[int]:
+    """Rows of a register tile out of ``extent``, from half of what the registers hold on."""
+    sizes = (usual, *(most * share // 4 for share in (2, 3, 4)))
+    return sorted({min(extent, max(1, size)) for size in sizes})
 
 
 def _moved(operand: MatrixOperand, rows: int, work: Attention) -> int:

@@ -22,7 +22,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.analysis.relax_values import dtype_of, is_graph, static_shape
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
-from tvm_ext.cost.attention_time import FLOAT_BYTES, choose_tiles, kernel_seconds, separate_seconds
+from tvm_ext.cost.attention_time import FLOAT_BYTES, AttentionClock
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import ATTENTION
 from tvm_ext.records.persistent import PersistentRegion
@@ -73,11 +73,12 @@ class FuseAttention:
         """What is said of an attention and, where it is fused, its result with the bindings that make it."""
         if isinstance(item, RefusedAttention):
             return _apart(item.operators, item.reason), None
-        tiles = choose_tiles(item.work, self.device)
+        clock = AttentionClock(item.work, self.device)
+        tiles = clock.usual_tiles()
         if tiles is None:
             return _apart(item.operators, f"{self.device.name} has no SIMD registers for queries"), None
-        fused_us = kernel_seconds(item.work, tiles, self.device) * 1e6
-        separate_us = separate_seconds(item.work, self.device) * 1e6
+        fused_us = clock.kernel_seconds(tiles) * 1e6
+        separate_us = clock.separate_seconds() * 1e6
         pays = fused_us < separate_us
         kernel, bindings = (
             _call(item, builder, DataflowVar if item.result in local else Var) if pays or self.always else ("", None)

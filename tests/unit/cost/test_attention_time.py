@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.attentions import packed
-from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds, separate_seconds
+from tvm_ext.cost.attention_time import AttentionClock
 from tvm_ext.devices import device_db
 from tvm_ext.records.attention import Attention, AttentionTiles
 from tvm_ext.records.serialise import from_json, to_json
@@ -32,7 +32,7 @@ def attention(queries: int, keys: int, features: int, dtype: str = "float32", or
 
 
 def tiles_of(work: Attention, cpu: str) -> AttentionTiles:
-    tiles = choose_tiles(work, device_db.lookup(cpu))
+    tiles = AttentionClock(work, device_db.lookup(cpu)).usual_tiles()
     assert tiles is not None
     return tiles
 
@@ -69,18 +69,20 @@ def test_what_is_copied() -> None:
 @pytest.mark.parametrize("length", [128, 512, 2048])
 @pytest.mark.parametrize("cpu", MEASURED)
 def test_the_attentions_of_bert_are_worth_one_kernel(cpu: str, length: int) -> None:
-    device, work = device_db.lookup(cpu), attention(length, length, 64)
-    assert kernel_seconds(work, tiles_of(work, cpu), device) < separate_seconds(work, device)
+    work = attention(length, length, 64)
+    clock = AttentionClock(work, device_db.lookup(cpu))
+    assert clock.kernel_seconds(tiles_of(work, cpu)) < clock.separate_seconds()
 
 
 def test_one_query_in_a_register_of_sixteen_is_not() -> None:
     """Of a decoder's step most lanes are empty; contiguous heads leave nothing else to save."""
-    device, work = device_db.lookup("cpu-cascade-lake"), attention(1, 4096, 128, order="bhrc")
-    assert kernel_seconds(work, tiles_of(work, "cpu-cascade-lake"), device) > separate_seconds(work, device)
+    work = attention(1, 4096, 128, order="bhrc")
+    clock = AttentionClock(work, device_db.lookup("cpu-cascade-lake"))
+    assert clock.kernel_seconds(tiles_of(work, "cpu-cascade-lake")) > clock.separate_seconds()
 
 
 def test_gpus_have_no_registers_for_queries() -> None:
-    assert choose_tiles(attention(128, 128, 64), device_db.lookup("nvidia-a100")) is None
+    assert AttentionClock(attention(128, 128, 64), device_db.lookup("nvidia-a100")).usual_tiles() is None
 
 
 def test_records_go_through_json() -> None:

@@ -9,10 +9,7 @@ from tvm_ext._tvm import Buffer, Stmt
 from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.analysis.tile_workload import ATTENTION as ATTENTION_KIND
 from tvm_ext.analysis.tile_workload import tile_machine
-from tvm_ext.cost.attention_choices import attention_candidates, check_attention_tiles
-from tvm_ext.cost.attention_time import choose_tiles, kernel_seconds
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import Machine
+from tvm_ext.cost.attention_time import AttentionClock
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, outer_kind
 from tvm_ext.records.attention import ATTENTION, Attention, AttentionTiles
@@ -51,8 +48,8 @@ class AttentionPart(KernelPart[AttentionTiles]):
     context: KernelContext
 
     def forms(self, chosen: AttentionTiles | None = None) -> list[Form]:
-        params, device = self.context.operator.params, self.context.device
-        statement, program, note = attention_kernel(self.work, params, device, chosen)
+        params, clock = self.context.operator.params, AttentionClock(self.work, self.context.device)
+        statement, program, note = attention_kernel(clock, params, chosen)
         return [Form(path="rtile", statements=(statement,), program=program, notes=(note,))]
 
     def key(self) -> MeasuredWorkload:
@@ -61,7 +58,7 @@ class AttentionPart(KernelPart[AttentionTiles]):
         return replace(machine, structure=to_json(self.work), dtype=dtype)
 
     def candidates(self) -> Candidates[AttentionTiles]:
-        found = attention_candidates(self.work, self.context.device)
+        found = AttentionClock(self.work, self.context.device).candidates()
         return Candidates(found=found, depth=self.work.keys + self.work.features)
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
@@ -69,32 +66,33 @@ class AttentionPart(KernelPart[AttentionTiles]):
 
 
 def attention_kernel(
-    work: Attention, params: Sequence[Buffer], device: DeviceSpec, chosen: AttentionTiles | None = None
+    clock: AttentionClock, params: Sequence[Buffer], chosen: AttentionTiles | None = None
 ) -> tuple[Stmt, RProgram, str]:
     """The statement of the kernel, its tiles as an rProgram over queries and keys, and a note in words.
 
     Raises IllegalRewrite for ``chosen`` tiles that it cannot have; None are construction's own.
     """
+    work, device = clock.work, clock.device
     if chosen is not None:
-        check_attention_tiles(work, chosen, device)
-    tiles = chosen or choose_tiles(work, device)
+        clock.check(chosen)
+    tiles = chosen or clock.usual_tiles()
     if tiles is None:
         raise IllegalRewrite(f"attention of {work}: {device.name} has no SIMD registers for queries")
-    seconds = kernel_seconds(work, tiles, device)
+    seconds = clock.kernel_seconds(tiles)
     tasks = work.batch * ceil_div(work.queries, tiles.query_block)
     units = min(device.unit_count, tasks) if outer_kind(seconds, device) == PARALLEL else 1
     statement = emit_attention(work, tiles, params, units, lambda x: exp_below_one(x, device))
-    return statement, _program(work, tiles, seconds, units, device), f"attention of {work} in {tiles}"
+    return statement, _program(clock, tiles, seconds, units), f"attention of {work} in {tiles}"
 
 
-def _program(work: Attention, tiles: AttentionTiles, seconds: float, units: int, device: DeviceSpec) -> RProgram:
+def _program(clock: AttentionClock, tiles: AttentionTiles, seconds: float, units: int) -> RProgram:
     def tile(queries: int, keys: int) -> RTile:
         return RTile(axes=("query", "key"), shape=(queries, keys))
 
-    tasks = work.batch * ceil_div(work.queries, tiles.query_block)
-    prediction = Prediction(time_s=seconds + Machine(device).launch_s, compute_s=seconds, layers=(), bound="compute")
+    tasks = clock.work.batch * ceil_div(clock.work.queries, tiles.query_block)
+    time_s = seconds + clock.machine.launch_s
     return RProgram(
-        device=device.name,
+        device=clock.device.name,
         expr_digest="",
         tiles=(
             ("L0", tile(tiles.query_block, tiles.key_rows)),
@@ -105,5 +103,5 @@ def _program(work: Attention, tiles: AttentionTiles, seconds: float, units: int,
         partition_count=tasks,
         epsilon=0.0,
         shrunk=False,
-        prediction=prediction,
+        prediction=Prediction(time_s=time_s, compute_s=seconds, layers=(), bound="compute"),
     )

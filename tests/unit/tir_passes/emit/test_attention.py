@@ -13,7 +13,7 @@ import tvm
 from tests.support.attentions import LOWEST, arrays_of, drawn, expected, function_of, packed
 from tests.unit.kernels import constructed, cpu, relative_error, run
 from tvm_ext._tvm import Call, structural_walk
-from tvm_ext.cost.attention_time import choose_tiles
+from tvm_ext.cost.attention_time import AttentionClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.attention import Attention, MatrixOperand, ScoreTerm
@@ -177,12 +177,9 @@ def test_every_way_to_read_keys_and_values(copies: Any, dtype: str, monkeypatch:
     }
     work = attention(3, 32, 64, 24, **changes)
     arrays = arrays_of(work, np.random.default_rng(5))
-    tiles = choose_tiles(work, cpu())
+    tiles = AttentionClock(work, cpu()).usual_tiles()
     assert tiles is not None
-    monkeypatch.setattr(
-        "tvm_ext.tir_passes.kinds.cpu_attention.choose_tiles",
-        lambda *_: replace(tiles, copies=copies, key_block=32),
-    )
+    monkeypatch.setattr(AttentionClock, "usual_tiles", lambda _: replace(tiles, copies=copies, key_block=32))
     assert relative_error(kernel_output(work, arrays), expected(work, arrays)) < ALLOWED[dtype]
 
 
@@ -191,7 +188,7 @@ def test_the_workspace_does_not_hold_the_scores() -> None:
 
     def allocated(count: int) -> int:
         work = attention(2, count, count, 64)
-        tiles = choose_tiles(work, device)
+        tiles = AttentionClock(work, device).usual_tiles()
         assert tiles is not None
         params = function_of(work).params
         sizes: list[int] = []
