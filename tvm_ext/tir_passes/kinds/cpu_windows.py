@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tvm_ext._tvm import ForKind, Stmt
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import WINDOWS, tile_machine, without_names
-from tvm_ext.analysis.window import Window, WindowAxis
-from tvm_ext.cost.window_layouts import WindowLayout, lay_out_window, layouts_of_band, scratch_bytes, usual_bands
-from tvm_ext.cost.window_time import predict_window, window_expr, window_program, window_seconds
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import Machine
+from tvm_ext.analysis.window import WindowAxis
+from tvm_ext.cost.window_layouts import WindowLayout
+from tvm_ext.cost.window_time import WindowClock
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
-from tvm_ext.records.rprogram import RProgram
 from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.support.arithmetic import ceil_div
@@ -51,38 +49,82 @@ class WindowPart(KernelPart[WindowTile]):
     group: WindowGroup
     context: KernelContext
 
+    @cached_property
+    def _divided(self) -> tuple[tuple[Computation, ...], tuple[Stmt, ...]]:
+        """The epilogue as it is emitted, divisions by window sizes being multiplications, and their tables."""
+        return multiply_by_reciprocals(self.group.window, self.group.epilogue)
+
+    @cached_property
+    def clock(self) -> WindowClock:
+        window, epilogue = self.group.window, self._divided[0]
+        return WindowClock(window, epilogue, self.context.device, may_overrun=may_overrun(window, epilogue))
+
     def forms(self, chosen: WindowTile | None = None) -> list[Form]:
-        window, epilogue = self.group.window, self.group.epilogue
-        statements, program, how = window_kernel(window, epilogue, self.context.device, chosen)
-        note = how + fused_note(epilogue)
-        return [Form(path="rtile", statements=tuple(statements), program=program, notes=(note,))]
+        """Raises IllegalRewrite for a ``chosen`` tile that does not fit; None is construction's own."""
+        layout, kind = self._usual if chosen is None else self.layout_of(chosen)
+        epilogue, tables = self._divided
+        statements = (*tables, emit_window(layout, epilogue, kind))
+        note = layout.describe() + fused_note(self.group.epilogue)
+        return [Form(path="rtile", statements=statements, program=self.clock.program(layout), notes=(note,))]
+
+    @cached_property
+    def _usual(self) -> tuple[WindowLayout, ForKind]:
+        layout = self.clock.usual_layout()
+        return layout, outer_kind(self.clock.predict(layout).busy_s, self.context.device)
 
     def key(self) -> MeasuredWorkload:
-        return window_workload(self.group.window, self.group.epilogue, self.context.device)
+        """Names do not count."""
+        window, expr = self.group.window, self.clock.expr
+        structure = _WindowStructure(
+            expression=without_names(expr),
+            rows=_numbers(window.y),
+            columns=_numbers(window.x),
+            padding="" if window.pad is None else str(float(window.pad_value.value)),
+            overruns=self.clock.may_overrun,
+        )
+        dtype = ",".join((*(access.dtype for access in expr.inputs), expr.output.dtype))
+        return replace(tile_machine(self.context.device, WINDOWS), structure=to_json(structure), dtype=dtype)
 
     def candidates(self) -> Candidates[WindowTile]:
+        """All choices with the seconds that the model expects of each, construction's own first."""
+        window, (usual, kind) = self.group.window, self._usual
+        forks = kind == PARALLEL
+        found = {_tile(usual, forks=forks): self.clock.seconds(usual, forks=forks)}
+        for band in self._bands():
+            for layout in self.clock.layouts(band):
+                for tile, seconds in self._cuts(layout):
+                    found.setdefault(tile, seconds)
+        return Candidates(found=list(found.items()), depth=window.y.taps * window.x.taps)
+
+    def layout_of(self, tile: WindowTile) -> tuple[WindowLayout, ForKind]:
+        """The layout that ``tile`` means and the kind of its outer loop; raises IllegalRewrite where there is none."""
         window = self.group.window
-        found = window_candidates(window, self.group.epilogue, self.context.device)
-        return Candidates(found=found, depth=window.y.taps * window.x.taps)
+        name = window.anchor.name
+        if tile.band not in self._bands():
+            rows = f"tasks of {tile.band} of {window.y.extent} rows"
+            raise IllegalRewrite(f"{name}: {rows}, which {tile} wants, do not fit")
+        if tile.forks and self.context.device.unit_count == 1:
+            raise IllegalRewrite(f"{name}: there is one core alone, and {tile} wants several")
+        for layout in self.clock.layouts(tile.band):
+            if _tile(layout, forks=tile.forks) == tile:
+                return layout, PARALLEL if tile.forks else SERIAL
+        raise IllegalRewrite(f"{name}: {tile} is no register tile of bands of {tile.band} x {window.x.extent}")
 
+    def _cuts(self, layout: WindowLayout) -> Iterator[tuple[WindowTile, float]]:
+        """A layout on one core, and on all where there are several: each where it may pay."""
+        alone = self.clock.seconds(layout, forks=False)
+        several = self.context.device.unit_count > 1 and layout.task_count > 1
+        shared = self.clock.seconds(layout, forks=True) if several else None
+        if shared is None or alone <= SERIAL_WITHIN * shared:
+            yield _tile(layout, forks=False), alone
+        if shared is not None:
+            yield _tile(layout, forks=True), shared
 
-def window_kernel(
-    window: Window, epilogue: Sequence[Computation], device: DeviceSpec, chosen: WindowTile | None = None
-) -> tuple[list[Stmt], RProgram, str]:
-    """The statements of a window operator, what the model expects of them, and how it is done in words.
-
-    Raises IllegalRewrite for a ``chosen`` tile that does not fit; None is construction's own.
-    """
-    divided, tables = multiply_by_reciprocals(window, epilogue)
-    overruns = may_overrun(window, divided)
-    if chosen is None:
-        layout = lay_out_window(window, device, may_overrun=overruns)
-        program = window_program(layout, divided, device)
-        kind = outer_kind(program.prediction.busy_s, device)
-    else:
-        layout, kind = chosen_layout(window, chosen, device, overruns=overruns)
-        program = window_program(layout, divided, device)
-    return [*tables, emit_window(layout, divided, kind)], program, layout.describe()
+    def _bands(self) -> list[int]:
+        """Output rows of a task: construction's, and others whose scratch memory fits a core's L2."""
+        extent, clock = self.group.window.y.extent, self.clock
+        bands = {ceil_div(extent, min(count, extent)) for count in BAND_COUNTS}
+        return sorted({*clock.usual_bands(), *(b for b in bands if clock.scratch_bytes(b) <= clock.machine.own_bytes)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,65 +138,8 @@ class _WindowStructure:
     overruns: bool
 
 
-def window_workload(window: Window, epilogue: Sequence[Computation], device: DeviceSpec) -> MeasuredWorkload:
-    """The key of a window operator with its fused ``epilogue``; names do not count."""
-    epilogue, _ = multiply_by_reciprocals(window, epilogue)
-    expr = window_expr(window, epilogue)
-    structure = _WindowStructure(
-        expression=without_names(expr),
-        rows=_numbers(window.y),
-        columns=_numbers(window.x),
-        padding="" if window.pad is None else str(float(window.pad_value.value)),
-        overruns=may_overrun(window, epilogue),
-    )
-    dtype = ",".join((*(access.dtype for access in expr.inputs), expr.output.dtype))
-    return replace(tile_machine(device, WINDOWS), structure=to_json(structure), dtype=dtype)
-
-
 def _numbers(axis: WindowAxis) -> tuple[int, ...]:
     return (axis.extent, axis.taps, axis.stride, axis.dilation, axis.before, axis.first, axis.size)
-
-
-def chosen_layout(
-    window: Window, tile: WindowTile, device: DeviceSpec, *, overruns: bool
-) -> tuple[WindowLayout, ForKind]:
-    """The layout that ``tile`` means and the kind of its outer loop; raises IllegalRewrite where there is none."""
-    name = window.anchor.name
-    if tile.band not in _bands(window, device):
-        raise IllegalRewrite(f"{name}: tasks of {tile.band} of {window.y.extent} rows, which {tile} wants, do not fit")
-    if tile.forks and device.unit_count == 1:
-        raise IllegalRewrite(f"{name}: there is one core alone, and {tile} wants several")
-    for layout in layouts_of_band(window, tile.band, device, may_overrun=overruns):
-        if _tile(layout, forks=tile.forks) == tile:
-            return layout, PARALLEL if tile.forks else SERIAL
-    raise IllegalRewrite(f"{name}: {tile} is no register tile of bands of {tile.band} x {window.x.extent}")
-
-
-def window_candidates(
-    window: Window, epilogue: Sequence[Computation], device: DeviceSpec
-) -> list[tuple[WindowTile, float]]:
-    """All choices with the seconds that the model expects of each, construction's own first."""
-    epilogue, _ = multiply_by_reciprocals(window, epilogue)
-    expr, overruns = window_expr(window, epilogue), may_overrun(window, epilogue)
-    usual = lay_out_window(window, device, may_overrun=overruns)
-    forks = outer_kind(predict_window(usual, expr, device).busy_s, device) == PARALLEL
-    found = {_tile(usual, forks=forks): window_seconds(usual, expr, device, forks=forks)}
-    for band in _bands(window, device):
-        for layout in layouts_of_band(window, band, device, may_overrun=overruns):
-            for tile, seconds in _cuts(layout, expr, device):
-                found.setdefault(tile, seconds)
-    return list(found.items())
-
-
-def _cuts(layout: WindowLayout, expr: TensorExpr, device: DeviceSpec) -> Iterator[tuple[WindowTile, float]]:
-    """A layout on one core, and on all where there are several: each where it may pay."""
-    alone = window_seconds(layout, expr, device, forks=False)
-    several = device.unit_count > 1 and layout.task_count > 1
-    shared = window_seconds(layout, expr, device, forks=True) if several else None
-    if shared is None or alone <= SERIAL_WITHIN * shared:
-        yield _tile(layout, forks=False), alone
-    if shared is not None:
-        yield _tile(layout, forks=True), shared
 
 
 def _tile(layout: WindowLayout, *, forks: bool) -> WindowTile:
@@ -166,10 +151,3 @@ def _tile(layout: WindowLayout, *, forks: bool) -> WindowTile:
         flat=layout.is_flat,
         forks=forks,
     )
-
-
-def _bands(window: Window, device: DeviceSpec) -> list[int]:
-    """Output rows of a task: those that construction considers, and others whose scratch memory fits a core's L2."""
-    extent, room = window.y.extent, Machine(device).own_bytes
-    bands = {ceil_div(extent, min(count, extent)) for count in BAND_COUNTS}
-    return sorted({*usual_bands(window, device), *(b for b in bands if scratch_bytes(window, b, device) <= room)})

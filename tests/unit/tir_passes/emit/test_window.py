@@ -14,7 +14,7 @@ from tvm import relax
 from tests.unit.kernels import constructed, cpu, legalised, relative_error, run
 from tvm_ext._tvm import ForKind, structural_walk, tirx
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.cost.window_layouts import lay_out_window
+from tvm_ext.cost.window_time import WindowClock
 from tvm_ext.devices import device_db
 from tvm_ext.records.choice import CHOICE
 from tvm_ext.tir_passes.emit.cpu_windows import division
@@ -332,7 +332,7 @@ def test_scratch_fits_l1_and_tiles_fit_the_registers(width):
     (group,) = window_group(legalised(lambda x, w: op.nn.conv2d(x, w, padding=2, groups=8), *shapes))
     for features in ({}, AVX2, SSE):
         device = dataclasses.replace(cpu(), **features)
-        layout = lay_out_window(group.window, device)
+        layout = WindowClock(group.window, group.epilogue, device).usual_layout()
         data = layout.phase_size * len(group.window.x.phases) * len(group.window.y.phases)
         assert 4 * (data + layout.result_size) <= device.layer("L1").capacity_bytes
         assert layout.rows * layout.vectors < device.register_limit
@@ -342,7 +342,7 @@ def test_scratch_fits_l1_and_tiles_fit_the_registers(width):
 def test_rows_share_their_padding():
     shapes = (1, 8, 11, 11), (8, 1, 3, 3)
     (group,) = window_group(legalised(lambda x, w: op.nn.conv2d(x, w, padding=1, groups=8), *shapes))
-    assert lay_out_window(group.window, cpu()).pitch == 12
+    assert WindowClock(group.window, group.epilogue, cpu()).usual_layout().pitch == 12
 
 
 @pytest.mark.parametrize("change", [{"before": 0}, {"before": 2}, {"size": 10}, {"first": 2}])

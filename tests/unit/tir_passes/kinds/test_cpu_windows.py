@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,9 @@ from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.kinds.cpu_windows import WindowPart, chosen_layout, window_candidates, window_kernel
+from tvm_ext.tir_passes.kinds.cpu_windows import WindowPart
 from tvm_ext.tir_passes.kinds.registry import tunable_parts
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
-from tvm_ext.tir_passes.plan.plan_windows import WindowGroup
 
 op = relax.op
 CORES = device_db.lookup("cpu-epyc-zen5")
@@ -54,43 +54,37 @@ FUNCTIONS = {
 }
 
 
-def part_of(func: Any) -> WindowPart:
-    (part,) = tunable_parts(unscheduled_operator(func))
+def part_of(func: Any, device: DeviceSpec | None = None) -> WindowPart:
+    (part,) = tunable_parts(unscheduled_operator(func, device=device or cpu()))
     assert isinstance(part, WindowPart)
     return part
 
 
-def group_of(func: Any) -> WindowGroup:
-    return part_of(func).group
-
-
-def candidates_of(func: Any, device: DeviceSpec) -> list[tuple[WindowTile, float]]:
-    group = group_of(func)
-    return window_candidates(group.window, group.epilogue, device)
+def candidates_of(func: Any, device: DeviceSpec) -> Sequence[tuple[WindowTile, float]]:
+    return part_of(func, device).candidates().found
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_candidate_is_a_layout_of_its_own(name: str, device: str) -> None:
-    group, cpu_ = group_of(FUNCTIONS[name]()), DEVICES[device]
-    found = window_candidates(group.window, group.epilogue, cpu_)
+    cpu_ = DEVICES[device]
+    part = part_of(FUNCTIONS[name](), cpu_)
+    found = part.candidates().found
     assert len(found) >= 20
     assert all(0 < seconds < 1 for _, seconds in found)
     for tile, _ in found[:: max(1, len(found) // 12)]:
         assert from_json(WindowTile, tile.configuration) == tile
         assert (not tile.forks) or cpu_.unit_count > 1
-        layouts = {chosen_layout(group.window, tile, cpu_, overruns=flag)[0].band for flag in (True, False)}
-        assert layouts == {tile.band}
+        assert part.layout_of(tile)[0].band == tile.band
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_constructions_own_tile_is_the_first_candidate(name: str) -> None:
     """Chosen, it is the same kernel; and the model expects no other to be far better."""
-    func, device = FUNCTIONS[name](), DEVICES["cores"]
-    group, found = group_of(func), candidates_of(func, device)
-    plain, _, how = window_kernel(group.window, group.epilogue, device)
-    made, _, again = window_kernel(group.window, group.epilogue, device, found[0][0])
-    assert (how, list(map(str, plain))) == (again, list(map(str, made)))
+    part = part_of(FUNCTIONS[name](), DEVICES["cores"])
+    found = part.candidates().found
+    (plain,), (made,) = part.forms(), part.forms(found[0][0])
+    assert (plain.notes, list(map(str, plain.statements))) == (made.notes, list(map(str, made.statements)))
     assert min(seconds for _, seconds in found) > 0.5 * found[0][1]
 
 
@@ -99,10 +93,10 @@ def test_what_cores_divide_is_chosen_where_the_launch_counts() -> None:
     assert {tile.forks for tile, _ in candidates_of(small, CORES)} == {True, False}
     assert {tile.forks for tile, _ in candidates_of(large, DEVICES["many"])} == {True}
     assert {tile.forks for tile, _ in candidates_of(large, DEVICES["one core"])} == {False}
-    group = group_of(small)
+    part = part_of(small, CORES)
     for forks in (True, False):
-        tile = next(tile for tile, _ in candidates_of(small, CORES) if tile.forks == forks)
-        text = str(window_kernel(group.window, group.epilogue, CORES, tile)[0][-1])
+        tile = next(tile for tile, _ in part.candidates().found if tile.forks == forks)
+        text = str(part.forms(tile)[0].statements[-1])
         assert ("T.parallel" in text) == forks
 
 
@@ -132,10 +126,9 @@ def notes_of(kernel: Any) -> tuple[str, ...]:
 
 
 def test_one_core_has_no_tasks_to_divide() -> None:
-    group = group_of(depthwise())
     tile = next(tile for tile, _ in candidates_of(depthwise(), CORES) if tile.forks)
     with pytest.raises(IllegalRewrite, match="one core alone"):
-        chosen_layout(group.window, tile, DEVICES["one core"], overruns=True)
+        part_of(depthwise(), DEVICES["one core"]).layout_of(tile)
 
 
 def test_keys_know_what_decides_a_time_and_no_names() -> None:
