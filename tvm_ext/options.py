@@ -155,7 +155,7 @@ class BuildOptions:
     guard_memory: bool = False
 
     def __post_init__(self) -> None:
-        for switch in (item.name for item in fields(self) if item.type == _SWITCH):
+        for switch in (field.name for field in fields(self) if field.type == _SWITCH):
             _check_switch(switch, getattr(self, switch))
         _check_integer("candidates", self.candidates, minimum=1, maximum=1000)
         _check_fraction("epsilon", self.epsilon)
@@ -190,7 +190,7 @@ class BuildOptions:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of all options, which are also the ``tvm_ext.*`` keys of a PassContext."""
-        return tuple(item.name for item in fields(cls))
+        return tuple(field.name for field in fields(cls))
 
     @classmethod
     def current(cls, **values: Any) -> BuildOptions:

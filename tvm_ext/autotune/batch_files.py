@@ -107,11 +107,11 @@ def read_batch(batch: Path) -> SentBatch:
     """Raises MeasurementError for a batch that is damaged, or names files outside of it."""
     try:
         sent = _sent_batch(batch)
-        for item in sent.kernels:
-            names = [name for name in (item.library, item.expected) if name]
+        for kernel in sent.kernels:
+            names = [name for name in (kernel.library, kernel.expected) if name]
             if any(Path(name).name != name for name in names):
                 raise ValueError(f"{names} are no files of the batch")
-            if [_digest(batch / name) for name in names] != list(item.digests):
+            if [_digest(batch / name) for name in names] != list(kernel.digests):
                 raise ValueError(f"{' or '.join(names)} is damaged")
     except (OSError, ValueError) as error:
         raise MeasurementError(f"{batch} cannot be run: {error}.", "copy the folder again") from error
@@ -164,8 +164,10 @@ def _measurements(path: Path) -> list[Measurement] | list[RefusedRecord]:
         sent, digest = _sent_batch(path.parent), _digest(path)
         returned = read_results(path.parent, len(sent.kernels))
         return [
-            Measurement(workload=item.job.workload, trial=_trial(item.job, result, returned.lost, f"{digest[:24]}.{n}"))
-            for n, (item, result) in enumerate(zip(sent.kernels, returned.kernels, strict=True))
+            Measurement(
+                workload=kernel.job.workload, trial=_trial(kernel.job, result, returned.lost, f"{digest[:24]}.{n}")
+            )
+            for n, (kernel, result) in enumerate(zip(sent.kernels, returned.kernels, strict=True))
         ]
     except (OSError, ValueError) as error:
         return [RefusedRecord(place=str(path), reason=str(error)[:200])]

@@ -37,9 +37,9 @@ def reference_results(job: KernelJob) -> bytes:
             path.write_bytes(_library(job.reference, HOST))
             module = tvm.runtime.load_module(str(path))
             inputs = [tensor(array) for array in draw_inputs(job)]
-            results = [tvm.runtime.empty(item.shape, item.dtype) for item in job.results]
+            results = [tvm.runtime.empty(result.shape, result.dtype) for result in job.results]
             module[job.function](*inputs, *results)
-            arrays = [item.numpy() for item in results]
+            arrays = [result.numpy() for result in results]
     except (*KERNEL_ERRORS, TvmExtError) as error:
         raise KernelError("compile_failed", f"the reference: {first_line(error)}") from error
     wide = [array.astype(np.float64) if array.dtype.kind not in "iub" else array for array in arrays]

@@ -41,7 +41,7 @@ def choose_tuned(standings: Standings) -> TunedChoice:
     """The fastest that was measured faster than the constructed kernel by more than the noise, often enough."""
     ran = [item for item in standings.by_configuration.values() if item.ratio is not None]
     others = sorted((item for item in ran if item.configuration != standings.constructed), key=_order)
-    proven = next((item for item in others if _is_faster(item)), None)
+    proven = next((other for other in others if _is_faster(other)), None)
     if proven is not None:
         return TunedChoice(configuration=proven.configuration, reason=_won(proven, standings), ratio=proven.ratio)
     return TunedChoice(configuration=None, reason=_kept(others, standings))
@@ -60,7 +60,7 @@ def _is_faster(standing: Standing) -> bool:
     ratio, count = standing.ratio, len(standing.ratios)
     if ratio is None or count < CONFIRMATIONS:
         return False
-    slower = sum(item >= 1.0 for item in standing.ratios)
+    slower = sum(ratio >= 1.0 for ratio in standing.ratios)
     return 1.0 - ratio >= max(LEAST_GAIN, standing.noise) and 4 * slower <= count
 
 
@@ -96,9 +96,9 @@ def by_measurements(candidates: Sequence[Candidate], verdicts: Mapping[str, Verd
     Where one is measured, those that are not are left out: a prediction of one and a time of another do not compare.
     Where none is, they stay in the model's order, without those that are known to fail.
     """
-    alive = [item for item in candidates if not fails(verdicts.get(item.configuration))]
+    alive = [candidate for candidate in candidates if not fails(verdicts.get(candidate.configuration))]
     variants = [item for candidate in alive for item in (candidate, *candidate.variants())] if verdicts else []
-    known = {item.configuration: item for item in variants}
+    known = {variant.configuration: variant for variant in variants}
     measured = [
         replace(item, measured_us=verdict.time_us)
         for configuration, item in known.items()

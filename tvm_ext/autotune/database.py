@@ -54,7 +54,7 @@ class MeasurementDatabase:
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Keep all of ``measurements``, or none where that fails; how many were new."""
-        rows = [(item.workload, canonical(item.trial)) for item in measurements]
+        rows = [(measurement.workload, canonical(measurement.trial)) for measurement in measurements]
         if not rows:
             return 0
         with translated(self.path):

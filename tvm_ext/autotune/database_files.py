@@ -121,7 +121,7 @@ def from_line(text: str) -> tuple[Measurement, ...]:
 
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
     """Write ``measurements`` to ``path``, the whole file or none of it; how many. Raises ExportError."""
-    lines = [f"{to_line(item)}\n" for item in measurements]
+    lines = [f"{to_line(measurement)}\n" for measurement in measurements]
     write_atomically(path, "".join(lines).encode())
     return len(lines)
 

@@ -136,9 +136,10 @@ def _run_batch(batch: Path, sent: SentBatch, runner: IsolatedRunner) -> None:
     (batch / REFUSED).unlink(missing_ok=True)  # by an earlier server: it has been copied again
     entries = [
         BatchEntry(
-            Artifact(item.job, batch / item.library, batch / item.expected if item.expected else None), item.companion
+            Artifact(kernel.job, batch / kernel.library, batch / kernel.expected if kernel.expected else None),
+            kernel.companion,
         )
-        for item in sent.kernels
+        for kernel in sent.kernels
     ]
     lost = ""
     try:
@@ -146,7 +147,7 @@ def _run_batch(batch: Path, sent: SentBatch, runner: IsolatedRunner) -> None:
     except DeviceLost as error:
         lost = str(error)
     kernels = tuple(
-        ReturnedKernel(times_us=tuple(item.times_us), rounds=item.rounds, failure=item.failure) for item in entries
+        ReturnedKernel(times_us=tuple(entry.times_us), rounds=entry.rounds, failure=entry.failure) for entry in entries
     )
     returned = ReturnedBatch(device=runner.device, kernels=kernels, lost=lost)
     write_atomically(batch / RESULTS, to_json(returned).encode())

@@ -147,7 +147,7 @@ class KernelHost:
             module[job.function](*arguments)
             self.device.device.sync()
             loaded.run_s = time.perf_counter() - start
-            results = [item.numpy() for item in arguments[len(job.inputs) :]]
+            results = [argument.numpy() for argument in arguments[len(job.inputs) :]]
         if expected is not None:
             compare(results, expected, job)
         if loaded.run_s < LONG_RUN_S:  # the first was cold
@@ -168,7 +168,7 @@ class KernelHost:
     def unload(self, number: int) -> None:
         """Forget a kernel, and the constants that were packed for it alone: each configuration may want its own."""
         self._kernels.pop(number, None)
-        used = {id(item) for kernel in self._kernels.values() for item in kernel.arguments}
+        used = {id(argument) for kernel in self._kernels.values() for argument in kernel.arguments}
         self._packed = {key: item for key, item in self._packed.items() if id(item) in used}
 
     @contextlib.contextmanager
@@ -208,12 +208,12 @@ class KernelHost:
         raise KernelError("timed_out", "the device's clock was set while it measured")
 
     def _arguments(self, job: KernelJob) -> list[DeviceTensor]:
-        workload = str((job.seed, [(item.shape, item.dtype) for item in job.arguments]))
+        workload = str((job.seed, [(argument.shape, argument.dtype) for argument in job.arguments]))
         if self._workload != workload:
             self._plain, self._packed, self._drawn = {}, {}, draw_inputs(job)
             self._workload = workload
         found = [self._input(index, item) for index, item in enumerate(job.inputs)]
-        return found + [self._poisoned(len(found) + index, item) for index, item in enumerate(job.results)]
+        return found + [self._poisoned(len(found) + index, result) for index, result in enumerate(job.results)]
 
     def _input(self, index: int, argument: JobArgument) -> DeviceTensor:
         how = argument.pack

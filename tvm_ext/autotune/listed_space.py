@@ -49,9 +49,9 @@ class ListedSpace(Generic[CandidateType]):
             raise IllegalRewrite("one tile alone is legal")
         self.candidates = tuple(candidates)
         self.predictions = ListedPredictions(time_s=np.asarray(time_s, dtype=np.float64))
-        rows = levels or [[getattr(item, field.name) for field in fields(item)] for item in candidates]  # type: ignore[arg-type] # records
+        rows = levels or [[getattr(candidate, field.name) for field in fields(candidate)] for candidate in candidates]  # type: ignore[arg-type] # records
         self._columns = [column for column in zip_longest(*rows, fillvalue=0) if len(set(column)) > 1]
-        self._places = {candidate: place for place, candidate in enumerate(self.candidates)}
+        self._places = {candidate: position for position, candidate in enumerate(self.candidates)}
         assert len(self._places) == len(self.candidates) == len(time_s)
 
     def __len__(self) -> int:

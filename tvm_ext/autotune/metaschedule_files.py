@@ -65,7 +65,7 @@ def _measurement(line: str, workloads: Sequence[str]) -> Measurement:
         case _:
             raise ValueError("it is no tuning record, or its workload is missing")
     seconds = times if isinstance(times, list) else []
-    works = bool(seconds) and all(_is_time(item) for item in seconds)
+    works = bool(seconds) and all(_is_time(second) for second in seconds)
     target = target if isinstance(target, dict) else {}
     cores = target.get("num-cores")
     workload = MeasuredWorkload(
@@ -80,7 +80,7 @@ def _measurement(line: str, workloads: Sequence[str]) -> Measurement:
     trial = Trial(
         configuration=_dumped({"trace": trace, "arguments": arguments}),
         outcome="ok" if works else "launch_failed",
-        times_us=tuple(item * 1e6 for item in seconds) if works else (),
+        times_us=tuple(second * 1e6 for second in seconds) if works else (),
         reason="" if works else "MetaSchedule has no time of it",
         origin=_origin(line),
         taken_at_s=0.0,
@@ -107,10 +107,10 @@ def write_metaschedule(measurements: Iterable[Measurement], folder: Path) -> int
         raise InputError(f"{folder} has MetaSchedule's files already.", "name another folder")
     places: dict[str, int] = {}
     records = []
-    for item in measurements:
-        if item.workload.kind == KIND:
-            place = places.setdefault(item.workload.structure, len(places))
-            records.append(_dumped([place, _record(item)]))
+    for measurement in measurements:
+        if measurement.workload.kind == KIND:
+            place = places.setdefault(measurement.workload.structure, len(places))
+            records.append(_dumped([place, _record(measurement)]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

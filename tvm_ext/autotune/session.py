@@ -245,10 +245,10 @@ class TuningSession:
 
     def _search(self) -> str:
         while True:
-            search = max(self.searches, key=lambda item: (item.gain_us, item.task.workload.key), default=None)
+            search = max(self.searches, key=lambda search: (search.gain_us, search.task.workload.key), default=None)
             if search is None:
                 return "there is nothing to choose"
-            if sum(item.gain_us for item in self.searches) < LEAST_GAIN * self._best_us:
+            if sum(search.gain_us for search in self.searches) < LEAST_GAIN * self._best_us:
                 return f"the model expects less than {100 * LEAST_GAIN:.0f} % more"
             count = self._affordable()
             if count < 1:
@@ -258,7 +258,9 @@ class TuningSession:
 
     def _confirm(self) -> None:
         """Measure again what looks faster and was measured too seldom, the largest gain first."""
-        for search in sorted(self.searches, key=lambda item: -item.task.calls * (item.constructed_us - item.best_us)):
+        for search in sorted(
+            self.searches, key=lambda search: -search.task.calls * (search.constructed_us - search.best_us)
+        ):
             for _ in range(CONFIRMATIONS):
                 spent = (self.budget.seconds or math.inf) <= self.spent_s
                 if spent or not search.unconfirmed or search.blind >= MOST_BLIND:
@@ -277,7 +279,7 @@ class TuningSession:
         """Measure beside the constructed kernel, keep, learn."""
         start, before, constructed = self.clock(), self.known, search.task.constructed
         found: dict[int, Trial] = {}
-        wanted = [constructed, *(item for item in configurations if item != constructed)]
+        wanted = [constructed, *(configuration for configuration in configurations if configuration != constructed)]
         try:
             for trial in self.measure(search.task, wanted):
                 found[len(found)] = trial
@@ -327,7 +329,7 @@ class TuningSession:
         return TuningStatus(
             task=search.task.name,
             point=self._point(self.moments[-1]),
-            constructed_us=sum(item.task.calls * item.constructed_us for item in self.searches),
+            constructed_us=sum(search.task.calls * search.constructed_us for search in self.searches),
             known=self.known,
             spent_s=self.spent_s,
             budget=self.budget,

@@ -43,7 +43,7 @@ class Standing:
         if len(self.ratios) < 2:
             return 0.0
         middle = statistics.median(self.ratios)
-        spread = 1.4826 * statistics.median(abs(item - middle) for item in self.ratios)
+        spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in self.ratios)
         return 2.0 * spread / math.sqrt(len(self.ratios))
 
 
@@ -114,7 +114,7 @@ def _ratios(
 
 def _most_common(trials: Iterable[Trial]) -> str | None:
     counts = Counter(trial.configuration for trial in trials)
-    return min(counts, key=lambda item: (-counts[item], item), default=None)
+    return min(counts, key=lambda count: (-counts[count], count), default=None)
 
 
 def in_batches(trials: Iterable[Trial], constructed: str) -> tuple[Trial, ...]:

@@ -145,5 +145,5 @@ def prepare_stock_tvm(
         import_s=imported - start,
         build_s=built - imported,
         run=run,
-        outputs=lambda: [item.numpy() for item in flatten_outputs(results[0])],
+        outputs=lambda: [output.numpy() for output in flatten_outputs(results[0])],
     )

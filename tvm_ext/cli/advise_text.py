@@ -34,7 +34,7 @@ def render(advice: ModelAdvice) -> Iterator[RenderableType]:
     yield from _section(
         "Activations: what another would cost in the epilogue",
         ("function", "calls", "where", "now us", "others, us"),
-        [_activation_row(item) for item in advice.activations],
+        [_activation_row(activation) for activation in advice.activations],
         "no activation costs more than a ReLU",
     )
     yield from _section(
@@ -78,29 +78,29 @@ def _extents(pair: tuple[int, int]) -> str:
     return f"{pair[0]} -> {pair[1]}" if pair[0] != pair[1] else str(pair[0])
 
 
-def _alignment_row(item: AlignmentAdvice) -> tuple[str, ...]:
-    name = item.operator.removeprefix("relax.").removeprefix("nn.")
-    times = (f"{item.now_us:.2f}", f"{item.aligned_us:.2f}", f"{item.gain_us:.2f}")
+def _alignment_row(advice: AlignmentAdvice) -> tuple[str, ...]:
+    name = advice.operator.removeprefix("relax.").removeprefix("nn.")
+    times = (f"{advice.now_us:.2f}", f"{advice.aligned_us:.2f}", f"{advice.gain_us:.2f}")
     return (
-        f"{name} {item.described}",
-        str(item.calls),
-        _extents(item.depth),
-        _extents(item.columns),
+        f"{name} {advice.described}",
+        str(advice.calls),
+        _extents(advice.depth),
+        _extents(advice.columns),
         *times,
-        item.handled,
+        advice.handled,
     )
 
 
-def _activation_row(item: ActivationAdvice) -> tuple[str, ...]:
-    where = "in the epilogue" if item.fused else f"its own kernel: {item.reason}"
-    others = ", ".join(f"{name} {time:.2f}" for name, time in item.alternatives)
-    return item.function, str(item.calls), where, f"{item.now_us:.2f}", others
+def _activation_row(advice: ActivationAdvice) -> tuple[str, ...]:
+    where = "in the epilogue" if advice.fused else f"its own kernel: {advice.reason}"
+    others = ", ".join(f"{name} {time:.2f}" for name, time in advice.alternatives)
+    return advice.function, str(advice.calls), where, f"{advice.now_us:.2f}", others
 
 
-def _deepening_row(item: DeepeningAdvice) -> tuple[str, ...]:
-    times = (f"{item.alone_us:.2f}", f"{item.fused_us:.2f}", f"{item.added_share:.0%}", f"{item.apart_us:.2f}")
-    return item.described, str(item.calls), *times, item.residence
+def _deepening_row(advice: DeepeningAdvice) -> tuple[str, ...]:
+    times = (f"{advice.alone_us:.2f}", f"{advice.fused_us:.2f}", f"{advice.added_share:.0%}", f"{advice.apart_us:.2f}")
+    return advice.described, str(advice.calls), *times, advice.residence
 
 
-def _refusal(item: CutlassRefusal) -> str:
-    return f"{item.reason}; {item.remedy}" if item.remedy else item.reason
+def _refusal(refusal: CutlassRefusal) -> str:
+    return f"{refusal.reason}; {refusal.remedy}" if refusal.remedy else refusal.reason

@@ -146,8 +146,8 @@ def _merged(target: MeasurementDatabase, sources: list[Path]) -> Iterator[Merged
         yield merge_file(target, source)
 
 
-def _counts(item: Merged) -> dict[str, str | int]:
-    return {"source": item.source, "added": item.added, "known": item.known, "refused": len(item.refused)}
+def _counts(merged: Merged) -> dict[str, str | int]:
+    return {"source": merged.source, "added": merged.added, "known": merged.known, "refused": len(merged.refused)}
 
 
 def _path(file: Path | None) -> Path:
@@ -175,11 +175,11 @@ def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) 
         spent = [trial.time_us or 0.0 for trial in opened.trials(workload)]
         return {**named, "batches": len(spent), "spent_s": 1e-6 * sum(spent)}
     verdicts = opened.verdicts(workload).values()
-    times = [item.time_us for item in verdicts if item.time_us is not None]
+    times = [verdict.time_us for verdict in verdicts if verdict.time_us is not None]
     return {
         **named,
         "configurations": len(verdicts),
-        "failed": sum(1 for item in verdicts if item.time_us is None),
+        "failed": sum(1 for verdict in verdicts if verdict.time_us is None),
         "best_us": min(times, default=None),
     }
 

@@ -290,7 +290,9 @@ def phase_split(access: Access, vector_axis: str, extents: Mapping[str, int]) ->
     Its dims are those of the tensor that are indexed, then phase and column. Worked example: ``in[c, 2*y+r, 2*x+q]``
     of [3, 227, 227] with x = 113 and q = 3 becomes [3, 227, 2, 114]; ``in[c, 2*y, 2*x]`` becomes [3, 113, 1, 113].
     """
-    dims = [(size, item) for size, item in zip(access.shape, access.indices, strict=True) if item is None or item.terms]
+    dims = [
+        (size, index) for size, index in zip(access.shape, access.indices, strict=True) if index is None or index.terms
+    ]
     if not dims or dims[-1][1] is None or access.indices[-1] is not dims[-1][1]:
         return None
     last = dims[-1][1]

@@ -104,7 +104,7 @@ def slowdown(copy_bytes: float) -> float:
 
 def _gflops(product: AlignedProduct, device: DeviceSpec) -> float:
     key = f"{product.dtype}_tensor"
-    widest = all(item * product.itemsize_bytes >= VECTOR_BYTES for item in product.alignments)
+    widest = all(alignment * product.itemsize_bytes >= VECTOR_BYTES for alignment in product.alignments)
     collective = widest and has(device, BULK_COPIES_SINCE)  # TMA copies 16 bytes at least, and wgmma goes with it
     peak = device.peak_gflops_of(key) if collective else device.emitted_gflops_of(key)
     assert peak is not None, f"{device.name} has no matrix units for {product.dtype}: ask `has_matrix_units` first"

@@ -125,8 +125,8 @@ def _shapes(model: PerfModel, tiles: CpuTileColumns, members: Integers) -> tuple
 
     def shape(sizes: Integers, whole: bool) -> tuple[Integers, ...]:
         columns = [np.full(len(members), extent if whole else 1, dtype=np.int64) for extent in model.extents]
-        for place, axis in enumerate(model.spatial):
-            columns[axis] = sizes[:, place]
+        for position, axis in enumerate(model.spatial):
+            columns[axis] = sizes[:, position]
         return tuple(columns)
 
     columns = [shape(register, False), *(shape(sizes, True) for sizes in caches)]

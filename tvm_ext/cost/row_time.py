@@ -37,8 +37,8 @@ def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> floa
     gathered_s = 0.0
     inner = [computation.target for computation in computations[:-1]]
     for computation in computations:
-        tables = [item.source for item in computation.loads() if is_gather(item.indices)]
-        for buffer in (*(item.source for item in computation.loads()), computation.target):
+        tables = [load.source for load in computation.loads() if is_gather(load.indices)]
+        for buffer in (*(load.source for load in computation.loads()), computation.target):
             if is_in(buffer, buffers) or is_in(buffer, inner):
                 continue
             if is_in(buffer, tables):

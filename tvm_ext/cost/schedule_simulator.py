@@ -128,9 +128,9 @@ class _ProgramRun:
 
     def times(self, number: int) -> list[TimedEntry]:
         return [
-            TimedEntry(program=number, unit=unit, place=place, start_s=start, end_s=end)
+            TimedEntry(program=number, unit=unit, place=position, start_s=start, end_s=end)
             for unit, spans in enumerate(self._spans)
-            for place, (start, end) in enumerate(spans)
+            for position, (start, end) in enumerate(spans)
         ]
 
     def _passed(self, entry: ScheduleEntry, unit: int) -> float:

@@ -73,7 +73,7 @@ class CpuInfo:
         return None if cache is None else cache.size_bytes // min(cache.sharer_count, core_count)
 
     def cache(self, level: int) -> CacheInfo | None:
-        return next((item for item in self.caches if item.level == level), None)
+        return next((cache for cache in self.caches if cache.level == level), None)
 
     def cores_of(self, cpu_count: int) -> float:
         """How many cores ``cpu_count`` busy CPUs are: hyper-threads share one, and with it its first cache."""

@@ -200,9 +200,9 @@ class FactRow:
 def describe(spec: DeviceSpec, *, every_source: bool = False) -> tuple[FactRow, ...]:
     """The device's numbers with unit and source; with ``every_source`` those too that another source overrules."""
     return tuple(
-        FactRow(quantity=_quantity(item.field, spec), value=_value(item), source=item.source, used=item.used)
-        for item in spec.facts
-        if item.used or every_source
+        FactRow(quantity=_quantity(fact.field, spec), value=_value(fact), source=fact.source, used=fact.used)
+        for fact in spec.facts
+        if fact.used or every_source
     )
 
 
@@ -216,14 +216,14 @@ def _quantity(path: str, spec: DeviceSpec) -> str:
     return name.replace("peak_gflops.", "peak ").replace("_", " ")
 
 
-def _value(item: Fact) -> str:
+def _value(fact: Fact) -> str:
     """1536 bytes as "1.5 KiB", 12480.0 GFLOP/s as "12480 GFLOP/s"; a shape or version is printed as it is written."""
-    if isinstance(item.value, str):
-        return item.value
-    if item.unit != "bytes" or item.value < 1024:
-        return f"{item.value:.5g} {item.unit}" if item.value < 1e5 else f"{item.value:.0f} {item.unit}"
-    scale, unit = (1024 * 1024, "MiB") if item.value >= 1024 * 1024 else (1024, "KiB")
-    return f"{item.value / scale:g} {unit}"
+    if isinstance(fact.value, str):
+        return fact.value
+    if fact.unit != "bytes" or fact.value < 1024:
+        return f"{fact.value:.5g} {fact.unit}" if fact.value < 1e5 else f"{fact.value:.0f} {fact.unit}"
+    scale, unit = (1024 * 1024, "MiB") if fact.value >= 1024 * 1024 else (1024, "KiB")
+    return f"{fact.value / scale:g} {unit}"
 
 
 def _normalised(name: str) -> str:
@@ -356,7 +356,7 @@ def _gpu_device(target: Target, kind: str) -> DeviceSpec:
     if row is not None and row.kind == kind:
         return row
     rows = [item for item in ROWS if item.kind == kind]
-    listing = ", ".join(f"{dict(item.target)[key]} ({item.name})" for item in rows)
-    near = difflib.get_close_matches(value, [str(dict(item.target)[key]) for item in rows], n=1, cutoff=0.75)
+    listing = ", ".join(f"{dict(row.target)[key]} ({row.name})" for row in rows)
+    near = difflib.get_close_matches(value, [str(dict(row.target)[key]) for row in rows], n=1, cutoff=0.75)
     guess = f"did you mean {near[0]!r}? Otherwise " if near else ""
     raise TargetError(f"{kind} target with {key}={value!r} has no device row.", f"{guess}name one that has: {listing}")

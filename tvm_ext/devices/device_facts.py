@@ -72,9 +72,9 @@ def spec_from_facts(
 
 def with_facts(spec: DeviceSpec, facts: Iterable[Fact]) -> DeviceSpec:
     """``spec`` with each field named by a used fact of ``facts`` replaced; the former facts stay, unused, behind it."""
-    fresh = {item.field: item for item in facts}
+    fresh = {fact.field: fact for fact in facts}
     if fresh.keys() & {"register_limit", "register_bytes"}:
-        former = tuple(item for item in spec.facts if item.field != "layers.L0.capacity_bytes")
+        former = tuple(fact for fact in spec.facts if fact.field != "layers.L0.capacity_bytes")
     else:
         former = spec.facts
     merged = []

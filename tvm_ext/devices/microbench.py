@@ -138,8 +138,8 @@ def measurement_of(
     Worked example: rounds of 312, 345 and 340 GB/s give 345 and a disagreement of 345 / 340 - 1 = 1.5 %. The launch
     overhead, half a microsecond of waiting for another core, is left out of that: it differs by half between rounds.
     """
-    best = {item.name: sorted(min(times[item.name]) for times in rounds) for item in benchmarks}
-    rates = {item.name: item.work / best[item.name][0] / 1e9 for item in benchmarks}
+    best = {benchmark.name: sorted(min(times[benchmark.name]) for times in rounds) for benchmark in benchmarks}
+    rates = {benchmark.name: benchmark.work / best[benchmark.name][0] / 1e9 for benchmark in benchmarks}
     steady = [name for name in best if name not in (ALONE, REGION)]
     overhead_s = max(best[REGION][0] - best[ALONE][0], 1e-9) / LAUNCHES
     return CpuMeasurement(
@@ -215,20 +215,22 @@ def _kernels() -> Module:
 def _built(plan: BenchPlan, benchmarks: Sequence[Benchmark], folder: Path) -> dict[str, RunBenchmark]:
     """A runner for each benchmark, from one library whose parallel loops run on the threads that kernels have."""
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.target}
-    functions = {item.name: item.kernel.with_attr("global_symbol", item.name) for item in benchmarks}
+    functions = {
+        benchmark.name: benchmark.kernel.with_attr("global_symbol", benchmark.name) for benchmark in benchmarks
+    }
     forks.require_pool()
     path = folder / "micro_benchmarks.so"
     with _tvm.PassContext(opt_level=3):  # not the caller's, whose instruments would time our passes
         _tvm.tvm.compile(_tvm.IRModule(functions), target=_tvm.Target(config)).export_library(str(path))
     library = load_library(path)
-    return {item.name: _runner(library, item) for item in benchmarks}
+    return {benchmark.name: _runner(library, benchmark) for benchmark in benchmarks}
 
 
-def _runner(library: Module, item: Benchmark) -> RunBenchmark:
-    tensors = [_tvm.tensor(array) for array in item.arrays]
-    evaluator = library.time_evaluator(item.name, _tvm.tvm.cpu(), number=item.runs, repeat=1)
+def _runner(library: Module, benchmark: Benchmark) -> RunBenchmark:
+    tensors = [_tvm.tensor(array) for array in benchmark.arrays]
+    evaluator = library.time_evaluator(benchmark.name, _tvm.tvm.cpu(), number=benchmark.runs, repeat=1)
 
     def run() -> float:
-        return float(evaluator(*tensors).results[0]) * item.runs
+        return float(evaluator(*tensors).results[0]) * benchmark.runs
 
     return run

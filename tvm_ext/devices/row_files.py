@@ -53,16 +53,16 @@ def read_row(path: Path) -> DeviceSpec:
 
 def _check(spec: DeviceSpec) -> None:
     """Raise ValueError for numbers that are not positive, or that are not those of the facts that give their source."""
-    for item in spec.facts:
-        if not _is_plausible(item):
-            raise ValueError(f"{item.field} is {item.value}")
+    for fact in spec.facts:
+        if not _is_plausible(fact):
+            raise ValueError(f"{fact.field} is {fact.value}")
     rebuilt = with_facts(spec, ())
     if rebuilt != spec:
         raise ValueError("its fields are not the values of its facts")
 
 
-def _is_plausible(item: Fact) -> bool:
-    return isinstance(item.value, str) or (math.isfinite(item.value) and item.value > 0)
+def _is_plausible(fact: Fact) -> bool:
+    return isinstance(fact.value, str) or (math.isfinite(fact.value) and fact.value > 0)
 
 
 def keep_row(spec: DeviceSpec, measured: DeviceSpec) -> None:

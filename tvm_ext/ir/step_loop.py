@@ -167,26 +167,26 @@ class _Rows:
         pairs = list(zip(self.moved, copies, strict=True))
         before = [self._filled(*pair) for pair in pairs[: len(self.sliced)]]
         behind = [self._emptied(*pair) for pair in pairs[len(self.sliced) :]]
-        once = sequence(*(allocate(item.whole) for item in copies), *before, inside, *behind)
+        once = sequence(*(allocate(copy_.whole) for copy_ in copies), *before, inside, *behind)
         return tirx.IfThenElse(self.extent > index(0), once, None)
 
-    def _filled(self, item: _Moved, copy: _Moved) -> Stmt:
+    def _filled(self, moved: _Moved, copy: _Moved) -> Stmt:
         """A copy of what is given, its last place as often as is missing."""
         last = self.extent - index(1)
 
         def element(at: list[Expr]) -> Stmt:
-            value = load(item.whole, _replaced(at, item.axis, tirx.min(at[item.axis], last)))
-            return store(copy.whole, value, [flat(at, _extents(item.own))])
+            value = load(moved.whole, _replaced(at, moved.axis, tirx.min(at[moved.axis], last)))
+            return store(copy.whole, value, [flat(at, _extents(moved.own))])
 
-        return _each(item.own.ty.shape, element)
+        return _each(moved.own.ty.shape, element)
 
-    def _emptied(self, item: _Moved, copy: _Moved) -> Stmt:
+    def _emptied(self, moved: _Moved, copy: _Moved) -> Stmt:
         """What was computed, without the places that are not there."""
 
         def element(at: list[Expr]) -> Stmt:
-            return store(item.whole, load(copy.whole, [flat(at, _extents(item.own))]), at)
+            return store(moved.whole, load(copy.whole, [flat(at, _extents(moved.own))]), at)
 
-        return _each(item.whole.ty.shape, element)
+        return _each(moved.whole.ty.shape, element)
 
 
 def _replaced(at: Sequence[Expr], axis: int, value: Expr) -> list[Expr]:

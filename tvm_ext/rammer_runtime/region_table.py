@@ -47,9 +47,11 @@ class _Writer:
         return ExecutionTable(
             name=plan.symbol,
             arena_bytes=plan.arena_bytes,
-            arguments=tuple(Argument(bytes=item.size_bytes, alignment=item.alignment) for item in plan.arguments),
+            arguments=tuple(
+                Argument(bytes=argument.size_bytes, alignment=argument.alignment) for argument in plan.arguments
+            ),
             kernels=tuple(kernel for _, kernel in self.kernels.values()),
-            buffers=tuple(_buffer(place) for place in self.buffers),
+            buffers=tuple(_buffer(buffer) for buffer in self.buffers),
             calls=tuple(call for _, call in self.calls.values()),
             streams=streams,
         )

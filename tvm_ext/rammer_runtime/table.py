@@ -148,25 +148,25 @@ def _latest(waits: Waits) -> Waits:
 def _table(table: ExecutionTable) -> Iterable[bytes]:
     yield _text(table.name)
     yield struct.pack("<Q", table.arena_bytes)
-    yield _list([struct.pack("<QI", item.bytes, item.alignment) for item in table.arguments])
-    yield _list([_kernel(item) for item in table.kernels])
-    yield _list([_buffer(item) for item in table.buffers])
-    yield _list([_text(item.name) + struct.pack("<I", item.kernel) + _numbers(item.buffers) for item in table.calls])
+    yield _list([struct.pack("<QI", argument.bytes, argument.alignment) for argument in table.arguments])
+    yield _list([_kernel(kernel) for kernel in table.kernels])
+    yield _list([_buffer(buffer) for buffer in table.buffers])
+    yield _list([_text(call.name) + struct.pack("<I", call.kernel) + _numbers(call.buffers) for call in table.calls])
     yield _list([_list([_entry(item) for item in stream]) for stream in table.streams])
 
 
-def _kernel(item: Kernel) -> bytes:
-    parameters = [struct.pack("<QI", parameter.bytes, parameter.alignment) for parameter in item.parameters]
-    return _text(item.symbol) + struct.pack("<I", item.tasks) + _list(parameters)
+def _kernel(kernel: Kernel) -> bytes:
+    parameters = [struct.pack("<QI", parameter.bytes, parameter.alignment) for parameter in kernel.parameters]
+    return _text(kernel.symbol) + struct.pack("<I", kernel.tasks) + _list(parameters)
 
 
-def _buffer(item: Buffer) -> bytes:
-    return struct.pack("<IQQ", _ARENA if item.argument is None else item.argument, item.offset, item.bytes)
+def _buffer(buffer: Buffer) -> bytes:
+    return struct.pack("<IQQ", _ARENA if buffer.argument is None else buffer.argument, buffer.offset, buffer.bytes)
 
 
-def _entry(item: Entry) -> bytes:
-    numbers = [number for wait in item.waits for number in wait]
-    return struct.pack(f"<IIII{len(numbers)}I", item.call, item.begin, item.end, len(item.waits), *numbers)
+def _entry(entry: Entry) -> bytes:
+    numbers = [number for wait in entry.waits for number in wait]
+    return struct.pack(f"<IIII{len(numbers)}I", entry.call, entry.begin, entry.end, len(entry.waits), *numbers)
 
 
 def _text(text: str) -> bytes:

@@ -76,7 +76,7 @@ class Attention:
 
     def __post_init__(self) -> None:
         assert min(self.batch, self.queries, self.keys, self.features, self.value_features) >= 1
-        assert all(prod(extent for extent, _ in item.batch) == self.batch for item in self.operands)
+        assert all(prod(extent for extent, _ in operand.batch) == self.batch for operand in self.operands)
 
     @property
     def operands(self) -> tuple[MatrixOperand, ...]:

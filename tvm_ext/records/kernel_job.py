@@ -47,7 +47,7 @@ class KernelJob:
     def __post_init__(self) -> None:
         if not 1 <= self.outputs <= len(self.arguments):
             raise ValueError(f"{self.outputs} outputs of {len(self.arguments)} arguments")
-        if any(item.pack is not None for item in self.arguments[len(self.arguments) - self.outputs :]):
+        if any(argument.pack is not None for argument in self.arguments[len(self.arguments) - self.outputs :]):
             raise ValueError("a result is not packed")
 
     @property
@@ -61,7 +61,7 @@ class KernelJob:
     @property
     def reference_key(self) -> str:
         """Jobs of one key have the same right results."""
-        forms = [(item.shape, item.dtype) for item in self.arguments]
+        forms = [(argument.shape, argument.dtype) for argument in self.arguments]
         return hashlib.sha256(f"{self.reference}\n{self.seed}\n{forms}".encode()).hexdigest()
 
 

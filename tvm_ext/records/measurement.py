@@ -173,14 +173,14 @@ def _verdict(configuration: str, trials: list[Trial]) -> Verdict:
         "timed_out",
         "lost",
     )
-    outcome = min((item.outcome for item in trials), key=order.index)
-    times = [item.time_us for item in trials if item.time_us is not None]
+    outcome = min((trial.outcome for trial in trials), key=order.index)
+    times = [trial.time_us for trial in trials if trial.time_us is not None]
     return Verdict(
         configuration=configuration,
         outcome=outcome,
         time_us=statistics.median(times) if outcome == "ok" else None,
         trials=len(trials),
-        reason=min((item.reason for item in trials if item.outcome == outcome), default=""),
+        reason=min((trial.reason for trial in trials if trial.outcome == outcome), default=""),
     )
 
 

@@ -278,5 +278,5 @@ class CutlassPartition:
 
     def __str__(self) -> str:
         taken = [f"{item.value}: {item.pattern}, ended as {item.ended}" for item in self.taken]
-        refused = [f"{item.value}: not taken: {item.reason}" for item in (*self.refused, *self.others)]
+        refused = [f"{other.value}: not taken: {other.reason}" for other in (*self.refused, *self.others)]
         return "\n".join([f"CUTLASS on {self.device}", *taken, *refused])

@@ -70,5 +70,5 @@ class PipelinePlan:
     def __str__(self) -> str:
         if not self.buffers:
             return "not pipelined"
-        stages = ", ".join(f"{item.name} in {item.stages} stages of {item.loop}" for item in self.buffers)
+        stages = ", ".join(f"{buffer.name} in {buffer.stages} stages of {buffer.loop}" for buffer in self.buffers)
         return f"{stages}, by bulk copies" if self.bulk_copies else stages

@@ -134,7 +134,7 @@ class RegionRecord:
         for unit, place, start_ns, end_ns in self.measured:
             name = self.operators[streams[unit][place].operator].kernel
             seconds[name] += (end_ns - start_ns) / 1e9 / self.veu_count
-        calls = collections.Counter(item.kernel for item in self.operators if item.is_first_step)
+        calls = collections.Counter(operator.kernel for operator in self.operators if operator.is_first_step)
         return {name: value / calls[name] for name, value in seconds.items()}
 
     def __str__(self) -> str:

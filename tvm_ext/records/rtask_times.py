@@ -63,7 +63,7 @@ def measurements_of(report: RammerRecord) -> tuple[Measurement, ...]:
 def _typical(times: list[float]) -> tuple[float, ...]:
     """The shorter half: what is longer was kept from its core, or met constants that another one's cache had."""
     middle = statistics.median(times)
-    return tuple(sorted(item for item in times if item <= middle)[:_MOST_SAMPLES])
+    return tuple(sorted(time for time in times if time <= middle)[:_MOST_SAMPLES])
 
 
 def _samples(region: RegionRecord) -> Iterable[tuple[str, float]]:

@@ -142,7 +142,7 @@ class RTaskGraph:
         if not self.operators:
             raise ValueError("a graph without operators has no schedule")
         for index, operator in enumerate(self.operators):
-            wrong = [item for item in operator.predecessors if not 0 <= item < index]
+            wrong = [predecessor for predecessor in operator.predecessors if not 0 <= predecessor < index]
             if wrong:
                 raise ValueError(f"operator {index} ({operator.name!r}) comes before its predecessors {wrong}")
 
@@ -264,7 +264,7 @@ class RTaskProgram:
 
     def entries(self) -> Iterable[tuple[int, int, ScheduleEntry]]:
         """Each entry with its vEU and its place there."""
-        return ((u, place, entry) for u, stream in enumerate(self.streams) for place, entry in enumerate(stream))
+        return ((u, position, entry) for u, stream in enumerate(self.streams) for position, entry in enumerate(stream))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ def _build(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
-        unknown = set(value) - {item.name for item in fields(kind)}
+        unknown = set(value) - {field.name for field in fields(kind)}
         if unknown:
             raise TypeError(f"unknown fields {sorted(unknown)}")
         return kind(**{name: _build(hints[name], item) for name, item in value.items()})

@@ -83,7 +83,7 @@ class _Caller:
         """The call of ``kernel``, and ``binding``'s variable as what it was: a tensor, or a tuple of them."""
         given, kind = list(binding.value.args[1].fields), binding.value.ty_args[0]
         constant = dict(kernel.weights)
-        arguments: list[Expr] = [item for place, item in enumerate(given) if place not in constant]
+        arguments: list[Expr] = [item for position, item in enumerate(given) if position not in constant]
         if constant:
             arguments.append(relax.const(weights_of(kernel, given)))
         arguments += [relax.const(np.array(words, np.int32)) for words in (kernel.table, kernel.state)]
@@ -96,7 +96,7 @@ class _Caller:
         fields = [self.builder.normalize(relax.TupleGetItem(every, place)) for place in range(len(results))]
         if not isinstance(kind, relax.TupleType):
             return [relax.VarBinding(every, call), relax.VarBinding(binding.var, fields[0])]
-        names = [relax.DataflowVar(f"{kernel.symbol}_{place}", item.ty) for place, item in enumerate(fields)]
+        names = [relax.DataflowVar(f"{kernel.symbol}_{position}", field.ty) for position, field in enumerate(fields)]
         whole = self.builder.normalize(relax.Tuple(names))
         return [
             relax.VarBinding(every, call),

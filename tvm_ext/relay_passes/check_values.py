@@ -103,7 +103,7 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         if rule is None or data.ty.shape is None:
             return call  # says itself what becomes of such an index, or has an extent that nobody knows
         if isinstance(indices, relax.Tuple):
-            fields = [self._checked(name, data, item, [e]) for item, e in zip(indices.fields, rule, strict=False)]
+            fields = [self._checked(name, data, field, [e]) for field, e in zip(indices.fields, rule, strict=False)]
             indices = relax.Tuple(fields)
         elif name == "relax.take" and self.bounds == "wrap" and not isinstance(indices, Constant):
             return relax.op.take(data, indices, axis=call.attrs.axis, mode="wrap")  # one kernel, not two

@@ -24,14 +24,14 @@ class _ExpandAttention(PyExprMutator):  # type: ignore[misc]
         call = self.visit_expr_post_order(call)
         if not (isinstance(call.op, ir.Op) and call.op.name in ATTENTIONS):
             return call
-        shapes = [static_shape(item) for item in call.args]
+        shapes = [static_shape(argument) for argument in call.args]
         if None in shapes or call.attrs.window_size is not None or call.attrs.causal_mask not in _CAUSAL:
             return call  # stock TVM's form
         return self._expanded(call)
 
     def _expanded(self, call: Call) -> Expr:
         """Tensors are (batch, row, head, feature), as the operator has them; products want heads before rows."""
-        query, key, value = (self._named(relax.op.permute_dims(item, [0, 2, 1, 3])) for item in call.args[:3])
+        query, key, value = (self._named(relax.op.permute_dims(argument, [0, 2, 1, 3])) for argument in call.args[:3])
         turned = self._named(relax.op.permute_dims(key, [0, 1, 3, 2]))
         scores = self._named(relax.op.matmul(query, turned))
         scores = self._named(relax.op.multiply(scores, relax.const(self._scale(call), dtype_of(scores))))

@@ -103,8 +103,8 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
         sizes = [
             _phases(shape[2 + i], weight.shape[2 + i], strides[i], (pads[i], pads[2 + i]), extra[i]) for i in range(2)
         ]
-        around = [item.padding(shape[2 + i]) for i, item in enumerate(sizes)]
-        if min(min(pair) for pair in around) < 0 or min(item.length for item in sizes) < 1:
+        around = [size.padding(shape[2 + i]) for i, size in enumerate(sizes)]
+        if min(min(pair) for pair in around) < 0 or min(size.length for size in sizes) < 1:
             return None  # the output stops short of some input: rare, and stock's form is right
         groups = int(attrs.groups)
         convolved = relax.op.nn.conv2d(
@@ -116,13 +116,13 @@ class _Expand(PyExprMutator):  # type: ignore[misc]
         return self._interleaved(convolved, shape[0], weight.shape[1] * groups, strides, sizes)
 
     def _interleaved(self, phases: Expr, batch: int, filters: int, strides: list[int], sizes: list[_Phases]) -> Expr:
-        places = [item.last - item.first + 1 for item in sizes]
+        places = [size.last - size.first + 1 for size in sizes]
         split = relax.op.reshape(phases, (batch, filters, strides[0], strides[1], places[0], places[1]))
         ordered = relax.op.permute_dims(split, [0, 1, 4, 2, 5, 3])
         whole = relax.op.reshape(ordered, (batch, filters, places[0] * strides[0], places[1] * strides[1]))
-        if all(p * s == item.length for p, s, item in zip(places, strides, sizes, strict=True)):
+        if all(p * s == size.length for p, s, size in zip(places, strides, sizes, strict=True)):
             return whole
-        begin, end = [item.crop for item in sizes], [item.crop + item.length for item in sizes]
+        begin, end = [size.crop for size in sizes], [size.crop + size.length for size in sizes]
         return relax.op.strided_slice(whole, axes=[2, 3], begin=begin, end=end)
 
 

@@ -81,10 +81,10 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
                 self.notes.append(f"{_name_of(call)} of constants is computed by each run: {refusal.problem}")
             return type(call)(call.op, arguments, call.attrs, call.ty_args)
 
-    def visit_tuple_getitem_(self, item: Expr) -> Expr:
-        item = self.visit_expr_post_order(item)
-        source = self._resolved(item.tuple_value)
-        return source.fields[int(item.index)] if isinstance(source, relax.Tuple) else item
+    def visit_tuple_getitem_(self, expr: Expr) -> Expr:
+        expr = self.visit_expr_post_order(expr)
+        source = self._resolved(expr.tuple_value)
+        return source.fields[int(expr.index)] if isinstance(source, relax.Tuple) else expr
 
     def _resolved(self, argument: Expr) -> Expr:
         """What ``argument`` is bound to, where that is a constant, a shape, or a tuple of constants."""
@@ -159,7 +159,7 @@ def _arrays(argument: Expr) -> list[Array]:
 
 
 def _check_size(kind: Type, arrays: Sequence[Array]) -> None:
-    count = sum(prod(int(extent) for extent in _static_extents(item).values) for item in _tensors(kind))
+    count = sum(prod(int(extent) for extent in _static_extents(tensor).values) for tensor in _tensors(kind))
     operands = sum(array.size for array in arrays)
     if operands <= len(arrays) and count > max(operands, limits().folded_filling):
         raise IllegalRewrite("it fills a tensor with one number")  # which is no loss to compute, and not worth a note
@@ -169,7 +169,7 @@ def _check_size(kind: Type, arrays: Sequence[Array]) -> None:
 
 def _tensors(kind: Type) -> list[Type]:
     if isinstance(kind, relax.TupleType):
-        return [item for field in kind.fields for item in _tensors(field)]
+        return [tensor for field in kind.fields for tensor in _tensors(field)]
     if not isinstance(kind, relax.TensorType):
         raise IllegalRewrite("its result is no tensor")
     return [kind]
@@ -211,7 +211,10 @@ def _values_of(made: Expr, call: Call, mod: IRModule) -> list[Array]:
     if not isinstance(made, Call) or made.op != CALL_TIR:
         if isinstance(made, Call) and made.op != call.op:
             # Of what the rule has made a function of already: the cast of a mean.
-            known = [_constant(_operand(item, mod)) if isinstance(item, (Call, Var)) else item for item in made.args]
+            known = [
+                _constant(_operand(argument, mod)) if isinstance(argument, (Call, Var)) else argument
+                for argument in made.args
+            ]
             return _legalized_values(Call(made.op, known, made.attrs, made.ty_args))
         raise IllegalRewrite(f"{call.op.name} is not one function of tensors")
     return _function_values(mod[made.args[0]], [_operand(field, mod) for field in made.args[1].fields])
@@ -220,8 +223,8 @@ def _values_of(made: Expr, call: Call, mod: IRModule) -> list[Array]:
 def _operand(field: Expr, mod: IRModule) -> Array:
     """An operand of a legalized call, which may be a call itself: of a cast of what the operator was given, say."""
     if isinstance(field, Var):
-        bindings = (item for block in mod["legalized"].body.blocks for item in block.bindings)
-        return _operand(next(item.value for item in bindings if item.var.same_as(field)), mod)
+        bindings = (binding for block in mod["legalized"].body.blocks for binding in block.bindings)
+        return _operand(next(binding.value for binding in bindings if binding.var.same_as(field)), mod)
     if isinstance(field, Call):
         return _values_of(field, field, mod)[0] if field.op == CALL_TIR else _legalized_values(field)[0]
     if not isinstance(field, Constant):
@@ -230,9 +233,9 @@ def _operand(field: Expr, mod: IRModule) -> Array:
 
 
 def _constants(kind: Type, values: Sequence[Array]) -> Expr:
-    for item, value in zip(_tensors(kind), values, strict=True):
-        if str(value.dtype) != str(item.dtype) or value.shape != tuple(map(int, item.shape.values)):
-            raise IllegalRewrite(f"a value of type {value.dtype} where {item.dtype} is expected")
+    for tensor, value in zip(_tensors(kind), values, strict=True):
+        if str(value.dtype) != str(tensor.dtype) or value.shape != tuple(map(int, tensor.shape.values)):
+            raise IllegalRewrite(f"a value of type {value.dtype} where {tensor.dtype} is expected")
     made = [_constant(value) for value in values]
     return relax.Tuple(made) if isinstance(kind, relax.TupleType) else made[0]
 

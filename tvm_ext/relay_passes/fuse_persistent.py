@@ -101,8 +101,8 @@ class _Considered:
     def look(self, members: Sequence[VarBinding]) -> Segment | str:
         """``members`` as one operator, or why that cannot be one kernel."""
         func, arguments = merge_calls(self.mod, members)
-        constants = tuple(i for i, item in enumerate(arguments) if isinstance(item, Constant))
-        key = (*_callees(members), constants, tuple(arguments.index(item) for item in arguments))
+        constants = tuple(i for i, argument in enumerate(arguments) if isinstance(argument, Constant))
+        key = (*_callees(members), constants, tuple(arguments.index(argument) for argument in arguments))
         if key not in self._known:
             self._known[key] = self._judged(func, constants)
         verdict = self._known[key]

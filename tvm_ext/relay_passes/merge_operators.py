@@ -32,7 +32,7 @@ def merge_calls(mod: IRModule, bindings: Sequence[VarBinding]) -> tuple[PrimFunc
     FuseTIR does it, on a module of nothing else.
     """
     inside = {binding.var for binding in bindings}
-    read = [item for binding in bindings for item in binding.value.args[1].fields if item not in inside]
+    read = [field for binding in bindings for field in binding.value.args[1].fields if field not in inside]
     arguments = tuple(dict.fromkeys(read))
     builder = BlockBuilder(IRModule({binding.value.args[0]: mod[binding.value.args[0]] for binding in bindings}))
     primitive = _write(
@@ -45,7 +45,7 @@ def merge_calls(mod: IRModule, bindings: Sequence[VarBinding]) -> tuple[PrimFunc
     fused = relax.transform.FuseTIR()(builder.get())
     call = _only_call(fused["main"])
     order = dict(zip(fused["main"].params, arguments, strict=True))
-    return fused[call.args[0]], tuple(order[item] for item in call.args[1].fields)
+    return fused[call.args[0]], tuple(order[field] for field in call.args[1].fields)
 
 
 def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
@@ -60,7 +60,7 @@ def fused_function(mod: IRModule, func: RelaxFunction) -> PrimFunc:
         "main",
         func.params,
         None,
-        lambda known: Call(primitive, [known[item] for item in func.params], ret_ty=func.ret_ty),
+        lambda known: Call(primitive, [known[param] for param in func.params], ret_ty=func.ret_ty),
     )
     fused = relax.transform.FuseTIR()(builder.get())
     call = _only_call(fused["main"])
@@ -87,7 +87,7 @@ def _write(
     result: Callable[[dict[Expr, Expr]], Expr],
 ) -> GlobalVar:
     """Add a function ``name`` with a parameter for each of ``arguments``, whose value is the expression ``result``."""
-    params = [Var(f"operand{i}", item.ty) for i, item in enumerate(arguments)]
+    params = [Var(f"operand{i}", argument.ty) for i, argument in enumerate(arguments)]
     with builder.function(name, params, attrs=attributes, private=attributes is not None):
         with builder.dataflow():
             output = builder.emit_output(result(dict(zip(arguments, params, strict=True))))
@@ -98,7 +98,7 @@ def _calls(builder: BlockBuilder, bindings: Sequence[VarBinding], known: dict[Ex
     """Emit the calls one after the other, but for the last, which is the result."""
     for binding in bindings:
         call = binding.value
-        arguments = [known[item] for item in call.args[1].fields]
+        arguments = [known[field] for field in call.args[1].fields]
         made = retargeted(call, call.args[0], arguments)
         known[binding.var] = made if binding is bindings[-1] else builder.emit(made)
     return known[bindings[-1].var]

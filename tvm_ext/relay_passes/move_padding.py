@@ -170,13 +170,13 @@ class _Moves:
     def _padded(self, writer: VarBinding, halves: _Halves) -> VarBinding | None:
         """``writer`` that stores into the padded tensor; None where its kernel would copy its result there."""
         operands = list(writer.value.args[1].fields)
-        key = (writer.value.args[0], halves.pad, tuple(operands.index(item) for item in operands))
+        key = (writer.value.args[0], halves.pad, tuple(operands.index(operand) for operand in operands))
         if key not in self.joined:
             self.joined[key] = self._join(writer, halves)
         joined = self.joined[key]
         if joined is None:
             return None
-        call = relax.call_tir(joined.func, [operands[place] for place in joined.operands], halves.kind)
+        call = relax.call_tir(joined.func, [operands[operand] for operand in joined.operands], halves.kind)
         return VarBinding(DataflowVar(writer.var.name, halves.kind), call)
 
     def _join(self, writer: VarBinding, halves: _Halves) -> _Joined | None:
@@ -187,7 +187,7 @@ class _Moves:
         if not self.rules.stores_padded(func):
             return None
         gv = self._add(func, f"{callee.name_hint}{PADDED}")
-        return _Joined(func=gv, operands=tuple(operands.index(item) for item in arguments))
+        return _Joined(func=gv, operands=tuple(operands.index(argument) for argument in arguments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

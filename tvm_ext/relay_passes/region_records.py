@@ -26,12 +26,12 @@ def region_record(
     constructed_s: float | None,
 ) -> RegionRecord:
     """The record of ``schedule``; ``constructed_s``: the time by the constructed kernels alone, if there are others."""
-    entries = [item for program in schedule.programs for item in program.entries()]
+    entries = [entry for program in schedule.programs for entry in program.entries()]
     units: dict[int, set[int]] = {}
     for unit, _, entry in entries:
         units.setdefault(entry.operator, set()).add(unit)
     kernel = chosen_kernels(schedule)
-    chosen = [operator.kernels[kernel[place]] for place, operator in enumerate(graph.operators)]
+    chosen = [operator.kernels[kernel[position]] for position, operator in enumerate(graph.operators)]
     functions = [len(operator.kernels) for operator in region.operators]
     texts = selections(graph, schedule, partial(virtual_device, region.device), functions)
     return RegionRecord(
@@ -42,12 +42,12 @@ def region_record(
         operators=tuple(
             OperatorSchedule(
                 name=operator.name,
-                task_count=chosen[place].task_count,
-                veu_count=len(units[place]),
-                work_us=chosen[place].work_s * 1e6,
-                selection=texts[place],
+                task_count=chosen[position].task_count,
+                veu_count=len(units[position]),
+                work_us=chosen[position].work_s * 1e6,
+                selection=texts[position],
             )
-            for place, operator in enumerate(graph.operators)
+            for position, operator in enumerate(graph.operators)
         ),
         predicted_us=times.makespan_s * 1e6,
         sequential_us=sequential_s * 1e6,

@@ -128,7 +128,7 @@ def _runs(
 
 
 def _place(cell: RecurrentCell, name: str) -> int:
-    return next(place for place, operand in enumerate(cell.operands) if operand.name == name)
+    return next(position for position, operand in enumerate(cell.operands) if operand.name == name)
 
 
 def _part(value: Expr, values: Mapping[Var, Expr]) -> tuple[Expr, int]:

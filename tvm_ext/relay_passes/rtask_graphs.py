@@ -151,10 +151,10 @@ class RTaskRegion:
         places = [self._data_place(number, offset_of) for number in range(len(self.tensors))]
         data = tuple(
             OperatorData(
-                codes=tuple(offer.code for offer in offers_of(item.kernels, self.device)),
-                places=tuple(places[number] for number in item.tensors),
+                codes=tuple(offer.code for offer in offers_of(operator.kernels, self.device)),
+                places=tuple(places[number] for number in operator.tensors),
             )
-            for item in self.operators
+            for operator in self.operators
         )
         return data, arena_bytes
 
@@ -177,7 +177,7 @@ class RTaskRegion:
         results = list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
         tensors = [self._argument(item) for item in call.args[1].fields]
         is_result = variable in self.results
-        outputs = tuple(self._new(RegionTensor(bytes_of(item), is_result=is_result)) for item in results)
+        outputs = tuple(self._new(RegionTensor(bytes_of(result), is_result=is_result)) for result in results)
         self.places[variable] = outputs if isinstance(kind, relax.TupleType) else outputs[0]
         spaces = [self._new(RegionTensor(size)) for size in split.workspaces]
         all_tensors = [*tensors, *outputs, *spaces]
@@ -187,7 +187,7 @@ class RTaskRegion:
         for number, step in enumerate(split.steps):
             kernels = timed_steps(split, number, self.device)
             name = f"{call.args[0].name_hint}{STEP}{number}" if len(split.steps) > 1 else call.args[0].name_hint
-            self._step(name, kernels, [all_tensors[item] for item in step.buffers])
+            self._step(name, kernels, [all_tensors[buffer] for buffer in step.buffers])
 
     def _lay_within(self, pieces: Sequence[CopiedPiece], tensors: Sequence[int], written: Collection[int]) -> bool:
         """Whether copies of ``pieces`` between ``tensors`` need not be made: each lies in the whole from now on.
@@ -272,11 +272,11 @@ def sequential_seconds(graph: RTaskGraph, device: VDevice) -> float:
     idle = replace(device, launch_s=0.0, task_overhead_s=0.0, barrier_s=0.0)
     streams: list[list[ScheduleEntry]] = [[] for _ in range(device.veu_count)]
     forks = 0
-    for place, operator in enumerate(graph.operators):
+    for position, operator in enumerate(graph.operators):
         waits = tuple((unit, len(stream)) for unit, stream in enumerate(streams) if stream)
         count = operator.kernels[0].task_count
         for unit in range(count):
-            streams[unit].append(ScheduleEntry(operator=place, kernel=0, begin=unit, end=unit + 1, waits=waits))
+            streams[unit].append(ScheduleEntry(operator=position, kernel=0, begin=unit, end=unit + 1, waits=waits))
         forks += count > 1
     program = RTaskProgram(device=idle, streams=tuple(map(tuple, streams)))
     times = simulate(RTaskSchedule(policy="in order", programs=(program,)), graph)

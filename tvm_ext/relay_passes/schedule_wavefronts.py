@@ -244,7 +244,8 @@ class _ScheduledFunction:
             operators=operators,
             predecessors=tuple(operator.predecessors for operator in graph.operators),
             arguments=tuple(
-                _argument(item, is_output=place >= len(region.arguments)) for place, item in enumerate(arguments)
+                _argument(argument, is_output=position >= len(region.arguments))
+                for position, argument in enumerate(arguments)
             ),
             arena_bytes=arena_bytes,
         )

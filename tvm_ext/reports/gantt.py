@@ -68,7 +68,7 @@ def gantt(schedule: RTaskSchedule, graph: RTaskGraph, times: Sequence[TimedEntry
 
     Of more vEUs than have room, the first are drawn, and the picture says how many there are.
     """
-    end_s = max((item.end_s for item in times), default=0.0)
+    end_s = max((time.end_s for time in times), default=0.0)
     if end_s <= 0:
         return "<p>Nothing of the schedule has run.</p>"
     count = max(len(program.streams) for program in schedule.programs)
@@ -132,16 +132,16 @@ def _bars(
 ) -> list[_Bar]:
     """Bars from left to right in each row, those that would not be told apart joined to one."""
     found: list[_Bar] = []
-    for item in sorted(times, key=lambda item: (item.unit, item.start_s)):
-        if item.unit >= frame.rows:
+    for time in sorted(times, key=lambda time: (time.unit, time.start_s)):
+        if time.unit >= frame.rows:
             continue
-        entry = schedule.programs[item.program].streams[item.unit][item.place]
+        entry = schedule.programs[time.program].streams[time.unit][time.place]
         bar = _Bar(
-            unit=item.unit,
-            left=frame.x(item.start_s),
-            right=frame.x(item.end_s),
+            unit=time.unit,
+            left=frame.x(time.start_s),
+            right=frame.x(time.end_s),
             colour=colours.get(_subject(graph, entry), "lane"),
-            tip=_tip(graph, entry, item),
+            tip=_tip(graph, entry, time),
         )
         if found and _are_one(found[-1], bar):
             bar = _joined(found.pop(), bar)
@@ -249,8 +249,8 @@ def _legend(colours: dict[str, str], names: dict[str, str]) -> list[str]:
     """The colours' names in one line, each with its share of it; cut in the middle, since names differ at the ends."""
     parts, room = [], (_WIDTH - _RIGHT - _LEFT) / max(len(names), 1)
     letters = max(4, int((room - 22) / 6.8))
-    for place, (subject, name) in enumerate(names.items()):
-        colour, x = colours.get(subject, "lane"), _LEFT + place * room
+    for position, (subject, name) in enumerate(names.items()):
+        colour, x = colours.get(subject, "lane"), _LEFT + position * room
         if len(name) > letters:
             name = f"{name[: letters // 2]}…{name[len(name) - (letters - letters // 2 - 1) :]}"
         parts.append(f'<rect class="task {colour}" x="{x:.1f}" y="9" width="10" height="10"/>')

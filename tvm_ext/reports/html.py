@@ -183,7 +183,7 @@ def _passes_note(report: BuildRecord) -> str:
 def _pass_bars(report: BuildRecord) -> str:
     phases = [(phase.name, phase.seconds) for phase in report.phases]
     phases = phases or [("code generation (LLVM) and linking", report.code_generation_s)]
-    entries = sorted(((item.name, item.seconds) for item in report.passes), key=lambda entry: -entry[1])
+    entries = sorted(((pass_.name, pass_.seconds) for pass_ in report.passes), key=lambda entry: -entry[1])
     shown, rest = entries[:_SHOWN_PASSES], entries[_SHOWN_PASSES:]
     if rest:
         shown.append((f"{len(rest)} more passes", sum(seconds for _, seconds in rest)))

@@ -188,7 +188,9 @@ class BuildRecord:
         Of a kernel that runs in a schedule the time is what `RegionRecord.measured_seconds` says.
         """
         regions = self.rammer.regions if self.rammer is not None else ()
-        regions = tuple(replace(item, measured=(schedules or {}).get(item.symbol, item.measured)) for item in regions)
+        regions = tuple(
+            replace(region, measured=(schedules or {}).get(region.symbol, region.measured)) for region in regions
+        )
         inside = {
             name: value for region in regions if region.measured for name, value in region.measured_seconds().items()
         }

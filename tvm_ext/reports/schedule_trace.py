@@ -68,12 +68,12 @@ def chrome_trace(runs: Sequence[ScheduleRun]) -> str:
     events: list[Event] = []
     for number, run in enumerate(runs, start=1):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": run.name}})
-        units = sorted({item.unit for item in run.times})
+        units = sorted({time.unit for time in run.times})
         events += [
             {"ph": "M", "name": "thread_name", "pid": number, "tid": unit, "args": {"name": f"vEU {unit}"}}
             for unit in units
         ]
-        events += [_slice(run.schedule, run.graph, item, number) for item in run.times]
+        events += [_slice(run.schedule, run.graph, time, number) for time in run.times]
         events += _arrows(run.schedule, run.times, number)
     return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":"))
 
@@ -108,12 +108,12 @@ def _slice(schedule: RTaskSchedule, graph: RTaskGraph, item: TimedEntry, process
 
 def _arrows(schedule: RTaskSchedule, times: Sequence[TimedEntry], process: int) -> Iterator[Event]:
     """A pair of events for each wait, from the end of what is waited for to the start of who waits; too many: none."""
-    by_place = {(item.program, item.unit, item.place): item for item in times}
+    by_place = {(time.program, time.unit, time.place): time for time in times}
     pairs = [
-        (source, item)
-        for item in times
-        for unit, order in schedule.programs[item.program].streams[item.unit][item.place].waits
-        if unit != item.unit and (source := by_place.get((item.program, unit, order - 1))) is not None
+        (source, time)
+        for time in times
+        for unit, order in schedule.programs[time.program].streams[time.unit][time.place].waits
+        if unit != time.unit and (source := by_place.get((time.program, unit, order - 1))) is not None
     ]
     if len(pairs) > _MOST_ARROWS:
         return

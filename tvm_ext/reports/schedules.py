@@ -34,7 +34,7 @@ def section(report: BuildRecord) -> str:
 
 def _schedule(region: RegionRecord) -> str:
     pictures = (
-        f"<figure><figcaption>{run.name}: {format_time(max(item.end_s for item in run.times))}</figcaption>"
+        f"<figure><figcaption>{run.name}: {format_time(max(time.end_s for time in run.times))}</figcaption>"
         f"{gantt(run.schedule, run.graph, run.times)}</figure>"
         for run in region_runs(region)
     )

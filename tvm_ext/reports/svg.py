@@ -60,7 +60,7 @@ def points(report: BuildRecord) -> list[Point]:
 def roofline(report: BuildRecord) -> str:
     """The plot, or a sentence where there is nothing to plot."""
     shown = points(report)
-    peak, memories = _peak(report.ceilings), [item for item in report.ceilings if item.kind == "memory"]
+    peak, memories = _peak(report.ceilings), [ceiling for ceiling in report.ceilings if ceiling.kind == "memory"]
     if not shown and (peak is None or not memories):
         return "<p>No operator has a time yet, and the device's limits are not known.</p>"
     x_axis, y_axis = _axes(shown, peak, memories)
@@ -74,7 +74,7 @@ def roofline(report: BuildRecord) -> str:
 
 def _peak(ceilings: Sequence[Ceiling]) -> Ceiling | None:
     """The compute ceiling drawn: float32's where known."""
-    compute = [item for item in ceilings if item.kind == "compute"]
+    compute = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     return next((item for item in compute if item.name == "float32"), compute[0] if compute else None)
 
 
@@ -84,9 +84,9 @@ def _axes(shown: Sequence[Point], peak: Ceiling | None, memories: Sequence[Ceili
     ys = [point.gflops for point in shown]
     if peak is not None:
         ys.append(peak.value)
-        xs += [peak.value / item.value for item in memories]
+        xs += [peak.value / memory.value for memory in memories]
     x_low, x_high = min(xs) / 2, max(xs) * 3
-    ys += [item.value * x_low * 2 for item in memories[-1:]]
+    ys += [memory.value * x_low * 2 for memory in memories[-1:]]
     return (
         LogAxis(low=x_low, high=x_high, start=_LEFT, end=_WIDTH - _RIGHT),
         LogAxis(low=min(ys) / 2, high=max(ys) * 2, start=_HEIGHT - _BOTTOM, end=_TOP),
@@ -126,7 +126,7 @@ def _ceilings(x_axis: LogAxis, y_axis: LogAxis, peak: Ceiling | None, memories: 
         parts.append(f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
         parts.append(_slanted_label(x1, y1, x2, y2, f"{memory.name}: {memory.value:.4g} GB/s"))
     if peak is not None:
-        ridge = max([x_axis.low, *(peak.value / item.value for item in memories[:1])])
+        ridge = max([x_axis.low, *(peak.value / memory.value for memory in memories[:1])])
         x1, x2, y = x_axis(ridge), x_axis(x_axis.high), y_axis(peak.value)
         parts.append(f'<line class="ceiling" x1="{x1:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y:.1f}"/>')
         text = escape(f"peak {peak.name}: {peak.value:.4g} GFLOP/s")

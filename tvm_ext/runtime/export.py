@@ -173,7 +173,7 @@ def compile_metadata(metadata: str, folder: Path) -> Path:
     source.write_text(
         _METADATA_SOURCE.format(literal=c_literal(metadata), size=len(metadata), function=METADATA_FUNCTION)
     )
-    includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
+    includes = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
     _compile(lambda: host_compiler.create_shared(str(result), [str(source)], ["-c", *includes]))
     return result
 

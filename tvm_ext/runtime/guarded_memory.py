@@ -111,9 +111,13 @@ def call_guarded(name: str, function: Callable[..., Any], arguments: Sequence[An
     MemoryGuardError
         where it writes outside a tensor or to an input, or leaves an element of an output unwritten.
     """
-    guarded = {i: _guarded(item) for i, item in enumerate(arguments) if isinstance(item, tvm.runtime.Tensor)}
+    guarded = {
+        i: _guarded(argument) for i, argument in enumerate(arguments) if isinstance(argument, tvm.runtime.Tensor)
+    }
     results = {i: guarded[i] for i in outputs}
-    call = _Call(name, function, [guarded[i].tensor if i in guarded else item for i, item in enumerate(arguments)])
+    call = _Call(
+        name, function, [guarded[i].tensor if i in guarded else argument for i, argument in enumerate(arguments)]
+    )
     originals = {i: copy.words.copy() for i, copy in guarded.items() if i not in results}
     call.run(guarded, originals, {i: copy.patterns.first for i, copy in results.items()})
     left = {i: copy.words == copy.patterns.first for i, copy in results.items()}
@@ -198,7 +202,7 @@ class _Guard:
             return NO_OP
         if not before:
             return NO_OP
-        tensors = [(i, item) for i, item in enumerate(arguments) if isinstance(item, tvm.runtime.Tensor)]
+        tensors = [(i, argument) for i, argument in enumerate(arguments) if isinstance(argument, tvm.runtime.Tensor)]
         outputs = [i for i, item in tensors if self._fresh.pop(_address(item), None) is not None]
         call_guarded(name, function, arguments, outputs)
         return SKIP_RUN

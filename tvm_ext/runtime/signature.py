@@ -46,8 +46,8 @@ def spec_of(name: str, value: Any) -> TensorSpec:
 
 def _leaves(kind: Type) -> Iterator[Type]:
     if isinstance(kind, relax.TupleType):
-        for item in kind.fields:
-            yield from _leaves(item)
+        for field in kind.fields:
+            yield from _leaves(field)
     else:
         yield kind
 

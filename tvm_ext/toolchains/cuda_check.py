@@ -56,7 +56,7 @@ def compiled_use(func: PrimFunc) -> CompiledUse | str:
         compiled = compile_cuda(source, [str(target.attrs["arch"])], cache=cache, time_limit_s=limit_s)
     except (UnsupportedEnvironmentError, OptionError, CompileError) as error:
         return f"unknown registers: {error.problem.rstrip('.')}"
-    use = max(compiled.uses, key=lambda item: item.register_count)
+    use = max(compiled.uses, key=lambda use: use.register_count)
     return CompiledUse(
         registers=use.register_count,
         spill_bytes=use.spill_store_bytes + use.spill_load_bytes,

@@ -54,8 +54,8 @@ def compile_sources(
 
     ``time_limit_s`` is for each (default: `WHOLE_MODULE_FACTOR` times one kernel's).
     """
-    for item in architectures:
-        architecture_number(item)
+    for architecture in architectures:
+        architecture_number(architecture)
     limit = WHOLE_MODULE_FACTOR * cuda_settings().time_limit_s if time_limit_s is None else time_limit_s
     return {
         source: compile_cuda(source, architectures, cache=cache, time_limit_s=limit)
@@ -102,8 +102,8 @@ def embed_machine_code(
     ``known`` has what was compiled already. Where this machine has no CUDA compiler the source stays, with a warning.
     Raises CompileError where the compiler refuses it, OptionError for an architecture that no installed compiler knows.
     """
-    for item in architectures:
-        architecture_number(item)
+    for architecture in architectures:
+        architecture_number(architecture)
 
     def compile_source(source: str) -> bytes:
         made = (

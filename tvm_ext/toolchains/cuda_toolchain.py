@@ -156,14 +156,15 @@ def check_architectures(architectures: Sequence[str], nvcc: Nvcc) -> None:
     """Raise OptionError, naming the nearest, unless ``nvcc`` compiles for all ``architectures``."""
     if not architectures:
         raise OptionError("no CUDA architecture is asked for.", 'name at least one, e.g. ("sm_80",)')
-    known = {architecture_number(item) for item in nvcc.architectures}
-    for item in architectures:
-        number = architecture_number(item)
+    known = {architecture_number(architecture) for architecture in nvcc.architectures}
+    for architecture in architectures:
+        number = architecture_number(architecture)
         if known and number not in known:
             nearest = min(known, key=lambda other: (abs(other - number), other))
             older = _OLDER if number >= cuda_nvrtc.OLDEST else _TOO_OLD
             raise OptionError(
-                f"nvcc {nvcc.version} ({nvcc.path}) does not compile for {item}, only {', '.join(nvcc.architectures)}.",
+                f"nvcc {nvcc.version} ({nvcc.path}) does not compile for {architecture}, only "
+                f"{', '.join(nvcc.architectures)}.",
                 f"the nearest is sm_{nearest}{older if number < min(known) else ''}",
             )
 
@@ -210,7 +211,7 @@ def compile_cuda(
 
 def gencode(architectures: Sequence[str], *, with_ptx: bool = False) -> list[str]:
     """nvcc's arguments for ``architectures``: sm_90a is ``-gencode arch=compute_90a,code=sm_90a``."""
-    suffixes = [architecture_suffix(item) for item in architectures]
+    suffixes = [architecture_suffix(architecture) for architecture in architectures]
     codes = {suffix: f"sm_{suffix}" for suffix in suffixes}
     if with_ptx:
         newest = architecture_suffix(max(architectures, key=architecture_number))
@@ -256,7 +257,7 @@ def _for_nvrtc(architectures: Sequence[str], nvcc: Nvcc | None) -> cuda_nvrtc.Nv
             known = find_nvcc().architectures
         except UnsupportedEnvironmentError:
             known = ()
-    numbers = [architecture_number(item) for item in architectures]
+    numbers = [architecture_number(architecture) for architecture in architectures]
     oldest = min((architecture_number(item) for item in known), default=None)
     if not numbers or (oldest is not None and min(numbers) >= oldest) or min(numbers) < cuda_nvrtc.OLDEST:
         return None
@@ -274,10 +275,10 @@ def _compile_old(
     cubins: list[tuple[int, bytes]] = []
     uses: list[KernelUse] = []
     command = ""
-    for item in architectures:
-        number = architecture_number(item)
+    for architecture in architectures:
+        number = architecture_number(architecture)
         with temporary_folder("nvrtc") as folder:
-            command_line = cuda_nvrtc.prepare(source, item, nvrtc, folder)
+            command_line = cuda_nvrtc.prepare(source, architecture, nvrtc, folder)
             messages = run_limited(command_line, limit, folder, remedies=NVRTC)
             cubins.append((number, _result(folder / cuda_nvrtc.CUBIN, command_line)))
         uses += parse_report(messages)

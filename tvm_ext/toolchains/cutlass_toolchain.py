@@ -126,7 +126,7 @@ class TemplateCompiler:
 
     def _compile_sources(self, sources: Mapping[str, Source]) -> None:
         """Compile what is not done yet, together where that saves time; what fails together, alone."""
-        new = [item for item in dict.fromkeys(sources.values()) if item not in self.done]
+        new = [source for source in dict.fromkeys(sources.values()) if source not in self.done]
         units = units_of(new, self._workers())
         self._compile_units(units)
         failed = [unit for unit in units if isinstance(self.done[unit[0]], CompileError) and len(unit) > 1]
@@ -196,7 +196,7 @@ def link_objects(functions: Sequence[HostFunction], kernels: Sequence[bytes], ar
 def _compile_host(source: str, folder: Path) -> Path:
     path, result = folder / "host.cc", folder / "host.o"
     path.write_text(source)
-    includes = [f"-I{item}" for item in tvm_ffi.libinfo.include_paths()]
+    includes = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
     command = [host_compiler.compiler(), "-c", "-fPIC", "-O2", "-std=c++17", *includes, "-o", str(result), str(path)]
     run_limited(command, _LINK_TIME_LIMIT_S, folder, remedies=HOST)
     return result

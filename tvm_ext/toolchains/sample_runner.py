@@ -45,7 +45,7 @@ class SampleRunner:
                 found = self._suspects(pending, why)
                 done |= {item.launch.configuration: item for item in found}
                 pending = [item for item in pending if item.configuration not in done]
-        return [done[item.configuration] for item in launches]
+        return [done[launch.configuration] for launch in launches]
 
     def _suspects(self, pending: Sequence[SampleLaunch], why: str) -> list[TimedLaunch]:
         """Those that fail alone; all of them where none does, so that this comes to an end."""
@@ -61,7 +61,7 @@ class SampleRunner:
     def _ask(self, launches: Sequence[SampleLaunch], runs: int) -> tuple[list[dict[str, Any] | None], str]:
         """The worker's results, None for what it did not get to, and what became of the worker."""
         request = {
-            "launches": [{**item.arguments, "library": str(self.libraries[item.symbol])} for item in launches],
+            "launches": [{**launch.arguments, "library": str(self.libraries[launch.symbol])} for launch in launches],
             "runs": runs,
             "warm_up": WARM_UP_RUNS,
             "flushed_bytes": FLUSHED_BYTES,

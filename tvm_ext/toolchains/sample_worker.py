@@ -146,7 +146,7 @@ class Worker:
         except LaunchError as error:
             if not error.broken:  # the device's memory, say: no launch of this request can run
                 failed = {"outcome": "launch_failed", "reason": str(error)}
-                return {"results": [item or failed for item in results], "broken": False}
+                return {"results": [result or failed for result in results], "broken": False}
             return {"results": results, "broken": True}
         finally:
             for address in addresses:
@@ -184,28 +184,28 @@ class Worker:
 
     def _allocated(self, cuda: Cuda, sizes: Sequence[dict[str, Any]], addresses: list[int]) -> list[int]:
         found = []
-        for item in sizes:
-            found.append(cuda.allocate(item["bytes"]))
+        for size in sizes:
+            found.append(cuda.allocate(size["bytes"]))
             addresses.append(found[-1])
-            cuda.fill(found[-1], item["bytes"], item["dtype"])
+            cuda.fill(found[-1], size["bytes"], size["dtype"])
         return found
 
     def _times(
         self, request: dict[str, Any], programs: dict[int, Program], results: list[dict[str, Any] | None]
     ) -> dict[int, list[float]]:
         """Microseconds by place, of launches that take turns; those that fail leave."""
-        times: dict[int, list[float]] = {place: [] for place in programs}
+        times: dict[int, list[float]] = {program: [] for program in programs}
         if not programs or self._cuda is None:
             return times
         flushed = self._flushed_bytes(self._cuda, int(request["flushed_bytes"]))
         self._events = self._events or [self._cuda.event(), self._cuda.event()]
         for turn in range(request["warm_up"] + request["runs"]):
-            for place in tuple(times):
-                time_us = self._turn(programs[place], results, place, flushed)
+            for time in tuple(times):
+                time_us = self._turn(programs[time], results, time, flushed)
                 if time_us is None:
-                    del times[place]
+                    del times[time]
                 elif turn >= request["warm_up"]:
-                    times[place].append(max(time_us, 1e-3))
+                    times[time].append(max(time_us, 1e-3))
         return times
 
     def _turn(

@@ -116,7 +116,8 @@ def job_of(
         function=FUNCTION,
         target=str(target),
         arguments=tuple(
-            JobArgument(shape=item.shape, dtype=item.dtype, pack=packs.get(place)) for place, item in enumerate(params)
+            JobArgument(shape=param.shape, dtype=param.dtype, pack=packs.get(position))
+            for position, param in enumerate(params)
         ),
         outputs=len(operator.outputs),
         reference=_text_of(kernel.func),

@@ -75,9 +75,9 @@ def _joint(
     parts: Mapping[str, TunablePart | str], workloads: Mapping[str, MeasuredWorkload], device: DeviceSpec
 ) -> TunablePart:
     """Combinations of what is predicted best for each part."""
-    found = [item for item in parts.values() if isinstance(item, TunablePart)]
+    found = [part for part in parts.values() if isinstance(part, TunablePart)]
     most = max(2, int(MOST_COMBINATIONS ** (1 / len(found))))
-    columns = [_best(item, most) if isinstance(item, TunablePart) else [("", 0.0, ())] for item in parts.values()]
+    columns = [_best(part, most) if isinstance(part, TunablePart) else [("", 0.0, ())] for part in parts.values()]
     candidates, levels = [], []
     for combination in product(*columns):
         texts, seconds, numbers = zip(*combination, strict=True)

@@ -88,12 +88,12 @@ def check_kernel(
     for launches, blocks in parts:
         arrays = random_inputs_of(launches, workspaces=len(launches) < len(kernels))
         result = simt.run(launches, arrays, device=device, blocks=blocks)
-        findings += [str(item) for item in result.findings]
+        findings += [str(finding) for finding in result.findings]
         if len(launches) < len(kernels):
             why = why or "its launches were run one by one, on random workspaces"
         elif operator is not None:
             errors += _errors(operator, launches, blocks, arrays, result, device)
-    worst = max(errors, key=lambda item: item.error / (item.tolerance or 1e-30), default=None)
+    worst = max(errors, key=lambda error: error.error / (error.tolerance or 1e-30), default=None)
     return KernelCheck(
         name=name,
         device=device.name,
@@ -149,7 +149,7 @@ def _check_merged(name: str, function: PrimFunc, device: DeviceSpec, target: Tar
             if tensor.name == "arena":
                 empty = np.zeros(tensor.shape, tensor.dtype)
                 arrays[tensor.name] = np.ma.masked_array(empty, np.ones(tensor.shape, bool))
-        findings = tuple(str(item) for item in simt.run(kernels, arrays, device=device).findings)
+        findings = tuple(str(finding) for finding in simt.run(kernels, arrays, device=device).findings)
     return KernelCheck(
         name=name,
         device=device.name,

@@ -92,15 +92,15 @@ def _held(body: Stmt) -> list[_Held]:
     return found
 
 
-def _loaded_there(item: _Held, place: TensorLoad) -> Expr:
+def _loaded_there(held: _Held, load: TensorLoad) -> Expr:
     """The value of register ``place``: the loops' variables are its digits, the innermost changing fastest."""
-    values, rest = {}, place
-    for loop in reversed(item.loops):
+    values, rest = {}, load
+    for loop in reversed(held.loops):
         extent = tirx.IntImm(str(rest.ty.dtype), int(loop.extent))
         digit = tirx.floormod(rest, extent)
         values[loop.loop_var] = as_index(digit, loop.loop_var)
         rest = tirx.floordiv(rest, extent)
-    return substitute(item.value, values.items())
+    return substitute(held.value, values.items())
 
 
 def _stores(call: Call) -> Stmt:

@@ -31,8 +31,8 @@ def _recorded(
 
 def _without_echoes(spec: DeviceSpec) -> DeviceSpec:
     """``spec`` without overruled facts that say the same as what overrules them (2 pipes by table, 2 as measured)."""
-    used = {item.field: item.value for item in spec.facts if item.used}
-    return replace(spec, facts=tuple(item for item in spec.facts if item.used or item.value != used[item.field]))
+    used = {fact.field: fact.value for fact in spec.facts if fact.used}
+    return replace(spec, facts=tuple(fact for fact in spec.facts if fact.used or fact.value != used[fact.field]))
 
 
 def _shape(clock_ghz: float, l1_kib: int, l2_kib: int, l3_bytes: int, l3_source: str = "sysfs") -> CpuShape:

@@ -193,7 +193,7 @@ class _LegacyWriter:
         inside = [token for token in self._tokens[first + 1 : last] if token.text not in _DROPPED]
         found = []
         for part in split_at(inside, ","):
-            words = [place for place, token in enumerate(part) if token.kind == "word"]
+            words = [position for position, token in enumerate(part) if token.kind == "word"]
             if not text_of(part).strip():
                 continue
             if len(words) < 2 or any(token.text in ("[", "=", "(") for token in part):
@@ -206,7 +206,7 @@ class _LegacyWriter:
 
     def file(self) -> str:
         pieces, place = [], 0
-        for function in sorted(self._functions, key=lambda item: item.begin):
+        for function in sorted(self._functions, key=lambda function: function.begin):
             pieces.append(self._outside(self._tokens[place : function.begin]))
             if function is self._kernel:
                 pieces.append(self._kernel_text())

@@ -34,19 +34,19 @@ _WARP_WORDS = re.compile(
 
 def check_source(tokens: Sequence[Token], kernel: str) -> None:
     """Raises InputError for what no function of the source may use."""
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         words = [token.text] if token.kind == "word" else re.findall(r"\w+", token.text) * (token.kind == "directive")
         for word in words:
             if word in _REFUSED:
                 what, remedy = _REFUSED[word]
                 raise InputError(f"kernel {kernel}: {what} ({word}) have no meaning in a persistent kernel", remedy)
-        following = next_place(tokens, place + 1)
+        following = next_place(tokens, position + 1)
         after = tokens[following].text if following < len(tokens) else ""
         if token.kind == "word" and token.text in ("texture", "surface") and after == "<":
             raise InputError(
                 f"kernel {kernel}: a {token.text} reference, which CUDA 12 lacks too", "read global memory"
             )
-        if token.kind == "text" and _ASSEMBLY.search(token.text) and _is_assembly(tokens, place):
+        if token.kind == "text" and _ASSEMBLY.search(token.text) and _is_assembly(tokens, position):
             found = _ASSEMBLY.search(token.text)
             what = f"kernel {kernel}: assembly that says {found[0] if found else ''} cannot be moved"
             raise InputError(what, "use CUDA's built-in variables and __syncthreads")

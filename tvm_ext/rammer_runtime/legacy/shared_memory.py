@@ -118,11 +118,11 @@ def _without_alignment(tokens: Sequence[Token]) -> list[Token]:
 def _name_place(declarator: Sequence[Token], pool: Pool) -> int:
     """Where the variable's name is: the last word before its brackets or end."""
     last = -1
-    for place, token in enumerate(declarator):
+    for position, token in enumerate(declarator):
         if token.text == "[":
             break
         if token.kind == "word":
-            last = place
+            last = position
     if last <= 0:
         raise InputError(f"kernel {pool.kernel}: a shared variable without a type: {text_of(declarator).strip()}")
     return last

@@ -122,7 +122,7 @@ def _reaches(start: Var, values: GraphValues, neighbours: Callable[[Var], list[V
             return True
         if name == SOFTMAX and value is not start:
             continue
-        new = [item for item in neighbours(value) if item not in seen]
+        new = [neighbour for neighbour in neighbours(value) if neighbour not in seen]
         seen.update(new)
         front += new
     return False
@@ -168,9 +168,9 @@ def _check(work: Attention) -> None:
     for scale in (work.scale, *(term.scale for term in work.terms)):
         if not 1e-30 < abs(scale) < 1e30:
             raise IllegalRewrite(f"scores or a mask are scaled by {scale}")
-    for item in work.operands:
-        if item.size > MOST_ELEMENTS:
-            raise IllegalRewrite(f"a tensor has {item.size} elements, and kernels count to {MOST_ELEMENTS}")
+    for operand in work.operands:
+        if operand.size > MOST_ELEMENTS:
+            raise IllegalRewrite(f"a tensor has {operand.size} elements, and kernels count to {MOST_ELEMENTS}")
 
 
 # --- from the softmax backwards to the first product ----------------------------------------------------------------
@@ -237,7 +237,7 @@ def _added(other: Expr, value: Var, values: GraphValues) -> _Term:
     """A choice between two numbers is read as the truth values that it follows."""
     chosen = values.call_of(other, WHERE)
     if chosen is not None:
-        yes, no = (values.scalar_of(item) for item in chosen.args[1:])
+        yes, no = (values.scalar_of(argument) for argument in chosen.args[1:])
         if yes is not None and no is not None:
             return _Term(change="choose", view=_term_view(chosen.args[0], value, values), yes=yes, no=no)
     return _Term(change="add", view=_term_view(other, value, values))

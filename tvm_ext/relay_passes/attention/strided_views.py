@@ -194,11 +194,11 @@ def _taken(view: StridedView, call: Expr, values: GraphValues) -> StridedView | 
 
 def _strided_slice(view: StridedView, call: Expr, _values: GraphValues) -> StridedView | None:
     """Slices of known bounds in steps forwards."""
-    bounds = [_numbers(item) for item in call.args[1:]]
-    if len(bounds) != 4 or any(item is None for item in bounds):
+    bounds = [_numbers(argument) for argument in call.args[1:]]
+    if len(bounds) != 4 or any(bound is None for bound in bounds):
         return None
     made: StridedView | None = view
-    for axis, begin, end, step in zip(*(item for item in bounds if item is not None), strict=True):
+    for axis, begin, end, step in zip(*(bound for bound in bounds if bound is not None), strict=True):
         if made is None or step < 1:
             return None
         start, stop, _ = slice(begin, end, step).indices(made.shape[axis])

@@ -102,7 +102,7 @@ class _Rewrite(PyExprMutator):  # type: ignore[misc]
             if not isinstance(block, relax.DataflowBlock):
                 continue
             operators = read_block(mod, block, self.block, self.cache_bytes)
-            results = [item.var for item in block.bindings if not isinstance(item.var, relax.DataflowVar)]
+            results = [binding.var for binding in block.bindings if not isinstance(binding.var, relax.DataflowVar)]
             choice = choose_layouts(operators, uses(block, operators, results), always=always)
             chains += choice.chains
             self.blocked_variables |= choice.blocked
@@ -189,7 +189,7 @@ class _Rewrite(PyExprMutator):  # type: ignore[misc]
         return relax.op.reshape(self.builder_.emit(reduced), operator.shape)
 
     def _element_wise(self, operator: Operator) -> Expr:
-        arguments = [self._operand(item, operator) for item in self._arguments(operator)]
+        arguments = [self._operand(argument, operator) for argument in self._arguments(operator)]
         if operator.computation is None or operator.body is None:
             return relax.Call(operator.call.op, arguments, operator.call.attrs, operator.call.ty_args)
         shape = blocked_shape(operator.shape, self.block)

@@ -209,9 +209,9 @@ def element_wise(computation: Computation, params: Sequence[Buffer], shape: Sequ
 
     def compute(*tensors: TeTensor) -> TeTensor:
         def element(*indices: Expr) -> Expr:
-            def moved(item: TensorLoad) -> Expr:
-                position = next(i for i, param in enumerate(params) if param.same_as(item.source))
-                return tensors[position](*(indices if len(item.indices) else ()))
+            def moved(load: TensorLoad) -> Expr:
+                position = next(i for i, param in enumerate(params) if param.same_as(load.source))
+                return tensors[position](*(indices if len(load.indices) else ()))
 
             return replace_loads(computation.value, moved)
 

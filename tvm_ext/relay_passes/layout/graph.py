@@ -208,9 +208,11 @@ def _concat(variable: Var, call: Call, lanes: int) -> Operator | None:
 def _element_wise(variable: Var, call: Call, lanes: int) -> Operator | None:
     if not is_blockable(variable, lanes):
         return None
-    tensors = [item for item in call.args if _typed(item)]
-    data = tuple(item for item in tensors if shape_of(item) == shape_of(variable) and not isinstance(item, Constant))
-    if not data or any(str(item.ty.dtype) != "float32" or len(shape_of(item)) > 4 for item in tensors):
+    tensors = [argument for argument in call.args if _typed(argument)]
+    data = tuple(
+        tensor for tensor in tensors if shape_of(tensor) == shape_of(variable) and not isinstance(tensor, Constant)
+    )
+    if not data or any(str(tensor.ty.dtype) != "float32" or len(shape_of(tensor)) > 4 for tensor in tensors):
         return None
     return Operator(variable=variable, call=call, block=lanes, role="element-wise", data=data)
 
@@ -231,7 +233,11 @@ def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int)
         or not _is_element_wise(body.computations[0])
     ):
         return None
-    data = tuple(item for item in arguments if shape_of(item) == shape_of(variable) and not isinstance(item, Constant))
+    data = tuple(
+        argument
+        for argument in arguments
+        if shape_of(argument) == shape_of(variable) and not isinstance(argument, Constant)
+    )
     if not data:
         return None
     computation = body.computations[0]
@@ -243,7 +249,7 @@ def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int)
 def _is_element_wise(computation: Computation) -> bool:
     if computation.is_reduction or not computation.writes_at_its_own_axes():
         return False
-    if not all(_at(item.indices, computation.variables) or not len(item.indices) for item in computation.loads()):
+    if not all(_at(load.indices, computation.variables) or not len(load.indices) for load in computation.loads()):
         return False
     # The axes must not appear outside of loads: a value such as `x[i] * i` depends on where it is.
     named: list[Var] = []

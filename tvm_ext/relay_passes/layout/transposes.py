@@ -70,8 +70,8 @@ class SpellForLayouts(PyExprMutator):  # type: ignore[misc]
         if known[0] == "clip":
             low, high = (relax.const(bound.value, dtype_of(call)) for bound in visited.args[1:])
             return relax.op.minimum(self.builder_.emit(relax.op.maximum(visited.args[0], low)), high)
-        if is_spelling(known[0]) and any(isinstance(item, Constant) for item in visited.args):
-            operands = [_of_rank(item, len(static_shape(call) or ())) for item in visited.args]
+        if is_spelling(known[0]) and any(isinstance(argument, Constant) for argument in visited.args):
+            operands = [_of_rank(argument, len(static_shape(call) or ())) for argument in visited.args]
             return Call(visited.op, operands, visited.attrs, visited.ty_args)
         return visited
 
@@ -139,7 +139,7 @@ class SinkTransposes(_OfEveryFunction):
         return inner.args[0] if axes == tuple(range(len(axes))) else relax.op.permute_dims(inner.args[0], axes)
 
     def _sunk(self, call: Call) -> Expr:
-        found = [self._transpose(item) for item in call.args]
+        found = [self._transpose(argument) for argument in call.args]
         axes = {axes_of(item) for item in found if item is not None}
         if len(axes) != 1:
             return call

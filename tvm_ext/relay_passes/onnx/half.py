@@ -121,11 +121,11 @@ def _wide_ends(node: onnx.NodeProto, version: int, known: Constants) -> tuple[li
     if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, version, ""):
         return [], []
     schema = onnx.defs.get_schema(node.op_type, version, "")
-    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
+    allowed = {constraint.type_param_str: set(constraint.allowed_type_strs) for constraint in schema.type_constraints}
     floats = any(name in known for name in node.input)
 
     def wide(names: MutableSequence[str], formals: list[onnx.defs.OpSchema.FormalParameter]) -> list[int]:
-        kinds = [allowed.get(item.type_str, {item.type_str}) for item in formals]
+        kinds = [allowed.get(formal.type_str, {formal.type_str}) for formal in formals]
         return [
             position
             for position, name in enumerate(names)

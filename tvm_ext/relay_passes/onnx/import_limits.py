@@ -63,7 +63,7 @@ class ImportLimits:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return tuple(item.name for item in fields(cls))
+        return tuple(field.name for field in fields(cls))
 
     @classmethod
     def current(cls) -> ImportLimits:

@@ -115,7 +115,7 @@ def _gathered(data: _Elements, indices: _Elements) -> _Elements | None:
 def _sliced(operands: list[_Elements]) -> _Elements | None:
     """Of one axis: data, start, end, and axis and step where they are given."""
     data, *bounds = operands
-    numbers = [item[0] for item in bounds if len(item) == 1 and item[0] is not None]
+    numbers = [bound[0] for bound in bounds if len(bound) == 1 and bound[0] is not None]
     if len(numbers) != len(bounds) or len(numbers) < 2 or (len(numbers) == 4 and numbers[3] < 1):
         return None
     return data[numbers[0] : numbers[1] : numbers[3] if len(numbers) == 4 else 1]

@@ -14,7 +14,7 @@ from .activations import activated
 def cell_function(cell: RecurrentCell) -> RelaxFunction:
     """A private function with attribute `CELL` that computes ``cell``; its parameters are ``cell.operands``."""
     builder = BlockBuilder()
-    params = [Var(item.name, relax.TensorType(item.shape, item.dtype)) for item in cell.operands]
+    params = [Var(operand.name, relax.TensorType(operand.shape, operand.dtype)) for operand in cell.operands]
     with builder.function("cell", params, attrs={CELL: to_json(cell)}, private=True):
         with builder.dataflow():
             results = _WRITERS[cell.kind](_Step(builder, cell), {param.name: param for param in params})

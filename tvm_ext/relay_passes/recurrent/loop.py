@@ -87,11 +87,11 @@ def call_of_steps(
 
 
 def _plan(cell: RecurrentCell, is_reverse: bool, steps: int | None) -> StepLoop:
-    names = [item.name for item in cell.operands]
+    names = [operand.name for operand in cell.operands]
     return StepLoop(
         input_count=len(names),
         sliced=tuple(names.index(name) for name in ("inputs", "active") if name in names),
-        carried=tuple((names.index(item.name), place) for place, item in enumerate(cell.results)),
+        carried=tuple((names.index(result.name), position) for position, result in enumerate(cell.results)),
         collected=(0,),
         is_reverse=is_reverse,
         steps=steps,

@@ -86,7 +86,9 @@ class KernelChoices:
         An rTask is taken to have no more of its unit than its share; where there are few, it should have all.
         """
         operators = range(len(self._graph.operators))
-        if all(self.device(self.kernel(item, self.fastest(item)).need).veus_per_unit == 1 for item in operators):
+        if all(
+            self.device(self.kernel(operator, self.fastest(operator)).need).veus_per_unit == 1 for operator in operators
+        ):
             return [self]
         return [self, KernelChoices(self._graph, self._make, fastest_alone=self._fastest_alone, most_per_unit=1)]
 

@@ -60,7 +60,7 @@ def _scheduled(graph: RTaskGraph, choices: KernelChoices, tried: set[Chosen]) ->
     parts: list[ProgramPlan] = []
     for plan in waves:
         parts += _quickest([[plan], *_plans(graph, choices, plan.device, plan.chosen())])
-    selections = [item for item in _selections(graph, choices, waves) if item not in tried]
+    selections = [selection for selection in _selections(graph, choices, waves) if selection not in tried]
     tried.update(selections)
     whole = [plans for chosen in selections for plans in _whole(graph, choices, chosen)]
     return _quickest([parts, *whole])
@@ -120,7 +120,7 @@ class _ListSchedule:
     def plan(self, order: _Order) -> ProgramPlan:
         """The plan of all operators; to be called once."""
         missing = {
-            index: sum(item in self._kernels for item in self._graph.operators[index].predecessors)
+            index: sum(predecessor in self._kernels for predecessor in self._graph.operators[index].predecessors)
             for index in self._kernels
         }
         ends: dict[int, float] = {}
@@ -133,7 +133,11 @@ class _ListSchedule:
             for successor in self._successors[operator]:
                 missing[successor] -= 1
                 if not missing[successor]:
-                    inner = [item for item in self._graph.operators[successor].predecessors if item in self._kernels]
+                    inner = [
+                        predecessor
+                        for predecessor in self._graph.operators[successor].predecessors
+                        if predecessor in self._kernels
+                    ]
                     self._ready[successor] = max(ends[item] for item in inner)
         return self._plan
 
@@ -175,8 +179,10 @@ class _ListSchedule:
         task_s = self._graph.operators[operator].kernels[kernel].task_s_beside(self._device.veus_per_unit)
         starts = self._plan.starts(operator)
         return max(
-            float(starts[item.unit]) + (item.end - item.begin) * task_s + self._plan.missing_s(operator, kernel, item)
-            for item in shares
+            float(starts[share.unit])
+            + (share.end - share.begin) * task_s
+            + self._plan.missing_s(operator, kernel, share)
+            for share in shares
         )
 
     def _key(self, operator: int) -> tuple[str, RKernel]:
@@ -186,9 +192,9 @@ class _ListSchedule:
     def _inner_successors(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {index: [] for index in self._kernels}
         for index in self._kernels:
-            for item in self._graph.operators[index].predecessors:
-                if item in found:
-                    found[item].append(index)
+            for predecessor in self._graph.operators[index].predecessors:
+                if predecessor in found:
+                    found[predecessor].append(index)
         return found
 
     def _ranks(self) -> dict[int, float]:

@@ -38,7 +38,9 @@ def schedule_by_choice(graph: RTaskGraph, one: RTaskGraph, make: MakeDevice) -> 
     """
     constructed = schedule(one, make)
     constructed_s = simulate(constructed, one).makespan_s
-    least_s = [sum(min(kernel.work_s for kernel in item.kernels) for item in some.operators) for some in (one, graph)]
+    least_s = [
+        sum(min(kernel.work_s for kernel in operator.kernels) for operator in some.operators) for some in (one, graph)
+    ]
     saved_s = (least_s[0] - least_s[1]) / constructed.programs[0].device.unit_count
     if saved_s < LEAST_SAVING * constructed_s:
         return constructed, constructed_s

@@ -212,7 +212,7 @@ class ProgramPlan:
     def _run_s(self, operator: ROperator, kernel: RKernel, shares: Shares) -> Seconds:
         """By share, how long its rTasks run, and read constants."""
         if self.device.cache_bytes:
-            ranges = ((item.unit, (item.begin, item.end)) for item in shares)
+            ranges = ((share.unit, (share.begin, share.end)) for share in shares)
             return np.array([run_s(self.device, self._caches[unit], operator, kernel, tasks) for unit, tasks in ranges])
         counts: Seconds = (shares.ends - shares.begins).astype(np.float64)
         return counts * kernel.task_s_beside(self.device.veus_per_unit)
@@ -287,7 +287,9 @@ class ProgramPlan:
 
     def _here(self, operator: int) -> list[int]:
         """Predecessors of ``operator`` that are in this program."""
-        return [item for item in self.graph.operators[operator].predecessors if item in self._operators]
+        return [
+            predecessor for predecessor in self.graph.operators[operator].predecessors if predecessor in self._operators
+        ]
 
     # --- trying out --------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def waves(graph: RTaskGraph) -> list[list[int]]:
     """The fringes of a breadth-first search: operators that all predecessors lie before, by how many waves they do."""
     depth: list[int] = []
     for operator in graph.operators:
-        depth.append(max((depth[item] + 1 for item in operator.predecessors), default=0))
+        depth.append(max((depth[predecessor] + 1 for predecessor in operator.predecessors), default=0))
     found: list[list[int]] = [[] for _ in range(max(depth) + 1)]
     for index, level in enumerate(depth):
         found[level].append(index)

@@ -54,7 +54,7 @@ def fill_border(pad: Computation, device: DeviceSpec) -> Stmt:
     )
     sizes = [size if bound is None else bound[1] - bound[0] for size, bound in zip(pad.extents, bounds, strict=True)]
     kind = outer_kind(row_time_s((pad,), device) * (1 - prod(sizes) / prod(pad.extents)), device)
-    whole = pad.extents[: next(place for place, bound in enumerate(bounds) if bound is not None)]
+    whole = pad.extents[: next(position for position, bound in enumerate(bounds) if bound is not None)]
     return parallel_cut(whole, kind, "border", loops.within)
 
 
@@ -129,7 +129,7 @@ class _BoundedLoops:
     def _cut(self, done: Coordinates, bound: Interval) -> Stmt:
         """One dimension in three loops: before, within and behind its bound."""
         place, (low, high) = len(done), bound
-        is_last = all(item is None for item in self.bounds[place + 1 :])
+        is_last = all(bound is None for bound in self.bounds[place + 1 :])
         within = None if is_last and self.inside is None else self.within
         pieces = [(0, low, self.fill), (low, high, within), (high, self.extents[place], self.fill)]
 

@@ -71,7 +71,7 @@ class SyncLaunch:
 
     def __init__(self, blocks: Sequence[int], how: Concurrency) -> None:
         self.how = how
-        self._places = {block: place for place, block in enumerate(blocks)}
+        self._places = {block: position for position, block in enumerate(blocks)}
         self._counters: dict[tuple[int, int], Counter] = {}
         self._uses: dict[tuple[int, int], _Use] = {}
         self._waiting: dict[int, _Waiting] = {}

@@ -73,7 +73,7 @@ def _tasks(
     blocks = ceil_div(work.queries, tiles.query_block)
     rest = work.queries % tiles.query_block
     space = Workspace.of(work, tiles)
-    places = [MatrixPlace(operand=item, buffer=param) for item, param in zip(work.operands, params, strict=True)]
+    places = [MatrixPlace(operand=operand, buffer=param) for operand, param in zip(work.operands, params, strict=True)]
 
     def task(number: Expr) -> Stmt:
         batch, block = split_index(number, (work.batch, blocks))

@@ -94,7 +94,7 @@ def emit_cell_step(
         return if_all([number < index(full)], whole, cut) if full else cut
 
     statement = loop(full + bool(rest), kind, "task", task)
-    return statement, tuple((item.buffer, item.pack) for item in weights)
+    return statement, tuple((weight.buffer, weight.pack) for weight in weights)
 
 
 def _pack(product: CellProduct, units: int, lanes: int, params: Sequence[Buffer]) -> _Weights:
@@ -171,7 +171,8 @@ class _UnitTile:
         """All sums of the tile, then what is made of them."""
         count = self.rows * len(self.widths)
         sums, kept = (
-            [_Sums.of(item.product, count, self.lanes, name) for item in self.weights] for name in ("sum{}", "kept{}")
+            [_Sums.of(weight.product, count, self.lanes, name) for weight in self.weights]
+            for name in ("sum{}", "kept{}")
         )
         reductions = [self._reduction(*pair) for pair in zip(self.weights, sums, strict=True)]
         if self.rows == 1:

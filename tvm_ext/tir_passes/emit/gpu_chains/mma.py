@@ -47,10 +47,12 @@ def mma_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
     """What a threadblock does: its rows of all products, one after the other."""
     products = _products(parts)
     first_row = block * index(parts.tile.rows)
-    statements = [allocate(item.weights.buffer) for item in products[1:] if item.steps == 1]
+    statements = [allocate(product.weights.buffer) for product in products[1:] if product.steps == 1]
     # factors that fit whole are on their way while the first product is computed
     statements += [
-        parts.copy_weights(item.weights, item.position, index(0), thread) for item in products[1:] if item.steps == 1
+        parts.copy_weights(product.weights, product.position, index(0), thread)
+        for product in products[1:]
+        if product.steps == 1
     ]
     statements += _first(parts, products[0], first_row, thread)
     for before, item in pairwise(products):

@@ -55,12 +55,12 @@ def simt_block(parts: ChainParts, block: Expr, thread: Expr) -> Stmt:
         )
 
     statements.append(loop(parts.tile.products[0].steps, SERIAL, "k_outer", first))
-    for position, item in enumerate(products[1:], start=1):
+    for position, product in enumerate(products[1:], start=1):
         before = products[position - 1]
         factor = _in_floats(parts.operands[position][0], f"kept{position - 1}", along_depth=True)
         kept = _row_tile(parts, factor, parts.tile.products[position - 1].columns)
         statements += [allocate(kept.buffer), _keep(parts, position - 1, before, kept, place)]
-        statements += [allocate(item.sums), item.clear(), _later(parts, position, item, kept, place, thread)]
+        statements += [allocate(product.sums), product.clear(), _later(parts, position, product, kept, place, thread)]
     return sequence(*statements, _write(parts, products[-1], place))
 
 

@@ -30,7 +30,7 @@ class Operands:
 
     def __init__(self, plan: SchedulePlan, kernels: Mapping[str, PrimFunc]) -> None:
         self.plan = plan
-        sizes = [(n, item.size_bytes) for n, item in enumerate(plan.arguments) if item.role == "constant"]
+        sizes = [(n, argument.size_bytes) for n, argument in enumerate(plan.arguments) if argument.role == "constant"]
         aligned = [ceil_div(size, WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT for _, size in sizes]
         starts = [0, *accumulate(aligned)]
         self.weights = tuple((number, start) for (number, _), start in zip(sizes, starts, strict=False))
@@ -55,8 +55,8 @@ class Operands:
     def parameters(self, table: Buffer, state: Buffer) -> list[Buffer]:
         """All of them: inputs, constants, table, state, outputs, arena."""
         roles = [argument.role for argument in self.plan.arguments]
-        inputs = [self._bases[place] for place, role in enumerate(roles) if role == "input"]
-        outputs = [self._bases[place] for place, role in enumerate(roles) if role == "output"]
+        inputs = [self._bases[position] for position, role in enumerate(roles) if role == "input"]
+        outputs = [self._bases[position] for position, role in enumerate(roles) if role == "output"]
         weights, arena = ([self._bases[which]] if which in self._bases else [] for which in (WEIGHTS, ARENA))
         return [*inputs, *weights, table, state, *outputs, *arena]
 

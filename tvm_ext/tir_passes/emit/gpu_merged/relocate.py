@@ -70,7 +70,7 @@ def need_of(func: PrimFunc) -> BodyNeed:
     _refuse_bulk_copies(func)
     return BodyNeed(
         threads=prod(size for tag, size in extents.items() if tag.startswith("threadIdx")),
-        shared_bytes=sum(_rounded(_bytes(item.buffer)) for item in _shared_allocations(func)),
+        shared_bytes=sum(_rounded(_bytes(allocation.buffer)) for allocation in _shared_allocations(func)),
         grid=_shape(extents, "blockIdx"),
     )
 
@@ -167,7 +167,7 @@ def _rounded(size_bytes: int) -> int:
 def _refuse_bulk_copies(func: PrimFunc) -> None:
     def visit(call: Call) -> None:
         name = op_name(call)
-        if any(word in name or any(word in str(item) for item in call.args[:4]) for word in _REFUSED):
+        if any(word in name or any(word in str(argument) for argument in call.args[:4]) for word in _REFUSED):
             raise IllegalRewrite("it copies in bulk, by mbarriers that stay in shared memory")
 
     structural_walk(func.body, (Call, visit))
@@ -188,10 +188,10 @@ class _Relocation:
         for parameter, memory in zip(self.func.params, self.memory, strict=True):
             self._put(parameter, memory)
         taken = 0
-        for item in _shared_allocations(self.func):
+        for allocation in _shared_allocations(self.func):
             assert self.pool is not None, "a body with shared memory has a pool"
-            self._put(item.buffer, Memory(base=self.pool, units=tirx.IntImm("int32", taken // UNIT_BYTES)))
-            taken += _rounded(_bytes(item.buffer))
+            self._put(allocation.buffer, Memory(base=self.pool, units=tirx.IntImm("int32", taken // UNIT_BYTES)))
+            taken += _rounded(_bytes(allocation.buffer))
         structural_walk(body, [(DeclBuffer, self._note_view)], order="pre")
         rules = [(TensorLoad, self._load), (BufferStore, self._store), (Call, self._call)]
         moved = structural_map(body, [*rules, (DeclBuffer, self._declare), (AllocBuffer, self._declare)])
@@ -234,12 +234,12 @@ class _Relocation:
     def _load(self, node: TensorLoad) -> Expr:
         if not self._is_moved(node.source):
             return node
-        return tirx.BufferLoad(self._view(node.source), [self._shift(node.source, item) for item in node.indices])
+        return tirx.BufferLoad(self._view(node.source), [self._shift(node.source, index) for index in node.indices])
 
     def _store(self, node: BufferStore) -> Stmt:
         if not self._is_moved(node.buffer):
             return node
-        indices = [self._shift(node.buffer, item) for item in node.indices]
+        indices = [self._shift(node.buffer, index) for index in node.indices]
         return BufferStore(self._view(node.buffer), node.value, indices)
 
     def _declare(self, node: DeclBuffer | AllocBuffer) -> Stmt:

@@ -106,17 +106,17 @@ def _with_opaque(
     return Address(coefficients=tuple(coefficients), constant=constant, opaque=tuple(opaque))
 
 
-def position_of(computation: Computation, item: Expr) -> int | None:
-    return next((p for p, variable in enumerate(computation.variables) if variable.same_as(item)), None)
+def position_of(computation: Computation, expr: Expr) -> int | None:
+    return next((p for p, variable in enumerate(computation.variables) if variable.same_as(expr)), None)
 
 
 def accesses(form: RowForm) -> list[tuple[Computation, Buffer, tuple[Expr, ...]]]:
     """(computation, buffer, indices) of every access to memory: loads from outside and stores of kept buffers."""
     found = [
-        (computation, item.source, tuple(item.indices))
+        (computation, load.source, tuple(load.indices))
         for computation in form.computations
-        for item in computation.loads()
-        if not form.is_internal(item.source)
+        for load in computation.loads()
+        if not form.is_internal(load.source)
     ]
     found += [
         (computation, computation.target, computation.indices)

@@ -281,7 +281,7 @@ def held_count(form: RowForm, lanes: VectorLanes) -> int:
     for number, computations in enumerate(sweeps):
         for computation in computations:
             made = [str(computation.target.name)] if form.along_row(computation) else []
-            read = [str(item.source.name) for item in computation.loads() if form.is_internal(item.source)]
+            read = [str(load.source.name) for load in computation.loads() if form.is_internal(load.source)]
             fetched = [str(unit) for unit in lanes.units(computation, form)]
             rows = {str(s.target.name) for s in form.computations if form.along_row(s)}
             for name in (*made, *(name for name in read if name in rows), *fetched):

@@ -52,10 +52,10 @@ def _simplify_indices(computation: Computation) -> Computation:
     """A reshape's ``((h // 8 + c) // 16 + n) % 2`` with h < 8, c < 16, n < 2 is ``n``."""
     analyzer = analyzer_of(computation.variables, computation.extents)
 
-    def simple(item: TensorLoad) -> Expr:
-        if not any(_divides(index) for index in item.indices):
-            return item
-        return tirx.BufferLoad(item.source, [analyzer.simplify(index) for index in item.indices])
+    def simple(load: TensorLoad) -> Expr:
+        if not any(_divides(index) for index in load.indices):
+            return load
+        return tirx.BufferLoad(load.source, [analyzer.simplify(index) for index in load.indices])
 
     return dataclasses.replace(computation, value=replace_loads(computation.value, simple))
 
@@ -72,10 +72,10 @@ def _grid_classes(computations: Sequence[Computation]) -> list[list[tuple[int, i
             group_of.update(dict.fromkeys(joined, joined))
 
     for s, computation in enumerate(computations):
-        for item in computation.loads():
+        for load in computation.loads():
             for p, producer in enumerate(computations):
-                if item.source.same_as(producer.target):
-                    for read, written in zip(item.indices, producer.indices, strict=True):
+                if load.source.same_as(producer.target):
+                    for read, written in zip(load.indices, producer.indices, strict=True):
                         identify((s, position_of(computation, read)), (p, position_of(producer, written)))
         for earlier in range(s):  # the computations of one block share their variables
             for a, variable in enumerate(computation.variables):
@@ -129,16 +129,16 @@ def _check_own_elements(form: RowForm) -> None:
     computation.
     """
     for position, computation in enumerate(form.computations):
-        for item in computation.loads():
-            writer = next((p for p, s in enumerate(form.computations) if s.target.same_as(item.source)), None)
+        for load in computation.loads():
+            writer = next((p for p, s in enumerate(form.computations) if s.target.same_as(load.source)), None)
             if writer is None:
                 continue
             written = form.computations[writer].indices
             if writer >= position or not all(
-                structural_equal(a, b) for a, b in zip(item.indices, written, strict=True)
+                structural_equal(a, b) for a, b in zip(load.indices, written, strict=True)
             ):
                 raise IllegalRewrite(
-                    f"computation {computation.name} reads other elements of {item.source.name} than its own"
+                    f"computation {computation.name} reads other elements of {load.source.name} than its own"
                 )
 
 
@@ -207,7 +207,7 @@ def _address_runs(computation: Computation, form: RowForm, params: Sequence[Buff
     """
 
     def flat(buffer: Buffer, indices: Sequence[Expr]) -> list[Expr]:
-        if not is_in(buffer, params) or not indices or not any(_divides(item) for item in indices):
+        if not is_in(buffer, params) or not indices or not any(_divides(index) for index in indices):
             return list(indices)
         address = address_of(buffer, indices, computation)
         if address is None:
@@ -219,8 +219,8 @@ def _address_runs(computation: Computation, form: RowForm, params: Sequence[Buff
                 run = run + variable * tirx.IntImm(dtype, coefficient)
         return [tirx.IntImm(dtype, 0)] * (len(indices) - 1) + [run]
 
-    def move(item: TensorLoad) -> TensorLoad:
-        return item if form.is_internal(item.source) else tirx.BufferLoad(item.source, flat(item.source, item.indices))
+    def move(load: TensorLoad) -> TensorLoad:
+        return load if form.is_internal(load.source) else tirx.BufferLoad(load.source, flat(load.source, load.indices))
 
     return dataclasses.replace(
         computation,

@@ -114,15 +114,15 @@ def box_of(item: TensorLoad, computation: Computation, producers: Sequence[Compu
     extents = dict(enumerate(computation.extents))
     dims: list[BoxDim] = []
     fused: dict[int, list[int]] = {}
-    for place, (index, size) in enumerate(zip(item.indices, static_shape(item.source), strict=True)):
+    for position, (index, size) in enumerate(zip(item.indices, static_shape(item.source), strict=True)):
         form = linear_index(index, computation.variables, names)
         if form is None:
             mentioned = [p for p, own in enumerate(computation.variables) if mentions(index, own)]
             if len(mentioned) != 1:
                 return None
-            fused.setdefault(mentioned[0], []).append(place)
+            fused.setdefault(mentioned[0], []).append(position)
         elif form.terms:
-            dims.append(_box_dim([(int(n), c) for n, c in form.terms], form.constant, size, place, extents))
+            dims.append(_box_dim([(int(n), c) for n, c in form.terms], form.constant, size, position, extents))
     for axis, places in fused.items():
         digits = BoxDim(
             terms=((axis, 1),),

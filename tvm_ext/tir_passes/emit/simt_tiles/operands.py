@@ -87,7 +87,7 @@ class OperandPlanner:
     def plan(self, tiling: SimtTiling, producers: Sequence[Computation]) -> tuple[SimtTiling, tuple[Operand, ...]]:
         computation = tiling.computation
         loads = computation.loads()
-        boxes = [box_of(item, computation, _behind(item, producers)) for item in loads]
+        boxes = [box_of(load, computation, _behind(load, producers)) for load in loads]
         staged = [None if box is None or _streams(box, tiling) else box for box in boxes]
         vectors = [None if box is None else self.vector_axis(box, tiling) for box in staged]
         piece = {p: _piece(p, tiling, staged, vectors) for p in tiling.spatial}
@@ -100,32 +100,32 @@ class OperandPlanner:
         number: int,
         tiling: SimtTiling,
         producers: Sequence[Computation],
-        item: TensorLoad,
+        load: TensorLoad,
         box: Box | None,
         vector: int | None,
     ) -> Operand:
         variables = tiling.computation.variables
-        used = [p for p in tiling.order if tiling.register[p] > 1 and mentions(list(item.indices), variables[p])]
+        used = [p for p in tiling.order if tiling.register[p] > 1 and mentions(list(load.indices), variables[p])]
         last = vector if vector is not None else tiling.lane
         axes = (*(p for p in used if p != last), *(p for p in used if p == last))
-        size, name = prod(tiling.register[p] for p in axes), f"{item.source.name}_{number}_fragment"
+        size, name = prod(tiling.register[p] for p in axes), f"{load.source.name}_{number}_fragment"
         stored = shape = None
         if box is not None:
             width = tiling.piece[vector] if vector is not None and vector in axes and _single(box, vector) else 1
             stored, shape = self.stored(number, box, tiling, (vector, width))
         return Operand(
-            load=item,
-            producers=_behind(item, producers),
+            load=load,
+            producers=_behind(load, producers),
             box=stored,
             shape=shape,
-            fragment=gpu_buffer((size,), dtype_of(item), name, "local"),
+            fragment=gpu_buffer((size,), dtype_of(load), name, "local"),
             axes=axes,
         )
 
 
-def _behind(item: TensorLoad, producers: Sequence[Computation]) -> tuple[Computation, ...]:
+def _behind(load: TensorLoad, producers: Sequence[Computation]) -> tuple[Computation, ...]:
     """The producers, if the load reads one of them."""
-    return tuple(producers) if any(item.source.same_as(p.target) for p in producers) else ()
+    return tuple(producers) if any(load.source.same_as(p.target) for p in producers) else ()
 
 
 def _streams(box: Box, tiling: SimtTiling) -> bool:
