@@ -16,12 +16,15 @@ from tvm_ext._tvm import (
     IRModule,
     PrimFunc,
     Stmt,
+    TensorLoad,
     structural_walk,
     tirx,
 )
 from tvm_ext.analysis.computation_exprs import count_flops, count_operations, itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import Computation, OperatorBody, dtype_of, substitute
+from tvm_ext.analysis.predicates import is_in
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import allocate, sequence
 from tvm_ext.ir.simt_ir import SimtKernel
 from tvm_ext.records.choice import CHOICE, ConstantPack, GpuPlan, KernelChoice, Path
@@ -58,16 +61,23 @@ def body_of(forms: Sequence[Form], operator: OperatorBody) -> Stmt:
 
 
 def _allocations(statements: Sequence[Stmt], operator: OperatorBody) -> list[Stmt]:
-    """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles."""
-    used: list[Buffer] = []
+    """Allocations of the buffers that the statements still write: neither parameters nor kept in rows or tiles.
 
-    def visit(store: BufferStore) -> None:
-        used.append(store.buffer)
-
+    Raises IllegalRewrite for one that is read alone: TVM would say that it is used before its definition.
+    """
+    written: list[Buffer] = []
+    read: list[Buffer] = []
+    visits = [
+        (BufferStore, lambda store: written.append(store.buffer)),
+        (TensorLoad, lambda load: read.append(load.source)),
+    ]
     for statement in statements:
-        structural_walk(statement, (BufferStore, visit))
+        structural_walk(statement, visits)
     inner = [computation.target for computation in operator.computations if not operator.is_output(computation.target)]
-    return [allocate(buffer) for buffer in inner if any(buffer.same_as(other) for other in used)]
+    for buffer in inner:
+        if is_in(buffer, read) and not is_in(buffer, written):
+            raise IllegalRewrite(f"{buffer.name} is read, and no kernel of {operator.name} writes it")
+    return [allocate(buffer) for buffer in inner if is_in(buffer, written)]
 
 
 def function_like(func: PrimFunc, params: Sequence[Buffer], body: Stmt) -> PrimFunc:

@@ -90,6 +90,32 @@ class RefusedPart(KernelPart[DiagonalPart]):
         raise IllegalRewrite(f"not today, {chosen}")
 
 
+class Forgetful(KernelKind):
+    """Has kernels of rows, of which the first writes nothing."""
+
+    name = "forgotten rows"
+
+    def of_group(self, group: Any, context: KernelContext) -> Any:
+        return Nothing(context) if group.computations[0] is context.operator.computations[0] else None
+
+
+class Nothing(RefusedPart):
+    def forms(self, chosen: DiagonalPart | None = None) -> list[Form]:
+        return [Form(path="rows", statements=(), program=None, notes=())]
+
+
+def test_what_is_read_and_not_written_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM would end such a build by saying that the buffer is used before its definition."""
+    monkeypatch.setattr(registry, "KINDS", [Forgetful(), *registry.KINDS])
+    matrix = te.placeholder((64, 64), "float32", "matrix")
+    k, n = te.reduce_axis((0, 64), "k"), te.reduce_axis((0, 64), "n")
+    sums = te.compute((64,), lambda i: te.sum(te.exp(matrix[i, k]), axis=k), name="sums")
+    total = te.compute((64,), lambda i: te.sum(sums[n] * matrix[n, i], axis=n), name="total")
+    choice = made(te.create_prim_func([matrix, total]))[1]
+    assert choice.path == "fallback"
+    assert "sums is read, and no kernel of trace writes it" in choice.reason
+
+
 def test_where_the_whole_has_no_kernel_its_groups_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "KINDS", [Whole(), *registry.KINDS])
     choice = made(trace())[1]
