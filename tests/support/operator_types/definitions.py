@@ -75,6 +75,17 @@ def global_pool(operator: str, attributes: Attributes, operands: Operands) -> li
     return [wide.max(axes, keepdims=True, initial=-np.inf)]
 
 
+def local_response(size: int, operands: Operands) -> list[Array]:
+    """LRN with the attributes that it has by default, which are float32: ONNX's evaluator loops over the batch."""
+    (x,) = operands
+    assert x is not None
+    wide, before, behind = x.astype(np.float64), (size - 1) // 2, size // 2
+    channels = range(x.shape[1])
+    squares = [(wide[:, max(0, c - before) : c + behind + 1] ** 2).sum(1, keepdims=True) for c in channels]
+    alpha = np.float64(np.float32(1e-4))
+    return [wide / (1.0 + alpha / size * np.concatenate([wide[:, :0], *squares], axis=1)) ** 0.75]
+
+
 def _flat_indices(inside: Sequence[Array], shape: Sequence[int], first: Array, column_major: int) -> Array:
     """The place in the whole tensor of each image's chosen element, the number ``first`` of its window."""
     at = np.unravel_index(first, [len(along) for along in inside])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from .definitions import local_response
 from .record import Operand, Recipe
 
 
@@ -138,7 +140,7 @@ WINDOWS: dict[str, Recipe] = {
     "GridSample": _of(_IMAGE, _drawn(1, 3, 3, 2, low=-0.9, high=0.9), mode="linear"),
     "GroupNormalization": _of(_IMAGE, _SCALE, _drawn(4), num_groups=2),
     "InstanceNormalization": _of(_IMAGE, _SCALE, _drawn(4)),
-    "LRN": _one(_IMAGE, size=3),
+    "LRN": Recipe(operands=(_IMAGE,), attributes={"size": 3}, definition=partial(local_response, 3)),
     "LayerNormalization": _of(_drawn(3, 4), _SCALE, _drawn(4)),
     "LpNormalization": _one(_drawn(3, 4)),
     "MaxPool": _one(_any(1, 4, 5, 6), kernel_shape=[2, 3]),
