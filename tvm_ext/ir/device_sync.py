@@ -92,8 +92,8 @@ def end_run(state: Buffer, cell: Expr) -> Stmt:
     return tirx.Evaluate(_call(END_RUN, state, cell))
 
 
-def _call(name: str, state: Buffer, expr: Expr, *numbers: Expr) -> Expr:
-    pointer = tirx.address_of(tirx.BufferLoad(state, [expr]))
+def _call(name: str, state: Buffer, cell: Expr, *numbers: Expr) -> Expr:
+    pointer = tirx.address_of(tirx.BufferLoad(state, [cell]))
     return tirx.call_intrin(
         "int32", CALL, name, pointer, *(cast_to(number, "int32") for number in numbers), cuda_texts()[name]
     )

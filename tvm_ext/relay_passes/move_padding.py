@@ -176,7 +176,7 @@ class _Moves:
         joined = self.joined[key]
         if joined is None:
             return None
-        call = relax.call_tir(joined.func, [operands[operand] for operand in joined.operands], halves.kind)
+        call = relax.call_tir(joined.func, [operands[number] for number in joined.operands], halves.kind)
         return VarBinding(DataflowVar(writer.var.name, halves.kind), call)
 
     def _join(self, writer: VarBinding, halves: _Halves) -> _Joined | None:

@@ -194,18 +194,18 @@ class Worker:
         self, request: dict[str, Any], programs: dict[int, Program], results: list[dict[str, Any] | None]
     ) -> dict[int, list[float]]:
         """Microseconds by place, of launches that take turns; those that fail leave."""
-        times: dict[int, list[float]] = {program: [] for program in programs}
+        times: dict[int, list[float]] = {number: [] for number in programs}
         if not programs or self._cuda is None:
             return times
         flushed = self._flushed_bytes(self._cuda, int(request["flushed_bytes"]))
         self._events = self._events or [self._cuda.event(), self._cuda.event()]
         for turn in range(request["warm_up"] + request["runs"]):
-            for time in tuple(times):
-                time_us = self._turn(programs[time], results, time, flushed)
+            for number in tuple(times):
+                time_us = self._turn(programs[number], results, number, flushed)
                 if time_us is None:
-                    del times[time]
+                    del times[number]
                 elif turn >= request["warm_up"]:
-                    times[time].append(max(time_us, 1e-3))
+                    times[number].append(max(time_us, 1e-3))
         return times
 
     def _turn(

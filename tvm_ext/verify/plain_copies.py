@@ -92,9 +92,9 @@ def _held(body: Stmt) -> list[_Held]:
     return found
 
 
-def _loaded_there(held: _Held, load: TensorLoad) -> Expr:
+def _loaded_there(held: _Held, place: Expr) -> Expr:
     """The value of register ``place``: the loops' variables are its digits, the innermost changing fastest."""
-    values, rest = {}, load
+    values, rest = {}, place
     for loop in reversed(held.loops):
         extent = tirx.IntImm(str(rest.ty.dtype), int(loop.extent))
         digit = tirx.floormod(rest, extent)

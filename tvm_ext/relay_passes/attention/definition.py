@@ -44,8 +44,8 @@ def attention(*tensors: TeTensor, work: Attention) -> TeTensor:
         "results",
     )
 
-    def written(expr: Expr) -> Expr:
-        b, i, d = _coordinates(work, expr)
+    def written(place: Expr) -> Expr:
+        b, i, d = _coordinates(work, place)
         factor = tirx.const(1.0, FLOAT) / total[b, i]
         if work.cleared is not None:
             factor = tirx.Select(others[-1][_place(work.cleared, b, i, 0)], tirx.const(0.0, FLOAT), factor)
@@ -77,7 +77,7 @@ def _place(operand: MatrixOperand, b: Expr, row: Expr, column: Expr) -> Expr:
     return place
 
 
-def _coordinates(work: Attention, expr: Expr) -> tuple[Expr, Expr, Expr]:
+def _coordinates(work: Attention, place: Expr) -> tuple[Expr, Expr, Expr]:
     """Batch, query and feature of an element of the output, which has every place once."""
     matrix: Sequence[BatchDigits] = (
         work.output.batch,
@@ -88,7 +88,7 @@ def _coordinates(work: Attention, expr: Expr) -> tuple[Expr, Expr, Expr]:
     for digits in matrix:
         number: Expr = tirx.IntImm("int64", 0)
         for extent, stride in digits:
-            digit = tirx.floormod(tirx.floordiv(expr, stride), extent) if extent > 1 else tirx.IntImm("int64", 0)
+            digit = tirx.floormod(tirx.floordiv(place, stride), extent) if extent > 1 else tirx.IntImm("int64", 0)
             number = number * extent + digit
         found.append(number)
     return found[0], found[1], found[2]

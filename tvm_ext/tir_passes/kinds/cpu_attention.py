@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Buffer, Stmt
-from tvm_ext.analysis.computations import OperatorBody
 from tvm_ext.analysis.tile_workload import ATTENTION as ATTENTION_KIND
 from tvm_ext.analysis.tile_workload import tile_machine
 from tvm_ext.cost.attention_time import AttentionClock
@@ -31,12 +30,7 @@ class CpuAttention(KernelKind):
 
     def of_function(self, operator: UnscheduledOperator) -> AttentionPart | None:
         work = operator.attribute(ATTENTION, Attention)
-        if work is None:
-            return None
-        params = tuple(operator.func.params)
-        body = OperatorBody(name=operator.name, params=params, outputs=params[-1:], computations=())
-        context = KernelContext(operator=body, constants=(), device=operator.device, options=operator.options)
-        return AttentionPart(work=work, context=context)
+        return None if work is None else AttentionPart(work=work, context=operator.parameters_only)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

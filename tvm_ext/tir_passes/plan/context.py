@@ -54,6 +54,13 @@ class UnscheduledOperator:
         simplified = simplify if self.device.kind == "cpu" else simplify_for_gpu
         return replace(self.as_read, operator=simplified(self.as_read.operator))
 
+    @property
+    def parameters_only(self) -> KernelContext:
+        """Of a function whose attribute says what it computes: its body is not read."""
+        params = tuple(self.func.params)
+        body = OperatorBody(name=self.name, params=params, outputs=params[-1:], computations=())
+        return KernelContext(operator=body, constants=(), device=self.device, options=self.options)
+
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:
         """What a graph pass wrote into the function's attribute ``name``; None where it wrote nothing."""
         attrs = self.func.attrs

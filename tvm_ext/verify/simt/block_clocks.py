@@ -44,9 +44,9 @@ class KnownEvents:
             np.where(later, other.led, self.led),
         )
 
-    def has(self, array: Array, who: Array, when: Array) -> Array:
+    def has(self, place: Array, who: Array, when: Array) -> Array:
         """Whether the event ``when`` of thread ``who``, of the block at ``place``, lies before."""
-        return np.asarray((when <= self.all[array]) | ((who == self.leader[array]) & (when <= self.led[array])))
+        return np.asarray((when <= self.all[place]) | ((who == self.leader[place]) & (when <= self.led[place])))
 
 
 class Knowledge:

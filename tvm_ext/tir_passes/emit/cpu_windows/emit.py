@@ -144,7 +144,7 @@ class _Band:
         tiles = loop(tile_count(places, chunk), SERIAL, "tile", tile)
         return sequence(allocate(result), tiles, loop(self.count, SERIAL, "row", row))
 
-    def _register_tile(self, expr: Expr, finish: Finish) -> Stmt:
+    def _register_tile(self, place: Expr, finish: Finish) -> Stmt:
         """One register tile at ``place``, whose vectors ``finish`` stores."""
         layout, window, width = self.layout, self.layout.window, self.layout.width
         sums = new_buffer([layout.rows * layout.vectors * width], window.dtype, "acc", "local")
@@ -172,7 +172,7 @@ class _Band:
             return vectors(lambda v: finish(row, v, sums, at(row, v)))
 
         rows = range(layout.rows)
-        return sequence(allocate(sums), *map(begin, rows), *self._taps(expr, update), *map(end, rows))
+        return sequence(allocate(sums), *map(begin, rows), *self._taps(place, update), *map(end, rows))
 
     def _along(self, v: Expr) -> Expr:
         """Where vector ``v`` of a tile begins: one that would go beyond the row ends with it (42 columns: at 0, 16,
@@ -184,7 +184,7 @@ class _Band:
             return tirx.min(v * index(layout.width), index(extent - layout.width))
         return v * index(layout.width)
 
-    def _taps(self, expr: Expr, update: Callable[[int, int, Expr, Expr], Stmt]) -> list[Stmt]:
+    def _taps(self, place: Expr, update: Callable[[int, int, Expr, Expr], Stmt]) -> list[Stmt]:
         """The updates of a tile: per phase along x a loop over its taps, which keeps one column of taps in registers.
 
         Within a column it goes from source row to source row, so that each vector is loaded once. Unrolled along x as
@@ -199,7 +199,7 @@ class _Band:
             tap_step, place_step = (taps[1] - taps[0], places[1] - places[0]) if len(taps) > 1 else (1, 1)
 
             def column(k: Expr) -> Stmt:
-                source = expr + index(slot * layout.phase_size + places[0]) + k * index(place_step)
+                source = place + index(slot * layout.phase_size + places[0]) + k * index(place_step)
                 return self._column(source, index(taps[0]) + k * index(tap_step), update)
 
             return loop(len(taps), SERIAL, "tap", column)

@@ -236,8 +236,8 @@ class _LaunchWriter:
     def _field(self, entry: Expr, word: int) -> Expr:
         return self._word(entry * ENTRY_WORDS + (self.launch.table.entries_at + word))
 
-    def _word(self, expr: Expr) -> Expr:
-        return tirx.BufferLoad(self.table, [expr])
+    def _word(self, place: Expr) -> Expr:
+        return tirx.BufferLoad(self.table, [place])
 
     def _shared(self, name: str, size: int, dtype: str) -> Buffer:
         scope = self.launch.shared_scope if name == "pool" else "shared"

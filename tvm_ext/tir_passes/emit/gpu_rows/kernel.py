@@ -101,16 +101,16 @@ class _RowKernel:
     def _grid_chunk(self) -> Expr:
         return self.group * index(self.plan.grid_threads) + self.grid_thread
 
-    def _row_chunk(self, expr: Expr) -> Expr:
+    def _row_chunk(self, number: Expr) -> Expr:
         first = self.split * index(self.plan.items * self.plan.row_threads)
-        return first + expr * index(self.plan.row_threads) + self.row_thread
+        return first + number * index(self.plan.row_threads) + self.row_thread
 
     def _grid_table(self, lane: Expr) -> list[tuple[Var, Expr]]:
         return _coordinates(self.form.grid, self._grid_chunk, self.plan.grid_lanes, lane)
 
-    def _row_table(self, expr: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
+    def _row_table(self, number: Expr, lane: Expr) -> list[tuple[Var, Expr]]:
         grid = self._grid_table(self._row_lane(lane))
-        return grid + _coordinates(self.form.row, self._row_chunk(expr), self.plan.row_lanes, lane)
+        return grid + _coordinates(self.form.row, self._row_chunk(number), self.plan.row_lanes, lane)
 
     def _row_lane(self, lane: Expr) -> Expr:
         """Of a thread's rows, the one that ``lane`` is in."""
@@ -120,8 +120,8 @@ class _RowKernel:
         inside = None if self.plan.covers_grid else self._grid_chunk < index(self.plan.grid_chunks)
         return if_all([inside], sequence(*statements))
 
-    def _if_in_row(self, expr: Expr, *statements: Stmt) -> Stmt:
-        inside = None if self.plan.covers_rows else self._row_chunk(expr) < index(self.plan.row_chunks)
+    def _if_in_row(self, number: Expr, *statements: Stmt) -> Stmt:
+        inside = None if self.plan.covers_rows else self._row_chunk(number) < index(self.plan.row_chunks)
         return self._if_in_grid(if_all([inside], sequence(*statements)))
 
     def _once_a_row(self, *statements: Stmt) -> Stmt:

@@ -102,16 +102,16 @@ class _Points:
         covers = self.blocks * self.threads * self.items == self.chunks
         return if_all([None if covers else chunk < index(self.chunks)], body, tail)
 
-    def _load(self, fetched: list[tuple[Expr, Buffer]], expr: Expr, chunk: Expr) -> Stmt:
-        offset = expr * index(self.lanes.width)
+    def _load(self, fetched: list[tuple[Expr, Buffer]], number: Expr, chunk: Expr) -> Stmt:
+        offset = number * index(self.lanes.width)
         loads = [
             self.lanes.fetch(unit, self.computation, buffer, offset, lambda lane: self._table(chunk, lane))
             for unit, buffer in fetched
         ]
         return self._if_exists(chunk, sequence(*loads))
 
-    def _store(self, fetched: list[tuple[Expr, Buffer]], result: Buffer, expr: Expr, chunk: Expr) -> Stmt:
-        computation, offset = self.computation, expr * index(self.lanes.width)
+    def _store(self, fetched: list[tuple[Expr, Buffer]], result: Buffer, number: Expr, chunk: Expr) -> Stmt:
+        computation, offset = self.computation, number * index(self.lanes.width)
 
         def value(lane: Expr) -> Expr:
             registers = [(unit, load(buffer, [offset + lane])) for unit, buffer in fetched]
