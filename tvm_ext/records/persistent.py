@@ -34,7 +34,8 @@ class PanelPlan:
 class ChainVerdict:
     """What the model says of a chain: its best panels, its time as one kernel and apart, and whether that pays.
 
-    GPUs have no panels: a threadblock's rows are chosen with the kernel's tiles.
+    GPUs have no panels: a threadblock's rows are chosen with the kernel's tiles. A CPU's chain without ``plan`` gains
+    in none, and ``fused_us`` is the least that it could take.
     """
 
     plan: PanelPlan | None
