@@ -8,6 +8,7 @@ other one takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm_ext._tvm import Buffer, Call, structural_walk
 from tvm_ext.analysis.computation_exprs import count_flops, is_gather, itemsize_bytes, tensor_bytes
@@ -16,55 +17,85 @@ from tvm_ext.analysis.predicates import contiguous_in, is_in
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import VECTORIZED, accumulator_dtype, lanes_of, vector_kind
+from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.records.tuning import RowTiles
 
 CALL_OPERATIONS = 16  # vector instructions of an exp, erf or tanh, see vector_math
 ASSUMED_GFLOPS = 16.0  # of one unit whose rate for a type is not known
 
 
-def row_time_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
-    """Seconds of ``computations`` on all units together: the longer of moving each tensor once and of the arithmetic.
+class RowClock:
+    """What ``computations``, which run row by row together, take on ``device``: for threads and tuning.
 
-    Worked example, mean over 2048 rows of 49 on a unit of 210 GB/s from L2 and 126 G operations/s: 409,600 bytes take
-    1.95 us, 200,704 operations 0.1 us (they fill lanes); on two units half of 1.95 us.
+    The longer of moving each tensor once and of the arithmetic. Worked example, mean over 2048 rows of 49 on a unit of
+    210 GB/s from L2 and 126 G operations/s: 409,600 bytes take 1.95 us, 200,704 operations 0.1 us (they fill lanes);
+    on two units half of 1.95 us.
     """
-    busy_s = max(_transfer_s(computations, device), arithmetic_s(computations, device))
-    return busy_s / device.unit_count
 
+    def __init__(self, computations: Sequence[Computation], device: DeviceSpec) -> None:
+        self.computations, self.device, self.machine = computations, device, Machine(device)
 
-def _transfer_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
-    buffers: list[Buffer] = []
-    gathered_s = 0.0
-    inner = [computation.target for computation in computations[:-1]]
-    for computation in computations:
-        tables = [load.source for load in computation.loads() if is_gather(load.indices)]
-        for buffer in (*(load.source for load in computation.loads()), computation.target):
-            if is_in(buffer, buffers) or is_in(buffer, inner):
-                continue
-            if is_in(buffer, tables):
-                gathered_s += _gathered_s(buffer, computation, device)
-            else:
-                buffers.append(buffer)
-    total = sum(tensor_bytes(buffer) for buffer in buffers)
-    return gathered_s + total / Machine(device).held_rate(total, WARM) * device.unit_count
+    def predict(self, way: RowTiles) -> Prediction:
+        """On all cores or on one, with what additions wait for each other."""
+        units = self.device.unit_count if way.forks else 1
+        moved = self._transfer()
+        cost = replace(moved, time_s=moved.time_s / units)
+        compute_s = (self.arithmetic_s() + self._waiting_s(way.registers)) / units
+        return self.machine.bind(compute_s, (cost,), launches=int(way.forks))
 
+    def _transfer(self) -> LayerCost:
+        """Moving each tensor once, of gathered tables what is read; by one unit, from the layer that holds them."""
+        buffers: list[Buffer] = []
+        gathered: list[LayerCost] = []
+        inner = [computation.target for computation in self.computations[:-1]]
+        for computation in self.computations:
+            tables = [load.source for load in computation.loads() if is_gather(load.indices)]
+            for buffer in (*(load.source for load in computation.loads()), computation.target):
+                if is_in(buffer, buffers) or is_in(buffer, inner):
+                    continue
+                if is_in(buffer, tables):
+                    gathered.append(self._gathered(buffer, computation))
+                else:
+                    buffers.append(buffer)
+        total = sum(tensor_bytes(buffer) for buffer in buffers)
+        parts = [*gathered, self._moved(total, total)]
+        return replace(
+            max(parts, key=lambda part: part.time_s),
+            footprint_bytes=sum(part.footprint_bytes for part in parts),
+            traffic_bytes=sum(part.traffic_bytes for part in parts),
+            time_s=sum(part.time_s for part in parts),
+        )
 
-def _gathered_s(table: Buffer, computation: Computation, device: DeviceSpec) -> float:
-    """Seconds of reading a part of ``table`` from the layer that holds all of it.
+    def _gathered(self, table: Buffer, computation: Computation) -> LayerCost:
+        """Reading a part of ``table`` from the layer that holds all of it.
 
-    Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
-    """
-    whole = tensor_bytes(table)
-    read = min(whole, computation.point_count * itemsize_bytes(dtype_of(table)))
-    return read / Machine(device).held_rate(whole, WARM) * device.unit_count
+        Worked example, 128 rows of 768 floats from a table of 30522: 393 KB, not 94 MB, but from DRAM.
+        """
+        whole = tensor_bytes(table)
+        return self._moved(whole, min(whole, computation.point_count * itemsize_bytes(dtype_of(table))))
 
+    def _moved(self, whole_bytes: float, read_bytes: float) -> LayerCost:
+        layer = self.machine.holder(whole_bytes, WARM)
+        time_s = read_bytes / self.machine.rate(layer) * self.device.unit_count
+        return LayerCost(layer=layer.name, footprint_bytes=whole_bytes, traffic_bytes=read_bytes, time_s=time_s)
 
-def arithmetic_s(computations: Sequence[Computation], device: DeviceSpec) -> float:
-    """Seconds of the arithmetic of ``computations`` on one unit."""
-    operations = sum(computation.point_count * operations_per_point(computation) for computation in computations)
-    # A peak counts a multiply-add as two operations.
-    peak = device.peak_gflops_of(dtype_of(computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
-    return operations / (peak / 2 / device.unit_count * 1e9)
+    def arithmetic_s(self) -> float:
+        """Seconds of the arithmetic on one unit."""
+        device = self.device
+        operations = sum(own.point_count * operations_per_point(own) for own in self.computations)
+        # A peak counts a multiply-add as two operations.
+        peak = device.peak_gflops_of(dtype_of(self.computations[-1].target)) or ASSUMED_GFLOPS * device.unit_count
+        return operations / (peak / 2 / device.unit_count * 1e9)
+
+    def _waiting_s(self, registers: int) -> float:
+        """Seconds on one unit that additions wait for each other: 4 cycles of latency on 2 registers are 2."""
+        waiting, hz = max(0.0, (self.device.fma_latency_cycles or 0) / registers - 1), self.machine.vector_hz
+        steps = sum(
+            computation.point_count / reduction_lanes(computation, self.device)
+            for computation in self.computations
+            if computation.is_reduction and is_vectorised(computation, self.device)
+        )
+        return steps * waiting / hz if hz else 0.0
 
 
 def operations_per_point(computation: Computation, call_operations: int = CALL_OPERATIONS) -> float:
@@ -85,18 +116,3 @@ def is_vectorised(computation: Computation, device: DeviceSpec) -> bool:
 def reduction_lanes(computation: Computation, device: DeviceSpec) -> int:
     """Elements in one register of what a reduction is accumulated in."""
     return lanes_of(accumulator_dtype(dtype_of(computation.target)), device.register_bytes)
-
-
-def row_seconds(computations: Sequence[Computation], way: RowTiles, device: DeviceSpec) -> float:
-    """On all cores or on one, with what additions wait for each other: 4 cycles of latency on 2 registers are 2."""
-    units = device.unit_count if way.forks else 1
-    busy_s = row_time_s(computations, device) * device.unit_count / units
-    waiting = max(0.0, (device.fma_latency_cycles or 0) / way.registers - 1)
-    steps = sum(
-        computation.point_count / reduction_lanes(computation, device)
-        for computation in computations
-        if computation.is_reduction and is_vectorised(computation, device)
-    )
-    hz = Machine(device).vector_hz
-    launch_s = Machine(device).launch_s if way.forks else 0.0
-    return busy_s + (steps * waiting / hz / units if hz else 0.0) + launch_s

@@ -9,9 +9,10 @@ import pytest
 from tvm_ext._tvm import te, topi
 from tvm_ext.analysis.computation_exprs import tensor_expr_of
 from tvm_ext.analysis.computations import OperatorBody, read_operator
-from tvm_ext.cost.row_time import row_time_s
+from tvm_ext.cost.row_time import RowClock
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.records.rprogram import Prediction
+from tvm_ext.records.tuning import RowTiles
 from tvm_ext.tir_passes.plan.anchors import row_program
 from tvm_ext.tir_passes.plan.plan_kernels import RowGroup
 
@@ -71,7 +72,9 @@ def test_a_gather_moves_the_rows_that_it_reads(device: str) -> None:
 def test_rows_of_a_table_come_from_where_the_table_is() -> None:
     """94 MB lie in DRAM, and 393 KB of them are read; 256 KB lie in a cache."""
     spec = lookup(CPU)
-    large, small = (row_time_s(gather(entries, WIDTH, ROWS).computations, spec) for entries in (ENTRIES, 85))
+    way = RowTiles(forks=True, registers=4)
+    clocks = (RowClock(gather(entries).computations, spec) for entries in (ENTRIES, 85))
+    large, small = (clock.predict(way).busy_s for clock in clocks)
     assert spec.lowest_layer.bandwidth_gb_per_s is not None
     from_memory = ROWS * WIDTH * 4 / (spec.lowest_layer.bandwidth_gb_per_s * 1e9)
     assert from_memory < large < 2 * from_memory

@@ -9,7 +9,7 @@ from math import prod
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.window import Interval
-from tvm_ext.cost.row_time import row_time_s
+from tvm_ext.cost.row_time import RowClock
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
@@ -24,6 +24,7 @@ from tvm_ext.ir.build_ir import (
     store,
     store_point,
 )
+from tvm_ext.records.tuning import RowTiles
 
 from ..plan.padded_stores import border_of
 from ..plan.panel import Panel, PanelPadding
@@ -53,7 +54,8 @@ def fill_border(pad: Computation, device: DeviceSpec) -> Stmt:
         outside=write,
     )
     sizes = [size if bound is None else bound[1] - bound[0] for size, bound in zip(pad.extents, bounds, strict=True)]
-    kind = outer_kind(row_time_s((pad,), device) * (1 - prod(sizes) / prod(pad.extents)), device)
+    whole_s = RowClock((pad,), device).predict(RowTiles(forks=True, registers=1)).busy_s
+    kind = outer_kind(whole_s * (1 - prod(sizes) / prod(pad.extents)), device)
     whole = pad.extents[: next(position for position, bound in enumerate(bounds) if bound is not None)]
     return parallel_cut(whole, kind, "border", loops.within)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from tvm_ext.analysis.computation_exprs import tensor_expr_of, tensor_numbers
-from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import ROWS, tile_machine, without_names
-from tvm_ext.cost.row_time import is_vectorised, operations_per_point, reduction_lanes, row_seconds, row_time_s
-from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.cost.row_time import RowClock, is_vectorised, operations_per_point, reduction_lanes
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import PARALLEL, SERIAL, outer_kind
 from tvm_ext.records.measurement import MeasuredWorkload
@@ -47,10 +45,14 @@ class RowPart(KernelPart[RowTiles]):
     rows: RowGroup
     context: KernelContext
 
+    @cached_property
+    def clock(self) -> RowClock:
+        return RowClock(self.rows.computations, self.context.device)
+
     def forms(self, chosen: RowTiles | None = None) -> list[Form]:
         computations, device = self.rows.computations, self.context.device
-        way = chosen or usual_rows(computations, device)
-        if chosen is not None and all(chosen != candidate for candidate, _ in row_candidates(computations, device)):
+        way = chosen or self._usual
+        if chosen is not None and chosen not in self._ways():
             raise IllegalRewrite(f"{computations[0].name} row by row on {device.unit_count} cores has no {chosen}")
         kind, kept = PARALLEL if way.forks else SERIAL, kept_buffers(self.rows, self.context.operator)
         form = Form(
@@ -62,12 +64,45 @@ class RowPart(KernelPart[RowTiles]):
         return [form]
 
     def key(self) -> MeasuredWorkload:
-        return row_workload(self.rows.computations, self.context.device)
+        """Names do not count."""
+        computations = self.rows.computations
+        exprs = tuple(without_names(tensor_expr_of(computation, name="")) for computation in computations)
+        operations = tuple(float(operations_per_point(computation)) for computation in computations)
+        structure = _RowStructure(computations=exprs, operations=operations, tensors=tensor_numbers(computations))
+        dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
+        return replace(tile_machine(self.context.device, ROWS), structure=to_json(structure), dtype=dtype)
 
     def candidates(self) -> Candidates[RowTiles]:
-        computations = self.rows.computations
-        depth = max(prod(map(computation.extent, computation.reduction)) for computation in computations)
-        return Candidates(found=row_candidates(computations, self.context.device), depth=max(1, depth))
+        """All choices with the seconds that the model expects of each, construction's own first."""
+        depth = max(prod(map(own.extent, own.reduction)) for own in self.rows.computations)
+        found = [(way, self.clock.predict(way).time_s) for way in self._ways()]
+        return Candidates(found=found, depth=max(1, depth))
+
+    @cached_property
+    def _usual(self) -> RowTiles:
+        """Construction's own choice."""
+        forked = RowTiles(forks=True, registers=PARTIAL_REGISTERS)
+        return replace(forked, forks=outer_kind(self.clock.predict(forked).busy_s, self.context.device) == PARALLEL)
+
+    def _ways(self) -> list[RowTiles]:
+        usual, most = self._usual, self._most_registers()
+        counts = [count for count in REGISTER_COUNTS if count <= most] or [usual.registers]
+        shared = self.context.device.unit_count > 1 and any(own.point_count > 1 for own in self.rows.computations)
+        forks = (usual.forks, not usual.forks) if shared else (usual.forks,)
+        ways = (RowTiles(forks=forked, registers=registers) for forked in forks for registers in counts)
+        return list(dict.fromkeys((usual, *ways)))
+
+    def _most_registers(self) -> int:
+        """Whole registers of the longest row that is reduced in vectors; 0 where none is."""
+        device = self.context.device
+        return max(
+            (
+                computation.extent(computation.reduction[-1]) // reduction_lanes(computation, device)
+                for computation in self.rows.computations
+                if computation.is_reduction and is_vectorised(computation, device)
+            ),
+            default=0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,43 +112,3 @@ class _RowStructure:
     computations: tuple[TensorExpr, ...]
     operations: tuple[float, ...]
     tensors: tuple[tuple[int, ...], ...]
-
-
-def row_workload(computations: Sequence[Computation], device: DeviceSpec) -> MeasuredWorkload:
-    """The key of ``computations`` that run row by row; names do not count."""
-    exprs = tuple(without_names(tensor_expr_of(computation, name="")) for computation in computations)
-    operations = tuple(float(operations_per_point(computation)) for computation in computations)
-    structure = _RowStructure(computations=exprs, operations=operations, tensors=tensor_numbers(computations))
-    dtype = ",".join(sorted({expr.output.dtype for expr in exprs}))
-    return replace(tile_machine(device, ROWS), structure=to_json(structure), dtype=dtype)
-
-
-def usual_rows(computations: Sequence[Computation], device: DeviceSpec) -> RowTiles:
-    """Construction's own choice."""
-    forks = outer_kind(row_time_s(computations, device), device) == PARALLEL
-    return RowTiles(forks=forks, registers=PARTIAL_REGISTERS)
-
-
-def row_candidates(computations: Sequence[Computation], device: DeviceSpec) -> list[tuple[RowTiles, float]]:
-    """All choices with the seconds that the model expects of each, construction's own first."""
-    usual = usual_rows(computations, device)
-    counts = [count for count in REGISTER_COUNTS if count <= _most_registers(computations, device)]
-    shared = device.unit_count > 1 and any(computation.point_count > 1 for computation in computations)
-    ways = [
-        RowTiles(forks=forks, registers=registers)
-        for forks in ((usual.forks, not usual.forks) if shared else (usual.forks,))
-        for registers in counts or (usual.registers,)
-    ]
-    return [(way, row_seconds(computations, way, device)) for way in dict.fromkeys((usual, *ways))]
-
-
-def _most_registers(computations: Sequence[Computation], device: DeviceSpec) -> int:
-    """Whole registers of the longest row that is reduced in vectors; 0 where none is."""
-    return max(
-        (
-            computation.extent(computation.reduction[-1]) // reduction_lanes(computation, device)
-            for computation in computations
-            if computation.is_reduction and is_vectorised(computation, device)
-        ),
-        default=0,
-    )

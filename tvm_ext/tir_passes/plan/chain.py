@@ -18,7 +18,7 @@ from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.followed_rows import is_followed
 from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s, stage_s
-from tvm_ext.cost.row_time import arithmetic_s
+from tvm_ext.cost.row_time import RowClock
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -131,7 +131,7 @@ class ChainTiming(KernelContext):
 
     def row_s(self, group: RowGroup) -> float:
         """Seconds of the arithmetic of rows."""
-        return arithmetic_s(group.computations, self.device) / self.device.unit_count
+        return RowClock(group.computations, self.device).arithmetic_s() / self.device.unit_count
 
     def programs(self, group: TileGroup) -> tuple[TensorExpr, list[RProgram]]:
         """The group's expression and what is constructed for it, best first; raises IllegalRewrite for nothing."""

@@ -12,10 +12,11 @@ from tvm import relax, te
 from tests.unit.kernels import constructed, cpu, from_te, legalised, relative_error, run
 from tvm_ext._tvm import tirx
 from tvm_ext.analysis.computations import read_operator
-from tvm_ext.cost.row_time import row_time_s
+from tvm_ext.cost.row_time import RowClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import STACK_BYTES, new_buffer
+from tvm_ext.records.tuning import RowTiles
 from tvm_ext.tir_passes.expressions.vector_math import has_scale
 
 op = relax.op
@@ -186,7 +187,9 @@ def test_row_time_reads_from_the_cache_that_holds_the_tensors():
     times = {}
     for rows in (512, 1024, 1 << 20):
         computations = read_operator(legalised(lambda v: op.nn.relu(v), (rows, 64)), "relu").computations
-        times[rows] = row_time_s(computations, device) / (2 * rows * 64 * 4)
+        times[rows] = RowClock(computations, device).predict(RowTiles(forks=True, registers=4)).busy_s / (
+            2 * rows * 64 * 4
+        )
     rate = {layer.name: layer.bandwidth_gb_per_s * 1e9 for layer in device.layers[1:]}
     lowest = device.lowest_layer.name
     assert times[512] == pytest.approx(1 / rate["L2"])

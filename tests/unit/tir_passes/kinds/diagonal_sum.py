@@ -21,7 +21,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.records.measurement import MeasuredWorkload
 from tvm_ext.records.serialise import to_json
-from tvm_ext.tir_passes.kinds.cpu_rows import row_workload
+from tvm_ext.tir_passes.kinds.cpu_rows import RowPart
 from tvm_ext.tir_passes.kinds.kernel_kind import Candidates, KernelKind, KernelPart
 from tvm_ext.tir_passes.plan.context import KernelContext
 from tvm_ext.tir_passes.plan.form import Form
@@ -69,7 +69,8 @@ class DiagonalPart(KernelPart[DiagonalTiles]):
         return Candidates(found=[(DiagonalTiles(partial=item), time) for item, time in seconds], depth=length)
 
     def key(self) -> MeasuredWorkload:
-        return replace(row_workload([self.computation], self.context.device), kind="diagonal")
+        rows = RowPart(rows=RowGroup(computations=(self.computation,)), context=self.context)
+        return replace(rows.key(), kind="diagonal")
 
     def forms(self, chosen: DiagonalTiles | None = None) -> list[Form]:
         """Emit and describe: ``partial`` sums in registers, then the sum of these."""

@@ -17,7 +17,7 @@ from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import from_json
 from tvm_ext.records.tuning import JointTiles, RowTiles
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
-from tvm_ext.tir_passes.kinds.cpu_rows import RowPart, row_candidates
+from tvm_ext.tir_passes.kinds.cpu_rows import RowPart
 from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts, workloads_of
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
@@ -48,8 +48,8 @@ def made(func: Any, tiles: dict[str, str], device: DeviceSpec = DEVICE) -> tuple
     return kernel.without_attr(CHOICE).script(), from_json(KernelChoice, str(kernel.attrs[CHOICE])).reason
 
 
-def part_of(func: Any) -> RowPart:
-    (part,) = tunable_parts(operator_of(func))
+def part_of(func: Any, device: DeviceSpec = DEVICE) -> RowPart:
+    (part,) = tunable_parts(operator_of(func, device))
     assert isinstance(part, RowPart)
     return part
 
@@ -57,7 +57,7 @@ def part_of(func: Any) -> RowPart:
 def test_every_choice_of_rows_is_another_kernel_and_the_first_is_constructions() -> None:
     func = softmax()
     part = part_of(func)
-    candidates = [item for item, _ in row_candidates(part.rows.computations, DEVICE)]
+    candidates = [item for item, _ in part.candidates().found]
     assert {item.forks for item in candidates} == {True, False}
     assert {item.registers for item in candidates} == {1, 2, 4, 8}
     key = part.key().key
@@ -69,8 +69,8 @@ def test_every_choice_of_rows_is_another_kernel_and_the_first_is_constructions()
 
 def test_one_core_has_no_forks_and_scalars_no_registers() -> None:
     one = with_unit_count(DEVICE, 1)
-    assert {item.forks for item, _ in row_candidates(part_of(softmax()).rows.computations, one)} == {False}
-    narrow = row_candidates(part_of(softmax(columns=3)).rows.computations, DEVICE)
+    assert {item.forks for item, _ in part_of(softmax(), one).candidates().found} == {False}
+    narrow = part_of(softmax(columns=3)).candidates().found
     assert {item.registers for item, _ in narrow} == {narrow[0][0].registers}
 
 
