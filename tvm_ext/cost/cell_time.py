@@ -39,92 +39,87 @@ TASK_CYCLES = 40
 """Cycles between two tiles: addresses, accumulators at 0, the first elements of a panel."""
 
 
-def choose_cell_tiles(work: CellWork, device: DeviceSpec) -> CellTiles | None:
-    """The tiles that make most tasks, of those that the model expects to be about the fastest; None without SIMD
-    registers for units.
-    """
-    lanes = device.register_bytes // 4
-    if device.kind != "cpu" or lanes < 2:
-        return None
-    groups = [
-        _tiles(work, device, lanes, vectors) for vectors in range(1, min(MOST_VECTORS, ceil_div(work.units, lanes)) + 1)
-    ]
+class CellClock:
+    """What a step of ``work`` takes on ``device``, by its tiles."""
 
-    def busy_s(tiles: CellTiles) -> float:
-        return predict_cell(work, tiles, device).busy_s
+    def __init__(self, work: CellWork, device: DeviceSpec) -> None:
+        self.work, self.device, self.machine = work, device, Machine(device)
 
-    found = [min(group, key=busy_s) for group in groups if group]
-    times = [busy_s(tiles) for tiles in found]
-    return next((tiles for tiles, time in zip(found, times, strict=True) if time <= ALIKE * min(times)), None)
+    def usual_tiles(self) -> CellTiles | None:
+        """The tiles that make most tasks, of those that the model expects to be about the fastest; None without SIMD
+        registers for units.
+        """
+        lanes = self.device.register_bytes // 4
+        if self.device.kind != "cpu" or lanes < 2:
+            return None
+        most = min(MOST_VECTORS, ceil_div(self.work.units, lanes))
+        groups = [self._tiles(lanes, vectors) for vectors in range(1, most + 1)]
+        times = {tiles: self.predict(tiles).busy_s for group in groups for tiles in group}
+        fastest = [min(group, key=times.__getitem__) for group in groups if group]
+        least = min(times.values(), default=0.0)
+        return next((tiles for tiles in fastest if times[tiles] <= ALIKE * least), None)
 
+    def _tiles(self, lanes: int, vectors: int) -> list[CellTiles]:
+        """Tiles of ``vectors`` registers of units by as many rows as registers hold, in few tiles of rows or more.
 
-def _tiles(work: CellWork, device: DeviceSpec, lanes: int, vectors: int) -> list[CellTiles]:
-    """Tiles of ``vectors`` registers of units by as many rows as registers hold, in as few tiles of rows or in more.
+        Worked example, 16 rows of an LSTM with 32 registers: 4 sums of 6 rows, 4 weights and one element to multiply
+        them with are 29; 16 rows are 6 + 6 + 4, or 4 times 4, 8 times 2, 16 times 1.
+        """
+        work, most = self.work, 0
+        gates = max(gates for gates, _, _ in work.products)
+        for rows in range(1, min(work.rows, MOST_ACCUMULATORS // vectors) + 1):
+            if gates * vectors * rows + min(gates * vectors, rows) + 1 <= self.device.register_limit:
+                most = rows
+        sizes = {ceil_div(work.rows, ceil_div(work.rows, rows)) for rows in range(1, most + 1)}
+        return [CellTiles(lanes=lanes, vectors=vectors, rows=rows) for rows in sorted(sizes, reverse=True)]
 
-    Worked example, 16 rows of an LSTM with 32 registers: 4 sums of 6 rows, 4 weights and one element to multiply them
-    with are 29; 16 rows are 6 + 6 + 4, or 4 times 4, 8 times 2, 16 times 1.
-    """
-    gates = max(gates for gates, _, _ in work.products)
-    most = 0
-    for rows in range(1, min(work.rows, MOST_ACCUMULATORS // vectors) + 1):
-        if gates * vectors * rows + min(gates * vectors, rows) + 1 <= device.register_limit:
-            most = rows
-    sizes = {ceil_div(work.rows, ceil_div(work.rows, rows)) for rows in range(1, most + 1)}
-    return [CellTiles(lanes=lanes, vectors=vectors, rows=rows) for rows in sorted(sizes, reverse=True)]
+    def task_count(self, tiles: CellTiles) -> int:
+        """The tasks of a step; all but the last have ``tiles.units`` units."""
+        return ceil_div(self.work.units, tiles.units)
 
+    def predict(self, tiles: CellTiles) -> Prediction:
+        """The time of a step on all units with a start of each, and what binds it."""
+        machine, tasks, traffic = self.machine, self.task_count(tiles), self._weight_bytes(tiles)
+        share = ceil_div(tasks, self.device.unit_count)  # tasks of the busiest unit
+        source = machine.holder(traffic / tasks * share, OF_ONE_UNIT)
+        compute_s = share * self._task_cycles(tiles, None) / machine.hz
+        busy_s = share * self._task_cycles(tiles, source) / machine.hz
+        return Prediction(
+            time_s=busy_s + machine.launch_s,
+            compute_s=compute_s,
+            layers=(LayerCost(layer=source.name, footprint_bytes=traffic, traffic_bytes=traffic, time_s=busy_s),),
+            bound=source.name if traffic / machine.rate(source) > compute_s else "compute",
+        )
 
-def cell_tasks(work: CellWork, tiles: CellTiles) -> int:
-    """The tasks of a step; all but the last have ``tiles.units`` units."""
-    return ceil_div(work.units, tiles.units)
+    def _task_cycles(self, tiles: CellTiles, source: MemoryLayer | None) -> float:
+        """Cycles of one whole task, whose weights come from ``source``; None: from nowhere, for its arithmetic alone.
 
+        The rows after the first tile read the same weights from the first cache that holds those of a task. Cut rows
+        cost what they cost any register tiles; measured here, 16 rows of 100 units as 6 + 6 + 4 take 23.1 us, as 4
+        times 4 16.9.
+        """
+        own = self._weight_bytes(tiles) / self.task_count(tiles)
+        again = None if source is None else self.machine.holder(own, OF_ONE_UNIT)
+        full, rest = divmod(self.work.rows, tiles.rows)
+        sizes = [tiles.rows] * full + ([rest] if rest else [])
+        cycles = sum(self._tile_cycles(tiles, rows, again if i else source) for i, rows in enumerate(sizes))
+        return cycles * (1 + CUT_COST * bool(full and rest))
 
-def predict_cell(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> Prediction:
-    """The time of a step on all units of ``device`` with a start of each, and what binds it."""
-    tasks = cell_tasks(work, tiles)
-    machine, share = Machine(device), ceil_div(tasks, device.unit_count)  # tasks of the busiest unit
-    source = machine.holder(_weight_bytes(work, tiles) / tasks * share, OF_ONE_UNIT)
-    compute_s = share * task_cycles(work, tiles, device, None) / machine.hz
-    busy_s = share * task_cycles(work, tiles, device, source) / machine.hz
-    traffic = _weight_bytes(work, tiles)
-    reading_s = traffic / machine.rate(source)
-    return Prediction(
-        time_s=busy_s + machine.launch_s,
-        compute_s=compute_s,
-        layers=(LayerCost(layer=source.name, footprint_bytes=traffic, traffic_bytes=traffic, time_s=busy_s),),
-        bound=source.name if reading_s > compute_s else "compute",
-    )
+    def _tile_cycles(self, tiles: CellTiles, rows: int, source: MemoryLayer | None) -> float:
+        """Cycles of ``rows`` of the batch with one task's units: each step of every sum, then the element-wise part."""
+        pipes, machine = self.device.fma_rate, self.machine
+        loaded = inf if source is None else machine.bytes_per_cycle(machine.rate(source))
+        cycles = TASK_CYCLES + rows * tiles.vectors * self.work.operations / pipes
+        for gates, depth, itemsize in self.work.products:
+            vectors = gates * tiles.vectors
+            streamed = vectors * tiles.lanes * itemsize / loaded
+            issue = (vectors + rows) / self.device.load_rate
+            latency = float(self.device.fma_latency_cycles or 0)
+            ports = overlapped((vectors * rows / pipes, issue, latency), PORT_OVERLAP)
+            cycles += depth * overlapped((ports, streamed), MEMORY_OVERLAP)
+        return cycles
 
-
-def task_cycles(work: CellWork, tiles: CellTiles, device: DeviceSpec, source: MemoryLayer | None) -> float:
-    """Cycles of one whole task, whose weights come from ``source``; None: from nowhere, for its arithmetic alone.
-
-    The rows after the first tile read the same weights from the first cache that holds those of a task. Cut rows cost
-    what they cost any register tiles; measured here, 16 rows of 100 units as 6 + 6 + 4 take 23.1 us, as 4 times 4 16.9.
-    """
-    own = _weight_bytes(work, tiles) / cell_tasks(work, tiles)
-    again = None if source is None else Machine(device).holder(own, OF_ONE_UNIT)
-    full, rest = divmod(work.rows, tiles.rows)
-    sizes = [tiles.rows] * full + ([rest] if rest else [])
-    cycles = sum(_tile_cycles(work, tiles, rows, device, again if i else source) for i, rows in enumerate(sizes))
-    return cycles * (1 + CUT_COST * bool(full and rest))
-
-
-def _tile_cycles(work: CellWork, tiles: CellTiles, rows: int, device: DeviceSpec, source: MemoryLayer | None) -> float:
-    """Cycles of ``rows`` of the batch with one task's units: each step of every sum, then the element-wise part."""
-    pipes, machine = device.fma_rate, Machine(device)
-    loaded = inf if source is None else machine.bytes_per_cycle(machine.rate(source))
-    cycles = TASK_CYCLES + rows * tiles.vectors * work.operations / pipes
-    for gates, depth, itemsize in work.products:
-        vectors = gates * tiles.vectors
-        streamed = vectors * tiles.lanes * itemsize / loaded
-        issue = (vectors + rows) / device.load_rate
-        latency = float(device.fma_latency_cycles or 0)
-        ports = overlapped((vectors * rows / pipes, issue, latency), PORT_OVERLAP)
-        cycles += depth * overlapped((ports, streamed), MEMORY_OVERLAP)
-    return cycles
-
-
-def _weight_bytes(work: CellWork, tiles: CellTiles) -> float:
-    """Of all weights as they are packed: units rounded up to whole registers."""
-    units = ceil_div(work.units, tiles.lanes) * tiles.lanes
-    return units * sum(gates * depth * itemsize for gates, depth, itemsize in work.products)
+    def _weight_bytes(self, tiles: CellTiles) -> float:
+        """Of all weights as they are packed: units rounded up to whole registers."""
+        units = ceil_div(self.work.units, tiles.lanes) * tiles.lanes
+        return units * sum(gates * depth * itemsize for gates, depth, itemsize in self.work.products)

@@ -72,41 +72,49 @@ class Stage:
     kept_bytes: float = 0.0
 
 
-def separate_s(stages: Sequence[Stage], device: DeviceSpec) -> float:
-    """Seconds of stages that run one after the other over whole tensors, on all units."""
-    return sum(stage_s(stage, device, 1) + Machine(device).fork_s for stage in stages)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panels:
+    """All panels of a chain: how many there are, what each keeps in L2, and the weights that all of them read."""
+
+    weights_bytes: float
+    panel_bytes: float
+    count: int
 
 
-def fused_s(
-    stages: Sequence[Stage], weights_bytes: float, panel_bytes: float, panels: int, device: DeviceSpec
-) -> float:
-    """Seconds of ``panels`` panels, divided among the units; ``stages`` are of one panel on one unit."""
-    rounds = ceil_div(panels, device.unit_count)
-    one = sum(stage_s(stage, device, device.unit_count) for stage in stages)
-    reloads = reload_s(weights_bytes, panel_bytes, panels, device)
-    return rounds * one + reloads + Machine(device).fork_s
+class ChainClock:
+    """What a chain's stages take on ``device``, apart and in one kernel."""
 
+    def __init__(self, device: DeviceSpec) -> None:
+        self.unit_count, self.machine = device.unit_count, Machine(device)
 
-def reload_s(weights_bytes: float, panel_bytes: float, panels: int, device: DeviceSpec) -> float:
-    """Seconds of loading the weights again for each panel; 0 where they stay in L2 beside it."""
-    if weights_bytes + panel_bytes <= Machine(device).own_bytes:
-        return 0.0
-    machine, rounds = Machine(device), ceil_div(panels, device.unit_count)
-    rate = machine.held_rate(weights_bytes, BETWEEN_KERNELS)
-    return rounds * weights_bytes / (rate / device.unit_count)
+    def separate_s(self, stages: Sequence[Stage]) -> float:
+        """Seconds of stages that run one after the other over whole tensors, on all units."""
+        return sum(self.stage_s(stage) + self.machine.fork_s for stage in stages)
 
+    def fused_s(self, stages: Sequence[Stage], panels: Panels) -> float:
+        """Seconds of ``panels``, divided among the units; ``stages`` are of one panel on one unit."""
+        one = sum(self.stage_s(stage, self.unit_count) for stage in stages)
+        return ceil_div(panels.count, self.unit_count) * one + self.reload_s(panels) + self.machine.fork_s
 
-def stage_s(stage: Stage, device: DeviceSpec, share: int) -> float:
-    """Seconds of a stage that has 1 / ``share`` of the device's bandwidths.
+    def reload_s(self, panels: Panels) -> float:
+        """Seconds of loading the weights again for each panel; 0 where they stay in L2 beside it."""
+        machine, weights = self.machine, panels.weights_bytes
+        if weights + panels.panel_bytes <= machine.own_bytes:
+            return 0.0
+        rate = machine.held_rate(weights, BETWEEN_KERNELS)
+        return ceil_div(panels.count, self.unit_count) * weights / (rate / self.unit_count)
 
-    What one core alone keeps in its L2 costs what the stage's tiles load from there, with or without a chain.
-    """
-    machine = Machine(device)
-    near = machine.own_bytes if device.unit_count == 1 else 0.0
-    far_s = sum(
-        item.traffic_bytes / (machine.held_rate(item.whole_bytes, BETWEEN_KERNELS) / share)
-        for item in stage.moved
-        if item.whole_bytes > near
-    )
-    kept_s = stage.kept_bytes / (machine.rate(machine.own_cache or device.lowest_layer) / share)
-    return overlapped([stage.compute_s, stage.near_s + kept_s], MEMORY_OVERLAP) + far_s
+    def stage_s(self, stage: Stage, share: int = 1) -> float:
+        """Seconds of a stage that has 1 / ``share`` of the device's bandwidths.
+
+        What one core alone keeps in its L2 costs what the stage's tiles load from there, with or without a chain.
+        """
+        machine = self.machine
+        near = machine.own_bytes if self.unit_count == 1 else 0.0
+        far_s = sum(
+            item.traffic_bytes / (machine.held_rate(item.whole_bytes, BETWEEN_KERNELS) / share)
+            for item in stage.moved
+            if item.whole_bytes > near
+        )
+        kept_s = stage.kept_bytes / (machine.rate(machine.own_cache or machine.spec.lowest_layer) / share)
+        return overlapped([stage.compute_s, stage.near_s + kept_s], MEMORY_OVERLAP) + far_s

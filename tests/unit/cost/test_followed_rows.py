@@ -8,12 +8,13 @@ import pytest
 
 from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
 from tvm_ext.cost.followed_rows import UNFOLLOWED_COST, is_followed
-from tvm_ext.cost.persistent import Moved, Stage, stage_s
+from tvm_ext.cost.persistent import ChainClock, Moved, Stage
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.records.tuning import CpuTile
 
 DEVICE = with_unit_count(lookup("cpu-cascade-lake"), 1)
+CLOCK = ChainClock(DEVICE)
 FILTERS, COLUMNS, CHANNELS = 96, 112, 16
 
 
@@ -89,9 +90,7 @@ def test_the_whole_reduction_of_an_input_is_between_two_visits() -> None:
 def test_what_is_not_followed_takes_longer_beyond_the_own_caches_alone() -> None:
     far = Moved(part_bytes=1e6, whole_bytes=2e7, written=True)
     slow = replace(far, followed=False)
-    once, twice = (stage_s(Stage(compute_s=0.0, near_s=0.0, moved=(item,)), DEVICE, 1) for item in (far, slow))
+    once, twice = (CLOCK.stage_s(Stage(compute_s=0.0, near_s=0.0, moved=(item,))) for item in (far, slow))
     assert twice == pytest.approx(UNFOLLOWED_COST * once)
-    near = [
-        stage_s(Stage(compute_s=0.0, near_s=0.0, moved=(replace(i, whole_bytes=1e5),)), DEVICE, 1) for i in (far, slow)
-    ]
+    near = [CLOCK.stage_s(Stage(compute_s=0.0, near_s=0.0, moved=(replace(i, whole_bytes=1e5),))) for i in (far, slow)]
     assert near == [0.0, 0.0]

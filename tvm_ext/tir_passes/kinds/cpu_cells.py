@@ -9,7 +9,7 @@ from math import prod
 from tvm_ext._tvm import Buffer
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, cell_tasks, choose_cell_tiles, predict_cell
+from tvm_ext.cost.cell_time import ACTIVATION_OPERATIONS, CellClock
 from tvm_ext.cost.row_time import operations_per_point
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -52,11 +52,11 @@ class CellPart(KernelPart[None]):
 
 
 def _step_form(cell: Cell, step: CellStep, params: Sequence[Buffer], device: DeviceSpec) -> Form:
-    work = _work(cell, step)
-    tiles = choose_cell_tiles(work, device)
+    clock = CellClock(_work(cell, step), device)
+    tiles = clock.usual_tiles()
     if tiles is None:
         raise IllegalRewrite(f"{device.name} has no SIMD registers for the units of a cell")
-    program = _program(work, tiles, device)
+    program = _program(clock, tiles)
     statement, packs = emit_cell_step(cell, step, tiles, outer_kind(program.prediction.busy_s, device), params)
     sums = ", ".join(f"{product.computation.name} at {len(product.places)} gates" for product in step.products)
     note = f"a cell of {cell.rows} x {cell.units} units: {sums} with {len(step.values)} values fused, in {tiles}"
@@ -79,9 +79,9 @@ def _work(cell: Cell, step: CellStep) -> CellWork:
     )
 
 
-def _program(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> RProgram:
+def _program(clock: CellClock, tiles: CellTiles) -> RProgram:
     """A step as an rProgram over the batch and the units, as reports show any other."""
-    tasks = cell_tasks(work, tiles)
+    work, device, tasks = clock.work, clock.device, clock.task_count(tiles)
 
     def tile(rows: int) -> RTile:
         return RTile(axes=("row", "unit"), shape=(rows, min(tiles.units, work.units)))
@@ -95,5 +95,5 @@ def _program(work: CellWork, tiles: CellTiles, device: DeviceSpec) -> RProgram:
         partition_count=tasks,
         epsilon=0.0,
         shrunk=False,
-        prediction=predict_cell(work, tiles, device),
+        prediction=clock.predict(tiles),
     )

@@ -168,7 +168,7 @@ def _in_panels(sizes: PanelPlan, whole: ChainTiming) -> Iterator[tuple[PanelTile
     most = max(1, int(MOST_TILES ** (1 / max(1, sum(isinstance(group, TileGroup) for group in groups)))))
     for combination in product(*(own[:most] for own in ways)):
         tiles = tuple(way.tile for way in combination if way.tile is not None)
-        yield PanelTiles(panels=sizes, tiles=tiles), panels.seconds([way.stage for way in combination], whole.device)
+        yield PanelTiles(panels=sizes, tiles=tiles), whole.clock.fused_s([way.stage for way in combination], panels)
 
 
 def chosen_panel(whole: ChainTiming, chosen: PanelTiles) -> tuple[Panel, TileChoices]:

@@ -17,7 +17,7 @@ from tvm_ext.analysis.predicates import is_in
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.followed_rows import is_followed
-from tvm_ext.cost.persistent import LEAST_GAIN, Moved, Stage, fused_s, reload_s, separate_s, stage_s
+from tvm_ext.cost.persistent import LEAST_GAIN, ChainClock, Moved, Panels, Stage
 from tvm_ext.cost.row_time import RowClock
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
@@ -56,9 +56,10 @@ def judge_chain(func: PrimFunc, constants: Sequence[int], device: DeviceSpec, op
         known = [operator.params[i] for i in constants]
         whole = ChainTiming(operator=operator, constants=known, device=device, options=options)
         inner = [buffer for buffer in stored(groups) if not operator.is_output(buffer)]
-        apart = separate_s([whole.stage(group) for group in groups], device)
-        bound = separate_s([whole.stage(group, kept=inner) for group in groups], device)
-        bound += reload_s(sum(tensor_bytes(buffer) for buffer in known), 0.0, device.unit_count, device)
+        weights_bytes = sum(tensor_bytes(buffer) for buffer in known)
+        apart = whole.clock.separate_s([whole.stage(group) for group in groups])
+        bound = whole.clock.separate_s([whole.stage(group, kept=inner) for group in groups])
+        bound += whole.clock.reload_s(Panels(weights_bytes=weights_bytes, panel_bytes=0.0, count=device.unit_count))
         fused, best = bound, None
         if apart >= LEAST_GAIN * bound or options.enable_persistent_fusion is True:
             fused, best = _fastest(panel_plans(operator, device), whole)
@@ -102,6 +103,10 @@ class ChainTiming(KernelContext):
     """What the time of a group depends on beside itself."""
 
     views: tuple[PanelView, ...] = ()
+
+    @property
+    def clock(self) -> ChainClock:
+        return ChainClock(self.device)
 
     def of_panel(self, panel: Panel) -> ChainTiming:
         """For the groups of a panel, which one core computes."""
@@ -198,28 +203,8 @@ def _read(group: TileGroup | RowGroup) -> list[Buffer]:
 def _fused_s(panel: Panel, whole: ChainTiming) -> float:
     """Seconds of all panels like ``panel``."""
     groups = plan(panel.operator)
-    return panels_of(panel, groups).seconds(
-        [panel_ways(group, panel, whole)[0].stage for group in groups], whole.device
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panels:
-    """All panels of a chain: how many there are, what each keeps in L2, and the weights that all of them read."""
-
-    weights_bytes: float
-    panel_bytes: float
-    count: int
-
-    def seconds(self, stages: Sequence[Stage], device: DeviceSpec) -> float:
-        """Of all panels, each in ``stages``, on the cores of ``device``."""
-        return fused_s(
-            stages,
-            weights_bytes=self.weights_bytes,
-            panel_bytes=self.panel_bytes,
-            panels=self.count,
-            device=device,
-        )
+    stages = [panel_ways(group, panel, whole)[0].stage for group in groups]
+    return whole.clock.fused_s(stages, panels_of(panel, groups))
 
 
 def panels_of(panel: Panel, groups: Sequence[TileGroup | RowGroup]) -> Panels:
@@ -254,7 +239,7 @@ def panel_ways(group: TileGroup | RowGroup, panel: Panel, whole: ChainTiming) ->
         stage = _panel_stage(group, panel, program_times(program), unfollowed)
         found[tile_of(program, expr)] = (program, stage)
     ways = [PanelWay(program=program, tile=tile, stage=stage) for tile, (program, stage) in reversed(found.items())]
-    return sorted(ways, key=lambda way: stage_s(way.stage, whole.device, whole.device.unit_count))
+    return sorted(ways, key=lambda way: whole.clock.stage_s(way.stage, whole.device.unit_count))
 
 
 def _panel_stage(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.recurrent_cells import CellCase, gru_after, gru_before, lstm, random_cell, rnn
 from tests.unit.kernels import constructed, relative_error
 from tvm_ext._tvm import AllocBuffer, BufferStore, For, ForKind, relax, structural_walk
-from tvm_ext.cost.cell_time import choose_cell_tiles, predict_cell
+from tvm_ext.cost.cell_time import CellClock
 from tvm_ext.devices import device_db
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.devices.hal import DeviceSpec
@@ -237,7 +237,7 @@ def work(rows: int, units: int, gates: int = 4) -> CellWork:
     rows=st.integers(1, 40), units=st.integers(1, 700), gates=st.integers(1, 8), device=st.sampled_from([WIDE, NARROW])
 )
 def test_tiles_fit_registers_and_cover_the_cell(rows: int, units: int, gates: int, device: DeviceSpec) -> None:
-    tiles = choose_cell_tiles(work(rows, units, gates), device)
+    tiles = CellClock(work(rows, units, gates), device).usual_tiles()
     assert tiles is not None
     assert gates * tiles.vectors * tiles.rows < device.register_limit
     assert tiles.rows <= rows
@@ -246,16 +246,16 @@ def test_tiles_fit_registers_and_cover_the_cell(rows: int, units: int, gates: in
 
 def test_rows_are_cut_only_where_that_is_faster() -> None:
     """The weights of a register of 256 units (64 KiB) do not fit L1: six rows share what four would wait for."""
-    chosen = [choose_cell_tiles(work(16, units), WIDE) for units in (100, 256)]
+    chosen = [CellClock(work(16, units), WIDE).usual_tiles() for units in (100, 256)]
     assert [tiles and tiles.rows for tiles in chosen] == [4, 6]
 
 
 def test_the_time_is_no_less_than_its_floors() -> None:
     for rows, units in [(1, 128), (1, 256), (4, 256), (16, 512), (1, 1024)]:
         item = work(rows, units)
-        tiles = choose_cell_tiles(item, WIDE)
+        tiles = CellClock(item, WIDE).usual_tiles()
         assert tiles is not None
-        prediction = predict_cell(item, tiles, WIDE)
+        prediction = CellClock(item, WIDE).predict(tiles)
         assert WIDE.clock_ghz is not None
         peak = 2 * 16 * 2 * WIDE.clock_ghz * 1e9 * WIDE.unit_count
         assert prediction.busy_s >= item.flops / peak
@@ -266,7 +266,7 @@ def test_weights_beyond_a_cache_come_from_the_next() -> None:
     """An LSTM of 256 units has 0.5 MiB of weights on each of two cores, 512 units 2 MiB; L2 has 1 MiB."""
 
     def source(units: int, device: DeviceSpec) -> str:
-        return predict_cell(work(1, units), CellTiles(lanes=16, vectors=1, rows=1), device).layers[0].layer
+        return CellClock(work(1, units), device).predict(CellTiles(lanes=16, vectors=1, rows=1)).layers[0].layer
 
     assert [source(units, WIDE) for units in (256, 512)] == ["L2", "L3"]
     assert source(256, with_unit_count(WIDE, 1)) == "L3"
