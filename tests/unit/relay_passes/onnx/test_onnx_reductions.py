@@ -88,3 +88,12 @@ def test_roots_and_logarithms_of_integers_are_truncated(what: str, axes: list[in
     wanted = forms.get(what, lambda v: np.log(np.exp(v).sum(-1)) + 1e-9)(rows)
     got = built(model_of(node, {"x": x}, opset=13 if axes else 18), {"x": x})[0]
     assert_same([got], [wanted.astype(dtype)])
+
+
+def test_logarithms_beyond_the_integers_are_their_lowest_or_largest() -> None:
+    """ONNX's text has no value for them, and its reference takes no integers: ONNX Runtime's."""
+    x = np.asarray([[0, 0], [-7, 2], [1, 6], [2**31 - 1, 2**31 - 1]], np.int32)
+    wanted = {"ReduceLogSum": [-(2**31), -(2**31), 1, 22], "ReduceLogSumExp": [0, 2, 6, 2**31 - 1]}
+    for operator, numbers in wanted.items():
+        model = model_of(helper.make_node(operator, ["x"], ["y"], keepdims=0, axes=[1]), {"x": x}, opset=13)
+        assert built(model, {"x": x})[0].tolist() == numbers, operator

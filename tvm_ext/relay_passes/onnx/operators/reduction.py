@@ -95,10 +95,17 @@ def _of_bools(pen: Pen, axes: list[int]) -> None:
 
 
 def _in_float64(pen: Pen) -> None:
-    """The reduction of integers in float64, cut towards 0: |(3, 5)| = 5.83 is 5, as ONNX's reference has it."""
-    wide = pen.name("wide")
+    """The reduction of integers in float64, cut towards 0: |(3, 5)| = 5.83 is 5.
+
+    What the type cannot hold is its largest number or its lowest; the logarithm of 0 or less is the lowest, as ONNX
+    Runtime has it.
+    """
+    wide, limits = pen.name("wide"), np.iinfo(pen.dtype(pen.x))
+    lowest, largest = (pen.constant(value, np.float64) for value in (limits.min, np.nextafter(limits.max + 1.0, 0)))
     pen.again([pen.cast(pen.x, DOUBLE), *pen.input[1:]], [wide])
-    pen.cast(wide, pen.element_type(pen.x), out=pen.out)
+    above = pen.add("Where", pen.add("Greater", wide, lowest), wide, lowest)  # what is not a number is not greater
+    inside = pen.add("Where", pen.add("Less", above, largest), above, largest)
+    pen.cast(inside, pen.element_type(pen.x), out=pen.out)
 
 
 def _integer_mean(pen: Pen, axes: list[int]) -> None:
