@@ -92,7 +92,7 @@ __all__ = [
     "SBlockRealize",
     "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
     "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal", "call_pure_extern",
-    "convert_onnx_as_stock", "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
+    "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
     "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "dpl",
     "expr_mutator", "expr_visitor", "finalize_device_passes", "gpu_dataflow_lower_passes", "gpu_finalize_passes",
     "gpu_library_dispatch_passes", "gpu_schedule_rules", "has_effects", "import_onnx", "import_onnx_with", "ir",
@@ -320,16 +320,6 @@ def convert_onnx_operator(
 
     converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
     return converter(builder, onnx_frontend.onnx_input(inputs), dict(attributes), [{}, {}])
-
-
-def convert_onnx_as_stock(
-    name: str, builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int
-) -> Expr:
-    """What stock TVM's importer makes of operator ``name`` with these Relax operands."""
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
-    return converter(builder, operands, attributes, [{}, {}])
 
 
 def onnx_operators() -> list[str]:

@@ -116,23 +116,22 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
 
     def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """``indices`` inside ``extents``; with several extents the last axis of ``indices`` has one index into each."""
-        sizes = [int(e) if isinstance(e, int | tirx.IntImm) else None for e in extents]
-        shape = static_shape(indices)
-        user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"
-        if shape is None or None in sizes:
+        if not hasattr(indices.ty.shape, "values"):
             return self._wrapped(indices, extents)
-        known = [size for size in sizes if size is not None]
-        if 0 in known and prod(shape) > 0:
+        shape, sizes = ([_known(extent) for extent in of] for of in (_sizes(indices), extents))
+        user = f"{ONNX_NAMES[name]} on {_describe(data)} by {_describe(indices)}"
+        if 0 in sizes and 0 not in shape and None not in shape:
             raise IndexRangeError(f"{user}: no index is inside an axis of extent 0.", "correct the model")
-        if isinstance(indices, Constant):
-            return _checked_constant(user, indices, known)
-        if prod(shape) == 0 or not known:
+        if isinstance(indices, Constant) and None not in sizes:
+            return _checked_constant(user, indices, [size for size in sizes if size is not None])
+        if 0 in shape or not sizes:
             return indices
         if self.bounds == "wrap":
             return self._wrapped(indices, extents)
         dtype = str(indices.ty.dtype)
-        kernel = check_indices(Checked(shape=shape, dtype=dtype, user=user), known)
-        return self._run(kernel, "check_indices", indices, copy_dtype(dtype))
+        kernel = check_indices(Checked(shape=tuple(shape), dtype=dtype, user=user), sizes)
+        open_extents = [extent for extent, size in zip(extents, sizes, strict=True) if size is None]
+        return self._run(kernel, "check_indices", indices, copy_dtype(dtype), open_extents)
 
     def _wrapped(self, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """Every index modulo its extent."""
@@ -153,10 +152,11 @@ class _Checker(PyExprMutator):  # type: ignore[misc]
         call = self.builder_.call_te(wrap, indices, list(extents), primfunc_name_hint="wrap_indices")
         return self.builder_.emit(call)
 
-    def _run(self, kernel: PrimFunc, hint: str, values: Expr, dtype: str) -> Expr:
+    def _run(self, kernel: PrimFunc, hint: str, values: Expr, dtype: str, extents: Sequence[Expr] = ()) -> Expr:
+        """A check of `values`; `extents` are those of run time, which it takes as further arguments."""
         variable = self.builder_.add_func(kernel, hint)
         result = relax.TensorType(values.ty.shape, dtype)
-        return self.builder_.emit(relax.call_tir(variable, [values], result))
+        return self.builder_.emit(relax.call_tir(variable, [values, *extents], result))
 
     # --- divisors -------------------------------------------------------------------------------------------------
     def _division(self, name: str, call: Call) -> Expr:
@@ -201,6 +201,10 @@ def _at_least_a_step(steps: Expr) -> Expr:
     return te.compute(
         steps.shape, lambda *place: tirx.Select(tirx.EQ(steps(*place), zero), one, steps(*place)), name="T_steps"
     )
+
+
+def _known(extent: int | Expr) -> int | None:
+    return int(extent) if isinstance(extent, int | tirx.IntImm) else None
 
 
 def _is_integer(expr: Expr) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, Buffer, Expr, PrimFunc, SBlock, SBlockRealize, Stmt, StringImm, tirx
+from tvm_ext._tvm import ALREADY_SCHEDULED, Buffer, Expr, PrimFunc, SBlock, SBlockRealize, Stmt, StringImm, Var, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
@@ -25,56 +25,60 @@ _OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A tensor that is looked at: its shape and type, and how an error names the operator that uses it."""
+    """A tensor that is looked at: its shape (None: an extent of run time) and type, and how an error names its user."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
     user: str
 
 
-def check_indices(tensor: Checked, extents: Sequence[int]) -> PrimFunc:
+def check_indices(tensor: Checked, extents: Sequence[int | None]) -> PrimFunc:
     """A kernel (indices, copy): every index is in [-extent, extent), and from 0 in the copy; else an IndexRangeError.
 
-    Of several ``extents`` the i-th is that of the elements at i along the last axis, as GatherND has them.
+    Of several ``extents`` the i-th is that of the elements at i along the last axis, as GatherND has them. Those of
+    run time, None here, are parameters behind the indices.
     """
     count = len(extents)
+    sizes = [Var(f"extent{i}", INDEX_DTYPE) if extent is None else index(extent) for i, extent in enumerate(extents)]
     source, copy = _params(tensor, copy_dtype(tensor.dtype))
     low, high = (tirx.decl_buffer([index(count)], INDEX_DTYPE, name, data_alignment=64) for name in ("low", "high"))
 
-    def look(place: Sequence[Expr], column: Expr, extent: int) -> Stmt:
+    def look(place: Sequence[Expr], column: Expr, size: Expr) -> Stmt:
         value = tirx.Cast(INDEX_DTYPE, load(source, place))
-        inside = tirx.Select(value < index(0), value + index(extent), value)
+        inside = tirx.Select(value < index(0), value + size, value)
         return sequence(
             store(low, tirx.min(load(low, [column]), value), [column]),
             store(high, tirx.max(load(high, [column]), value), [column]),
             store(copy, tirx.Cast(copy_dtype(tensor.dtype), inside), place),
         )
 
-    def judge(position: int, extent: int) -> Stmt:
-        place = [index(position)]
-        inside = tirx.And(load(low, place) >= index(-extent), load(high, place) < index(extent))
+    def judge(position: int, extent: int | None) -> Stmt:
+        place, size = [index(position)], sizes[position]
+        inside = tirx.And(load(low, place) >= index(0) - size, load(high, place) < size)
         axis = f" at position {position} of an index tuple" if count > 1 else ""
-        text = f"{tensor.user}: an index{axis} is outside [{-extent}, {extent - 1}]."
+        allowed = "its axis" if extent is None else f"[{-extent}, {extent - 1}]"
+        text = f"{tensor.user}: an index{axis} is outside {allowed}."
         return _fail_unless(
             inside, IndexRangeError, text, "correct the indices; bounds='wrap' takes them modulo the extent"
         )
 
     def columns(outer: Sequence[Expr]) -> Stmt:
         if count == 1:
-            return look(outer, index(0), extents[0])
-        return sequence(*(look([*outer, index(i)], index(i), extent) for i, extent in enumerate(extents)))
+            return look(outer, index(0), sizes[0])
+        return sequence(*(look([*outer, index(i)], index(i), size) for i, size in enumerate(sizes)))
 
-    loops = tensor.shape if count == 1 else tensor.shape[:-1]
+    loops = source.shape if count == 1 else source.shape[:-1]
     places = [[index(i)] for i in range(count)]
     body = sequence(
         allocate(low),
         allocate(high),
         *(store(low, index(0), place) for place in places),
-        *(store(high, index(0), place) for place in places),
+        *(store(high, index(-1), place) for place in places),
         _loops(loops, columns),
         *(judge(i, extent) for i, extent in enumerate(extents)),
     )
-    return _kernel([source, copy], body, f"looks for indices outside {', '.join(map(str, extents))}")
+    params = [source, *(size for size in sizes if isinstance(size, Var)), copy]
+    return _kernel(params, body, f"looks for indices outside {', '.join(str(size) for size in sizes)}")
 
 
 def check_divisors(tensor: Checked) -> PrimFunc:
@@ -93,7 +97,7 @@ def check_divisors(tensor: Checked) -> PrimFunc:
     body = sequence(
         allocate(zeros),
         store(zeros, tirx.const(0, "int32"), first),
-        _loops(tensor.shape, look),
+        _loops(source.shape, look),
         _fail_unless(
             none, DivisionByZeroError, text, "correct the divisors, or build with bounds='wrap', which never fails"
         ),
@@ -107,14 +111,14 @@ def copy_dtype(dtype: str) -> str:
 
 
 def _params(tensor: Checked, result: str) -> list[Buffer]:
-    shape = [index(size) for size in tensor.shape]
+    shape = [Var(f"size{i}", INDEX_DTYPE) if size is None else index(size) for i, size in enumerate(tensor.shape)]
     return [
         tirx.decl_buffer(shape, dtype, name, data_alignment=int(itemsize_bytes(dtype)))
         for name, dtype in (("values", tensor.dtype), ("checked", result))
     ]
 
 
-def _loops(extents: Sequence[int], body: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
+def _loops(extents: Sequence[Expr], body: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
     return nest(extents, SERIAL, [f"i{axis}" for axis in range(len(extents))], body)
 
 
@@ -125,7 +129,7 @@ def _fail_unless(condition: Expr, error: type[Exception], problem: str, remedy: 
     )
 
 
-def _kernel(params: Sequence[Buffer], body: Stmt, reason: str) -> PrimFunc:
+def _kernel(params: Sequence[Buffer | Var], body: Stmt, reason: str) -> PrimFunc:
     choice = KernelChoice(operator="check", path="check", notes=(reason,), device="cpu")
     attributes = {CHOICE: to_json(choice), ALREADY_SCHEDULED: True, "s_tir": True, "tirx.noalias": True}
     # Stock TVM's passes over graphs expect a block at the root.

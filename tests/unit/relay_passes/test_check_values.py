@@ -133,6 +133,19 @@ def test_modes_that_say_what_becomes_of_an_index_stay(immutable_modules: None) -
         assert_structural_equal(CheckValues("error")(before), before)
 
 
+def test_extents_and_indices_of_run_time_are_checked() -> None:
+    """An index beyond the rows of this run is an error."""
+    rows, count = tvm.tirx.Var("rows", "int64"), tvm.tirx.Var("count", "int64")
+    x, i = relax.Var("x0", relax.TensorType([rows, 3], "float32")), relax.Var("x1", relax.TensorType([count], "int64"))
+    checked = tvm.compile(CheckValues("error")(module_of([x, i], op.take(x, i, axis=0))), "llvm")
+    machine = tvm.relax.VirtualMachine(checked, tvm.cpu())
+    run = lambda data, indices: machine["main"](data, array(indices)).numpy()  # noqa: E731
+    np.testing.assert_array_equal(run(TABLE, [0, -5, 4]), TABLE[[0, 0, 4]])
+    for data, indices in ((TABLE, [0, 5]), (TABLE[:2], [-3]), (TABLE[:0], [0])):
+        with pytest.raises(IndexRangeError, match=r"Gather on x0 \(rowsx3 float32\) by x1 .*: an index is outside"):
+            run(data, indices)
+
+
 def test_gpus_wrap() -> None:
     kernels = relay.build(module(CASES["Gather"][0], TABLE, array([0])), "nvidia-a100").report
     assert "check" not in kernels.path_counts()

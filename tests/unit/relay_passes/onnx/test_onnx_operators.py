@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.support.operator_types.definitions import transposed_convolution, wrapped
+from tests.support.small_models import onnx_model
 from tests.unit.relay_passes.onnx.single_nodes import (
     assert_same,
     built,
@@ -20,7 +22,8 @@ from tests.unit.relay_passes.onnx.single_nodes import (
     floats,
     model_of,
 )
-from tvm_ext.errors import ModelError
+from tvm_ext import relay
+from tvm_ext.errors import IndexRangeError, ModelError
 from tvm_ext.relay_passes.onnx.operators import tables
 
 
@@ -97,7 +100,34 @@ def test_reflections_go_back_and_forth(pads: list[int], axis: int) -> None:
     """Stock TVM reads beyond the tensor where more is reflected than there is."""
     x, constants = np.arange(6, dtype=np.int8).reshape(2, 3), {"pads": np.asarray(pads), "axes": np.asarray([axis])}
     node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"], mode="reflect")
-    check_rewriting(model_of(node, {"x": x}, constants), {"x": x})
+    model = model_of(node, {"x": x}, constants)
+    assert_same(built(model, {"x": x}), ReferenceEvaluator(model).run(None, {"x": x}))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
+def test_pads_of_an_extent_of_run_time(mode: str) -> None:
+    """However few columns there are; of none nothing can be copied, and the run says so."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["found"]),
+        helper.make_node("Cast", ["found"], ["columns"], to=TensorProto.FLOAT),
+        helper.make_node("Pad", ["columns", "pads"], ["y"], mode=mode),
+    ]
+    model = onnx_model(nodes, {"x": [8]}, constants={"pads": np.asarray([3, 7, 0, 9])}, opset=19)
+    mod, params = relay.frontend.from_onnx(model)
+    machine = relay.build(mod, "llvm", params=params).vm(tvm.cpu())
+    for count in (8, 2, 1):
+        x = (np.arange(8) < count).astype(np.float32)
+        np.testing.assert_array_equal(machine["main"](x).numpy(), ReferenceEvaluator(model).run(None, {"x": x})[0])
+    with pytest.raises(IndexRangeError, match=f"by pad_{mode}"):
+        machine["main"](np.zeros(8, np.float32))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
+def test_nothing_is_copied_from_an_axis_without_elements(mode: str) -> None:
+    inputs, constants = {"x": np.ones((2, 0), np.float32)}, {"pads": np.asarray([0, 1, 0, 2])}
+    model = model_of(helper.make_node("Pad", ["x", "pads"], ["y"], mode=mode), inputs, constants, opset=19)
+    with pytest.raises(ModelError, match=r"Pad node .* pads axis 1, which has no elements"):
+        cleaned(model)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.float32])

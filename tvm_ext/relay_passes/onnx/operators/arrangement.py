@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from tvm_ext import _tvm
-from tvm_ext._tvm import BlockBuilder, Expr
+from tvm_ext._tvm import BlockBuilder, Expr, TeTensor
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
 
@@ -96,49 +96,70 @@ def _blocked_shape(pen: Pen) -> tuple[tuple[int, ...], int]:
 
 @rule("Pad")
 def _pad(pen: Pen) -> None:
-    """Reflections of more than the tensor, for which stock TVM reads beyond it; a value that is known at run time."""
+    """Of a value that is known at run time: zeros first, which a selection replaces."""
     given = pen.known_value(1) if pen.opset >= 11 else np.asarray(pen.attribute("pads", ()))
-    mode, value, shape = pen.text("mode", "constant"), pen.operand(2), pen.shape(pen.x)
-    is_late = mode == "constant" and value != "" and value not in pen.constants
-    if given is None or shape is None or (mode != "reflect" and not is_late):
+    shape, rank = pen.shape(pen.x), pen.rank(pen.x)
+    if given is None or rank is None:
         return
-    places = _padded_places(pen, shape, given)
-    if is_late:
-        is_inside = [(at >= 0) & (at < extent) for at, extent in zip(places, shape, strict=True)]
-        zeros, whole = pen.name("zeros"), np.asarray(True)
-        for along in is_inside:
-            whole = np.logical_and.outer(whole, along)
+    axes, value = pen.known_value(3), pen.operand(2)
+    pads = _pads_by_axis(pen, rank, given, range(rank) if axes is None else axes.tolist())
+    if pen.text("mode", "constant") != "constant":
+        for axis, (begin, end) in pads.items():
+            if begin + end > 0 and pen.extent(pen.x, axis) == 0:
+                raise pen.refusal(f"pads axis {axis}, which has no elements", "check the shapes, or pad by a constant")
+    elif shape is not None and value and value not in pen.constants:
+        whole = np.asarray(True)
+        for axis, extent in enumerate(shape):
+            begin, end = pads.get(axis, (0, 0))
+            at = np.arange(-begin, extent + end)
+            whole = np.logical_and.outer(whole, (at >= 0) & (at < extent))
+        zeros = pen.name("zeros")
         pen.again([*pen.input[:2], "", *pen.input[3:]], [zeros])
         pen.add("Where", pen.constant(whole), zeros, value, out=pen.out)
-    elif any(
-        at.size and (at[0] <= -extent or at[-1] > 2 * extent - 2) for at, extent in zip(places, shape, strict=True)
-    ):
-        _reflect(pen, shape, places)
 
 
-def _padded_places(pen: Pen, shape: tuple[int, ...], pads: Array) -> list[Array]:
-    """By axis, the places of the result's elements in the operand: [-1, 0, 1, 2] for a pad of 1 before 3 elements."""
-    rank, axes = len(shape), pen.known_value(3)
-    padded = list(range(rank)) if axes is None else [int(axis) for axis in axes]
-    if pads.size != 2 * len(padded) or any(not -rank <= axis < rank for axis in padded):
-        raise pen.refusal(f"pads the axes {padded} of {list(shape)} by {pads.tolist()}", "give two pads for each axis")
-    begins, ends = np.zeros((2, rank), np.int64)
-    begins[padded], ends[padded] = pads.reshape(2, -1)
-    return [np.arange(-begin, extent + end) for begin, extent, end in zip(begins, shape, ends, strict=True)]
+def _pads_by_axis(pen: Pen, rank: int, pads: Array, axes: Sequence[int]) -> dict[int, tuple[int, int]]:
+    if pads.size != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
+        raise pen.refusal(f"pads {pads.tolist()} at the axes {list(axes)} of {rank}", "give two pads for each axis")
+    return {axis % rank: (int(begin), int(end)) for axis, begin, end in zip(axes, *pads.reshape(2, -1), strict=True)}
 
 
-def _reflect(pen: Pen, shape: tuple[int, ...], places: Sequence[Array]) -> None:
-    """Back and forth: 4 elements reflected before 0 1 2 are 0 1 2 1."""
-    result = pen.x
-    for axis, (at, extent) in enumerate(zip(places, shape, strict=True)):
-        if np.array_equal(at, np.arange(extent)):
-            continue
-        if extent == 0:
-            raise pen.refusal(f"reflects axis {axis}, which has no elements", "check the shapes")
-        period = max(2 * extent - 2, 1)
-        source = np.minimum(at % period, (period - at) % period if extent > 1 else 0)
-        result = pen.add("Gather", result, pen.constant(source, np.int64), axis=axis)
-    pen.give(result)
+@converter("Pad")
+def _pad_by_indices(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
+    """Reflections of more than the tensor, and pads by what an axis of run time holds: a gather along each axis.
+
+    Stock TVM reads beyond the tensor there. (`CheckValues` sees to it that an axis has something to gather.)
+    """
+    mode, result = attributes.get("mode", b"constant").decode(), operands[0]
+    pads = np.asarray(attributes["pads"]) if opset < 11 else operands[1].value.numpy()
+    axes = operands[3].value.numpy() if len(operands) > 3 and operands[3] is not None else range(pads.size // 2)
+    extents = [] if mode == "constant" or result.ty.shape is None else list(result.ty.shape)
+    padded = [(int(axis), *pair) for axis, *pair in zip(axes, *pads.reshape(2, -1).tolist(), strict=True) if any(pair)]
+    if not extents or all(_is_padded_at_once(mode, extents[axis], max(pair)) for axis, *pair in padded):
+        return _tvm.convert_onnx_operator("Pad", builder, operands, attributes, opset)
+    for axis, begin, end in padded:
+
+        def places(extent: Expr, begin: int = begin, end: int = end) -> TeTensor:
+            return _tvm.te.compute([extent + begin + end], lambda at: _source(mode, at - begin, extent), "places")
+
+        index = builder.emit(builder.call_te(places, extents[axis], primfunc_name_hint="places"), f"pad_{mode}")
+        result = builder.emit(_tvm.relax.op.take(result, index, axis=axis))
+    return result
+
+
+def _is_padded_at_once(mode: str, extent: Expr, pad: int) -> bool:
+    return isinstance(extent, _tvm.tirx.IntImm) and (mode != "reflect" or pad < int(extent))
+
+
+def _source(mode: str, at: Expr, extent: Expr) -> Expr:
+    """The element that is copied to place `at`, as counted from the first: reflected, 4 are 2 1 | 0 1 2 3 | 2 1 0 1."""
+    tirx = _tvm.tirx
+    if mode == "edge":
+        return tirx.max(0, tirx.min(at, extent - 1))
+    if mode == "wrap":
+        return tirx.floormod(at, tirx.max(extent, 1))
+    period = tirx.max(2 * extent - 2, 1)
+    return tirx.min(tirx.floormod(at, period), period - tirx.floormod(at, period))
 
 
 @rule("Dropout")
@@ -181,7 +202,7 @@ def _expand(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping
     """
     x, shape = operands
     if isinstance(shape, _tvm.Constant) or not isinstance(shape.ty, _tvm.relax.TensorType) or not shape.ty.shape:
-        return _tvm.convert_onnx_as_stock("Expand", builder, list(operands), attributes, opset)
+        return _tvm.convert_onnx_operator("Expand", builder, operands, attributes, opset)
     own = [getattr(extent, "value", 1) for extent in x.ty.shape] if x.ty.shape else []
     length = int(shape.ty.shape[0])
     if len(own) > length:
@@ -190,7 +211,7 @@ def _expand(builder: BlockBuilder, operands: Sequence[Expr], attributes: Mapping
     least = np.asarray([1] * (length - len(own)) + own, "int64")
     if (least > 1).any():
         shape = builder.emit(_tvm.relax.op.maximum(shape, _tvm.relax.const(least, "int64")))
-    return _tvm.convert_onnx_as_stock("Expand", builder, [x, shape], attributes, opset)
+    return _tvm.convert_onnx_operator("Expand", builder, [x, shape], attributes, opset)
 
 
 @converter("SequenceInsert")
