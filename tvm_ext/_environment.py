@@ -20,7 +20,7 @@ SUPPORTED_VERSIONS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.po
 SUPPORTED_MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 """What `platform.machine()` may answer, in lower case. Vector extensions belong to the target: see device_db."""
 
-_MINIMUM_PYTHON = (3, 10)
+_MINIMUM_PYTHON = (3, 10)  # `requires-python` of pyproject.toml
 
 
 @functools.cache  # importlib.metadata keeps two more tables with each look

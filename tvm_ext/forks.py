@@ -42,8 +42,8 @@ left_behind = False
 _SHORTEST_YIELD_S = 1e-7
 """A `sched_yield` takes no less: 0.27 us on a Zen 5 at 4.5 GHz, most of it the way into the kernel and back."""
 
-_END_WITHIN_S = 5.0
-_POLL_S = 0.1
+_END_WITHIN_S = 5.0  # a choice: a child that Python's end does not end within it is ended by a signal
+_POLL_S = 0.1  # a choice: how late a thread notices that its process was forked meanwhile
 _BUSY_STATES = "RD"  # of proc(5): running, and waiting for a page
 _BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
 

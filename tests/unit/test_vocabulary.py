@@ -104,3 +104,59 @@ def test_a_pass_takes_a_module_and_gives_one() -> None:
         taken = [ast.unparse(item.annotation) for item in node.args.args if item.annotation is not None]
         assert taken == ["IRModule", "PassContext"], f"{name}: {node.name} takes {taken}"
         assert node.returns is not None and ast.unparse(node.returns) == "IRModule", name
+
+
+_COLLECTIONS = ("range", "min", "max", "tuple", "set", "frozenset")
+"""Calls whose arguments are numbers. Those of a record stand beside the names of their fields."""
+
+
+def _numeric(value: ast.expr) -> bool:
+    """Whether ``value`` is a number that is written out, arithmetic with one, or a collection of such."""
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, int | float) and not isinstance(value.value, bool)
+    if isinstance(value, ast.UnaryOp):
+        return _numeric(value.operand)
+    if isinstance(value, ast.BinOp):
+        return _numeric(value.left) or _numeric(value.right)
+    if isinstance(value, ast.Dict):
+        return any(map(_numeric, value.values))
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in _COLLECTIONS and any(map(_numeric, value.args))
+    return isinstance(value, ast.Tuple | ast.List | ast.Set) and any(map(_numeric, value.elts))
+
+
+def _numbers_without_a_source(text: str, tree: ast.Module) -> Iterator[str]:
+    """Constants of a module without a comment beside or above them or a string below: where the number comes from.
+
+    A comment is above all assignments that follow without an empty line.
+    """
+    lines, body = text.splitlines(), tree.body
+    assignments = [node for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    said_in = {node.lineno for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    for node in assignments:
+        assert node.value is not None and node.end_lineno is not None
+        first = node.lineno - 1
+        while first and lines[first - 1].strip():
+            first -= 1
+        above = any(line.startswith("#") for line in lines[first : node.lineno - 1])
+        beside = any("#" in line for line in lines[node.lineno - 1 : node.end_lineno])
+        if _numeric(node.value) and not above and not beside and node.end_lineno + 1 not in said_in:
+            yield ast.unparse(node)
+
+
+def test_numbers_say_where_they_come_from() -> None:
+    bare = {name: _numbers_without_a_source(path.read_text("utf-8"), parsed(path)) for name, path in SOURCES.items()}
+    assert [(name, number) for name, numbers in bare.items() for number in numbers] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("LIMIT = 8\nSHARE: float = -0.5\nSIDES = (16, 2**4)\nA, B = range(2)\nUNITS = {'s': 1.0}", 5),
+        ("LIMIT = 8\n'''Of a warp.'''\nSHARE = 0.5  # a choice\n# Tiles.\nROWS = (1, 2)\nCOLUMNS = [4]", 0),
+        ("# Of others.\n\nLIMIT = 8", 1),
+        ("NAME = 'x'\nON = True\nROW = Row(1)\nEMPTY = ()\ndef f():\n    x = 1", 0),
+    ],
+)
+def test_numbers_without_a_source_are_found(source: str, count: int) -> None:
+    assert len(list(_numbers_without_a_source(source, ast.parse(source)))) == count

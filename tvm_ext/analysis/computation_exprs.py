@@ -11,6 +11,7 @@ from .computations import Computation, dtype_of, replace_loads, static_shape
 from .tensor_expr import Access, Axis, FusedComputation, LinearIndex, TensorExpr
 
 SUB_BYTE_BITS = {"int4": 4, "uint4": 4, "bool": 8}
+"""As LLVM stores them: two of four bits in a byte, a truth value in one."""
 
 
 def linear_index(index: Expr, variables: Sequence[Var], names: Sequence[str]) -> LinearIndex | None:

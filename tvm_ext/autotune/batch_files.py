@@ -25,7 +25,7 @@ from .refused import RefusedRecord
 from .turns import BatchEntry
 
 BATCH, RESULTS, REFUSED = "batch.json", "results.json", "refused.txt"
-MOST_RESULT_BYTES = 1 << 26
+MOST_RESULT_BYTES = 1 << 26  # a choice: far more than any batch has, yet no memory is exhausted by a damaged file
 MOST_REFUSAL = 500
 """Characters of the reason that whoever waits for a batch reads."""
 

@@ -30,7 +30,7 @@ from .worker_process import WorkerDied, WorkerProcess
 CompileJob = Callable[[KernelJob], bytes]
 Built = bytes | Failure
 
-BUILD_LIMIT_S = 60.0
+BUILD_LIMIT_S = 60.0  # a choice: a kernel takes seconds to compile; what takes a minute hangs
 
 
 class KernelBuilder(Protocol):

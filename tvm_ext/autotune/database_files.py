@@ -30,8 +30,8 @@ LINES_SCHEMA = 1
 TRIALS = "trials"
 """In a line of a base: several trials of one workload, whose text is then there once."""
 
-MOST_LINE_BYTES = 16 << 20
-MOST_TRIALS = 10_000
+MOST_LINE_BYTES = 16 << 20  # a choice: above any record; bounds what is read of a damaged file
+MOST_TRIALS = 10_000  # a choice: above any search; bounds what one line may hold
 _SQLITE = b"SQLite format 3\0"
 
 

@@ -30,7 +30,7 @@ TABLES = (
 )
 """Of version `SCHEMA`. A ``record`` is a `MeasuredWorkload` or a `Trial` as JSON; ``key``, ``identity`` are digests."""
 
-_RETRY_S = 0.01
+_RETRY_S = 0.01  # a choice: a writer holds the file for milliseconds
 
 
 @contextlib.contextmanager

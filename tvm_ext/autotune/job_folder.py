@@ -41,7 +41,7 @@ from .batch_files import (
 from .runners import IsolatedRunner
 from .turns import Artifact, BatchEntry, DeviceLost
 
-POLL_S = 0.2
+POLL_S = 0.2  # a choice: short against a batch, long against listing a folder
 
 
 class FolderRunner:

@@ -50,9 +50,9 @@ LONG_RUN_S = 0.3
 CONFIGURE_POOL, BIG_CORES = "runtime.config_threadpool", 1
 """TVM's function, and ThreadGroup::AffinityMode::kBig, what a pool starts with."""
 
-MOST_RUNS = 100_000
-CLOCK_TRIES = 3
-CLOCK_SLACK_S = 0.001
+MOST_RUNS = 100_000  # a choice: bounds the runs of a sample whose kernel is faster than the clock tells
+CLOCK_TRIES = 3  # a choice: a clock that is wrong so often is not trusted
+CLOCK_SLACK_S = 0.001  # a choice: what the host's clock may lag behind the device's sum
 
 
 class KernelError(Exception):

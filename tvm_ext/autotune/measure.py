@@ -28,16 +28,16 @@ from .builders import Built, KernelBuilder, LocalBuilder, outcome_of, written
 from .runners import FixedFleet, Fleet, IsolatedRunner, KernelRunner
 from .turns import Artifact, BatchEntry, DeviceLost
 
-BATCH = 8
+BATCH = 8  # a choice, that of `session.BATCH`
 PATIENCE_S = 30.0
 """So long a run goes on without any device before it gives up."""
 
 MOST_LOSSES = 3
 """So often a kernel may lose its device before it is given up: it may be why they go away."""
 
-NOTED_DRIFT = 0.05
-MOST_RUNNERS = 256
-_TICK_S = 0.5
+NOTED_DRIFT = 0.05  # a choice: what a report says of the reference's time from batch to batch
+MOST_RUNNERS = 256  # a choice: threads that may wait for devices at once; bounds a process's threads
+_TICK_S = 0.5  # a choice: how late a lost device or an interrupt may be noticed
 
 Measured = tuple[KernelJob, Trial]
 

@@ -25,7 +25,7 @@ WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 _FAILED_S = 1e9
 """MetaSchedule writes 1e10 seconds for a candidate that did not build or run."""
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20  # a choice: above the files of long searches; bounds the memory that reading takes
 
 Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 

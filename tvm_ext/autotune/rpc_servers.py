@@ -28,8 +28,8 @@ from tvm_ext.errors import MeasurementError, TvmExtError
 from .tracker import Tracker
 
 LOOPBACK = "127.0.0.1"
-_LOOK_EVERY_S = 0.2
-_GRACE_S = 1.0
+_LOOK_EVERY_S = 0.2  # a choice: how late the end of a session is noticed
+_GRACE_S = 1.0  # a choice: what closing a session may take; one that takes longer is killed
 _LOG = logging.getLogger("tvm_ext.rpc")
 
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 SESSION_S = 120.0
 """A session is renewed before it is as old: where a kernel hangs, a stock server waits until it is."""
 
-SERVER_WAIT_S = SESSION_S + 20.0
-RELEASE_LIMIT_S = 10.0
-OPEN_LIMIT_S = SERVER_WAIT_S + 60.0
-POLL_S = 1.0
+SERVER_WAIT_S = SESSION_S + 20.0  # a choice: a hanging session has ended by then, and its server has begun anew
+RELEASE_LIMIT_S = 10.0  # a choice: closing a session takes milliseconds
+OPEN_LIMIT_S = SERVER_WAIT_S + 60.0  # a choice: waiting for a server, and importing TVM on a slow device
+POLL_S = 1.0  # a choice: the tracker is asked at most so often
 
 
 AnyWorker: TypeAlias = "WorkerProcess | KernelWorker"

@@ -18,8 +18,8 @@ from .batches import spread
 from .cost_model import TileCostModel
 from .spaces import CandidateType, KernelSpace, SpaceCandidate
 
-CHAINS = 128
-STEPS = 150
+CHAINS = 128  # AutoTVM's ``parallel_size`` of simulated annealing, the searcher that ALCOP takes over (§4.3)
+STEPS = 150  # a choice: AutoTVM's ``n_iter`` is 500
 HOT = 0.3
 """Temperature at the start, in logarithms of throughput: a step to a candidate 26 % slower is taken in one of e."""
 AnySpace = KernelSpace[SpaceCandidate]

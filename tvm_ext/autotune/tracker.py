@@ -15,8 +15,8 @@ from typing import Any
 from tvm_ext._tvm import RPC_TRACKER_MAGIC, RpcCode
 from tvm_ext.errors import MeasurementError, OptionError
 
-MOST_REPLY_BYTES = 1 << 20
-PATIENCE_S = 5.0
+MOST_REPLY_BYTES = 1 << 20  # a choice: above any summary; bounds what a foreign server can make us hold
+PATIENCE_S = 5.0  # a choice: a tracker answers in milliseconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tvm_ext.records.kernel_job import Failure, KernelJob, TimingPlan
 
 from .kernel_host import KernelError
 
-NORMAL_95 = 1.96
+NORMAL_95 = 1.96  # the normal distribution's quantile of 97.5 %: two sides of a 95 % interval
 MOST_CRASHES = 2
 """A kernel that crashes a process in which others were loaded may be their victim: it is tried once more, first."""
 

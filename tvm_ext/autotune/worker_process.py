@@ -24,7 +24,7 @@ START_LIMIT_S = 120.0
 """Importing TVM takes a second; on a machine that swaps, far longer."""
 
 _CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from tvm_ext.autotune.kernel_worker import main; "
-_SHOWN_CHARACTERS = 300
+_SHOWN_CHARACTERS = 300  # a choice: of a worker's last words, what an error message shows
 
 
 class WorkerDied(Exception):  # noqa: N818 - what happened, not an error of ours

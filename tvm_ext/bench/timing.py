@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-SETTLE_STEP_S = 0.01
+SETTLE_STEP_S = 0.01  # a choice: a tenth of it is the least processor time that counts as working
 SETTLE_LIMIT_S = 2.0
 """Between turns the process is left alone until it uses no processor time, at most this long. Worker threads spin for
 a while after the last parallel region, waiting for the next: TVM's for about 160 ms of processor time, ONNX Runtime's

@@ -89,7 +89,7 @@ def _floats(
     )  # fmt: skip
 
 
-_FLOAT16 = ((LDMATRIX_SINCE, (16, 8, 8)), _HALVES)
+_FLOAT16 = ((LDMATRIX_SINCE, (16, 8, 8)), _HALVES)  # of mma.sync (PTX ISA)
 _NARROW = ("float16", "bfloat16")
 MULTIPLIERS: Mapping[str, Multiplier] = MappingProxyType(
     {

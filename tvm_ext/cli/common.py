@@ -97,7 +97,7 @@ def _load_array(path: str) -> Any:
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 and the signal's number."""
 
-_TIME_TO_REACT_S = 0.5
+_TIME_TO_REACT_S = 0.5  # a choice: Python's own handler of Ctrl-C acts within it, unless native code is running
 
 
 class Interrupts:

@@ -184,7 +184,7 @@ def _summary(opened: MeasurementDatabase, key: str, workload: MeasuredWorkload) 
     }
 
 
-_SHOWN = 60
+_SHOWN = 60  # a choice: characters of a structure in a table of 120 columns
 
 
 def _line(row: Summary) -> str:

@@ -15,7 +15,7 @@ from tvm_ext.reports.text import format_time
 
 from .explain import AnchorExplanation, Explanation
 
-_KIBI, _MEBI = 1024, 1024 * 1024
+_KIBI, _MEBI = 1024, 1024 * 1024  # bytes, by definition (IEC 80000-13)
 
 
 def render(explanation: Explanation, device: DeviceSpec, alternatives: int) -> Iterator[RenderableType]:

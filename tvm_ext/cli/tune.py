@@ -16,7 +16,7 @@ from .common import load_model, output_console, parse_shapes, progress_bar
 if TYPE_CHECKING:
     from tvm_ext.records.tuned import TuningStatus
 
-DEFAULT_TRIALS = 200
+DEFAULT_TRIALS = 200  # a choice: a search of minutes
 
 
 def tune(

@@ -35,6 +35,7 @@ ASYNCHRONOUS_TILE_RATE = 0.8
 """The same by cp.async: what a product of 4096 x 4096 x 4096 halves at 80 % of an A100's peak asks for."""
 
 TILE_ROWS, WIDEST_TILE_COLUMNS, NARROWEST_TILE_COLUMNS = 128, 128, 32
+"""A choice: of one usual template; narrow products get narrower tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .register_tiles import PORT_OVERLAP, overlapped
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = 4  # of float32, what attention's kernels compute in
 EXP_OPERATIONS = 20
 """Vector instructions of the softmax per register of scores: exp is 16 of them; maximum, difference, sum, mask."""
 
@@ -42,10 +42,12 @@ COPY_CYCLES, TURNED_COPY_CYCLES = 1, 3
 """Cycles of a core per element that a transpose moves: rows of features as they are, or one element at a time."""
 
 CALL_SECONDS = 2e-6
-"""What calling one more kernel takes, with a tensor for its result: 1.5 to 3 us by the VirtualMachine."""
+"""What calling one more kernel takes, with a tensor for its result: 1.5 to 3 us by the VirtualMachine
+(Cascade Lake)."""
 
 KERNEL_SHARE = 0.7
-"""Share of the pipes' time that the kernel's cycles come to: 91 of 158 GFLOP/s where 86 % are the most."""
+"""Share of the pipes' time that the kernel's cycles come to: 91 of 158 GFLOP/s where 86 % are the most
+(one core of a Cascade Lake)."""
 
 MOST_QUERY_VECTORS = 4
 """More registers of queries than this leave fewer than six rows for the accumulators of 32."""

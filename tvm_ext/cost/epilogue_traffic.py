@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 
-US_PER_S = 1e6
-BYTES_PER_GB = 1e9
+US_PER_S = 1e6  # units, by definition
+BYTES_PER_GB = 1e9  # likewise
 CACHED_SHARE = 0.5
 """Share of a GPU's L2 cache up to which a tensor is taken to stay there until it is read."""
 

@@ -35,6 +35,7 @@ from .gpu_chain import (
     predict_chain,
 )
 
+# A choice: what is looked at with matrix units, powers of two that whole fragments fill.
 ROWS = (16, 32, 64, 128, 256)
 WARPS = (1, 2, 4, 8)
 WARP_ROWS = (16, 32, 48, 64)
@@ -45,6 +46,7 @@ ADDRESS_REGISTERS = 44
 
 VECTOR = VECTOR_BYTES // REGISTER_BYTES
 """Floats that a thread of the vector units reads at a time."""
+# A choice: what is looked at with vector units, powers of two that divide a block's threads.
 THREADS_ACROSS = (1, 2, 4, 8, 16, 32)
 THREADS = (64, 128, 256)
 THREAD_ROWS = (1, 2, 4, 8)

@@ -28,7 +28,7 @@ from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
 
-ACCUMULATOR_BYTES = 4
+ACCUMULATOR_BYTES = 4  # of float32, which the matrix units of halves add up in
 SPARE_REGISTERS = 8
 """What ptxas may need beyond the plan: 5 blocks of 192 threads leave 64 registers each, not the 68 that are planned."""
 

@@ -31,12 +31,12 @@ from tvm_ext.support.quantities import anywhere, chosen, most_that, whole_quotie
 from .access_table import Shape, access_table, is_columns, loop_order, unmoved_inputs, vector_lanes
 from .register_tiles import RegisterTiles, overlapped
 
-REPORTED_UNITS_PER_G = 1e9
+REPORTED_UNITS_PER_G = 1e9  # units, by definition
 
 MEMORY_OVERLAP = 3
 """How nearly a CPU's computation and the loads of its caches run at once: t1, t2 take (t1**3 + t2**3) ** (1/3).
 
-Loads from L2 that take half as long as the arithmetic add 4 %, as long 26 %. Measured: docs/roller.md.
+Loads from L2 that take half as long as the arithmetic add 4 %, as long 26 %. Measured on a Zen 5: docs/roller.md.
 """
 
 

@@ -8,8 +8,8 @@ from tvm_ext.support.quantities import Quantity, chosen, larger, smaller, whole_
 ADDRESS_REGISTERS = 40
 """Registers of a thread beside accumulators and fragments: addresses, copies under way. ptxas: 30 to 45."""
 
-MAX_GROUP = 16
-MIN_UNEVEN_GAIN = 1.1
+MAX_GROUP = 16  # a choice: bounds the groups of blocks that are looked at
+MIN_UNEVEN_GAIN = 1.1  # a choice: groups that leave a rest need index arithmetic, and a gain that outweighs it
 
 
 def fragment_bytes(warp_rows: Quantity, warp_columns: Quantity, step: int, itemsize: int) -> Quantity:

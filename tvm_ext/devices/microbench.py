@@ -23,8 +23,8 @@ from tvm_ext.support.shared_library import load_library
 
 from .cpu_measurement import CpuMeasurement
 
-REPEATS = 20
-MOST_ROUNDS = 6
+REPEATS = 20  # a choice: runs of one benchmark; the fastest counts
+MOST_ROUNDS = 6  # a choice: two rounds agree on a quiet machine; a busy one is given up after so many
 LAUNCHES = 100  # in one run of empty regions
 TARGET_SECONDS = 3e-3  # of one run: long against the timer, short against the scheduler's patience with a second thread
 LIMIT_SECONDS = 15.0

@@ -18,7 +18,7 @@ from .rows import cpus
 from .rows.cpus import Isa
 from .rows.microarchitectures import microarchitecture_of
 
-_SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024
+_SMALLEST_DRAM_BUFFER = 64 * 1024 * 1024  # a choice: where a row's last cache is small or unknown, far beyond it
 _LARGEST_DRAM_BUFFER = 256 * 1024 * 1024  # of memory taken for the measurement, over all cores
 
 

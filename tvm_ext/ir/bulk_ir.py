@@ -15,11 +15,11 @@ from tvm_ext.analysis.computations import dtype_of
 
 from .build_ir import cast_to, index
 
-MBARRIER_BYTES = 8
+MBARRIER_BYTES = 8  # size and alignment (PTX ISA, "mbarrier object")
 BULK_BYTES = 16
 """Size and both addresses of a bulk copy are multiples of this (PTX ISA, "cp.async.bulk")."""
 
-_NO_ACCESS = 0
+_NO_ACCESS = 0  # tvm_access_ptr's mask: neither read nor written, which other passes would have to follow
 
 
 def mbarrier_buffer(count: int, name: str, scope: str) -> Buffer:

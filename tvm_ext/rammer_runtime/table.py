@@ -41,8 +41,8 @@ from dataclasses import dataclass, replace
 from tvm_ext.records.rtasks import Waits
 
 MAGIC = b"tvmxRAM\n"
-VERSION = 1
-_ARENA = 0xFFFFFFFF
+VERSION = 1  # of the tables' format; `csrc/rammer` refuses others
+_ARENA = 0xFFFFFFFF  # no index of an argument
 _HEADER = struct.Struct("<8sIIQ")
 
 

@@ -29,8 +29,8 @@ FINAL_FAILURES: tuple[TrialOutcome, ...] = ("wrong", "compile_failed", "launch_f
 
 MOST_TEXT = 1 << 22
 """Characters of a structure or a configuration: a TIR module with its constants left out takes a hundredth of that."""
-MOST_REASON = 4000
-MOST_SAMPLES = 10_000
+MOST_REASON = 4000  # a choice: characters; a compiler's last words, not its whole log
+MOST_SAMPLES = 10_000  # a choice: bounds what one record may hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ TICKET, MARK, ARRIVED, CHOSEN = range(4)
 taken for one constant; blocks that have begun, and whether they found all others there (`ir.device_sync.settle`). A
 counter for each operator follows, and for each block how many runs it has ended."""
 
-HEAD_WORDS = 4
+HEAD_WORDS = 4  # of the four above
 NOT_CHOSEN = -1
 """What is in `CHOSEN` before the first run."""
 
@@ -29,7 +29,7 @@ BODY, OPERANDS, BEGIN, END, FIRST_WAIT, LAST_WAIT, COUNTER = range(7)
 """The words of an entry: which body; where its operands' places begin; rTasks ``BEGIN`` to ``END`` - 1; its waits, from
 ``FIRST_WAIT`` to behind ``LAST_WAIT``; the counter that it adds 1 to when it has ended."""
 
-ENTRY_WORDS = 8
+ENTRY_WORDS = 8  # a power of two, so that no division finds an entry: seven words and one that is empty
 WAIT_WORDS = 2
 """A counter, and what every run adds to it."""
 

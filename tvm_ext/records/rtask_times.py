@@ -12,7 +12,7 @@ from .rammer import RammerRecord, RegionRecord, joined_entries
 from .rtask_plan import KernelCode
 from .rtasks import RTaskGraph, RTaskSchedule
 
-_MOST_SAMPLES = min(100, MOST_SAMPLES)
+_MOST_SAMPLES = min(100, MOST_SAMPLES)  # a choice: enough for a quantile of the fastest half
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ MOST_COUNT = 2**31 - 1
 LEAST_TASK_S, MOST_SECONDS = 1e-12, 1e6
 """A picosecond and eleven days: what is shorter or longer is no time that was measured or modelled."""
 
-_NO_WAITS = -1
+_NO_WAITS = -1  # no index of a list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from tvm_ext.errors import OptionError
 TuneLike: TypeAlias = "int | str | datetime.timedelta"
 """What ``relay.build(tune=...)`` takes: a number of trials, or a time: ``"120s"``, ``"5min"``, ``"1h"``, timedelta."""
 
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # units, by definition
 _TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|min|h)\s*", re.ASCII)
-MOST_TRIALS, MOST_SECONDS = 1_000_000, 30 * 86_400.0
+MOST_TRIALS, MOST_SECONDS = 1_000_000, 30 * 86_400.0  # a choice: bounds what a typing error asks for, a month at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,8 @@ from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule, Sche
 from .text import format_time
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1100, 76, 56, 34, 40
-_TALLEST, _LOWEST, _MOST_HEIGHT = 26.0, 2.0, 720.0
+"""A choice: pixels of the picture and its margins, for labels of a dozen characters."""
+_TALLEST, _LOWEST, _MOST_HEIGHT = 26.0, 2.0, 720.0  # a choice: pixels of a row, and of all rows of a screen
 _APART = 8.0
 """Pixels: rows less tall than this have no gap between them."""
 _COLOURS = 8

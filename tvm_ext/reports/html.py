@@ -12,8 +12,8 @@ from .svg import points, roofline
 from .text import by_time, code_summary, cutlass_lines, format_time
 from .tuning import tuning_section
 
-_SHOWN_OPERATORS = 25
-_SHOWN_PASSES = 15
+_SHOWN_OPERATORS = 25  # a choice: a screen of rows; JSON has all
+_SHOWN_PASSES = 15  # a choice, likewise
 _PATHS = {
     "rtile": "in tiles, after Roller",
     "rows": "row by row",

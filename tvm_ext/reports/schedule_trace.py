@@ -14,7 +14,7 @@ from tvm_ext.cost.schedule_simulator import TimedEntry, simulate
 from tvm_ext.records.rammer import RammerRecord, RegionRecord
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, RTaskSchedule
 
-_MOST_ARROWS = 20_000
+_MOST_ARROWS = 20_000  # a choice: bounds the size of the file that a browser opens
 
 Event = dict[str, "str | int | float | dict[str, str | int]"]
 

@@ -11,7 +11,7 @@ from .record import BuildRecord
 from .schedule_trace import region_runs
 from .text import format_time, rammer_lines
 
-_SHOWN = 6
+_SHOWN = 6  # a choice: pictures of a page
 
 
 def section(report: BuildRecord) -> str:

@@ -12,8 +12,9 @@ from .record import BuildRecord, Ceiling, OperatorReport
 from .text import format_time
 
 _WIDTH, _HEIGHT = 1100, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 20, 50
-_LABELLED_POINTS = 8
+"""A choice: pixels of the picture."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 20, 50  # margins: room for the labels of axes
+_LABELLED_POINTS = 8  # a choice: so many labels do not hide each other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

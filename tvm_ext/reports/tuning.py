@@ -10,9 +10,9 @@ from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningRecord
 
 from .text import format_time
 
-_WIDTH, _HEIGHT = 1100, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 190, 20, 50
-_TICKS = 6
+_WIDTH, _HEIGHT = 1100, 360  # a choice: pixels of the picture
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 190, 20, 50  # margins; the right one holds names
+_TICKS = 6  # a choice: lines across, about
 
 Scale = Callable[[float], float]
 

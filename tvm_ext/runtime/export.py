@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tvm_ext._tvm import Executable, Module
 
 METADATA_FUNCTION = "tvm_ext_metadata"
-_PIECE_LENGTH = 1000
-_SHOWN_LINES = 15
+_PIECE_LENGTH = 1000  # a choice: characters of one string literal; C++ compilers need not take more than 65,536
+_SHOWN_LINES = 15  # a choice: of a linker's last words
 _REPLACED = "copy the file before it is replaced, or export the model where it was built"
 
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
@@ -31,7 +31,7 @@ _ELF_HEADER = struct.Struct("<40xQ10xHH2x")
 _SEAL = b"\ntvm_ext library, SHA-256 of what precedes: "
 _SEAL_BYTES = len(_SEAL) + 64 + 1
 """An exported library ends in `_SEAL`, the digest in hexadecimal and a newline, behind what loaders look at."""
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20  # a choice: bytes read at a time
 
 _METADATA_SOURCE = """
 #include <tvm/ffi/c_api.h>

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tvm_ext.errors import CompileError
 
-_SHOWN_LINES = 8
-_TIME_TO_CLEAN_UP_S = 0.5
+_SHOWN_LINES = 8  # a choice: of what a tool says is wrong
+_TIME_TO_CLEAN_UP_S = 0.5  # a choice: for temporary files, between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 from .arrays import Array
 
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""IEEE 754: half a unit in the last place; bfloat16: 8 bits of precision."""
 
 ROUNDOFF_FACTORS = {"float64": (2.0, 16.0), "float32": (2.0, 16.0), "float16": (0.5, 3.0), "bfloat16": (0.5, 3.0)}
 """(a, b) of `allowed_error`, three times what is observed. In single precision b covers the polynomials of exp, tanh

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 CONSTANT_SCOPES = re.compile(rb"Warning: Scope (Saving|Loaded):")
 """One such line per constant, written while an executable is saved or loaded."""
 
-_ERROR_STREAM = 2
+_ERROR_STREAM = 2  # POSIX: STDERR_FILENO
 
 
 @contextlib.contextmanager

@@ -18,13 +18,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-MAGIC = 0xBA55ED50
+MAGIC = 0xBA55ED50  # as CUDA 13's own tool writes it
 HEADER = struct.Struct("<IHHQ")
 IMAGE = struct.Struct("<HHIQIIHHI8xQ16x")
-_IMAGE_VERSION = 0x0101
+_IMAGE_VERSION = 0x0101  # as CUDA 13's own tool writes it
 _ELF_FORMAT = (8, 1)  # minor, major; as CUDA 13's own tool writes it
-_FLAGS_64_BIT_LINUX = 0x11
-_ALIGNMENT = 8
+_FLAGS_64_BIT_LINUX = 0x11  # as CUDA 13's own tool writes it
+_ALIGNMENT = 8  # bytes; an ELF file of 64 bits begins there
 
 
 def write_fatbin(cubins: Sequence[tuple[int, bytes]]) -> bytes:

@@ -35,7 +35,7 @@ from .remedies import INSTALL_CUDA, NVCC, NVRTC
 
 SCHEMA = 1  # of what the cache keeps
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
-_QUERY_TIME_LIMIT_S = 20.0
+_QUERY_TIME_LIMIT_S = 20.0  # a choice: nvcc says its version in milliseconds
 
 Output = Literal["fatbin", "object"]
 """What nvcc makes: machine code of the kernels alone, or an object file with the host code that starts them as well."""

@@ -34,8 +34,8 @@ from .cutlass_toolchain import TemplateCompiler
 from .remedies import HOST
 from .sample_runner import WORKER, SampleRunner
 
-_LINK_LIMIT_S = 60.0
-_DEVICE_LIMIT_S = 30.0
+_LINK_LIMIT_S = 60.0  # a choice: linking takes a second
+_DEVICE_LIMIT_S = 30.0  # a choice: starting CUDA takes a second or two
 
 
 def sample_versions() -> Versions:

@@ -45,7 +45,7 @@ APART = "#include <cutlass/conv/kernel/conv_universal.hpp>"
 """What no matrix product is compiled beside: this header says what a convolution's universal GEMM is, and so, of any
 problem shape, does the matrix products' own (CUTLASS 4.2: "more than one partial specialization matches")."""
 
-_LINK_TIME_LIMIT_S = 60.0
+_LINK_TIME_LIMIT_S = 60.0  # a choice: linking takes a second
 _RUNTIME = "libcudart_static.a"
 
 

@@ -25,7 +25,7 @@ from .remedies import AMD_LINKER
 _BITCODE = "tvm_callback_rocm_bitcode_path"
 _LINK = "tvm_callback_rocm_link"
 _LINKERS = ("ld.lld", *(f"ld.lld-{major}" for major in range(22, 13, -1)), "/opt/rocm/llvm/bin/ld.lld")
-_TIME_LIMIT_S = 60.0
+_TIME_LIMIT_S = 60.0  # a choice: linking takes a second
 _UNDEFINED = re.compile(r"undefined symbol: (\S+)")
 _stock: dict[str, Any] = {}
 

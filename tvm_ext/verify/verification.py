@@ -311,7 +311,7 @@ def to_json(result: Verification) -> str:
     )
 
 
-STATEMENT_COLUMNS = 90
+STATEMENT_COLUMNS = 90  # a choice: a statement on one line of a terminal
 
 
 # --- showing ------------------------------------------------------------------------------------------------------

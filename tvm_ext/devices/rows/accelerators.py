@@ -36,6 +36,7 @@ CHIP_BENCHMARKER = "chanzhennan/ChipBenchmarker, measured"
 SHARED_ARITHMETIC = "units x 32 banks x 4 bytes x boost clock"
 AS_V100 = f"{PAPER} gives 96 for V100 and K80; taken over (the hardware limit is 255)"
 MATRIX_BUDGET = f"{ARTIFACT_A100}: accumulators and fragments of a warp's 64 x 64 are 160, addresses some 40 more"
+# What no table says: each number with the source that the facts of the rows give.
 LAUNCH = "assumed: from one kernel of a stream to the next that waits for it; of the order of 1 to 5 us everywhere"
 LAUNCH_US = 2.0
 DISPATCH = "assumed: a read of the schedule from the L2 cache, which the rTask before it hides in part"

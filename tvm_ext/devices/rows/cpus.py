@@ -116,14 +116,15 @@ SSE2 = Isa(
     latency_source="Nehalem: the addition that a chain of accumulations waits for takes 3, Skylake's takes 4",
 )
 X86_ISAS = (AVX512, AVX2, SSE2)  # best first; every x86-64 has the last
-LAUNCH_OVERHEAD_US = 0.7
+LAUNCH_OVERHEAD_US = 0.7  # as `LAUNCH_SOURCE` says
 LAUNCH_SOURCE = (
     "an empty region on this package's threads, measured on two cores of an EPYC (Zen 4); of more cores assumed"
 )
+# Assumed of all CPUs; the facts of `cpu_spec` say what of.
 DISPATCH_NS = 100.0
 HANDOFF_NS = 300.0
-DRAM_GB_PER_S_PER_CORE = 12.0
-DEFAULT_LINE_BYTES = 64
+DRAM_GB_PER_S_PER_CORE = 12.0  # until a machine is known or measured: a channel or less of DDR4
+DEFAULT_LINE_BYTES = 64  # of x86-64 and of most AArch64 cores, where the system does not say
 PAGE_BYTES = 4096
 
 

@@ -12,7 +12,7 @@ from ..hal import Fact
 CUDA_GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 CALCULATOR = "NVIDIA's occupancy calculator (cuda_occupancy.h, CUDA 13.0)"
 TUNING_GUIDES = "NVIDIA Ampere and Hopper tuning guides: 1 KiB reserved for each block"
-KIB = 1024
+KIB = 1024  # bytes, by definition (IEC 80000-13)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ..hal import DeviceSpec
 from .cpus import AVX2, AVX512, CPU_AVX2, CPU_AVX512, INTEL_MANUAL, NEON, CpuShape, Isa, cpu_spec, llvm_target
 
-KIB, MIB = 1024, 1024 * 1024
+KIB, MIB = 1024, 1024 * 1024  # bytes, by definition (IEC 80000-13)
 MEASURED = "measured under KVM"
 AMD_GUIDE = "AMD Software Optimization Guide of the family"
 ARM_GUIDE = "Arm Software Optimization Guide of the core"

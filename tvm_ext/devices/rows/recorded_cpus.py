@@ -12,7 +12,7 @@ from ..cpu_measurement import CpuMeasurement, with_measurement
 from ..hal import DeviceSpec
 from .cpus import AVX2, AVX512, Code, CpuShape, Isa, cpu_spec, llvm_target
 
-KIB, MIB = 1024, 1024 * 1024
+KIB, MIB = 1024, 1024 * 1024  # bytes, by definition (IEC 80000-13)
 WIDE: Code = {"mcpu": "x86-64-v4", "mattr": ("-prefer-256-bit",)}
 NARROW: Code = {"mcpu": "x86-64-v3"}
 

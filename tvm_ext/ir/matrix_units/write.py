@@ -237,7 +237,7 @@ def _write_pair(
     return sequence(allocate(piece), exchanged(0), exchanged(1), stored)
 
 
-ALL_LANES = 0xFFFFFFFF
+ALL_LANES = 0xFFFFFFFF  # the 32 lanes of a warp, a bit each (PTX ISA, shfl.sync)
 
 
 def shuffle_xor(value: Expr, mask: int) -> Expr:

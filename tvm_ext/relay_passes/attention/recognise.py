@@ -18,7 +18,7 @@ from .strided_views import StridedView, broadcast, scalar_factor, views_of, whol
 
 SOFTMAX, MATMUL, WHERE = "relax.nn.softmax", "relax.matmul", "relax.where"
 TYPES = ("float32", "float16")
-MOST_ELEMENTS = 2**31 - 1
+MOST_ELEMENTS = 2**31 - 1  # what kernels count in: signed integers of 32 bits
 MOST_STEPS = 32  # operators between the products
 
 

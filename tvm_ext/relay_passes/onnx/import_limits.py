@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from tvm_ext.errors import ModelError, OptionError
 from tvm_ext.options import IMPORT_LIMITS_VARIABLE, import_limits_text
 
-_MOST = 2**62
+_MOST = 2**62  # a choice: twice it still fits a signed integer of 64 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,7 +40,7 @@ ZERO_KEEPING = frozenset({"nn.leakyrelu", "mean", "sum", "max", "min"})
 
 POOLS = frozenset({"nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d"})
 REDUCTIONS = frozenset({"mean", "sum", "max", "min"})
-ZEROS: Contents = frozenset({0.0})
+ZEROS: Contents = frozenset({0.0})  # by definition: padding that holds no other number
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "flatten", "permute_dims"})
 
 

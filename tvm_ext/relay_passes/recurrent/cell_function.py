@@ -69,8 +69,8 @@ class _Step:
 
 
 _Operands = Mapping[str, Expr]
-_INPUT, _OUTPUT, _FORGET, _CELL = range(4)
-_PEEPHOLES = {_INPUT: 0, _OUTPUT: 1, _FORGET: 2}
+_INPUT, _OUTPUT, _FORGET, _CELL = range(4)  # the order of gates and of peepholes (ONNX, LSTM)
+_PEEPHOLES = {_INPUT: 0, _OUTPUT: 1, _FORGET: 2}  # likewise
 
 
 def _lstm(step: _Step, operands: _Operands) -> list[Expr]:
@@ -91,7 +91,7 @@ def _lstm(step: _Step, operands: _Operands) -> list[Expr]:
     return [step.masked(hidden, operands["hidden"], operands), step.masked(new, old, operands)]
 
 
-_UPDATE, _RESET, _HIDDEN = range(3)
+_UPDATE, _RESET, _HIDDEN = range(3)  # the order of gates (ONNX, GRU)
 
 
 def _gru(step: _Step, operands: _Operands) -> list[Expr]:

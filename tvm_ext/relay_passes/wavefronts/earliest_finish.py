@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from .program_plan import ProgramPlan, Seconds, Shares
 
-_ROUNDING = 1e-9
-_FEW = 32
+_ROUNDING = 1e-9  # a choice: above the rounding of sums of times, below any task's share
+_FEW = 32  # a choice: rTasks times vEUs, below which NumPy's calls take longer than the sums
 
 
 def earliest_counts(starts: Seconds, task_s: float, count: int) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from .known_entries import Flags, KnownEntries, KnownTogether, Units
 
 Seconds = NDArray[np.float64]
 
-MOST_EXACT = 32
+MOST_EXACT = 32  # a choice: the clocks of entries grow with the square of the units
 
 
 class Share(NamedTuple):

@@ -24,7 +24,7 @@ from .cut_expressions import binds, name_of
 
 FUNCTIONS = frozenset(f"tirx.{name}" for name in ("exp", "log", "erf", "tanh", "sigmoid", "pow"))
 LIBRARY_FUNCTIONS = frozenset(f"tirx.{name}" for name in ("tanh", "sinh", "cosh"))
-AVX512_REGISTER_BYTES = 64
+AVX512_REGISTER_BYTES = 64  # 512 bits, by definition
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has 9 bits, so n * LN2_HIGH is exact
 EXP_HIGHEST, EXP_LOWEST = 89.0, -104.0  # e^x rounds to inf above, to 0 below
 EXP_SCALABLE = -150.0  # from here on both halves of the exponent are those of normal numbers
@@ -44,7 +44,7 @@ LOG_TAIL = (
     0.07037648186006609,
 )
 """(log(1 + f) - f + f^2 / 2) / f^3 for 1 + f from sqrt(1/2) to sqrt(2), relative error 7e-8."""
-SQRT_HALF_BITS, MANTISSA_BITS = 0x3F3504F3, 23
+SQRT_HALF_BITS, MANTISSA_BITS = 0x3F3504F3, 23  # sqrt(1/2) as a float32, and IEEE 754's fraction
 SMALLEST_NORMAL, SUBNORMAL_SCALE, SUBNORMAL_EXPONENT = 1.17549435e-38, 8388608.0, -23.0  # 8388608 = 2^23
 # erf(x) / x as a fraction in x^2 over |x| <= 3.9, relative error 2e-8.
 ERF_NUMERATOR = (

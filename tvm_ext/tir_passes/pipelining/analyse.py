@@ -36,7 +36,7 @@ from .loops import (
 )
 from .side_effects import side_effect_in, text_of
 
-SHARED_LEVEL, REGISTER_LEVEL = 0, 1
+SHARED_LEVEL, REGISTER_LEVEL = 0, 1  # ALCOP's levels of the memory hierarchy, from the outer to the inner pipeline
 
 
 class RefusedError(IllegalRewrite):

@@ -17,7 +17,7 @@ from tvm_ext.errors import IllegalRewrite
 SHARED_STAGES = range(2, 9)
 """Stages of shared memory that are tried beside 1."""
 
-REGISTER_STAGES = range(1, 5)
+REGISTER_STAGES = range(1, 5)  # a choice: each stage more costs a thread a fragment's registers
 
 SYNCHRONOUS_STAGES = 2
 """Without asynchronous copies a thread's registers hold the one tile that is under way."""
@@ -25,7 +25,7 @@ SYNCHRONOUS_STAGES = 2
 TIE = 0.01
 """Predictions within this share of the best count as equal: the smaller program is taken."""
 
-KIBIBYTE = 1024
+KIBIBYTE = 1024  # bytes, by definition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

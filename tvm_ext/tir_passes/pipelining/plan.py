@@ -28,7 +28,7 @@ PipeliningMode = Literal["none", "double", "multistage", "full"]
 
 MODES: tuple[PipeliningMode, ...] = ("none", "double", "multistage", "full")
 
-MOST_VERSIONS = 8
+MOST_VERSIONS = 8  # a choice: the most of `choose_stages.SHARED_STAGES`
 
 DEFAULT_SHARED, DEFAULT_REGISTERS = 3, 2
 """Where the model cannot say, because trip counts are not known before the kernel runs."""

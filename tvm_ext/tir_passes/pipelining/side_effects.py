@@ -9,7 +9,7 @@ from .loops import POINTERS, op_name
 HARMLESS_CALLS = frozenset({*POINTERS, "tirx.tvm_access_ptr"})
 """Calls as statements that touch their buffers and nothing else."""
 
-TEXT_LENGTH = 90
+TEXT_LENGTH = 90  # a choice: characters of a statement in a message, one line
 
 SYNCHRONISATION = ("sync", "cp_async", "mbarrier", "async_")
 

@@ -20,17 +20,17 @@ from .align import padding_waste
 from .canonical import CanonicalForm
 from .construct import Alternative, Construction, narrower_places
 
-WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)
+WARP_SIDES = (16, 32, 48, 64, 80, 96, 128)  # a choice: multiples of a fragment whose accumulators registers hold
 WARP_GRIDS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (1, 4), (4, 1), (2, 3), (3, 2), (2, 4), (4, 2))
 """Warps of a threadblock along rows and columns: up to eight."""
 DEPTH_BYTES = (128, 64, 32)
 """Reduction steps, by the bytes of one line: a cache line of four memory transactions, two, one."""
 MAX_DEPTH_WASTE = 0.0625
 """Padding of the reduction beyond the finest step's that a longer step may add: longer steps wait less often."""
-SPLITS = (2, 3, 4, 6, 8, 12, 16)
+SPLITS = (2, 3, 4, 6, 8, 12, 16)  # a choice: growing steps; each adds a partial sum to store and load
 MIN_SPLIT_STEPS = 4
 """Reduction steps that a block must keep for split-K to pay."""
-SPLIT_CANDIDATES = 12
+SPLIT_CANDIDATES = 12  # a choice: unsplit programs, best first, of which split ones are made
 MIN_SPLIT_GAIN = 0.85
 """Share of the unsplit program's predicted time below which a split one is taken: the model flatters partial sums."""
 

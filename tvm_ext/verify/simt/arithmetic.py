@@ -38,6 +38,7 @@ def _floor_modulo(a: Value, b: Value) -> Value:
 BinaryRow = tuple[Callable[[Value, Value], Value], Callable[[Value, Value], Value], int]
 """For floats, for integers; floating-point operations."""
 
+# By the names of TensorIR's nodes.
 BINARY: dict[str, BinaryRow] = {
     "Add": (lambda a, b: a + b, lambda a, b: a + b, 1),
     "Sub": (lambda a, b: a - b, lambda a, b: a - b, 1),

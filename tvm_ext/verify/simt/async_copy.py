@@ -16,7 +16,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import Array
 
 Payload = TypeVar("Payload")
-COPY_BYTES = (4, 8, 16)
+COPY_BYTES = (4, 8, 16)  # PTX ISA, cp.async: "cp-size"
 
 
 def check_copy_size(size_bytes: int) -> None:

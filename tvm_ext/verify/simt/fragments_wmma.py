@@ -16,7 +16,7 @@ from tvm_ext.support.arrays import Array
 from .fragments import round_accumulator
 
 FragmentRole = Literal["a", "b", "accumulator"]
-WMMA_SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
+WMMA_SHAPES = ((16, 16, 16), (32, 8, 16), (8, 32, 16))  # PTX ISA, wmma: shapes of 16-bit floats and of bytes
 
 
 def fragment_shape(role: FragmentRole, m: int, n: int, k: int) -> tuple[int, int]:

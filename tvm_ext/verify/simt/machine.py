@@ -20,7 +20,7 @@ from .lanes import Lanes, Mask
 from .shadow import Clock, Conflict
 from .values import NEVER_WRITTEN, Tainted, Value, scattered
 
-WORD_BYTES = 4
+WORD_BYTES = 4  # a bank's, where the row has none (CUDA C++ Programming Guide)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -15,9 +15,9 @@ from onnx import TensorProto
 
 from .context import FLOAT, Pen, rule
 
-_MASK, _PAST_KEY, _PAST_VALUE, _VALID_LENGTHS = 3, 4, 5, 6
+_MASK, _PAST_KEY, _PAST_VALUE, _VALID_LENGTHS = 3, 4, 5, 6  # places of inputs (ONNX, Attention)
 _COMPARISONS = {">=": ("GreaterOrEqual", np.greater_equal), "<=": ("LessOrEqual", np.less_equal)}
-_PRODUCT, _CAPPED, _BIASED, _PROBABILITIES = range(4)
+_PRODUCT, _CAPPED, _BIASED, _PROBABILITIES = range(4)  # values of ``qk_matmul_output_mode`` (ONNX, Attention)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from tvm_ext._tvm import BlockBuilder, Expr
 
 from .context import DOUBLE, FLOAT, FLOATING, Pen, converter, rule
 
-_LIMIT, _OVERLAP, _SCORE = 2, 3, 4
+_LIMIT, _OVERLAP, _SCORE = 2, 3, 4  # places of inputs (ONNX, NonMaxSuppression)
 
 
 @rule("NonMaxSuppression")

@@ -99,6 +99,7 @@ def _written_out(pen: Pen) -> None:
         pen.give(form.write(pen, pen.x, *(pen.like(pen.attribute(*item)) for item in form.attributes.items())))
 
 
+# Attributes and their defaults by ONNX's schemas.
 _DEFAULTS = {"HardSigmoid": ("alpha", 0.2), "InstanceNormalization": ("epsilon", 1e-5), "LeakyRelu": ("alpha", 0.01)}
 
 

@@ -42,8 +42,8 @@ from tvm_ext.tir_passes.pipelining.loops import ACCESS_PTR, POINTERS
 from .guard import guarded
 
 _AXES = ("x", "y", "z")
-SHARED_ALIGNMENT = 128
-MOST_BYTES = 2**31 - 1
+SHARED_ALIGNMENT = 128  # a choice: bytes, all banks of shared memory; more than any copy's alignment
+MOST_BYTES = 2**31 - 1  # what a signed 32-bit index tells apart
 _REFUSED = ("mbarrier", "cp.async.bulk", "cluster")
 
 

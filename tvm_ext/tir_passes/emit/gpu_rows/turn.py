@@ -29,6 +29,7 @@ TILE_BYTES = 128
 """A row of a tile: what a warp moves at once."""
 
 SMALLEST_SIDE, LARGEST_SIDE = 16, 64
+"""A choice: half a warp of lanes; a tile of 64 x 64 floats is 16 KiB of shared memory."""
 
 TILE_ROWS = 8
 """Rows of threads that copy a tile, where a block may have so many threads."""

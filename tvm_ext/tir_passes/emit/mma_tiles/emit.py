@@ -66,7 +66,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 __all__ = ["emit_mma_tile", "supports_mma"]
 
-REDUCE_THREADS = 256
+REDUCE_THREADS = 256  # a choice: a block's threads where partial sums are added up, eight warps
 
 SMALL_PLAN = 72
 """Registers of a thread up to which ptxas is told how many blocks are planned."""

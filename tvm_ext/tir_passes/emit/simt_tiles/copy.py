@@ -38,7 +38,7 @@ from .tiling import SimtTiling
 LEAST_USED = 0.65
 """Share of the lanes that copy something, below which lines are not ended where warps end."""
 
-MAX_UNROLLED_ROUNDS = 8
+MAX_UNROLLED_ROUNDS = 8  # a choice: bounds the code of a copy
 
 
 def copy_shapes(box: Box, tiling: SimtTiling, sizes: Sequence[int]) -> list[CopyShape]:

@@ -23,7 +23,7 @@ from tvm_ext.support.arithmetic import ceil_div
 Number = Any
 """An int, an array of them (to count bank conflicts), or an index expression of TensorIR (to emit)."""
 
-SHORTEST_RUN = 8
+SHORTEST_RUN = 8  # a choice: elements, one sector of floats (32 bytes)
 
 STEP_POINTS = 8
 """Points of the reduction that a thread should have between two barriers."""
