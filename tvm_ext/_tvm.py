@@ -111,6 +111,8 @@ CALL_TIR = ir.Op.get("relax.call_tir")
 ALLREDUCE = ir.Op.get("tirx.tvm_thread_allreduce")  # the result is passed as a load of one element
 IF_THEN_ELSE = ir.Op.get("prim.if_then_else")  # was tir.if_then_else; make one with tirx.if_then_else
 
+OPAQUE = 8
+"""The pattern kind of a PrimFunc that is not to be fused with anything, in its attribute ``op_pattern``."""
 ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
 

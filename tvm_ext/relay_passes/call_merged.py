@@ -14,7 +14,6 @@ import numpy as np
 
 from tvm_ext._tvm import (
     Call,
-    DataflowBlock,
     Expr,
     GlobalVar,
     IRModule,
@@ -30,6 +29,8 @@ from tvm_ext.analysis.launches import is_merged
 from tvm_ext.records.merged import MERGED, MergedKernel
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array
+
+from .rewriting import with_bindings
 
 _DPS = "relax.call_dps_packed"
 
@@ -61,17 +62,11 @@ class _Caller:
         self.builder = relax.BlockBuilder()
 
     def rewritten(self) -> RelaxFunction:
-        func = self.func
-        blocks = [self._block(block) if isinstance(block, DataflowBlock) else block for block in func.body.blocks]
-        body = relax.SeqExpr(blocks, func.body.body)
-        return relax.Function(func.params, body, func.ret_ty, is_pure=func.is_pure, attrs=func.attrs)
+        return with_bindings(self.func, self._bindings)
 
-    def _block(self, block: DataflowBlock) -> DataflowBlock:
-        bindings: list[VarBinding] = []
-        for binding in block.bindings:
-            found = self._kernel(binding)
-            bindings += [binding] if found is None else self._calls(binding, *found)
-        return relax.DataflowBlock(bindings)
+    def _bindings(self, binding: VarBinding) -> list[VarBinding]:
+        found = self._kernel(binding)
+        return [binding] if found is None else self._calls(binding, *found)
 
     def _kernel(self, binding: VarBinding) -> tuple[GlobalVar, MergedKernel] | None:
         value = getattr(binding, "value", None)

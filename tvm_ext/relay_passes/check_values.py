@@ -23,7 +23,6 @@ from tvm_ext._tvm import (
     IRModule,
     PassContext,
     PrimFunc,
-    PyExprMutator,
     TeTensor,
     expr_mutator,
     ir,
@@ -35,8 +34,17 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
-from .runtime_checks import Checked, check_divisors, check_indices, copy_dtype
-from .safe_arithmetic import DIVISIONS, SHIFTS, safe_division, safe_shift
+from .rewriting import CallRewriter
+from .runtime_checks import (
+    DIVISIONS,
+    SHIFTS,
+    Checked,
+    check_divisors,
+    check_indices,
+    copy_dtype,
+    safe_division,
+    safe_shift,
+)
 
 Bounds = Literal["error", "wrap"]
 
@@ -70,21 +78,16 @@ class CheckValues:
         self.bounds = bounds
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Checker(mod, self.bounds)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return _Checker(mod, self.bounds).run()
 
 
 @expr_mutator
-class _Checker(PyExprMutator):  # type: ignore[misc]
+class _Checker(CallRewriter):
     def __init__(self, mod: IRModule, bounds: Bounds) -> None:
         super().__init__(mod)
         self.bounds = bounds
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         name = call.op.name if isinstance(call.op, ir.Op) else ""
         if name in ONNX_NAMES:
             return self._indexing(name, call)

@@ -22,6 +22,8 @@ from tvm_ext._tvm import (
 from tvm_ext.records.partition import CODEGEN, REGION, CutlassRegion, operand_name
 from tvm_ext.records.serialise import from_json, to_json
 
+from .rewriting import with_bindings
+
 _PERMUTE = ir.Op.get("relax.permute_dims")
 
 OwnTime = Callable[[IRModule], float | None]
@@ -119,19 +121,14 @@ def call_of_composite(inner: RelaxFunction, operands: Sequence[Expr], pattern: s
 def _inlined(func: RelaxFunction, composites: dict[GlobalVar, RelaxFunction]) -> RelaxFunction:
     if not isinstance(func, RelaxFunction) or not isinstance(func.body, relax.SeqExpr):
         return func
-    blocks = []
-    for block in func.body.blocks:
-        bindings = [step for binding in block.bindings for step in _bindings(binding, composites)]
-        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
-    return RelaxFunction(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
 
+    def steps(binding: VarBinding) -> list[VarBinding]:
+        value = binding.value if isinstance(binding, VarBinding) else None
+        if not isinstance(value, Call) or value.op not in composites:
+            return [binding]
+        return list(steps_of(composites[value.op], value.args, binding.var))
 
-def _bindings(binding: VarBinding, composites: dict[GlobalVar, RelaxFunction]) -> Iterator[VarBinding]:
-    value = binding.value if isinstance(binding, VarBinding) else None
-    if not isinstance(value, Call) or value.op not in composites:
-        yield binding
-        return
-    yield from steps_of(composites[value.op], value.args, binding.var)
+    return with_bindings(func, steps)
 
 
 def steps_of(inner: RelaxFunction, arguments: Sequence[Expr], result: Var) -> Iterator[VarBinding]:

@@ -11,18 +11,19 @@ import math
 
 import numpy as np
 
-from tvm_ext._tvm import Call, Expr, IRModule, PassContext, PyExprMutator, expr_mutator, ir, module_pass, relax
-from tvm_ext.analysis.relax_values import dtype_of, static_shape
+from tvm_ext._tvm import Call, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
+from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+
+from .rewriting import CallRewriter
 
 ATTENTIONS = frozenset({"relax.nn.attention", "relax.nn.attention_bias"})
 _CAUSAL = (None, "TopLeft", "BottomRight")
 
 
 @expr_mutator
-class _ExpandAttention(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
-        if not (isinstance(call.op, ir.Op) and call.op.name in ATTENTIONS):
+class _ExpandAttention(CallRewriter):
+    def rewritten(self, call: Call) -> Expr:
+        if operator_name(call) not in ATTENTIONS:
             return call
         shapes = [static_shape(argument) for argument in call.args]
         if None in shapes or call.attrs.window_size is not None or call.attrs.causal_mask not in _CAUSAL:
@@ -66,8 +67,4 @@ class ExpandAttention:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _ExpandAttention(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return _ExpandAttention(mod).run()

@@ -25,15 +25,15 @@ from tvm_ext._tvm import (
     Expr,
     IRModule,
     PassContext,
-    PyExprMutator,
     expr_mutator,
-    ir,
     module_pass,
     relax,
 )
-from tvm_ext.analysis.relax_values import static_shape
+from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.support.arithmetic import ceil_div
 from tvm_ext.support.arrays import Array
+
+from .rewriting import CallRewriter
 
 TRANSPOSED = "relax.nn.conv2d_transpose"
 
@@ -80,10 +80,9 @@ def phase_filters(weight: Array, strides: Sequence[int], groups: int) -> Array:
 
 
 @expr_mutator
-class _Expand(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
-        if not (isinstance(call.op, ir.Op) and call.op.name == TRANSPOSED) or not isinstance(call.args[1], Constant):
+class _Expand(CallRewriter):
+    def rewritten(self, call: Call) -> Expr:
+        if operator_name(call) != TRANSPOSED or not isinstance(call.args[1], Constant):
             return call
         expanded = self._expanded(call)
         return call if expanded is None else expanded
@@ -134,8 +133,4 @@ class ExpandTransposedConvolutions:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Expand(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return _Expand(mod).run()

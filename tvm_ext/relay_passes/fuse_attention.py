@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from math import prod
 
 from tvm_ext._tvm import (
+    OPAQUE,
     BlockBuilder,
     Call,
     DataflowBlock,
@@ -31,8 +33,7 @@ from tvm_ext.records.serialise import to_json
 from .attention.definition import attention
 from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
 from .persistent_record import with_regions
-
-_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+from .rewriting import with_bindings
 
 
 @module_pass(opt_level=0, name="tvm_ext.FuseAttention")
@@ -64,7 +65,7 @@ class FuseAttention:
                 regions += [region for region, _ in found]
                 made = dict(new for _, new in found if new is not None)
                 if made:
-                    builder.update_func(gv, _with_calls(func, made))
+                    builder.update_func(gv, with_bindings(func, partial(_made, made)))
         return with_regions(builder.get(), regions) if regions else mod
 
     def _decided(
@@ -123,7 +124,7 @@ def _call(item: FoundAttention, builder: BlockBuilder, variable: type[Var]) -> t
         lambda *tensors: attention(*tensors, work=item.work),
         *(binding.var for binding in bindings),
         primfunc_name_hint="attention",
-        primfunc_attrs={"op_pattern": _OPAQUE, ATTENTION: to_json(item.work)},
+        primfunc_attrs={"op_pattern": OPAQUE, ATTENTION: to_json(item.work)},
     )
     made = builder.normalize(call)  # with its type, which the next pass would else write into this module
     result = variable("attention", relax.TensorType((output.size,), output.dtype))
@@ -143,11 +144,5 @@ def _reshape(source: Expr, shape: tuple[int, ...]) -> Call:
     return Call(call.op, call.args, call.attrs, ret_ty=relax.TensorType(shape, dtype_of(source)))
 
 
-def _with_calls(func: RelaxFunction, made: Mapping[Var, list[VarBinding]]) -> RelaxFunction:
-    """``func`` with the bindings of each attention in the place of its result's."""
-    blocks = []
-    for block in func.body.blocks:
-        bindings = [new for old in block.bindings for new in made.get(old.var, [old])]
-        blocks.append(DataflowBlock(bindings) if isinstance(block, DataflowBlock) else relax.BindingBlock(bindings))
-    body = relax.SeqExpr(blocks, func.body.body)
-    return RelaxFunction(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+def _made(made: Mapping[Var, list[VarBinding]], binding: VarBinding) -> list[VarBinding]:
+    return made.get(binding.var, [binding])

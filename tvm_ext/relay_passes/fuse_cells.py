@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from tvm_ext._tvm import (
     CALL_TIR,
+    OPAQUE,
     Call,
     Expr,
     GlobalVar,
     IRModule,
     PassContext,
     PrimFunc,
-    PyExprMutator,
     RelaxFunction,
     Var,
     expr_mutator,
@@ -24,8 +24,7 @@ from tvm_ext.records.serialise import from_json
 
 from .merge_operators import fused_function
 from .recurrent.cell_function import is_cell
-
-_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+from .rewriting import CallRewriter
 
 
 @module_pass(opt_level=0, name="tvm_ext.FuseCells")
@@ -40,11 +39,7 @@ class FuseCells:
         cells = {gv: func for gv, func in mod.functions_items() if is_cell(func) and _is_legalized(func)}
         if not cells:
             return mod
-        mutator = _Calls(mod, {gv: _primitive(mod, func) for gv, func in cells.items()})
-        for gv, func in mod.functions_items():
-            if isinstance(func, RelaxFunction) and gv not in cells:
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        result = mutator.builder_.get()
+        result = _Calls(mod, {gv: _primitive(mod, func) for gv, func in cells.items()}).run()
         for gv in cells:
             del result[gv]
         return result
@@ -60,11 +55,11 @@ def _is_tir_call(value: Expr) -> bool:
 
 
 def _primitive(mod: IRModule, func: RelaxFunction) -> PrimFunc:
-    return fused_function(mod, func).with_attr(CELL, func.attrs[CELL]).with_attr("op_pattern", _OPAQUE)
+    return fused_function(mod, func).with_attr(CELL, func.attrs[CELL]).with_attr("op_pattern", OPAQUE)
 
 
 @expr_mutator
-class _Calls(PyExprMutator):  # type: ignore[misc]
+class _Calls(CallRewriter):
     """Calls the PrimFuncs in the place of the graph's functions."""
 
     def __init__(self, mod: IRModule, primitives: Mapping[GlobalVar, PrimFunc]) -> None:
@@ -72,8 +67,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         self.primitives = primitives
         self.new: dict[GlobalVar, GlobalVar] = {}
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         if not isinstance(call.op, GlobalVar) or call.op not in self.primitives:
             return call
         if call.op not in self.new:

@@ -35,7 +35,7 @@ from tvm_ext.support.limits import limits
 from .chain_links import Link, chains_of, links_of
 from .merge_operators import merge_calls
 from .persistent_record import with_regions
-from .replace_bindings import with_calls
+from .rewriting import with_calls
 
 Judge = Callable[[PrimFunc, Sequence[int]], ChainVerdict]
 """Decides about a chain as one PrimFunc whose parameters at the given positions are constants; it raises

@@ -41,6 +41,7 @@ from tvm_ext.records.recurrent import CELL
 
 from .chain_links import readers_of
 from .merge_operators import merge_calls, retargeted
+from .rewriting import with_blocks
 
 OTHERWISE_MADE = (ALREADY_SCHEDULED, ATTENTION, CELL, CHAIN)
 """Attributes of functions whose kernels are not made of their computations one by one."""
@@ -112,7 +113,7 @@ class _Moves:
         blocks = [self._block(block, read) if isinstance(block, DataflowBlock) else block for block in func.body.blocks]
         if self.count == before:
             return None
-        return RelaxFunction(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
+        return with_blocks(func, blocks)
 
     def _block(self, block: DataflowBlock, read: Counter[Var]) -> DataflowBlock:
         bindings = list(block.bindings)

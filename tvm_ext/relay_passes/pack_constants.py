@@ -10,7 +10,6 @@ from tvm_ext._tvm import (
     GlobalVar,
     IRModule,
     PassContext,
-    PyExprMutator,
     expr_mutator,
     module_pass,
     relax,
@@ -20,13 +19,14 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import pack
 
 from .merge_operators import retargeted
+from .rewriting import CallRewriter
 
 PACKED = "tvm_ext.packed"
 """PrimFunc attribute of a kernel whose constants are packed; it keeps the builder from merging it with the old one."""
 
 
 @expr_mutator
-class _Repack(PyExprMutator):  # type: ignore[misc]
+class _Repack(CallRewriter):
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.choices = {
@@ -39,8 +39,7 @@ class _Repack(PyExprMutator):  # type: ignore[misc]
         self.renamed: dict[GlobalVar, GlobalVar] = {}
         self.done: dict[tuple[Expr, ConstantPack], Expr] = {}
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         if call.op != CALL_TIR or call.args[0] not in self.choices:
             return call
         arguments = list(call.args[1].fields)
@@ -69,11 +68,8 @@ class PackConstants:
     """Replace the constant arguments of calls whose `KernelChoice` says so; run once, after `ConstructKernels`."""
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Repack(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        result = mutator.builder_.get()
-        for old in mutator.renamed:
+        packer = _Repack(mod)
+        result = packer.run()
+        for old in packer.renamed:
             del result[old]
         return result

@@ -57,7 +57,7 @@ from .composites import (
     with_prepared,
 )
 from .persistent_record import with_regions
-from .replace_bindings import with_calls
+from .rewriting import with_calls
 
 PairWay = Literal["template", "own", "apart"]
 

@@ -30,7 +30,7 @@ from tvm_ext.records.serialise import to_json
 
 from .attention.recognise import FoundAttention, attentions_of
 from .composites import call_of_composite, new_composite
-from .replace_bindings import with_calls
+from .rewriting import with_calls
 
 
 @module_pass(opt_level=0, name="tvm_ext.PartitionCutlass")

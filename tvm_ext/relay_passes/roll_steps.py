@@ -33,6 +33,7 @@ from tvm_ext.records.serialise import from_json
 
 from .recurrent.cell_function import is_cell
 from .recurrent.loop import call_of_steps
+from .rewriting import with_blocks
 from .rtask_regions import users_of, variables_of
 
 _OF_EVERY_STEP = ("inputs", "active")
@@ -74,7 +75,7 @@ def _rolled(
         blocks.append(_LoopedBlock(builder, block, runs, users, results).written() if runs else block)
     if not count:
         return None
-    return RelaxFunction(func.params, relax.SeqExpr(blocks, func.body.body), func.ret_ty, func.is_pure, func.attrs)
+    return with_blocks(func, blocks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

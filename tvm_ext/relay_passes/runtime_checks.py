@@ -1,4 +1,4 @@
-"""Kernels that look at run-time values before others use them: indices and divisors.
+"""Kernels that look at run-time values before others use them, and operators that are safe for all values.
 
 A kernel that reads where an index says, or divides by what a tensor holds, can crash the process. Such values are
 looked at once, beforehand, in one pass over the tensor that holds them; the kernel that uses them gets the copy that
@@ -13,14 +13,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import ALREADY_SCHEDULED, Buffer, Expr, PrimFunc, SBlock, SBlockRealize, Stmt, StringImm, Var, tirx
+from tvm_ext._tvm import (
+    ALREADY_SCHEDULED,
+    OPAQUE,
+    Buffer,
+    Expr,
+    PrimFunc,
+    SBlock,
+    SBlockRealize,
+    Stmt,
+    StringImm,
+    TeTensor,
+    Var,
+    te,
+    tirx,
+    topi,
+)
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 from tvm_ext.ir.build_ir import INDEX_DTYPE, SERIAL, allocate, index, load, nest, sequence, store
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.serialise import to_json
-
-_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,4 +147,79 @@ def _kernel(params: Sequence[Buffer | Var], body: Stmt, reason: str) -> PrimFunc
     attributes = {CHOICE: to_json(choice), ALREADY_SCHEDULED: True, "s_tir": True, "tirx.noalias": True}
     # Stock TVM's passes over graphs expect a block at the root.
     root = SBlockRealize([], tirx.const(True, "bool"), SBlock([], [], [], "root", body))
-    return tirx.PrimFunc(list(params), root).with_attrs({**attributes, "op_pattern": _OPAQUE})
+    return tirx.PrimFunc(list(params), root).with_attrs({**attributes, "op_pattern": OPAQUE})
+
+
+DIVISIONS = {
+    "relax.divide": "Div",
+    "relax.floor_divide": "floor division",
+    "relax.mod": "Mod",
+    "relax.floor_mod": "Mod",
+}
+SHIFTS = ("relax.left_shift", "relax.right_shift")
+
+_DIVIDE: dict[str, Callable[[TeTensor, TeTensor], TeTensor]] = {
+    "relax.divide": topi.divide,
+    "relax.floor_divide": topi.floor_divide,
+    "relax.mod": topi.mod,
+    "relax.floor_mod": topi.floor_mod,
+}
+
+
+def safe_division(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
+    """Relax operator ``name`` of `DIVISIONS` on integers, without what makes a processor trap: by 0, and min / -1."""
+    quotient = name in ("relax.divide", "relax.floor_divide")
+
+    def divide(dividend: TeTensor, divisor: TeTensor) -> TeTensor:
+        one = tirx.const(1, divisor.dtype)
+        safe = _each(divisor, lambda d: tirx.Select(_traps(d), one, d))
+        result = _DIVIDE[name](dividend, safe)
+        if not quotient:
+            return result  # the remainder of a division by 1 is 0
+        result = topi.where(topi.equal(divisor, tirx.const(0, divisor.dtype)), topi.full_like(result, 0), result)
+        if not str(divisor.dtype).startswith("int"):
+            return result
+        return topi.where(topi.equal(divisor, tirx.const(-1, divisor.dtype)), _negative(dividend), result)
+
+    return divide
+
+
+def _traps(divisor: Expr) -> Expr:
+    zero = tirx.EQ(divisor, tirx.const(0, divisor.ty.dtype))
+    signed = str(divisor.ty.dtype).startswith("int")
+    return tirx.Or(zero, tirx.EQ(divisor, tirx.const(-1, divisor.ty.dtype))) if signed else zero
+
+
+def _negative(tensor: TeTensor) -> TeTensor:
+    """Minus ``tensor``; of the smallest integer itself, for LLVM leaves open what an overflow gives, unsigned too."""
+    smallest = tirx.min_value(str(tensor.dtype))
+    zero = tirx.const(0, tensor.dtype)
+    return _each(tensor, lambda value: tirx.Select(tirx.EQ(value, smallest), value, zero - value))
+
+
+def _each(tensor: TeTensor, function: Callable[[Expr], Expr]) -> TeTensor:
+    return te.compute(tensor.shape, lambda *place: function(tensor(*place)), tag=topi.tag.ELEMWISE)
+
+
+def safe_shift(name: str) -> Callable[[TeTensor, TeTensor], TeTensor]:
+    """Relax operator ``name`` of `SHIFTS`, which LLVM leaves open for shifts by the width or more."""
+
+    def shift(value: TeTensor, amount: TeTensor) -> TeTensor:
+        last = int(tirx.const(0, value.dtype).ty.dtype.bits) - 1
+
+        def bounded(a: Expr) -> Expr:
+            most = tirx.const(last, amount.dtype)
+            return tirx.Select(_beyond(a, last), most, a)
+
+        inside = _each(amount, bounded)
+        if name == "relax.right_shift" and str(value.dtype).startswith("int"):
+            return topi.right_shift(value, inside)
+        result = (topi.left_shift if name == "relax.left_shift" else topi.right_shift)(value, inside)
+        return topi.where(_each(amount, lambda a: _beyond(a, last)), topi.full_like(result, 0), result)
+
+    return shift
+
+
+def _beyond(amount: Expr, last: int) -> Expr:
+    high = tirx.GT(amount, tirx.const(last, amount.ty.dtype))
+    return tirx.Or(high, amount < 0) if str(amount.ty.dtype).startswith("int") else high

@@ -17,7 +17,6 @@ from tvm_ext._tvm import (
     Expr,
     IRModule,
     PassContext,
-    PyExprMutator,
     Type,
     expr_mutator,
     ir,
@@ -25,6 +24,8 @@ from tvm_ext._tvm import (
     relax,
     tirx,
 )
+
+from .rewriting import CallRewriter
 
 _PRODUCTS = frozenset(
     [
@@ -62,17 +63,12 @@ class SettleEmptyTensors:
     """Replace results without elements, reductions and products of nothing, and splits that have an empty part."""
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Settler(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return _Settler(mod).run()
 
 
 @expr_mutator
-class _Settler(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+class _Settler(CallRewriter):
+    def rewritten(self, call: Call) -> Expr:
         if not isinstance(call.op, ir.Op) or not call.op.get_attr("FPurity"):
             return call
         kind = self.builder_.normalize(call).ty

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_ext._tvm import Call, Expr, IRModule, PassContext, PyExprMutator, expr_mutator, ir, module_pass, relax, topi
+from tvm_ext._tvm import (
+    OPAQUE,
+    Call,
+    Expr,
+    IRModule,
+    PassContext,
+    expr_mutator,
+    module_pass,
+    relax,
+    topi,
+)
+from tvm_ext.analysis.relax_values import operator_name
 from tvm_ext.support.limits import limits, with_notes
 
-_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
+from .rewriting import CallRewriter
 
 
 @expr_mutator
-class _Split(PyExprMutator):  # type: ignore[misc]
+class _Split(CallRewriter):
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.notes: list[str] = []
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
-        if (
-            not isinstance(call.op, ir.Op)
-            or call.op.name != "relax.concat"
-            or not isinstance(call.args[0], relax.Tuple)
-        ):
+    def rewritten(self, call: Call) -> Expr:
+        if operator_name(call) != "relax.concat" or not isinstance(call.args[0], relax.Tuple):
             return call
         fields, most = list(call.args[0].fields), limits().joined_tensors
         if len(fields) <= most:
@@ -44,7 +50,7 @@ class _Split(PyExprMutator):  # type: ignore[misc]
             list(fields),
             axis,
             primfunc_name_hint="concatenate",
-            primfunc_attrs={"op_pattern": _OPAQUE},
+            primfunc_attrs={"op_pattern": OPAQUE},
         )
 
 
@@ -56,8 +62,5 @@ class SplitConcatenations:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Split(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return with_notes(mutator.builder_.get(), mutator.notes)
+        split = _Split(mod)
+        return with_notes(split.run(), split.notes)

@@ -17,7 +17,6 @@ from tvm_ext._tvm import (
     Expr,
     IRModule,
     PassContext,
-    PyExprMutator,
     RelaxFunction,
     Sequential,
     Var,
@@ -31,6 +30,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import to_json
 
+from ..rewriting import CallRewriter
 from .blocked import (
     ConvWindow,
     blocked_shape,
@@ -75,16 +75,14 @@ class BlockChannels:
         record = to_json(LayoutRecord(block=self.block, chains=tuple(chains)))
         if not mutator.operators:
             return copy_module(mod).with_attr(LAYOUT, record)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        blocked = mutator.run()
         # Transforms are written after every blocked value; those that nobody reads go.
         clean = Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
-        return clean(mutator.builder_.get()).with_attr(LAYOUT, record)
+        return clean(blocked).with_attr(LAYOUT, record)
 
 
 @expr_mutator
-class _Rewrite(PyExprMutator):  # type: ignore[misc]
+class _Rewrite(CallRewriter):
     """Rewrites the planned bindings. A blocked operator's own variable becomes its result transformed back to NCHW."""
 
     def __init__(self, mod: IRModule, block: int, cache_bytes: int) -> None:

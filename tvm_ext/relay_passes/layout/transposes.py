@@ -11,7 +11,6 @@ from tvm_ext._tvm import (
     Expr,
     IRModule,
     Node,
-    PyExprMutator,
     Var,
     expr_mutator,
     relax,
@@ -20,6 +19,8 @@ from tvm_ext.analysis.relax_values import dtype_of, is_tensor, operator_name, st
 from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import GraphValues
 
+from ..rewriting import CallRewriter
+
 CONVOLUTION, TRANSPOSE = "relax.nn.conv2d", "relax.permute_dims"
 
 
@@ -27,22 +28,8 @@ def is_call_of(node: Node, operator: str) -> bool:
     return isinstance(node, Call) and getattr(node.op, "name", "") == operator
 
 
-class _OfEveryFunction(PyExprMutator):  # type: ignore[misc]
-    """What is done to every graph of a module."""
-
-    def __init__(self, mod: IRModule) -> None:
-        super().__init__(mod)
-        self.mod = mod
-
-    def run(self) -> IRModule:
-        for gv, func in self.mod.functions_items():
-            if isinstance(func, relax.Function):
-                self.builder_.update_func(gv, self.visit_expr(func))
-        return self.builder_.get()
-
-
 @expr_mutator
-class SpellForLayouts(PyExprMutator):  # type: ignore[misc]
+class SpellForLayouts(CallRewriter):
     """Operators as stock ConvertLayout has rules for them: it knows no functions, no clip, no operands of fewer axes.
 
     Worked example: BatchNormalization's scale of shape (64, 1, 1) becomes (1, 64, 1, 1), and goes along.
@@ -50,7 +37,6 @@ class SpellForLayouts(PyExprMutator):  # type: ignore[misc]
 
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
-        self.mod = mod
         self.values: GraphValues | None = None
 
     def run(self) -> IRModule:
@@ -85,11 +71,10 @@ def _of_rank(operand: Expr, rank: int) -> Expr:
 
 
 @expr_mutator
-class TurnFilters(_OfEveryFunction):
+class TurnFilters(CallRewriter):
     """Filters of NHWC convolutions from OIHW to OHWI."""
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         if not is_call_of(call, CONVOLUTION) or str(call.attrs.data_layout) != "NHWC":
             return call
         if str(call.attrs.kernel_layout) != "OIHW":
@@ -111,14 +96,13 @@ class TurnFilters(_OfEveryFunction):
 
 
 @expr_mutator
-class SinkTransposes(_OfEveryFunction):
+class SinkTransposes(CallRewriter):
     """Transposes move behind element-wise operators that read nothing else; one that meets its inverse is gone.
 
     Stock's conversion has no rule for `where`: around each it leaves a transpose for every operand and one behind it.
     """
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         name = (operator_name(call) or "").removeprefix("relax.")
         if name == "permute_dims":
             return self._joined(call)
@@ -170,15 +154,14 @@ def _turned(operand: Expr, axes: tuple[int, ...]) -> Expr | None:
 
 
 @expr_mutator
-class FoldTransposes(_OfEveryFunction):
+class FoldTransposes(CallRewriter):
     """Transposes constants; stock FoldConstant would compile a kernel for each."""
 
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         self.done: dict[tuple[Expr, tuple[int, ...]], Expr] = {}
 
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+    def rewritten(self, call: Call) -> Expr:
         if not is_call_of(call, TRANSPOSE):
             return call
         source = call.args[0] if isinstance(call.args[0], Constant) else self.lookup_binding(call.args[0])

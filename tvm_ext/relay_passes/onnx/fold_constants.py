@@ -14,7 +14,6 @@ import onnx
 from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array
 
-from .bound import check_operands, check_results
 from .graph import (
     STANDARD_DOMAINS,
     OnnxGraph,
@@ -26,6 +25,7 @@ from .graph import (
 )
 from .import_limits import raise_limit
 from .infer import infer_types
+from .limit import check_operands, check_results
 
 # A folded value may be this big, or as big as what it was computed from (a transposed weight).
 _FOLDED_BYTES = 16 << 20

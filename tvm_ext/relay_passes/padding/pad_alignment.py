@@ -22,6 +22,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.padding import PADDING, PaddingRecord, PaddingSource, ProductPadding
 from tvm_ext.records.serialise import to_json
 
+from ..rewriting import with_blocks
 from .choice import PaddingChoice
 from .graph import PaddableBlock, PaddingNode
 from .rewrite import PaddingWriter
@@ -70,10 +71,7 @@ class PadAlignment:
                 changed = changed or bool(choice.changed)
                 block = PaddingWriter(choice, builder).write(block) if choice.changed else block
             blocks.append(block)
-        if not changed:
-            return func
-        body = relax.SeqExpr(blocks, func.body.body)
-        return RelaxFunction(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+        return with_blocks(func, blocks) if changed else func
 
 
 def record_of(choice: PaddingChoice, node: PaddingNode) -> ProductPadding:

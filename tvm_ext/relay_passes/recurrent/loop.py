@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tvm_ext._tvm import (
     CALL_TIR,
+    OPAQUE,
     BlockBuilder,
     Call,
     Expr,
@@ -30,8 +31,6 @@ from ..legalize_floats import legalize_operators
 from ..merge_operators import fused_function
 from .cell_function import cell_function
 from .unroll import DirectionOperands
-
-_OPAQUE = 8  # TVM's OpPatternKind: not to be fused with anything
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +101,7 @@ def _function(cell: RecurrentCell, plan: StepLoop) -> PrimFunc:
     """The loop as it is before construction: right by itself, and slow."""
     module = legalize_operators()(IRModule({"cell": cell_function(cell)}))
     step = fused_function(module, module["cell"])
-    return step_loop(step, plan).with_attrs({STEP_LOOP: to_json(plan), STEP: step, "op_pattern": _OPAQUE})
+    return step_loop(step, plan).with_attrs({STEP_LOOP: to_json(plan), STEP: step, "op_pattern": OPAQUE})
 
 
 def active_steps(builder: BlockBuilder, lengths: Expr, x: Expr) -> Expr:

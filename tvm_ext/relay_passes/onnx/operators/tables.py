@@ -9,7 +9,7 @@ from .context import CONVERTERS, REPLACED, RULES
 __all__ = ["CONVERTERS", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
-    "arrangement attention convolution deformable detection elementwise indexing integers linear_algebra "
+    "arrangement attention convolution deformable detection elementwise indexing linear_algebra "
     "pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""
