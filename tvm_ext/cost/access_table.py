@@ -15,7 +15,7 @@ import numpy as np
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import BEHIND_L2, Machine
+from tvm_ext.devices.machine import BETWEEN_CORES, Machine
 
 Shape = tuple[int, ...]
 """A tile's size along each axis. Where it says so all sizes may be arrays, with one entry for each of many tiles."""
@@ -251,7 +251,7 @@ def copied_to_panels(
         return False
     copied = prod(extent for axis, extent in extents.items() if access.uses(axis))
     copied_bytes = copied * access.itemsize_bytes
-    below = Machine(device).holder(copied_bytes, BEHIND_L2)
+    below = Machine(device).holder(copied_bytes, BETWEEN_CORES)
     peak = device.peak_gflops_of("float32")
     if not below.bandwidth_gb_per_s or not peak or not device.register_limit:
         return False

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import BETWEEN_KERNELS, Machine
+from tvm_ext.devices.machine import BETWEEN_CORES, Machine
 from tvm_ext.support.arithmetic import ceil_div
 
 from .followed_rows import UNFOLLOWED_COST
@@ -101,7 +101,7 @@ class ChainClock:
         machine, weights = self.machine, panels.weights_bytes
         if weights + panels.panel_bytes <= machine.own_bytes:
             return 0.0
-        rate = machine.held_rate(weights, BETWEEN_KERNELS)
+        rate = machine.held_rate(weights, BETWEEN_CORES)
         return ceil_div(panels.count, self.unit_count) * weights / (rate / self.unit_count)
 
     def stage_s(self, stage: Stage, share: int = 1) -> float:
@@ -112,7 +112,7 @@ class ChainClock:
         machine = self.machine
         near = machine.own_bytes if self.unit_count == 1 else 0.0
         far_s = sum(
-            item.traffic_bytes / (machine.held_rate(item.whole_bytes, BETWEEN_KERNELS) / share)
+            item.traffic_bytes / (machine.held_rate(item.whole_bytes, BETWEEN_CORES) / share)
             for item in stage.moved
             if item.whole_bytes > near
         )

@@ -14,7 +14,7 @@ from tvm_ext.analysis.computation_exprs import axis_names, tensor_expr_of
 from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.window import Window
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import FITTING, Machine
+from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import lanes_of
 from tvm_ext.records.rprogram import LayerCost, Prediction, RProgram, RTile
 from tvm_ext.support.arithmetic import ceil_div
@@ -171,7 +171,7 @@ class WindowClock:
         moved = sum(access.itemsize_bytes * prod(access.shape) for access in self.expr.accesses)
         moved += extra * prod(self.expr.output.shape)
         layers = self.device.layers
-        held = layers.index(machine.holder(moved, FITTING))  # the operator stays here between its neighbours
+        held = layers.index(machine.holder(moved, WARM))  # the operator stays here between its neighbours
         times = [(layer.name, moved / machine.rate(layer) / balance) for layer in layers[2 : held + 1]]
         costs = [LayerCost(layer=name, footprint_bytes=moved, traffic_bytes=moved, time_s=time) for name, time in times]
         return machine.bind(compute_s, costs)

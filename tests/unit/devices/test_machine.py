@@ -10,7 +10,7 @@ import pytest
 import tvm_ext
 from tests.unit.kernels import cpu
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import BEHIND_L2, BETWEEN_KERNELS, FITTING, OF_ONE_UNIT, WARM, Holding, Machine
+from tvm_ext.devices.machine import BETWEEN_CORES, OF_ONE_UNIT, WARM, Holding, Machine
 
 KIB = 1024
 CAPACITIES = (2, 32, 1024, 8192, None)  # KiB of registers, L1, L2, L3 and memory
@@ -34,28 +34,25 @@ def machine(**fields: object) -> Machine:
         (WARM, 1024, "L2"),
         (WARM, 8192, "L3"),
         (WARM, 8193, "L4"),
-        (FITTING, 1025, "L3"),
-        (BEHIND_L2, 1, "L3"),
         (OF_ONE_UNIT, 32, "L1"),
         (OF_ONE_UNIT, 768, "L2"),
         (OF_ONE_UNIT, 3072, "L3"),
         (OF_ONE_UNIT, 3073, "L4"),
-        (BETWEEN_KERNELS, 1, "L3"),
-        (BETWEEN_KERNELS, 6144, "L3"),
-        (BETWEEN_KERNELS, 6145, "L4"),
+        (BETWEEN_CORES, 1, "L3"),
+        (BETWEEN_CORES, 6144, "L3"),
+        (BETWEEN_CORES, 6145, "L4"),
     ],
 )
 def test_each_rule_has_its_holder(rule: Holding, kib: int, held: str) -> None:
     assert machine().holder(kib * KIB, rule).name == held
 
 
-def test_only_a_rule_of_known_rates_passes_over_a_layer_without_one() -> None:
+@pytest.mark.parametrize("rule", [WARM, OF_ONE_UNIT, BETWEEN_CORES])
+def test_no_rule_has_a_layer_hold_whose_rate_nobody_knows(rule: Holding) -> None:
     spec = machine().spec
-    silent = Machine(
-        replace(spec, layers=(*spec.layers[:3], replace(spec.layers[3], bandwidth_gb_per_s=None), spec.layers[4]))
-    )
-    assert [silent.holder(2048 * KIB, rule).name for rule in (WARM, FITTING)] == ["L4", "L3"]
-    assert silent.held_rate(2048 * KIB, FITTING) == float("inf")
+    silent = replace(spec.layers[3], bandwidth_gb_per_s=None)
+    layers = (*spec.layers[:3], silent, spec.layers[4])
+    assert Machine(replace(spec, layers=layers)).holder(2048 * KIB, rule).name == "L4"
 
 
 def test_one_core_starts_no_parallel_region() -> None:
