@@ -63,6 +63,7 @@ from tvm_ext.relay_passes.roll_steps import RollSteps
 from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
+from tvm_ext.relay_passes.trim_taps import TrimTaps
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
@@ -95,6 +96,8 @@ def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:
         SplitConcatenations(),
         # Transposed convolutions by output phase: stock's form multiplies the zeros between input elements.
         ExpandTransposedConvolutions(),
+        # Wide dilations over small images: taps that meet nothing but padding are no work.
+        TrimTaps(),
         # One operator to Relax, eleven computations to stock TVM; what fuses attention looks for its products.
         ExpandAttention(),
         # `y = x` bindings left by importers would each break a fusion chain.

@@ -1,0 +1,126 @@
+"""Convolutions without the taps that only ever meet padding: they multiply weights by zeros, for every output.
+
+That happens where a kernel reaches further than its input: widely dilated convolutions over small images (the pyramids
+of DeepLab), and kernels larger than the image. Worked example: 3 x 3 taps dilated by 24 with as much padding over
+16 x 16 elements: the outer taps lie 24 places from the inner one, so that none of them meets an element. What is left
+is a 1 x 1 convolution, with a ninth of the multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, PyExprMutator, expr_mutator, module_pass, relax
+from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+
+CONVOLUTIONS = {
+    "relax.nn.conv1d": (relax.op.nn.conv1d, "NCW", "OIW"),
+    "relax.nn.conv2d": (relax.op.nn.conv2d, "NCHW", "OIHW"),
+    "relax.nn.conv3d": (relax.op.nn.conv3d, "NCDHW", "OIDHW"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taps:
+    """Along one axis of a convolution: input position = stride * output + dilation * tap - before."""
+
+    size: int  # of the input
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def outputs(self) -> int:
+        return (self.size + self.before + self.after - self.dilation * (self.taps - 1) - 1) // self.stride + 1
+
+    def meets(self, tap: int) -> bool:
+        """Whether some output's ``tap`` lies on an element of the input."""
+        first = self.dilation * tap - self.before
+        nearest = max(0, -(first // self.stride))  # the first output for which it is not before the input
+        return nearest < self.outputs and first + nearest * self.stride < self.size
+
+    def trimmed(self) -> tuple[int, Taps]:
+        """(first tap kept, the axis without what is before it and behind the last one that meets something).
+
+        Nothing is trimmed where the input would have to be cropped instead of padded.
+        """
+        kept = [tap for tap in range(self.taps) if self.meets(tap)] or [0, self.taps - 1]
+        first, taps = kept[0], kept[-1] - kept[0] + 1
+        before = self.before - self.dilation * first
+        reach = self.stride * (self.outputs - 1) + self.dilation * (taps - 1) + 1
+        after = max(0, reach - self.size - before)
+        dilation = self.dilation if taps > 1 else 1
+        own = Taps(size=self.size, taps=taps, stride=self.stride, dilation=dilation, before=before, after=after)
+        return (first, own) if before >= 0 and own.outputs == self.outputs else (0, self)
+
+
+@expr_mutator
+class _Trim(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: Call) -> Expr:
+        call = self.visit_expr_post_order(call)
+        make, *layouts = CONVOLUTIONS.get(operator_name(call) or "", (None,))
+        data, weight = call.args if make is not None else (None, None)
+        if make is None or [str(call.attrs.data_layout), str(call.attrs.kernel_layout)] != layouts:
+            return call
+        shape, kernel = static_shape(data), static_shape(weight)
+        if shape is None or kernel is None:
+            return call
+        axes = _axes(call, shape[2:], kernel[2:])
+        found = [axis.trimmed() for axis in axes]
+        own = [axis for _, axis in found]
+        if own == axes:
+            return call
+        return make(
+            data,
+            _without(weight, [first for first, _ in found], [axis.taps for axis in own]),
+            strides=list(call.attrs.strides),
+            padding=[*(axis.before for axis in own), *(axis.after for axis in own)],
+            dilation=[axis.dilation for axis in own],
+            groups=int(call.attrs.groups),
+            out_dtype=dtype_of(call),
+        )
+
+
+def _axes(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> list[Taps]:
+    attrs, rank = call.attrs, len(sizes)
+    padding = [int(size) for size in attrs.padding]
+    return [
+        Taps(
+            size=sizes[axis],
+            taps=taps[axis],
+            stride=int(attrs.strides[axis]),
+            dilation=int(attrs.dilation[axis]),
+            before=padding[axis],
+            after=padding[(axis + rank) % len(padding)],
+        )
+        for axis in range(rank)
+    ]
+
+
+def _without(weight: Expr, first: Sequence[int], taps: Sequence[int]) -> Expr:
+    """The ``taps`` from ``first`` on, of a constant at once."""
+    end = [start + count for start, count in zip(first, taps, strict=True)]
+    if isinstance(weight, Constant):
+        own = (slice(None), slice(None), *map(slice, first, end))
+        kept = weight.value.numpy()[own]
+        return relax.const(kept.copy(), str(kept.dtype))
+    return relax.op.strided_slice(weight, axes=list(range(2, 2 + len(taps))), begin=list(first), end=end)
+
+
+@module_pass(opt_level=0, name="tvm_ext.TrimTaps")
+class TrimTaps:
+    """Rewrite ``nn.conv1d``, ``conv2d`` and ``conv3d`` whose outermost taps meet nothing but padding.
+
+    A weight that is no number has no effect in a tap that is left out. Left alone: layouts other than NCHW/OIHW,
+    dynamic shapes.
+    """
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        mutator = _Trim(mod)
+        for gv, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gv, mutator.visit_expr(func))
+        return mutator.builder_.get()
