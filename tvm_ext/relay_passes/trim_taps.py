@@ -49,6 +49,8 @@ class Taps:
         """
         kept = [tap for tap in range(self.taps) if self.meets(tap)] or [0, self.taps - 1]
         first, taps = kept[0], kept[-1] - kept[0] + 1
+        if taps == self.taps:
+            return 0, self
         before = self.before - self.dilation * first
         reach = self.stride * (self.outputs - 1) + self.dilation * (taps - 1) + 1
         after = max(0, reach - self.size - before)

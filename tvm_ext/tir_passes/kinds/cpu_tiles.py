@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.live_taps import live_taps
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import tile_workload
+from tvm_ext.analysis.window import is_padding
 from tvm_ext.cost.cpu_tiles import program_of, tile_of, usual_order
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
@@ -37,7 +40,8 @@ class CpuTiles(KernelKind):
     name = "register tiles"
 
     def of_group(self, group: Group, context: KernelContext) -> TilePart | None:
-        return TilePart(group=group, context=context) if isinstance(group, TileGroup) else None
+        pads = tuple(filter(is_padding, context.operator.computations))
+        return TilePart(group=group, context=context, pads=pads) if isinstance(group, TileGroup) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +49,7 @@ class TilePart(KernelPart[CpuTile]):
     """An anchor with its fused epilogue.
 
     ``views`` are those of a panel, where it is one, and ``usual`` goes before what is best for the product alone.
+    ``pads`` are the paddings of whole tensors: what meets them alone is left out.
     """
 
     tiles = CpuTile
@@ -52,6 +57,7 @@ class TilePart(KernelPart[CpuTile]):
     context: KernelContext
     views: tuple[PanelView, ...] = ()
     usual: RProgram | None = None
+    pads: tuple[Computation, ...] = ()
 
     @cached_property
     def anchor(self) -> Anchor:
@@ -67,10 +73,12 @@ class TilePart(KernelPart[CpuTile]):
             return self._row_by_row()
         program = program_of(chosen, anchor.expr, device) if chosen else self.usual or constructed
         group, params = self.group, self.context.operator.params
-        kernel = emit_tile_kernel(anchor.computation, anchor.expr, group.epilogue, program, device, params)
+        live = live_taps(anchor.computation, self.pads)
+        kernel = emit_tile_kernel(anchor.computation, anchor.expr, group.epilogue, program, device, params, live)
         border = () if group.border is None else (fill_border(group.border, device),)
         note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue)
         note += ", between the borders of a padded tensor" if border else ""
+        note += ", by the taps that meet an element" if live else ""
         form = Form(
             path="rtile",
             statements=(*border, *kernel.statements),

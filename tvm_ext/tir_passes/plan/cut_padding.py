@@ -23,6 +23,7 @@ from tvm_ext._tvm import (
     tirx,
 )
 from tvm_ext.analysis.computations import Computation, dtype_of, read_operator, static_shape
+from tvm_ext.analysis.live_taps import live_taps
 from tvm_ext.analysis.window import Interval, is_padding
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.ir.build_ir import index, sequence
@@ -75,6 +76,8 @@ def _copied(func: PrimFunc, position: int) -> Computation | None:
     readers = operator.consumers(param)
     if len(readers) != 1 or not is_padding(readers[0]) or operator.is_output(readers[0].target):
         return None
+    if any(live_taps(reader, readers) for reader in operator.consumers(readers[0].target)):
+        return None  # who leaves out what meets padding has to know where it is
     groups, _ = cpu_groups(simplify(operator))
     rows = [computation for group in groups if isinstance(group, RowGroup) for computation in group.computations]
     return readers[0] if any(computation.target.same_as(readers[0].target) for computation in rows) else None

@@ -25,6 +25,7 @@ from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
 from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.live_taps import LiveTaps
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.reduction_chunks import ReductionChunks
 from tvm_ext.devices.hal import DeviceSpec
@@ -66,14 +67,16 @@ def emit_tile_kernel(
     program: RProgram,
     device: DeviceSpec,
     params: Sequence[Buffer],
+    live: Sequence[LiveTaps] = (),
 ) -> TileKernel:
     """The kernel of ``program`` for ``computation`` with its fused ``epilogue``.
 
     ``computation`` and ``expr`` are the anchor in canonical form: axis for variable, input for load. Inputs that
     ``expr`` marks constant are read by nothing else and may be replaced by a packed copy. ``params`` are the function's
-    parameters. Raises IllegalRewrite where the program has no spatial axis to vectorise.
+    parameters. Of ``live`` taps, loops go over those that meet elements. Raises IllegalRewrite where the program has
+    no spatial axis to vectorise.
     """
-    layout = lay_out(computation, expr, epilogue, program, device)
+    layout = lay_out(computation, expr, epilogue, program, device, live)
     kind = outer_kind(program.prediction.busy_s, device)
     entry = [item.copy(computation, kind) for item in layout.packed if not item.is_constant]
     packs = [

@@ -9,6 +9,7 @@ from math import prod
 from tvm_ext._tvm import Buffer, Expr, Stmt, Var, structural_equal, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import Computation, dtype_of, replace_equal_loads
+from tvm_ext.analysis.live_taps import LiveTaps
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.cost.cpu_tiles import tile_of
 from tvm_ext.cost.reduction_chunks import ReductionChunks, reduction_chunks, with_longer_runs
@@ -56,6 +57,7 @@ class TileLayout:
     packed: tuple[PackedInput | PhasePack, ...]
     round_lanes: bool  # whether a partial register may be computed whole
     chunks: ReductionChunks | None  # of the reduction; None where it stays whole
+    live: tuple[LiveTaps, ...]  # whose loops only go over those that meet an element
     ahead: NextPanel | None  # of the weights, to be asked for; None where that is nothing to gain by
     panel: Expr  # variables of the packed addressing: which panel of the vector axis, and which lane in it
     lane: Expr
@@ -98,6 +100,7 @@ def lay_out(
     epilogue: Sequence[Computation],
     program: RProgram,
     device: DeviceSpec,
+    live: Sequence[LiveTaps] = (),
 ) -> TileLayout:
     """The layout of ``program`` with its fused ``epilogue``.
 
@@ -146,6 +149,7 @@ def lay_out(
         packed=packed,
         round_lanes=_only_padded_panels(computation, expr, names[vector], packed),
         chunks=chunks,
+        live=tuple(taps for taps in live if chunks is None or taps.taps != reduction[0]),
         ahead=ahead,
         panel=panel,
         lane=lane,

@@ -82,11 +82,20 @@ class RegisterTile:
     def reduce(self, first: Expr | None = None, count: int | Expr | None = None) -> Stmt:
         """The reduction; with ``first``, ``count`` steps of its outermost axis from there on."""
         layout, computation = self.layout, self.layout.computation
-        extents: list[int | Expr] = [computation.extents[p] for p in layout.reduction]
+        spans: dict[int, tuple[Expr, int | Expr]] = {p: (index(0), computation.extents[p]) for p in layout.reduction}
+        for taps in layout.live:
+            start = self.at[taps.outputs] * index(layout.tile[taps.outputs])
+            spans[taps.taps] = taps.span(start, self.sizes[taps.outputs])
+        if first is not None and count is not None:
+            spans[layout.reduction[0]] = first, count
         names = [computation.variables[p].name for p in layout.reduction]
-        if first is None or count is None:
-            return nest(extents, SERIAL, names, self._step)
-        return nest([count, *extents[1:]], SERIAL, names, lambda ks: self._step((first + ks[0], *ks[1:])))
+        begins = [begin for begin, _ in spans.values()]
+        counts = [count for _, count in spans.values()]
+
+        def step(ks: tuple[Expr, ...]) -> Stmt:
+            return self._step(tuple(begin + k for begin, k in zip(begins, ks, strict=True)))
+
+        return nest(counts, SERIAL, names, step)
 
     def _step(self, ks: tuple[Expr, ...]) -> Stmt:
         layout = self.layout
