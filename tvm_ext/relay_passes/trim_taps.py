@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, PyExprMutator, expr_mutator, module_pass, relax
+from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+
+from .rewriting import CallRewriter
 
 CONVOLUTIONS = {
     "relax.nn.conv1d": (relax.op.nn.conv1d, "NCW", "OIW"),
@@ -60,9 +62,8 @@ class Taps:
 
 
 @expr_mutator
-class _Trim(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Call) -> Expr:
-        call = self.visit_expr_post_order(call)
+class _Trim(CallRewriter):
+    def rewritten(self, call: Call) -> Expr:
         make, *layouts = CONVOLUTIONS.get(operator_name(call) or "", (None,))
         data, weight = call.args if make is not None else (None, None)
         if make is None or [str(call.attrs.data_layout), str(call.attrs.kernel_layout)] != layouts:
@@ -121,8 +122,4 @@ class TrimTaps:
     """
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
-        mutator = _Trim(mod)
-        for gv, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gv, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return _Trim(mod).run()
