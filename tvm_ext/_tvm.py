@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "PIPELINE_NAME", "RPC_TRACKER_MAGIC",
-    "AllocBuffer",
+    "ALLREDUCE", "ALREADY_SCHEDULED", "CALL_TIR", "IF_THEN_ELSE", "IMPORT_ERRORS", "OPAQUE", "PIPELINE_NAME",
+    "RPC_TRACKER_MAGIC", "AllocBuffer",
     "Analyzer", "Attrs", "BlockBuilder", "Buffer", "BufferStore", "Call", "Constant", "DataflowBlock", "DataflowVar",
     "DeclBuffer", "Device", "ExecBuilder", "Executable", "Expr", "For", "ForKind", "GlobalVar", "IRModule", "IndexMap",
     "IterVar", "Module", "ModuleAction", "Node", "OnnxConverter", "Pass", "PassContext", "PassInfo", "PassInstrument",
