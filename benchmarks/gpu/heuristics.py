@@ -26,7 +26,7 @@ from rich.table import Table
 from vendor_heuristics import vendor_choices
 
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.gemm import GemmProblem
+from tvm_ext.byoc_cutlass.gemm import packed_problem
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.hal import DeviceSpec
@@ -86,7 +86,7 @@ def _bolt() -> Iterator[Shape]:
 def compare(shape: Shape, device: DeviceSpec) -> Row | None:
     """None where either side has no configuration."""
     batch, m, n, k = shape
-    problem = GemmProblem.packed(m=m, n=n, k=k, batch=batch, arithmetic="float16", out_dtype="float16")
+    problem = packed_problem(m=m, n=n, k=k, batch=batch, arithmetic="float16", out_dtype="float16")
     ours = ProductFamily(problem, device, Epilogue(out_dtype="float16")).propose()
     theirs = vendor_choices(problem, device)
     if not ours or not theirs:

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import Annotated
 
@@ -160,7 +161,10 @@ def padded_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
         return None
     channels = ceil_div(window.input_extents[3], ACCESS) * ACCESS
     wider = dataclasses.replace(window, input_extents=(*window.input_extents[:3], channels))
-    problem = dataclasses.replace(region.problem, window=wider)
+    alignment = gcd(wider.channels, ACCESS)
+    layout = dataclasses.replace(region.problem.operands[0], leading_dimension=wider.channels, alignment=alignment)
+    depth = wider.positions * wider.channels
+    problem = dataclasses.replace(region.problem, window=wider, depth=depth, operands=(layout, layout))
     return candidates_of(dataclasses.replace(region, problem=problem), device, 1)[0].time_us
 
 

@@ -12,10 +12,10 @@ import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
-from tvm_ext.byoc_cutlass.gemm import GemmProblem
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, TargetError, UnsupportedEnvironmentError
+from tvm_ext.records.partition import CutlassProblem
 
 PACKAGE = "nvidia-matmul-heuristics"
 MODULE = "nvMatmulHeuristics"
@@ -58,20 +58,21 @@ def is_installed() -> bool:
     return importlib.util.find_spec(MODULE) is not None
 
 
-def vendor_choices(problem: GemmProblem, device: DeviceSpec, *, count: int = 16) -> tuple[VendorChoice, ...]:
+def vendor_choices(problem: CutlassProblem, device: DeviceSpec, *, count: int = 16) -> tuple[VendorChoice, ...]:
     """The vendor's ``count`` best configurations for ``problem``, best first.
 
     Raises UnsupportedEnvironmentError where the package is not installed, TargetError for devices that it does not
     know by name and InputError for types that it has no letters for.
     """
-    precision = _PRECISIONS.get((problem.arithmetic, problem.out_dtype))
+    precision = _PRECISIONS.get((problem.arithmetic, problem.dtypes[2]))
     if precision is None:
         known = ", ".join(f"{a} to {out}" for a, out in _PRECISIONS)
-        message = f"{PACKAGE} is not asked about products of {problem.arithmetic} to {problem.out_dtype}."
+        message = f"{PACKAGE} is not asked about products of {problem.arithmetic} to {problem.dtypes[2]}."
         raise InputError(message, f"ask about {known}")
     asked, interface, backend = _session(device.name, has(device, BULK_COPIES_SINCE))
-    layout = asked.NvMatmulHeuristicsMatmulLayout[f"{_letter(problem.a.order)}{_letter(problem.b.order)}_ROW_MAJOR"]
-    described = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout, problem.batch)
+    layout = asked.NvMatmulHeuristicsMatmulLayout[f"{''.join(map(_letter, problem.orders))}_ROW_MAJOR"]
+    sizes = (problem.rows, problem.columns, problem.depth)
+    described = interface.makeNvMatmulHeuristicsProblem(*sizes, layout, problem.batch)
     return tuple(_choice(found) for found in interface.getEx(described, count, backend, precision=precision))
 
 

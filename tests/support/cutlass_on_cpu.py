@@ -27,7 +27,7 @@ from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
 from tvm_ext.byoc_cutlass.gemm import GemmConfig
 from tvm_ext.byoc_cutlass.kernel_text import kernel_symbol
-from tvm_ext.records.partition import Order
+from tvm_ext.records.partition import CutlassProblem, Order
 from tvm_ext.support.files import temporary_folder
 from tvm_ext.toolchains import cutlass_samples, cutlass_toolchain
 from tvm_ext.toolchains.cuda_toolchain import CompiledCuda
@@ -103,16 +103,9 @@ void* TVMFFIEnvGetStream(int32_t, int32_t) { return nullptr; }
 """
 
 
-def emit_gemm(
-    config: GemmConfig,
-    epilogue: Epilogue,
-    *,
-    layout_a: Order = "row",
-    layout_b: Order = "row",
-    batched: bool = False,
-) -> str:
+def emit_gemm(config: GemmConfig, epilogue: Epilogue, problem: CutlassProblem) -> str:
     """`byoc_cutlass.emit.emit_gemm`, for the CPU."""
-    symbol = emit.symbol_of(config, epilogue, layout_a, layout_b, batched=batched)
+    symbol, (layout_a, layout_b) = emit.symbol_of(config, epilogue, problem), problem.orders
     operand = TYPES[config.arithmetic if config.arithmetic in TYPES else "float32"]
     total = "int32_t" if operand == "int8_t" else "float"
     a = "i * call->lda + k" if layout_a == "row" else "k * call->lda + i"

@@ -23,7 +23,7 @@ from tvm_ext.cost.alignment_model import (
     product_us,
 )
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, US_PER_S, instructions_us
-from tvm_ext.cost.gpu_chain import ChainProduct, ProductChain
+from tvm_ext.cost.gpu_chain import ProductChain
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, TargetError
@@ -32,10 +32,10 @@ from tvm_ext.records.padding import PaddingRecord, ProductPadding
 from tvm_ext.records.partition import CutlassProblem
 
 from .activations import is_spelling
-from .convolution import ConvolutionProblem
+from .back_to_back import product_chain
 from .convolutions import ConvolutionFamily
 from .epilogue import Epilogue
-from .gemm import GemmConfig, GemmProblem
+from .gemm import GemmConfig
 from .graph_values import GraphValues
 from .patterns import OF_MODEL, Region, regions_of
 from .products import ProductFamily
@@ -223,17 +223,13 @@ class Advisor:
 
     def _smaller_tiles(self, problem: CutlassProblem) -> list[BlockTile]:
         """Of the template that is predicted to be the fastest, where it divides the product more finely."""
-        out_dtype = problem.dtypes[2]
-        plain = Epilogue(out_dtype=out_dtype)
+        plain = Epilogue(out_dtype=problem.dtypes[2])
         tiles: list[GemmConfig] = []
         try:
             if problem.window is None:
-                products = ProductFamily(GemmProblem.of(problem, out_dtype), self.device, plain).propose(1)
-                tiles = [ranked.config for ranked in products]
+                tiles = [ranked.config for ranked in ProductFamily(problem, self.device, plain).propose(1)]
             elif problem.anchor != "conv2d_depthwise":
-                convolution = ConvolutionProblem.of(problem, out_dtype)
-                convolutions = ConvolutionFamily(convolution, self.device, plain).propose(1)
-                tiles = [ranked.config.tile for ranked in convolutions]
+                tiles = [ranked.config.tile for ranked in ConvolutionFamily(problem, self.device, plain).propose(1)]
         except (InputError, TargetError):
             return []
         blocks = [BlockTile(rows=c.threadblock[0], columns=c.threadblock[1], slices=c.split_k) for c in tiles]
@@ -341,21 +337,6 @@ def _described(region: Region) -> str:
 
 def _chain(first: CutlassProblem, *behind: CutlassProblem) -> ProductChain:
     """Products one behind the other, each with a bias."""
+    products = (first, *behind)
     size = itemsize_bytes(first.dtypes[0])
-    products = [
-        ChainProduct(
-            columns=product.columns,
-            depth=product.depth,
-            weight_bytes=product.columns * product.depth * size,
-            epilogue_bytes=product.columns * size,
-        )
-        for product in (first, *behind)
-    ]
-    return ProductChain(
-        rows=first.rows,
-        products=tuple(products),
-        dtype=first.dtypes[0],
-        itemsize=int(size),
-        input_bytes=aligned_product(first).input_elements * size,
-        output_itemsize=size,
-    )
+    return product_chain(products, [product.columns * size for product in products], size)

@@ -9,63 +9,21 @@ int8 reads interleaved tensors alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tvm_ext.cost.gpu_chain import ChainProduct, ChainTile, ProductChain, ProductTile, Residence
 from tvm_ext.cost.gpu_chain_tiles import construct_chain
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.errors import IllegalRewrite, InputError
-from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.records.partition import CutlassProblem, CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
-from .convolution import ConvolutionProblem
+from .elements import ELEMENTS
 from .epilogue import Epilogue
-from .gemm import GemmConfig, GemmProblem
+from .gemm import GemmConfig
 from .legality import shared_bytes_2x, thread_registers
-from .ranking import operand_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairProblem:
-    """Two matrix products, the second of what the first makes, and the ``convolution`` that the first one is."""
-
-    first: GemmProblem
-    second: GemmProblem
-    convolution: ConvolutionProblem | None
-
-    @classmethod
-    def of(cls, region: CutlassRegion) -> PairProblem:
-        """The two products of ``region``, which has a second one. Raises IllegalRewrite for what no template reads."""
-        assert region.then is not None
-        first, second = region.problem, region.then.problem
-        if (first.window is None) != (second.window is None):
-            raise IllegalRewrite("a convolution and a matrix product are no pair of one template", "")
-        if first.window is None:
-            return cls(
-                first=GemmProblem.of(first, region.out_dtype),
-                second=GemmProblem.of(second, region.then.out_dtype),
-                convolution=None,
-            )
-        head = ConvolutionProblem.of(first, region.out_dtype)
-        tail = ConvolutionProblem.of(second, region.then.out_dtype)
-        if not tail.is_plain:
-            raise IllegalRewrite(f"the second convolution, {tail.described}, is not 1 x 1, unpadded, of stride 1", "")
-        return cls(first=head.product(), second=tail.product(), convolution=head)
-
-    @property
-    def arithmetic(self) -> str:
-        """The first product's; both have one where a template serves them."""
-        return self.first.arithmetic
-
-    @property
-    def input_bytes(self) -> float:
-        """Of the first product's first factor."""
-        bits = self.first.multiplier.bits
-        if self.convolution is None:
-            return self.first.m * self.first.k * bits / 8
-        n, h, w, c = self.convolution.window.input_extents
-        return n * h * w * c * bits / 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +68,11 @@ class PairConfig:
         rows, columns, _ = self.first.threadblock
         return stages + rows * (columns + _PADDING) * self.first.multiplier.bits // 8
 
-    def tile(self, problem: PairProblem) -> ChainTile:
-        """As the model of chains takes it."""
-        step = self.first.threadblock[2]
-        depth = problem.first.k
-        if problem.convolution is not None:  # whole steps of each position, with zeros
-            depth = problem.convolution.positions * ceil_div(problem.convolution.channels, step) * step
+    def tile(self, first: CutlassProblem) -> ChainTile:
+        """As the model of chains takes it; ``first`` is the first product."""
+        step, depth, window = self.first.threadblock[2], first.depth, first.window
+        if window is not None:  # whole steps of each position, with zeros
+            depth = window.positions * ceil_div(window.channels, step) * step
         products = (_product_tile(self.first, depth), _product_tile(self.second, self.first.threadblock[1]))
         return ChainTile(
             units="matrix units", residence=self.residence, rows=self.first.threadblock[0],
@@ -134,20 +91,40 @@ def _product_tile(config: GemmConfig, depth: int) -> ProductTile:
     return ProductTile(columns=columns, depth=step, steps=ceil_div(depth, step), across=columns // config.warp[1])
 
 
-def pair_chain(problem: PairProblem, first: Epilogue, second: Epilogue) -> ProductChain:
-    """As the model of chains takes the products."""
-    bits = problem.first.multiplier.bits
-    products = tuple(
+def product_chain(
+    products: Sequence[CutlassProblem], epilogue_bytes: Sequence[float], output_itemsize: float
+) -> ProductChain:
+    """Products one behind the other as the model of chains takes them."""
+    first = products[0]
+    size = ELEMENTS[first.dtypes[0]].bits / 8
+    chained = tuple(
         ChainProduct(
-            columns=part.n, depth=part.k, weight_bytes=part.k * part.n * bits / 8,
-            epilogue_bytes=operand_bytes(epilogue, part.m, part.n),
+            columns=product.columns, depth=product.depth, weight_bytes=product.depth * product.columns * size,
+            epilogue_bytes=read_bytes,
         )
-        for part, epilogue in ((problem.first, first), (problem.second, second))
+        for product, read_bytes in zip(products, epilogue_bytes, strict=True)
     )  # fmt: skip
     return ProductChain(
-        rows=problem.first.m, products=products, dtype=problem.arithmetic, itemsize=bits // 8,
-        input_bytes=problem.input_bytes, output_itemsize=problem.second.out.bits / 8,
+        rows=first.rows, products=chained, dtype=first.arithmetic, itemsize=int(size),
+        input_bytes=first.factor_elements[0] * size, output_itemsize=output_itemsize,
     )  # fmt: skip
+
+
+def pair_chain(first: CutlassProblem, then: CutlassProblem, *epilogues: Epilogue) -> ProductChain:
+    """`product_chain` of two products with their epilogues."""
+    parts = (first, then)
+    read = [epilogue.read_bytes(part.rows, part.columns) for part, epilogue in zip(parts, epilogues, strict=True)]
+    return product_chain(parts, read, ELEMENTS[epilogues[-1].out_dtype].bits / 8)
+
+
+def check_pair(first: CutlassProblem, then: CutlassProblem) -> None:
+    """Raise IllegalRewrite for two products that no template reads, whatever their extents."""
+    if (first.window is None) != (then.window is None):
+        raise IllegalRewrite("a convolution and a matrix product are no pair of one template", "")
+    if then.window is not None and not then.window.is_plain:
+        (n, h, w, c), (r, s), groups = then.window.input_extents, then.window.filter_extents, then.window.groups
+        size = f"{n}x{h}x{w}x{c} with {then.columns} filters of {r}x{s}{f' in {groups} groups' if groups > 1 else ''}"
+        raise IllegalRewrite(f"the second convolution, of {size}, is not 1 x 1, unpadded, of stride 1", "")
 
 
 def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
@@ -156,11 +133,13 @@ def least_chain_us(region: CutlassRegion, device: DeviceSpec) -> float | None:
     None where the products are no chain.
     """
     assert region.then is not None
+    first, then = region.problem, region.then.problem
     try:
-        problem = PairProblem.of(region)
-    except (IllegalRewrite, InputError):
+        check_pair(first, then)
+    except IllegalRewrite:
         return None
-    if (problem.first.m, problem.first.n) != (problem.second.m, problem.second.k):
+    if (first.rows, first.columns) != (then.rows, then.depth):
         return None
-    tiles = construct_chain(pair_chain(problem, Epilogue.of(region), Epilogue.of(region.then)), device, "matrix units")
+    chain = pair_chain(first, then, Epilogue.of(region), Epilogue.of(region.then))
+    tiles = construct_chain(chain, device, "matrix units")
     return tiles.ranked[0][1].time_s * 1e6 if tiles.ranked else None

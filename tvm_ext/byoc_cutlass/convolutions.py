@@ -7,18 +7,17 @@ names the header that it mirrors. `emit_convolution` writes the source.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from math import prod
+from dataclasses import replace
 
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import registers_left
-from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.records.partition import CutlassProblem, CutlassRegion, ImplicitWindow
 from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit_convolution, products
-from .convolution import WINDOWED, ConvolutionConfig, ConvolutionProblem
+from .convolution import WINDOWED, ConvolutionConfig
 from .convolution import Iterator as Reader
 from .epilogue import Epilogue
 from .family import Config, PredictedTime, TemplateFamily
@@ -26,7 +25,6 @@ from .gemm import ACCESS_BITS, GemmConfig
 from .host import KernelCall
 from .legality import SMALLEST_ASYNC_COPY_BITS, thread_registers
 from .products import SPLITS, ProductFamily
-from .ranking import ProductClock
 
 _FEW = 8  # channels of one access of halves, 16 bytes: of more the other iterators' accesses are as wide
 _INSTRUCTIONS: dict[Reader, int] = {
@@ -44,24 +42,27 @@ _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET = -128, 127, 255  # cuTensorMapEncodeI
 _MOST_STRIDE = 8  # cuTensorMapEncodeIm2col's elementStrides
 
 
-class WindowFamily(TemplateFamily[ConvolutionProblem, Config]):
+class WindowFamily(TemplateFamily[Config]):
     """What families of convolutions have in common."""
 
     form = emit_convolution.CONVOLUTION_CALL
     does = "convolves"
 
-    @staticmethod
-    def problem_of(region: CutlassRegion) -> ConvolutionProblem:
-        return ConvolutionProblem.of(region.problem, region.out_dtype)
+    def __init__(self, problem: CutlassProblem, device: DeviceSpec, epilogue: Epilogue) -> None:
+        super().__init__(problem, device, epilogue)
+        assert problem.window is not None
+        self.window = problem.window
+
+    def extents(self) -> tuple[int, ...]:
+        """What a launch is told of the window."""
+        window = self.window
+        extents = (*window.input_extents, self.problem.columns, *window.filter_extents, *window.output_extents)
+        return *extents, *window.numbers, window.groups
 
     def why_too_many_bytes(self) -> str | None:
         """device/implicit_gemm_convolution.h: each tensor has fewer than 2^31 bytes."""
-        problem, bits = self.problem, self.problem.multiplier.bits
-        sizes = (
-            prod(problem.window.input_extents) * bits,
-            problem.filters * problem.positions * problem.channels * bits,
-            problem.pixels * problem.filters * problem.out.bits,
-        )
+        factors = (count * self.multiplier.bits for count in self.problem.factor_elements)
+        sizes = (*factors, self.problem.rows * self.problem.columns * self.out.bits)
         if max(sizes) // 8 >= _MOST_BYTES:
             return f"a tensor of {max(sizes) // 8} bytes is too large for templates, which count {_MOST_BYTES}"
         return None
@@ -75,21 +76,16 @@ class WindowFamily(TemplateFamily[ConvolutionProblem, Config]):
 class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
     """One convolution as an implicit product; of the iterator "plain" the kernel is a matrix product's, and shared."""
 
-    def __init__(self, problem: ConvolutionProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
-        super().__init__(problem, device, *epilogues)
-        self.product = ProductFamily(problem.product(), device, *epilogues)
-
-    @staticmethod
-    def serves(region: CutlassRegion) -> bool:
-        return region.then is None and region.problem.anchor in ("conv2d", "conv2d_grouped")
+    def __init__(self, problem: CutlassProblem, device: DeviceSpec, epilogue: Epilogue) -> None:
+        super().__init__(problem, device, epilogue)
+        self.product = ProductFamily(problem, device, epilogue)
 
     def candidates(self) -> Iterator[ConvolutionConfig]:
-        problem, product = self.problem, self.product.problem
-        narrow = product.a.alignment * problem.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
+        narrow = self.problem.operands[0].alignment * self.multiplier.bits < SMALLEST_ASYNC_COPY_BITS
         for tile in (*self.product.candidates(), *(self.product.two_stage_tiles() if narrow else ())):
             if tile.generation == "2.x":
-                yield from _window_configs(tile, problem)
-            if problem.is_plain:
+                yield from self._window_configs(tile)
+            if self.window.is_plain:
                 yield ConvolutionConfig(tile=tile, iterator="plain")
         if has(self.device, BULK_COPIES_SINCE):
             for tile in self.product.collective_tiles(("single",)):
@@ -98,14 +94,14 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
     def reasons(self, config: ConvolutionConfig) -> Iterator[str | None]:
         yield self.why_too_many_bytes()
         yield _why_wrong_generation(config)
-        yield _why_wrong_groups(config, self.problem)
-        yield _why_wrong_iterator(config, self.problem)
+        yield self._why_wrong_groups(config)
+        yield _why_wrong_iterator(config, self.window)
         if config.iterator == "bulk":
-            yield _why_not_im2col(self.problem, self.epilogue)
-        yield _why_wrong_split(config, self.problem)
+            yield _why_not_im2col(self.window, self.epilogue)
+        yield _why_wrong_split(config, self.window)
         yield from self.product.reasons(config.tile)
         if config.tile.generation == "2.x" and config.iterator != "plain":
-            threads = self.product.clock.threads(config.tile)
+            threads = self.product.threads(config.tile)
             yield self.why_too_many_registers(_registers(config, threads), threads)
 
     def predict(self, config: ConvolutionConfig) -> PredictedTime:
@@ -114,8 +110,25 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
         Activations are moved once, not once for each position of the filter. An iterator that computes coordinates
         costs the vector units' instructions: narrow accesses and few channels make them the limit.
         """
-        clock = ProductClock(config.product(self.problem), self.device, self.epilogue)
-        return clock.predict(config.tile, read_bits=self.problem.read_bits, issue_us=self._issue_us(config))
+        depth = self.steps(config) * config.tile.threadblock[2] * config.split  # with what is multiplied by zeros
+        product = ProductFamily(replace(self.problem, depth=depth), self.device, self.epilogue)
+        return product.predict(config.tile, issue_us=self._issue_us(config))
+
+    def steps(self, config: ConvolutionConfig) -> int:
+        """Steps along the depth that a threadblock takes (conv2d_problem_size.h, implicit_gemm_k_iterations)."""
+        k, window, channels = config.tile.threadblock[2], self.window, self.window.channels
+        if config.iterator == "plain":
+            return ceil_div(ceil_div(channels, k), config.split)
+        if config.iterator == "fixed_channels":
+            return ceil_div(window.positions, max(1, k // channels))
+        if config.iterator == "few_channels":
+            return ceil_div(window.positions * channels, k)
+        groups = config.tile.threadblock[1] // self.group_filters if config.grouping == "multiple" else 1
+        return window.positions * ceil_div(ceil_div(channels, config.split), k) * max(1, groups)
+
+    @property
+    def group_filters(self) -> int:
+        return self.problem.columns // self.window.groups
 
     def _issue_us(self, config: ConvolutionConfig) -> float:
         """Instructions that find what one step of a threadblock loads, on its unit's vector units."""
@@ -132,7 +145,7 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
     def splits(self, config: ConvolutionConfig) -> Iterator[ConvolutionConfig]:
         """In slices where its tiles leave units idle and every slice keeps its stages filled."""
         yield config
-        tiles = config.tile.tiles(self.product.problem)
+        tiles = config.tile.tiles(self.problem)
         for split in () if products.has_no_splits(config.tile) else SPLITS[1:]:
             sliced = config.with_split(split)
             if tiles * split > self.device.unit_count * 2:
@@ -143,7 +156,7 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
     def variants(self, config: ConvolutionConfig) -> Iterator[ConvolutionConfig]:
         """Slices of channels; of a matrix product its own."""
         if config.iterator == "plain":
-            yield from (dataclasses.replace(config, tile=tile) for tile in self.product.variants(config.tile))
+            yield from (replace(config, tile=tile) for tile in self.product.variants(config.tile))
         elif config.iterator != "bulk" and not config.tile.is_simt:
             for sliced in map(config.with_split, SPLITS):
                 if sliced != config and (sliced.split == 1 or self._is_filled(sliced)):
@@ -151,7 +164,7 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
 
     def _is_filled(self, config: ConvolutionConfig) -> bool:
         """Whether the slices are legal, and every one of them fills its stages."""
-        return config.steps(self.problem) >= config.tile.stages and self.why_illegal(config) is None
+        return self.steps(config) >= config.tile.stages and self.why_illegal(config) is None
 
     def source(self, config: ConvolutionConfig) -> str:
         if config.iterator == "plain":
@@ -160,25 +173,39 @@ class ConvolutionFamily(WindowFamily[ConvolutionConfig]):
 
     def numbers(self, config: ConvolutionConfig) -> tuple[int, ...]:
         tuning = (config.split, config.tile.swizzle, int(config.tile.raster == "along_m"), 0)
-        return *self.problem.numbers, *tuning
+        return *self.extents(), *tuning
 
     def call(self, config: ConvolutionConfig, region: CutlassRegion) -> KernelCall:
         if config.iterator == "plain":
             return self.product.call(config.tile, region)
         return super().call(config, region)
 
+    def _window_configs(self, tile: GemmConfig) -> Iterator[ConvolutionConfig]:
+        """2.x templates on ``tile``. Stepped pointers are never slower than coordinates where both are possible."""
+        stepped: Reader = "optimized" if max(self.window.filter_extents) <= MASK_POSITIONS else "analytic"
+        if self.window.groups > 1:
+            yield ConvolutionConfig(tile=tile, iterator=stepped, grouping="single")
+            yield ConvolutionConfig(tile=tile, iterator="analytic", grouping="multiple")
+            return
+        yield ConvolutionConfig(tile=tile, iterator=stepped)
+        if self.window.channels <= _FEW:
+            yield ConvolutionConfig(tile=tile, iterator="few_channels")
+            yield ConvolutionConfig(tile=tile, iterator="fixed_channels")
 
-def _window_configs(tile: GemmConfig, problem: ConvolutionProblem) -> Iterator[ConvolutionConfig]:
-    """2.x templates on ``tile``. Stepped pointers are never slower than coordinates where both are possible."""
-    stepped: Reader = "optimized" if max(problem.window.filter_extents) <= MASK_POSITIONS else "analytic"
-    if problem.window.groups > 1:
-        yield ConvolutionConfig(tile=tile, iterator=stepped, grouping="single")
-        yield ConvolutionConfig(tile=tile, iterator="analytic", grouping="multiple")
-        return
-    yield ConvolutionConfig(tile=tile, iterator=stepped)
-    if problem.channels <= _FEW:
-        yield ConvolutionConfig(tile=tile, iterator="few_channels")
-        yield ConvolutionConfig(tile=tile, iterator="fixed_channels")
+    def _why_wrong_groups(self, config: ConvolutionConfig) -> str | None:
+        """device/implicit_gemm_convolution.h, can_implement."""
+        if (config.grouping == "none") != (self.window.groups == 1):
+            return "templates without groups are for one group, those with groups for several"
+        if config.grouping == "none":
+            return None
+        tile_n, filters = config.tile.threadblock[1], self.group_filters
+        if config.iterator not in ("optimized", "analytic") or config.tile.is_simt:
+            return "groups are for the optimized and the analytic iterator on matrix units"
+        if config.grouping == "single":
+            return None if filters % tile_n == 0 else f"a group's {filters} filters are no whole tiles of {tile_n}"
+        if config.iterator != "analytic":
+            return "several groups in one tile are for the analytic iterator"
+        return None if tile_n % filters == 0 else f"a tile of {tile_n} is no whole groups of {filters} filters"
 
 
 # --- legality: static assertions and run-time checks of CUTLASS 4.2.0 ------------------------------------------------
@@ -195,47 +222,30 @@ def _why_wrong_generation(config: ConvolutionConfig) -> str | None:
     return None
 
 
-def _why_wrong_groups(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
-    """device/implicit_gemm_convolution.h, can_implement."""
-    if (config.grouping == "none") != (problem.window.groups == 1):
-        return "templates without groups are for one group, those with groups for several"
-    if config.grouping == "none":
-        return None
-    tile_n, filters = config.tile.threadblock[1], problem.group_filters
-    if config.iterator not in ("optimized", "analytic") or config.tile.is_simt:
-        return "groups are for the optimized and the analytic iterator on matrix units"
-    if config.grouping == "single":
-        return None if filters % tile_n == 0 else f"a group's {filters} filters are no whole tiles of {tile_n}"
-    if config.iterator != "analytic":
-        return "several groups in one tile are for the analytic iterator"
-    return None if tile_n % filters == 0 else f"a tile of {tile_n} is no whole groups of {filters} filters"
-
-
-def _why_wrong_iterator(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+def _why_wrong_iterator(config: ConvolutionConfig, window: ImplicitWindow) -> str | None:
     """conv2d_fprop_activation_tile_access_iterator_*.h."""
-    if config.iterator == "plain" and not problem.is_plain:
+    if config.iterator == "plain" and not window.is_plain:
         return "only filters of one position, with neither strides nor padding, are plain matrix products"
-    if config.iterator == "optimized" and max(problem.window.filter_extents) > MASK_POSITIONS:
+    if config.iterator == "optimized" and max(window.filter_extents) > MASK_POSITIONS:
         return f"the optimized iterator has masks for {MASK_POSITIONS} positions of a filter each way"
     if config.iterator in WINDOWED and config.tile.is_simt:
         return "templates for few channels are on matrix units"
     if config.iterator == "fixed_channels":
-        if config.tile.alignment_a != problem.channels or config.tile.alignment_b != problem.channels:
+        if config.tile.alignment_a != window.channels or config.tile.alignment_b != window.channels:
             return "fixed channels are those of one access"
-        if config.tile.threadblock[2] % problem.channels:
+        if config.tile.threadblock[2] % window.channels:
             return "a tile's depth is no whole number of positions"
     return None
 
 
-def _why_not_im2col(problem: ConvolutionProblem, epilogue: Epilogue) -> str | None:
+def _why_not_im2col(window: ImplicitWindow, epilogue: Epilogue) -> str | None:
     """sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement; what cuTensorMapEncodeIm2col takes."""
-    window, upper = problem.window, problem.upper_padding()
     if window.groups > 1:
         return "collectives have no groups"
     if sum(operand.role == "matrix" for operand in epilogue.operands) > 1:
         return "a collective loads one whole matrix for its epilogue, as its rows are windows"
     for lower, behind, extent, step, stride in zip(
-        window.padding, upper, window.filter_extents, window.dilation, window.strides, strict=True
+        window.padding, window.padding_behind, window.filter_extents, window.dilation, window.strides, strict=True
     ):
         offset = (extent - 1) * step
         if max(lower, behind) > _MOST_PADDING or offset >= _MOST_OFFSET or stride > _MOST_STRIDE:
@@ -245,15 +255,15 @@ def _why_not_im2col(problem: ConvolutionProblem, epilogue: Epilogue) -> str | No
     return None
 
 
-def _why_wrong_split(config: ConvolutionConfig, problem: ConvolutionProblem) -> str | None:
+def _why_wrong_split(config: ConvolutionConfig, window: ImplicitWindow) -> str | None:
     """conv2d_problem_size.h: it is the channels that are split, in whole tiles."""
     split = config.tile.split_k
     if split == 1 or config.iterator == "plain":
         return None
     if config.iterator in WINDOWED or config.grouping != "none" or config.iterator == "bulk":
         return "this template has no slices of channels"
-    if split > ceil_div(problem.channels, config.tile.threadblock[2]):
-        return f"{problem.channels} channels are no {split} slices of whole tiles"
+    if split > ceil_div(window.channels, config.tile.threadblock[2]):
+        return f"{window.channels} channels are no {split} slices of whole tiles"
     return None
 
 

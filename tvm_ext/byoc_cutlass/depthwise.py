@@ -12,13 +12,12 @@ from math import prod
 
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
-from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
-from .convolution import ConvolutionProblem, DepthwiseConfig
+from .convolution import DepthwiseConfig
 from .convolution_kernels import DIRECT
 from .convolutions import WindowFamily
-from .elements import ELEMENTS, MULTIPLIERS
+from .elements import ELEMENTS
 from .emit_convolution import EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
 from .epilogue import Epilogue
 from .epilogue_function import epilogue_function
@@ -28,7 +27,7 @@ from .gemm import ACCESS_BITS
 from .host import once
 from .kernel_text import gemm_shape
 from .legality import REGISTERS_BESIDE_SUMS, why_too_large
-from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us, moved_bytes
+from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us
 
 DEPTHWISE_TILES = {(8, 1): (2, 4), (8, 2): (2, 2), (16, 1): (4, 4), (16, 2): (2, 4)}
 """A warp's pixels and its threads along them, to a thread's pixels (SimtWarpShape)."""
@@ -44,12 +43,8 @@ _GROUPS_PER_THREAD = 2  # depthwise_mma_core_with_lane_access_size.h: channels o
 class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
     """One depthwise convolution."""
 
-    @staticmethod
-    def serves(region: CutlassRegion) -> bool:
-        return region.then is None and region.problem.anchor == "conv2d_depthwise"
-
     def candidates(self) -> Iterator[DepthwiseConfig]:
-        window = self.problem.window
+        window = self.window
         warps = sorted({pixels for pixels, _ in DEPTHWISE_TILES})
         shapes = itertools.product(_PIXELS, _CHANNELS, warps, _STAGES)
         for pixels, channels, warp, stages in shapes:
@@ -71,7 +66,7 @@ class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
         yield self.why_too_many_bytes()
         if self.epilogue.reduction is not None:
             yield "the depthwise template stores pixels one by one, and adds up no rows or columns"
-        yield _why_not_depthwise(config, self.problem)
+        yield self._why_not_depthwise(config)
         yield _why_wrong_tile(config)
         use = self.use(config)
         yield self.why_too_many_registers(use.registers, use.threads)
@@ -79,19 +74,19 @@ class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
 
     def predict(self, config: DepthwiseConfig) -> PredictedTime:
         """Waves of threadblocks, each with its share of the pixels; the filters are reordered before."""
-        problem, device = self.problem, self.device
+        window, device = self.window, self.device
         resident = max(1, blocks_per_unit(self.use(config), device))
-        held = ceil_div(ceil_div(config.blocks(problem), device.unit_count), resident) * resident
-        tiles = ceil_div(config.tiles(problem), config.split)
+        held = ceil_div(ceil_div(self._ranges(config) * config.split, device.unit_count), resident) * resident
+        tiles = ceil_div(self.tiles(config), config.split)
         busy = min(1.0, resident * config.warps / BUSY_WARPS)
         peak = device.emitted_gflops_of("float32") or 0.0
-        flops = 2 * prod(config.pixels) * config.channels * problem.positions
+        flops = 2 * prod(config.pixels) * config.channels * window.positions
         multiply_us = flops / (peak / device.unit_count * busy * 1e3) if peak else 0.0
-        loaded = _window(config.pixels, problem) * config.channels * problem.multiplier.bits / 8
+        loaded = prod(window.read_extents(config.pixels)) * config.channels * self.multiplier.bits / 8
         load_us = loaded / (l2_gb_per_s(device) / device.unit_count * 1e3)
         arrival_us = latency_us(device) / ((config.stages - 1) * resident)
         units_us = held * tiles * max(multiply_us, load_us, arrival_us) + latency_us(device)
-        moved_us = moved_bytes(problem.read_bits, problem.product(), self.epilogue) / (global_gb_per_s(device) * 1e3)
+        moved_us = self.moved_bytes() / (global_gb_per_s(device) * 1e3)
         time_us = max(units_us, moved_us) + 2 * Machine(device).launch_us
         return PredictedTime(time_us=time_us, full_clock_us=time_us)
 
@@ -103,8 +98,8 @@ class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
         registers = config.warp_pixels * config.channels // 32 + REGISTERS_BESIDE_SUMS
         if config.strides is not None:
             thread = DEPTHWISE_TILES[config.warp_pixels, 32 // min(config.channels // _GROUPS_PER_THREAD, 32)]
-            registers += 2 * _window(thread, self.problem) + self.problem.positions
-        shared = _shared_bytes(config, self.problem)
+            registers += 2 * prod(self.window.read_extents(thread)) + self.window.positions
+        shared = self._shared_bytes(config)
         return BlockUse(threads=config.warps * self.device.teu_lanes, registers=registers, shared_bytes=shared)
 
     def preference(self, config: DepthwiseConfig) -> tuple[int, int]:
@@ -112,9 +107,8 @@ class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
 
     def splits(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
         """As many threadblocks to the pixels as fill the units once, twice, four or eight times."""
-        ranges = ceil_div(self.problem.filters, config.channels)
         for times in (1, 2, 4, 8):
-            share = min(config.tiles(self.problem), self.device.unit_count * times // ranges)
+            share = min(self.tiles(config), self.device.unit_count * times // self._ranges(config))
             yield dataclasses.replace(config, split=max(1, share))
 
     def variants(self, config: DepthwiseConfig) -> Iterator[DepthwiseConfig]:
@@ -125,25 +119,39 @@ class DepthwiseFamily(WindowFamily[DepthwiseConfig]):
         return emit_depthwise(config, self.epilogue)
 
     def numbers(self, config: DepthwiseConfig) -> tuple[int, ...]:
-        return *self.problem.numbers, config.split, 1, 0, 0
+        return *self.extents(), config.split, 1, 0, 0
+
+    def tiles(self, config: DepthwiseConfig) -> int:
+        """Of the result's pixels: what the threadblocks of one range of channels share."""
+        p, q = self.window.output_extents
+        return self.window.input_extents[0] * ceil_div(p, config.pixels[0]) * ceil_div(q, config.pixels[1])
+
+    def _ranges(self, config: DepthwiseConfig) -> int:
+        return ceil_div(self.problem.columns, config.channels)
+
+    def _why_not_depthwise(self, config: DepthwiseConfig) -> str | None:
+        """default_depthwise_fprop.h, depthwise_fprop_activation_tile_access_iterator_direct_conv_*.h, can_implement."""
+        problem, window = self.problem, self.window
+        if problem.anchor != "conv2d_depthwise" or problem.arithmetic not in DEPTHWISE_ARITHMETICS:
+            return f"the direct template is for depthwise convolutions of {' and '.join(DEPTHWISE_ARITHMETICS)}"
+        if config.filter_extents != window.filter_extents:
+            return "the filter's extents are others than the template's"
+        if config.strides is not None and (config.strides, config.dilation) != (window.strides, window.dilation):
+            return "strides or dilation are others than the template's"
+        access = ACCESS_BITS // self.multiplier.bits
+        if problem.columns % access:
+            return f"{problem.columns} channels are no whole accesses: pad them to a multiple of {access}"
+        return None
+
+    def _shared_bytes(self, config: DepthwiseConfig) -> int:
+        """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
+        width = self.multiplier.bits // 8
+        loaded = prod(self.window.read_extents(config.pixels)) * config.channels * width
+        stored = config.pixels[0] * config.pixels[1] * config.channels * 4
+        return max(loaded, stored) * config.stages + prod(config.filter_extents) * config.channels * width
 
 
 # --- legality --------------------------------------------------------------------------------------------------------
-def _why_not_depthwise(config: DepthwiseConfig, problem: ConvolutionProblem) -> str | None:
-    """default_depthwise_fprop.h, depthwise_fprop_activation_tile_access_iterator_direct_conv_*.h, can_implement."""
-    window = problem.window
-    if not problem.is_depthwise or problem.arithmetic not in DEPTHWISE_ARITHMETICS:
-        return f"the direct template is for depthwise convolutions of {' and '.join(DEPTHWISE_ARITHMETICS)}"
-    if config.filter_extents != window.filter_extents:
-        return "the filter's extents are others than the template's"
-    if config.strides is not None and (config.strides, config.dilation) != (window.strides, window.dilation):
-        return "strides or dilation are others than the template's"
-    access = ACCESS_BITS // problem.multiplier.bits
-    if problem.filters % access:
-        return f"{problem.filters} channels are no whole accesses: pad them to a multiple of {access}"
-    return None
-
-
 def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
     """depthwise_mma_core_with_lane_access_size.h."""
     threads_n = min(config.channels // _GROUPS_PER_THREAD, 32)
@@ -155,25 +163,6 @@ def _why_wrong_tile(config: DepthwiseConfig) -> str | None:
     if config.pixels[0] * config.pixels[1] % config.warp_pixels:
         return "a threadblock's pixels are no whole number of warps"
     return None
-
-
-def _shared_bytes(config: DepthwiseConfig, problem: ConvolutionProblem) -> int:
-    """direct_convolution.h: the stages' pixels, whose places the sums take in the end, and the filters."""
-    width = MULTIPLIERS[config.arithmetic].bits // 8
-    loaded = _window(config.pixels, problem) * config.channels * width
-    stored = config.pixels[0] * config.pixels[1] * config.channels * 4
-    return max(loaded, stored) * config.stages + prod(config.filter_extents) * config.channels * width
-
-
-def _window(pixels: tuple[int, int], problem: ConvolutionProblem) -> int:
-    """Pixels of the activations that a tile of ``pixels`` reads."""
-    window = problem.window
-    return prod(
-        (tile - 1) * stride + (extent - 1) * step + 1
-        for tile, stride, extent, step in zip(
-            pixels, window.strides, window.filter_extents, window.dilation, strict=True
-        )
-    )
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

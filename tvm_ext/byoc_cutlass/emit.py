@@ -6,7 +6,7 @@ Operands that are matrices, and D, lie row by row without gaps.
 
 from __future__ import annotations
 
-from tvm_ext.records.partition import Order
+from tvm_ext.records.partition import CutlassProblem, Order
 
 from .elements import ELEMENTS, multiplier
 from .epilogue import Epilogue, fill_result
@@ -66,24 +66,16 @@ GEMM_CALL = CallForm(
 """What a launch is told."""
 
 
-def symbol_of(
-    config: GemmConfig, epilogue: Epilogue, layout_a: Order, layout_b: Order, *, batched: bool = False
-) -> str:
-    """The name of the entry point."""
-    layouts = "".join("n" if layout == "column" else "t" for layout in (layout_a, layout_b))
-    return kernel_symbol(f"{config.name}_{layouts}{'_batched' if batched else ''}", epilogue)
+def symbol_of(config: GemmConfig, epilogue: Epilogue, problem: CutlassProblem) -> str:
+    """The name of the entry point: of ``problem`` count the orders of its matrices, and whether there are several."""
+    layouts = "".join("n" if order == "column" else "t" for order in problem.orders)
+    return kernel_symbol(f"{config.name}_{layouts}{'_batched' if problem.batch > 1 else ''}", epilogue)
 
 
-def emit_gemm(
-    config: GemmConfig,
-    epilogue: Epilogue,
-    *,
-    layout_a: Order = "row",
-    layout_b: Order = "row",
-    batched: bool = False,
-) -> str:
-    """The source of ``config`` with ``epilogue``, of several products where ``batched``; raises as `kernel_text`."""
-    symbol = symbol_of(config, epilogue, layout_a, layout_b, batched=batched)
+def emit_gemm(config: GemmConfig, epilogue: Epilogue, problem: CutlassProblem) -> str:
+    """The source of ``config`` with ``epilogue`` for problems like this; raises as `kernel_text`."""
+    symbol = symbol_of(config, epilogue, problem)
+    batched, (layout_a, layout_b) = problem.batch > 1, problem.orders
     arithmetic = multiplier(config.arithmetic)
     tree = visitor_tree(epilogue, arithmetic.accumulator, config.generation, batched=batched)
     operands = len(epilogue.operands)

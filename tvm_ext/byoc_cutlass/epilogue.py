@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from tvm_ext.errors import InputError
@@ -86,6 +87,20 @@ class Epilogue:
     def reduction(self) -> Reduction | None:
         """What the values are reduced by before anything is stored; None where the matrix itself is."""
         return self._parse()[1]
+
+    def stored_elements(self, rows: int, columns: int, batch: int = 1) -> int:
+        """Elements of the result of ``batch`` products of ``rows`` by ``columns``."""
+        if self.reduction is None:
+            return rows * columns * batch
+        return columns if self.reduction.over == "rows" else rows * batch
+
+    def read_bytes(self, rows: int, columns: int, batch: int = 1) -> float:
+        """What is read for ``batch`` results of ``rows`` by ``columns``."""
+        bits = 0
+        for operand in self.operands:
+            each = prod(operand.shape(rows, columns)) * element(operand.dtype).bits
+            bits += each * (batch if operand.batch_stride else 1)
+        return bits / 8
 
     def tree(self) -> ast.expr:
         """The expression of one value, parsed, without the reduction around it; raises as the constructor."""
@@ -194,13 +209,6 @@ def fill_result(reduction: Reduction | None, rows: str, columns: str) -> str:
                       static_cast<cudaStream_t>(stream)) != cudaSuccess)
     return static_cast<int32_t>(cutlass::Status::kErrorInternal);
 """
-
-
-def stored_elements(reduction: Reduction | None, rows: int, columns: int, batch: int = 1) -> int:
-    """Elements of the result of ``batch`` products of ``rows`` by ``columns``."""
-    if reduction is None:
-        return rows * columns * batch
-    return columns if reduction.over == "rows" else rows * batch
 
 
 def exchange_bytes(reduction: Reduction | None, columns: int, threads: int, access: int) -> int:

@@ -186,8 +186,7 @@ class _EpilogueNodes:
     def shape_of(self, operand: EpilogueOperand) -> tuple[int, int, int]:
         """Of the operand in the example problem."""
         batch, m, n = self.example
-        rows, columns = {"row": (1, n), "column": (m, 1), "matrix": (m, n), "scalar": (1, 1)}[operand.role]
-        return (batch if operand.batch_stride else 1, rows, columns)
+        return (batch if operand.batch_stride else 1, *operand.shape(m, n))
 
     def data_type(self, dtype: str) -> Any:
         return getattr(self.library.DataType, ELEMENTS[dtype].library)

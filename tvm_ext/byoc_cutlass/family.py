@@ -3,7 +3,7 @@
 What is the same for every family stands here, once: what is proposed and in which order, why there is nothing, and the
 launch. An instance says the rest: its candidates, the reasons against one, its time, its text and its numbers.
 `products`, `convolutions` and `pairs` are the instances; another one is a file beside them and a line in
-`selection.FAMILIES`.
+`selection.family_of`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,15 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import TargetError
-from tvm_ext.records.partition import LINK, CutlassRegion, operand_name, parameter_of
+from tvm_ext.records.partition import LINK, CutlassProblem, CutlassRegion, operand_name, parameter_of
 
-from .elements import TEMPLATES_SINCE
+from .elements import TEMPLATES_SINCE, element, multiplier
 from .epilogue import Epilogue
 from .host import CallForm, KernelCall
 from .kernel_text import kernel_symbol
 
 MOST_CONFIGS = 48
 """Configurations that `TemplateFamily.propose` answers at most: tens, as a profiler can run."""
-
-
-class TemplateProblem(Protocol):
-    """What every family's problem has."""
-
-    @property
-    def arithmetic(self) -> str:
-        """A key of `MULTIPLIERS`."""
 
 
 class TemplateConfig(Protocol):
@@ -46,7 +38,6 @@ class TemplateConfig(Protocol):
         """A name of the template in C: whatever is compiled in, and nothing else."""
 
 
-Problem = TypeVar("Problem", bound=TemplateProblem)
 Config = TypeVar("Config", bound=TemplateConfig)
 
 
@@ -78,32 +69,22 @@ class Ranked(Generic[Config]):
         return round(self.predicted.time_us, 3), round(self.predicted.full_clock_us, 3)
 
 
-class TemplateFamily(ABC, Generic[Problem, Config]):
-    """The templates for ``problem`` on ``device``, with the epilogue of each of its products.
+class TemplateFamily(ABC, Generic[Config]):
+    """The templates for ``problem`` on ``device``, with its ``epilogue``.
 
     Raises TargetError where CUTLASS has no template for the device: not CUDA, or older than sm_75, which no compiler
-    that it works with still compiles for.
+    that it works with still compiles for. Raises InputError for types that templates do not have.
     """
 
     form: ClassVar[CallForm]
     does: ClassVar[str]  # "multiplies"
 
-    def __init__(self, problem: Problem, device: DeviceSpec, *epilogues: Epilogue) -> None:
+    def __init__(self, problem: CutlassProblem, device: DeviceSpec, epilogue: Epilogue) -> None:
         check_device(device)
-        self.problem, self.device, self.epilogues = problem, device, epilogues
-        self.epilogue = epilogues[0]
+        self.problem, self.device, self.epilogue = problem, device, epilogue
+        self.multiplier, self.out = multiplier(problem.arithmetic), element(epilogue.out_dtype)
 
     # ---- what an instance says ---------------------------------------------------------------------------------------
-
-    @staticmethod
-    @abstractmethod
-    def serves(region: CutlassRegion) -> bool:
-        """Whether ``region`` is of this family's kind."""
-
-    @staticmethod
-    @abstractmethod
-    def problem_of(region: CutlassRegion) -> Problem:
-        """The problem that ``region`` is; raises InputError, IllegalRewrite for what no template of it reads."""
 
     @abstractmethod
     def candidates(self) -> Iterator[Config]:
@@ -181,6 +162,15 @@ class TemplateFamily(ABC, Generic[Problem, Config]):
         ranked = [Ranked(config=each, predicted=self.predict(each)) for each in split]
         ranked.sort(key=lambda each: (each.order, self.preference(each.config), each.config.name))
         return tuple(self.spread(ranked)[:count])
+
+    def moved_bytes(self, split: int = 1) -> float:
+        """The factors and the result once, what the epilogue reads, and the sums of ``split`` parts there and back."""
+        problem, epilogue = self.problem, self.epilogue
+        m, n = problem.rows, problem.columns
+        sums = 2 * m * n * 32 * split if split > 1 else 0
+        stored = epilogue.stored_elements(m, n, problem.batch) * self.out.bits
+        factors = sum(problem.factor_elements) * self.multiplier.bits
+        return (factors + stored + sums) / 8 + epilogue.read_bytes(m, n, problem.batch)
 
     def call(self, config: Config, region: CutlassRegion) -> KernelCall:
         """The launch of ``config`` for the ``region``'s own extents and distances."""

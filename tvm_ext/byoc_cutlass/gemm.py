@@ -1,4 +1,4 @@
-"""A matrix product and a template's configuration as data: plain records with JSON both ways."""
+"""A template's configuration for a matrix product as data, with JSON both ways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_ext.errors import InputError
 from tvm_ext.records.partition import CutlassProblem, MatrixLayout, Order
 from tvm_ext.support.arithmetic import ceil_div
 
-from .elements import Element, Multiplier, Shape3, element, multiplier
+from .elements import Multiplier, Shape3, multiplier
 from .evt import Generation
 
 Schedule = Literal["cooperative", "pingpong", "single"]
@@ -33,83 +33,32 @@ class Alignments(TypedDict):
     alignment_d: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GemmProblem:
-    """D (M x N, row by row, without gaps) = A (M x K) B (K x N), ``batch`` times.
+def packed_problem(
+    *,
+    m: int,
+    n: int,
+    k: int,
+    arithmetic: str,
+    out_dtype: str,
+    layout_a: Order = "row",
+    layout_b: Order = "row",
+    batch: int = 1,
+) -> CutlassProblem:
+    """A product of matrices without gaps; one of layout "column" is stored transposed.
 
-    `records/partition.py`'s problem as templates have it: ``arithmetic`` is a key of `MULTIPLIERS`, ``out_dtype`` what
-    is stored behind the epilogue. Raises InputError where an extent is not positive or beyond 32 bits, or a type
-    unknown.
+    Raises InputError where an extent is not positive or beyond 32 bits, or ``arithmetic`` is no key of `MULTIPLIERS`.
     """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    arithmetic: str
-    a: MatrixLayout
-    b: MatrixLayout
-    out_dtype: str
-
-    @classmethod
-    def of(cls, problem: CutlassProblem, out_dtype: str) -> GemmProblem:
-        """The product that ``problem`` is, stored as ``out_dtype``; of a convolution, the implicit one."""
-        a, b = problem.operands
-        first = problem.dtypes[0]
-        arithmetic = "tfloat32" if first == "float32" and not problem.simt else first
-        return cls(
-            m=problem.rows,
-            n=problem.columns,
-            k=problem.depth,
-            batch=problem.batch,
-            arithmetic=arithmetic,
-            a=a,
-            b=b,
-            out_dtype=out_dtype,
-        )
-
-    @classmethod
-    def packed(
-        cls,
-        *,
-        m: int,
-        n: int,
-        k: int,
-        arithmetic: str,
-        out_dtype: str,
-        layout_a: Order = "row",
-        layout_b: Order = "row",
-        batch: int = 1,
-    ) -> GemmProblem:
-        """Of matrices without gaps; one of layout "column" is stored transposed. Raises as the constructor."""
-        bits = multiplier(arithmetic).bits
-        a, b = _packed(m, k, layout_a, bits, batch), _packed(k, n, layout_b, bits, batch)
-        return cls(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, a=a, b=b, out_dtype=out_dtype)
-
-    def __post_init__(self) -> None:
-        multiplier(self.arithmetic)
-        element(self.out_dtype)
-        size = f"a matrix product of M, N, K = {self.m}, {self.n}, {self.k}"
-        if min(self.m, self.n, self.k, self.batch) < 1:
-            raise InputError(f"{size} has nothing to multiply.", "every extent must be at least 1")
-        if max(self.m, self.n, self.k, self.batch) > _MOST_EXTENT:
-            raise InputError(f"{size} is too large for CUTLASS, which counts in 32 bits.", "divide the product")
-
-    @property
-    def multiplier(self) -> Multiplier:
-        return multiplier(self.arithmetic)
-
-    @property
-    def out(self) -> Element:
-        return element(self.out_dtype)
-
-    def alignments(self) -> Alignments:
-        """The widest accesses that the matrices allow."""
-        return Alignments(
-            alignment_a=self.a.alignment,
-            alignment_b=self.b.alignment,
-            alignment_d=widest_access(self.n, self.out.bits),
-        )
+    size = f"a matrix product of M, N, K = {m}, {n}, {k}"
+    if min(m, n, k, batch) < 1:
+        raise InputError(f"{size} has nothing to multiply.", "every extent must be at least 1")
+    if max(m, n, k, batch) > _MOST_EXTENT:
+        raise InputError(f"{size} is too large for CUTLASS, which counts in 32 bits.", "divide the product")
+    kind = multiplier(arithmetic)
+    return CutlassProblem(
+        anchor="matmul" if batch == 1 else "batched_matmul", batch=batch, rows=m, columns=n, depth=k,
+        dtypes=(kind.operand, kind.operand, out_dtype), simt=arithmetic == "float32",
+        operands=(_packed(m, k, layout_a, kind.bits, batch), _packed(k, n, layout_b, kind.bits, batch)),
+    )  # fmt: skip
 
 
 def _packed(rows: int, columns: int, order: Order, bits: int, batch: int) -> MatrixLayout:
@@ -196,10 +145,10 @@ class GemmConfig:
     def with_split(self, split_k: int) -> GemmConfig:
         return dataclasses.replace(self, split_k=split_k)
 
-    def tiles(self, problem: GemmProblem) -> int:
+    def tiles(self, problem: CutlassProblem) -> int:
         """Threadblocks that cover all results once, in whole clusters."""
         across, down = self.threadblock[0] * self.cluster[0], self.threadblock[1] * self.cluster[1]
-        clusters = ceil_div(problem.m, across) * ceil_div(problem.n, down) * problem.batch
+        clusters = ceil_div(problem.rows, across) * ceil_div(problem.columns, down) * problem.batch
         return clusters * self.cluster[0] * self.cluster[1]
 
 

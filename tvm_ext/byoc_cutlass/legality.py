@@ -7,6 +7,7 @@ slow kernel is refused as well: threads that would not cover a tile, accumulator
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from math import gcd
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, has
@@ -15,8 +16,9 @@ from tvm_ext.devices.occupancy import BlockUse, max_block_threads, registers_lef
 from tvm_ext.support.arithmetic import ceil_div
 
 from .elements import ELEMENTS
-from .epilogue import Epilogue, Reduction, exchange_bytes
-from .gemm import ACCESS_BITS, GemmConfig, GemmProblem, widest_access
+from .epilogue import Reduction, exchange_bytes
+from .family import TemplateFamily
+from .gemm import ACCESS_BITS, Alignments, GemmConfig, widest_access
 
 WARP_GROUP_WARPS = 4
 """Warps that one wgmma is of (PTX ISA)."""
@@ -30,11 +32,15 @@ SMALLEST_ASYNC_COPY_BITS = 32  # arch/memory_sm80.h: cp.async takes 4, 8 or 16 b
 REGISTERS_BESIDE_SUMS = 40  # addresses, predicates and counters of a main loop, about, by ptxas' counts
 
 
-class ProductRules:
-    """The rules for templates of one ``problem`` on one ``device``, with the ``epilogue`` that is stored."""
+class ProductRules(TemplateFamily[GemmConfig]):
+    """The rules for templates of matrix products: what decides which of a family's candidates are legal."""
 
-    def __init__(self, problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> None:
-        self.problem, self.device, self.epilogue = problem, device, epilogue
+    @cached_property
+    def alignments(self) -> Alignments:
+        """The widest accesses that the matrices allow."""
+        a, b = self.problem.operands
+        out = widest_access(self.problem.columns, self.out.bits)
+        return Alignments(alignment_a=a.alignment, alignment_b=b.alignment, alignment_d=out)
 
     def reasons(self, config: GemmConfig) -> Iterator[str | None]:
         """Rule by rule, why ``config`` does not compile or run."""
@@ -62,7 +68,7 @@ class ProductRules:
 
     def _why_wrong_layout(self, config: GemmConfig) -> str | None:
         """Matrix units read 8-bit operands along K; so do collectives of tfloat32 (sm90_common.inl: is_use_rmem_A)."""
-        along_k = self.problem.a.order == "row" and self.problem.b.order == "column"
+        along_k = self.problem.orders == ("row", "column")
         kind = config.multiplier
         if (kind.k_contiguous or (config.generation == "3.x" and kind.bits != 16)) and not along_k:
             return f"{config.arithmetic} operands must lie along K (A row by row, B column by column) in this template"
@@ -70,7 +76,7 @@ class ProductRules:
 
     def _why_misaligned(self, config: GemmConfig) -> str | None:
         """Accesses that the problem's rows are not whole numbers of."""
-        for name, widest in self.problem.alignments().items():
+        for name, widest in self.alignments.items():
             if getattr(config, name) > widest:
                 return f"{name} {getattr(config, name)} is more than the problem's {widest}"
         return None
@@ -108,7 +114,8 @@ class ProductRules:
             smallest = min(m, n) * k
             return None if smallest >= config.warps * 32 else "a tile has fewer elements than threads that load it"
         bits = config.multiplier.bits
-        for extent, along_k in ((m, self.problem.a.order == "row"), (n, self.problem.b.order == "column")):
+        a, b = self.problem.orders
+        for extent, along_k in ((m, a == "row"), (n, b == "column")):
             if not _is_raked(extent, k, config.warps, bits, along_k=along_k):
                 return "the warps do not cover a tile of an operand in whole accesses"
         return None
@@ -124,7 +131,7 @@ class ProductRules:
         if config.is_simt:  # one row at a time, a lane for each column
             return None if width % (32 * warps_n) == 0 else "the warps do not cover a row of the result"
         rows = _EPILOGUE_ROWS // warps_n
-        accesses = _EPILOGUE_ACCESS_BYTES * 8 // (config.alignment_d * self.problem.out.bits)
+        accesses = _EPILOGUE_ACCESS_BYTES * 8 // (config.alignment_d * self.out.bits)
         if rows == 0:
             return "there are more warps than rows in a step of the epilogue"
         if 32 // accesses > rows:
@@ -169,15 +176,15 @@ class ProductRules:
 
     def _why_not_bulk(self, config: GemmConfig) -> str | None:
         """sm90_common.inl: "Should meet TMA alignment requirement", 16 bytes of every matrix that is copied in bulk."""
-        if self.problem.batch > 1 and 0 in (self.problem.a.batch_stride, self.problem.b.batch_stride):
+        if self.problem.batch > 1 and any(operand.batch_stride == 0 for operand in self.problem.operands):
             return "bulk copies need a distance between the matrices of a batch, and all of one operand's are the same"
         bits = config.multiplier.bits
-        stored = config.alignment_d * self.problem.out.bits
+        stored = config.alignment_d * self.out.bits
         widths = {"A": config.alignment_a * bits, "B": config.alignment_b * bits, "D": stored}
         for operand in self.epilogue.operands:
             if operand.role == "matrix":
                 own = ELEMENTS[operand.dtype].bits
-                widths[operand.name] = widest_access(self.problem.n, own) * own
+                widths[operand.name] = widest_access(self.problem.columns, own) * own
         narrow = [name for name, width in widths.items() if width < ACCESS_BITS]
         if narrow:
             return f"rows of {', '.join(narrow)} are no multiples of 16 bytes, as bulk copies need: pad the operands"
@@ -188,10 +195,10 @@ class ProductRules:
         m, n, k = config.threadblock
         main = config.stages * (m + n) * k * config.multiplier.bits // 8
         cooperative = config.schedule == "cooperative"
-        tile_n = 64 if not cooperative and self.problem.out.bits == 8 and n % 64 == 0 else 32
+        tile_n = 64 if not cooperative and self.out.bits == 8 and n % 64 == 0 else 32
         tile = min(128 if cooperative else 64, m) * gcd(tile_n, n)
         tiles = m * n // tile
-        stored = tile * self.problem.out.bits // 8 * min(tiles, 2)
+        stored = tile * self.out.bits // 8 * min(tiles, 2)
         each = {"matrix": tile * min(tiles, 4), "row": n}
         loaded = sum(
             each.get(operand.role, 0) * ELEMENTS[operand.dtype].bits // 8 for operand in self.epilogue.operands

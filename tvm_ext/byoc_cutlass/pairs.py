@@ -14,16 +14,17 @@ from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, has
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import blocks_per_unit, registers_left
-from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.records.partition import CutlassProblem
 
 from . import emit_back_to_back
-from .back_to_back import PairConfig, PairProblem, pair_chain
+from .back_to_back import PairConfig, check_pair, pair_chain
 from .convolutions import MASK_POSITIONS
 from .elements import Shape3
 from .epilogue import Epilogue
 from .family import PredictedTime, TemplateFamily
-from .gemm import ACCESS_BITS, GemmConfig, GemmProblem
-from .legality import ProductRules, why_too_large
+from .gemm import ACCESS_BITS, GemmConfig
+from .legality import why_too_large
+from .products import ProductFamily
 
 ARITHMETICS = {"float16": 75, "bfloat16": 80}
 """What the templates multiply, and the oldest that does."""
@@ -40,39 +41,36 @@ _COLUMNS = (16, 32, 64, 96, 128, 160, 192, 256)
 _RESIDENCES: tuple[Residence, ...] = ("registers", "shared memory")
 
 
-class PairFamily(TemplateFamily[PairProblem, PairConfig]):
-    """Two products in one kernel, each with an epilogue."""
+class PairFamily(TemplateFamily[PairConfig]):
+    """``problem`` and, of what that makes, the product ``then`` in one kernel, each with an epilogue.
+
+    Raises IllegalRewrite for two products that no template reads.
+    """
 
     form = emit_back_to_back.PAIR_CALL
 
-    def __init__(self, problem: PairProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
-        super().__init__(problem, device, *epilogues)
-        self.first, self.second = epilogues
+    def __init__(
+        self, problem: CutlassProblem, device: DeviceSpec, first: Epilogue, *, then: CutlassProblem, second: Epilogue
+    ) -> None:
+        super().__init__(problem, device, first)
+        check_pair(problem, then)
         self.architecture = 80 if has(device, ASYNC_COPIES_SINCE) else 75  # of the templates that the device runs
-        self.head = ProductRules(problem.first, device, self.first)
-        self.tail = ProductRules(problem.second, device, self.second)
+        self.head, self.tail = ProductFamily(problem, device, first), ProductFamily(then, device, second)
+        self.then, self.first, self.second = then, first, second
         self.why_unserved = next(filter(None, self._pair_reasons()), None)
 
     @cached_property
     def chain(self) -> ProductChain:
         """As the model of chains takes a problem that some template serves."""
-        return pair_chain(self.problem, self.first, self.second)
-
-    @staticmethod
-    def serves(region: CutlassRegion) -> bool:
-        return region.then is not None
-
-    @staticmethod
-    def problem_of(region: CutlassRegion) -> PairProblem:
-        return PairProblem.of(region)
+        return pair_chain(self.problem, self.then, self.first, self.second)
 
     def candidates(self) -> Iterator[PairConfig]:
         if self.why_unserved is not None:
             return
-        first, second, convolution = self.problem.first.n, self.problem.second.n, self.problem.convolution
+        first, second, window = self.problem.columns, self.then.columns, self.problem.window
         stages = _STAGES if self.architecture == 80 else (2,)
         for residence in _RESIDENCES:
-            exact = convolution is None or residence == "shared memory" or _divides(self.first)
+            exact = window is None or residence == "shared memory" or _divides(self.first)
             columns = itertools.product(_widths(first, exact=exact), _widths(second, exact=False))
             for rows, pair in itertools.product(_ROWS, columns):
                 for depth, count in itertools.product(_DEPTHS, stages):
@@ -98,7 +96,7 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         if self.why_unserved is not None:
             return self.why_unserved
         last = reasons[-1] if reasons else "no tile has the columns of both"
-        return f"{self.problem.first.n} and {self.problem.second.n} columns: {last}"
+        return f"{self.problem.columns} and {self.then.columns} columns: {last}"
 
     def predict(self, config: PairConfig) -> PredictedTime:
         time = predict_chain(self.chain, config.tile(self.problem), self.device)
@@ -110,42 +108,42 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
         return int(config.residence != "registers"), config.first.stages
 
     def symbol(self, config: PairConfig) -> str:
-        return emit_back_to_back.symbol_of(config, self.first, self.second, self.problem.first.b.order)
+        return emit_back_to_back.symbol_of(config, self.first, self.second, self.problem.orders[1])
 
     def source(self, config: PairConfig) -> str:
-        return emit_back_to_back.emit_pair(config, self.first, self.second, layout_b=self.problem.first.b.order)
+        return emit_back_to_back.emit_pair(config, self.first, self.second, layout_b=self.problem.orders[1])
 
     def numbers(self, config: PairConfig) -> tuple[int, ...]:
         """Of matrix products the window is zeros."""
         del config
-        head, tail, convolution = self.problem.first, self.problem.second, self.problem.convolution
-        distances = (head.a.leading_dimension, head.b.leading_dimension, tail.b.leading_dimension)
+        head, tail, own = self.problem, self.then, self.problem.window
+        distances = (matrix.leading_dimension for matrix in (*head.operands, tail.operands[1]))
         window: tuple[int, ...] = (0,) * 14
-        if convolution is not None:
-            own = convolution.window
+        if own is not None:
             window = (*own.input_extents, *own.filter_extents, *own.output_extents, *own.numbers)
-        return head.m, head.n, head.k, tail.n, *distances, *window
+        return head.rows, head.columns, head.depth, tail.columns, *distances, *window
 
     # ---- which pairs -------------------------------------------------------------------------------------------------
 
     def _pair_reasons(self) -> Iterator[str | None]:
         """Rule by rule, why no template serves the products, whatever its tiles."""
-        head, tail, convolution = self.problem.first, self.problem.second, self.problem.convolution
+        head, tail, window = self.problem, self.then, self.problem.window
         yield self._why_wrong_types()
-        if (head.m, head.n) != (tail.m, tail.k):
-            yield f"{head.m} x {head.n} is not the first factor of the second product, {tail.m} x {tail.k}"
-        if max(head.batch, tail.batch) > 1 or (convolution and convolution.window.groups > 1):
+        if (head.rows, head.columns) != (tail.rows, tail.depth):
+            made = f"{head.rows} x {head.columns}"
+            yield f"{made} is not the first factor of the second product, {tail.rows} x {tail.depth}"
+        if max(head.batch, tail.batch) > 1 or (window and window.groups > 1):
             yield "the templates have neither batches nor groups"
-        if "column" in (head.a.order, tail.a.order) or head.b.order != tail.b.order:
+        if head.orders[0] == "column" or head.orders != tail.orders:
             yield "first factors must lie row by row, and the second ones both alike"
-        if convolution is None and tail.a.leading_dimension != head.n:
+        if window is None and tail.operands[0].leading_dimension != head.columns:
             yield "the second product reads what lies between in another shape"
         rows = self.first.operands  # the template hands over at most a bias and a scale, of one type
         if len(rows) > 2 or len({row.dtype for row in rows}) > 1 or any(row.role != "row" for row in rows):
             yield "behind the first product of a pair come at most two rows of one type, and no other tensors"
         yield self._why_wrong_second()
-        if convolution and (head.k % WIDE or convolution.channels % WIDE or head.n % WIDE):
-            yield f"{convolution.channels} and {head.n} channels are no multiples of {WIDE}: pad them"
+        if window and (head.depth % WIDE or window.channels % WIDE or head.columns % WIDE):
+            yield f"{window.channels} and {head.columns} channels are no multiples of {WIDE}: pad them"
 
     def _why_wrong_types(self) -> str | None:
         arithmetic = self.problem.arithmetic
@@ -155,7 +153,7 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
             return f"the templates for pairs take {' and '.join(ARITHMETICS)}, not {arithmetic}"
         if self.architecture < ARITHMETICS[arithmetic]:
             return f"the templates for pairs of {self.device.name} do not take {arithmetic}"
-        if not arithmetic == self.problem.first.out_dtype == self.problem.second.arithmetic:
+        if not arithmetic == self.first.out_dtype == self.then.arithmetic:
             return f"what lies between must be {arithmetic}, as the factors are"
         return None
 
@@ -191,35 +189,35 @@ class PairFamily(TemplateFamily[PairProblem, PairConfig]):
             if (rows // one[0]) * (columns[0] // one[1]) != (rows // two[0]) * (columns[1] // two[1]):
                 continue
             yield PairConfig(
-                first=self._tile(self.problem.first, (rows, columns[0], depth), one, stages),
-                second=self._tile(self.problem.second, (rows, columns[1], depth), two, stages),
+                first=self._tile(self.problem, (rows, columns[0], depth), one, stages),
+                second=self._tile(self.then, (rows, columns[1], depth), two, stages),
                 residence=residence,
                 iterator=self._iterator,
             )
 
     @cached_property
     def _iterator(self) -> Literal["", "optimized", "analytic"]:
-        convolution = self.problem.convolution
-        if convolution is None:
+        window = self.problem.window
+        if window is None:
             return ""
-        return "optimized" if max(convolution.window.filter_extents) <= MASK_POSITIONS else "analytic"
+        return "optimized" if max(window.filter_extents) <= MASK_POSITIONS else "analytic"
 
-    def _tile(self, part: GemmProblem, threadblock: Shape3, warp: tuple[int, int], stages: int) -> GemmConfig:
+    def _tile(self, part: CutlassProblem, threadblock: Shape3, warp: tuple[int, int], stages: int) -> GemmConfig:
         instruction = (16, 8, 16) if self.architecture == 80 else (16, 8, 8)
         alignment_a, alignment_b = self._alignments
         return GemmConfig(
             arithmetic=part.arithmetic, architecture=self.architecture, threadblock=threadblock,
             warp=(*warp, threadblock[2]), instruction=instruction, stages=stages, alignment_a=alignment_a,
-            alignment_b=alignment_b, alignment_d=self.problem.second.alignments()["alignment_d"],
+            alignment_b=alignment_b, alignment_d=self.tail.alignments["alignment_d"],
         )  # fmt: skip
 
     @cached_property
     def _alignments(self) -> tuple[int, int]:
         """Elements of one access to the first factor, and to both second ones."""
-        pair = self.problem
-        if pair.convolution is not None:
+        if self.problem.window is not None:
             return WIDE, WIDE
-        return pair.first.a.alignment, gcd(pair.first.b.alignment, pair.second.b.alignment)
+        a, b = self.problem.operands
+        return a.alignment, gcd(b.alignment, self.then.operands[1].alignment)
 
 
 def _divides(epilogue: Epilogue) -> bool:

@@ -14,15 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tvm_ext.devices.capabilities import ASYNC_COPIES_SINCE, BULK_COPIES_SINCE, LDMATRIX_SINCE, has
-from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import CutlassRegion
 from tvm_ext.support.arithmetic import ceil_div
 
 from . import emit
 from .elements import FP8_SINCE, Shape3
-from .epilogue import Epilogue
-from .family import PredictedTime, Ranked, TemplateFamily
-from .gemm import GemmConfig, GemmProblem, Schedule
+from .family import Ranked
+from .gemm import GemmConfig, Schedule
 from .ranking import ProductClock
 
 # What is looked at: powers of two between an instruction's extents and what registers and shared memory hold.
@@ -38,40 +35,22 @@ DEEPEST_SWIZZLE = 8
 """2.x templates are compiled for this, and take less where there are fewer columns of tiles (threadblock_swizzle.h)."""
 
 
-class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
-    """One product of matrices, or a batch of them."""
+class ProductFamily(ProductClock):
+    """One product of matrices, or a batch of them; of a convolution, the implicit one."""
 
     form = emit.GEMM_CALL
     does = "multiplies"
-
-    def __init__(self, problem: GemmProblem, device: DeviceSpec, *epilogues: Epilogue) -> None:
-        super().__init__(problem, device, *epilogues)
-        self.clock = ProductClock(problem, device, self.epilogue)
-
-    @staticmethod
-    def serves(region: CutlassRegion) -> bool:
-        return region.then is None and region.problem.window is None
-
-    @staticmethod
-    def problem_of(region: CutlassRegion) -> GemmProblem:
-        return GemmProblem.of(region.problem, region.out_dtype)
 
     def candidates(self) -> Iterator[GemmConfig]:
         if self.problem.arithmetic == "float32":
             yield from self._vector_candidates()
             return
-        known = [shape for since, shape in self.problem.multiplier.instructions if has(self.device, since)]
+        known = [shape for since, shape in self.multiplier.instructions if has(self.device, since)]
         if known:  # the newest instruction of the arithmetic that the device has
             stages = _STAGES if has(self.device, ASYNC_COPIES_SINCE) else (2,)
             yield from self._warp_tiles(self._architecture, known[-1], stages)
         if has(self.device, BULK_COPIES_SINCE):
             yield from self.collective_tiles(("cooperative", "pingpong"))
-
-    def reasons(self, config: GemmConfig) -> Iterator[str | None]:
-        return self.clock.reasons(config)
-
-    def predict(self, config: GemmConfig) -> PredictedTime:
-        return self.clock.predict(config)
 
     def preference(self, config: GemmConfig) -> tuple[int, int]:
         return roomy(config)
@@ -81,14 +60,14 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
         yield config
         if has_no_splits(config) or self.problem.batch > 1 or self.epilogue.reduction is not None:
             return  # stream-K has parts of tiles, which reduce nothing
-        tiles, steps = config.tiles(self.problem), ceil_div(self.problem.k, config.threadblock[2])
+        tiles, steps = config.tiles(self.problem), ceil_div(self.problem.depth, config.threadblock[2])
         for split in SPLITS[1:]:
             if tiles * split <= self.device.unit_count * 2 and steps >= split * config.stages:
                 yield config.with_split(split)
 
     def variants(self, config: GemmConfig) -> Iterator[GemmConfig]:
         """Splits of a stream-K form, 3.x's swizzle and raster."""
-        steps = ceil_div(self.problem.k, config.threadblock[2])
+        steps = ceil_div(self.problem.depth, config.threadblock[2])
         splits = [split for split in SPLITS[1:] if steps >= split * config.stages] if config.split_k > 1 else [1]
         swizzles, rasters = [config.swizzle], [config.raster]
         if config.generation == "3.x":
@@ -116,18 +95,16 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
         return [ranked[i] for i in order]
 
     def symbol(self, config: GemmConfig) -> str:
-        a, b = self.problem.a.order, self.problem.b.order
-        return emit.symbol_of(config, self.epilogue, a, b, batched=self.problem.batch > 1)
+        return emit.symbol_of(config, self.epilogue, self.problem)
 
     def source(self, config: GemmConfig) -> str:
-        orders = {"layout_a": self.problem.a.order, "layout_b": self.problem.b.order}
-        return emit.emit_gemm(config, self.epilogue, **orders, batched=self.problem.batch > 1)
+        return emit.emit_gemm(config, self.epilogue, self.problem)
 
     def numbers(self, config: GemmConfig) -> tuple[int, ...]:
-        problem, a, b = self.problem, self.problem.a, self.problem.b
+        problem, (a, b) = self.problem, self.problem.operands
         return (
-            problem.m, problem.n, problem.k, problem.batch, a.leading_dimension, b.leading_dimension,
-            a.batch_stride, b.batch_stride, problem.m * problem.n if problem.batch > 1 else 0,
+            problem.rows, problem.columns, problem.depth, problem.batch, a.leading_dimension, b.leading_dimension,
+            a.batch_stride, b.batch_stride, problem.rows * problem.columns if problem.batch > 1 else 0,
             config.split_k, config.swizzle, int(config.raster == "along_m"), 0,
         )  # fmt: skip
 
@@ -136,27 +113,27 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
     @property
     def _architecture(self) -> int:
         """What 2.x templates are tagged with: the newest that they have and the device knows."""
-        instructions = self.problem.multiplier.instructions
+        instructions = self.multiplier.instructions
         if instructions and instructions[0][0] == FP8_SINCE:
             return 89
         return 80 if has(self.device, ASYNC_COPIES_SINCE) else 75
 
     def two_stage_tiles(self) -> Iterator[GemmConfig]:
         """sm_75's templates for a newer device, which copy elements that are too narrow for asynchronous copies."""
-        known = self.problem.multiplier.instructions
+        known = self.multiplier.instructions
         if known and known[0][0] == LDMATRIX_SINCE and has(self.device, ASYNC_COPIES_SINCE):
             yield from self._warp_tiles(75, known[0][1], (2,))
 
     def _warp_tiles(self, architecture: int, instruction: Shape3, stages: tuple[int, ...]) -> Iterator[GemmConfig]:
         """2.x templates on matrix units."""
         for m, n, k_bytes in itertools.product(_TILES, _TILES, _K_BYTES):
-            k = k_bytes * 8 // self.problem.multiplier.bits
+            k = k_bytes * 8 // self.multiplier.bits
             warps = ((wm, wn) for wm in _WARP_TILES for wn in _WARP_TILES if m % wm == 0 and n % wn == 0)
             for (wm, wn), depth in itertools.product(warps, stages):
                 yield GemmConfig(
                     arithmetic=self.problem.arithmetic, architecture=architecture, threadblock=(m, n, k),
                     warp=(wm, wn, k), instruction=instruction, stages=depth, swizzle=DEEPEST_SWIZZLE,
-                    **self.problem.alignments(),
+                    **self.alignments,
                 )  # fmt: skip
 
     def _vector_candidates(self) -> Iterator[GemmConfig]:
@@ -173,18 +150,18 @@ class ProductFamily(TemplateFamily[GemmProblem, GemmConfig]):
     def collective_tiles(self, schedules: tuple[Schedule, ...]) -> Iterator[GemmConfig]:
         """3.x templates: a collective of warp groups, fed by the bulk copy engine; of convolutions a "single" group."""
         problem = self.problem
-        k = _K_BYTES[-1] * 8 // problem.multiplier.bits
+        k = _K_BYTES[-1] * 8 // self.multiplier.bits
         shapes = itertools.product(_TILES[1:], _COLLECTIVE_WIDTHS, (2, *_STAGES), schedules, _CLUSTERS)
         for m, n, depth, schedule, cluster in shapes:
             yield GemmConfig(
                 arithmetic=problem.arithmetic, architecture=90, threadblock=(m, n, k), stages=depth,
-                swizzle=self._swizzle(n), raster="along_n" if problem.n <= problem.m else "along_m",
-                schedule=schedule, cluster=cluster, **problem.alignments(),
+                swizzle=self._swizzle(n), raster="along_n" if problem.columns <= problem.rows else "along_m",
+                schedule=schedule, cluster=cluster, **self.alignments,
             )  # fmt: skip
 
     def _swizzle(self, tile_n: int) -> int:
         """Columns of tiles that neighbouring threadblocks share: so many that there are, up to `DEEPEST_SWIZZLE`."""
-        columns = ceil_div(self.problem.n, tile_n)
+        columns = ceil_div(self.problem.columns, tile_n)
         return min(DEEPEST_SWIZZLE, 1 << (columns.bit_length() - 1))
 
 

@@ -22,7 +22,6 @@ from tvm_ext.records.partition import LINK, CutlassProblem, CutlassProfile, Cutl
 from tvm_ext.records.serialise import to_json
 
 from .elements import ELEMENTS
-from .epilogue import stored_elements
 from .family import shared_epilogue
 from .ranking import global_gb_per_s
 from .screening import FLUSHED_BYTES, WARM_UP_RUNS, LaunchTimer, SampleLaunch, ScreeningLimits, TimedLaunch, screen
@@ -120,8 +119,7 @@ def buffers_of(region: CutlassRegion) -> list[tuple[str, int]]:
     unread = ("float16", VECTOR_BYTES)  # a parameter that no kernel reads
     last = region.then or region
     problem, dtype = last.problem, last.out_dtype
-    reduction = shared_epilogue(last)[0].reduction
-    stored = stored_elements(reduction, problem.rows, problem.columns, problem.batch)
+    stored = shared_epilogue(last)[0].stored_elements(problem.rows, problem.columns, problem.batch)
     result = (dtype, stored * ELEMENTS[dtype].bits // 8)
     return [*(buffers.get(parameter, unread) for parameter in range(max(buffers) + 1)), result]
 
@@ -132,16 +130,14 @@ def _needs(region: CutlassRegion) -> Iterator[tuple[int, str, int]]:
     for parameter, dtype, elements in zip(region.factors, problem.dtypes, _factor_elements(problem), strict=False):
         if parameter != LINK:
             yield parameter, dtype, elements
-    covers = {"matrix": problem.rows * problem.columns, "row": problem.columns, "column": problem.rows, "scalar": 1}
     for parameter, operand, original in zip(parameters, epilogue.operands, region.operands, strict=True):
-        yield parameter, operand.dtype, covers[operand.role] + (problem.batch - 1) * original.batch_stride
+        elements = prod(operand.shape(problem.rows, problem.columns))
+        yield parameter, operand.dtype, elements + (problem.batch - 1) * original.batch_stride
 
 
 def _factor_elements(problem: CutlassProblem) -> tuple[int, int]:
-    window = problem.window
-    if window is not None:
-        channels = window.input_extents[3] // window.groups
-        return prod(window.input_extents), problem.columns * prod(window.filter_extents) * channels
+    if problem.window is not None:
+        return problem.factor_elements
     a, b = problem.operands
     return (
         _span(a, problem.rows, problem.depth, problem.batch),

@@ -16,10 +16,8 @@ from tvm_ext.devices.occupancy import GLOBAL, SHARED, blocks_per_unit
 from tvm_ext.errors import TargetError
 from tvm_ext.support.arithmetic import ceil_div
 
-from .elements import ELEMENTS
-from .epilogue import Epilogue, stored_elements
 from .family import PredictedTime
-from .gemm import GemmConfig, GemmProblem
+from .gemm import GemmConfig
 from .legality import WARP_GROUP_WARPS, ProductRules
 
 BUSY_WARPS = 8
@@ -27,19 +25,18 @@ BUSY_WARPS = 8
 
 
 class ProductClock(ProductRules):
-    """The time that templates take for one problem on one device."""
+    """The time that templates of matrix products take."""
 
-    def predict(self, config: GemmConfig, *, read_bits: float | None = None, issue_us: float = 0.0) -> PredictedTime:
+    def predict(self, config: GemmConfig, *, issue_us: float = 0.0) -> PredictedTime:
         """Predicted time of one launch; raises TargetError where the device's table has no peak for the arithmetic.
 
-        For convolutions: ``read_bits`` of the factors, where they are not each matrix once, and ``issue_us``, which a
-        unit's vector units need to find what one step of a threadblock loads.
+        For convolutions ``issue_us``, which a unit's vector units need to find what one step of a threadblock loads.
         """
         problem, device = self.problem, self.device
         resident = blocks_per_unit(self.use(config), device)
         m, n, k = config.threadblock
         blocks = config.tiles(problem) * config.split_k
-        steps = ceil_div(ceil_div(problem.k, k), config.split_k)
+        steps = ceil_div(ceil_div(problem.depth, k), config.split_k)
         waves = ceil_div(blocks, device.unit_count * resident)
         last = blocks - (waves - 1) * device.unit_count * resident
         held = (waves - 1) * resident + ceil_div(last, device.unit_count)  # blocks that the busiest unit works through
@@ -47,10 +44,9 @@ class ProductClock(ProductRules):
         tile_us = steps * step_us + self._store_us(config, resident)
         units_us = held * tile_us + waves * latency_us(device)
         copied = m / config.cluster[1] + n / config.cluster[0]  # one copy of a tile for a cluster's row or column
-        traffic = blocks * steps * copied * k * problem.multiplier.bits / 8
+        traffic = blocks * steps * copied * k * self.multiplier.bits / 8
         l2_us = traffic / (l2_gb_per_s(device) * 1e3)
-        read = self._factor_bits if read_bits is None else read_bits
-        moved_us = moved_bytes(read, problem, self.epilogue, config.split_k) / (global_gb_per_s(device) * 1e3)
+        moved_us = self.moved_bytes(config.split_k) / (global_gb_per_s(device) * 1e3)
         busy_us = max(units_us, l2_us, moved_us)
         power_us = device.least_multiplying_s(2.0 * blocks * steps * m * n * k, self._known_peak) * 1e6
         launches = 1 if self.epilogue.reduction is None else 2  # before it, the result is filled
@@ -72,13 +68,13 @@ class ProductClock(ProductRules):
     def _store_us(self, config: GemmConfig, resident: int) -> float:
         """Writing a tile's result, as far as no other tile of the unit is multiplied meanwhile."""
         overlaps = resident + (1 if config.schedule == "pingpong" else 0)
-        stored = config.threadblock[0] * config.threadblock[1] * self.problem.out.bits / 8
+        stored = config.threadblock[0] * config.threadblock[1] * self.out.bits / 8
         return stored / (l2_gb_per_s(self.device) / self.device.unit_count * 1e3) / overlaps
 
     @cached_property
     def _known_peak(self) -> str:
         """The key of the device's peak for the problem's arithmetic; raises TargetError where its table has none."""
-        known = self.problem.multiplier.peak
+        known = self.multiplier.peak
         for key in known:
             if self.device.peak_gflops_of(key):
                 return key
@@ -95,31 +91,7 @@ class ProductClock(ProductRules):
         m, n, k = config.threadblock
         by_groups = m + m // 64 * n  # a warp group's instruction reads B once for its 64 rows
         read = k * (by_groups if config.warp is None else config.warps * (config.warp[0] + config.warp[1]))
-        return read * self.problem.multiplier.bits / 8 / (bandwidth / self.device.unit_count * 1e3)
-
-    @property
-    def _factor_bits(self) -> int:
-        problem = self.problem
-        sizes = ((problem.m * problem.k, problem.a), (problem.k * problem.n, problem.b))
-        elements = sum(size * (problem.batch if matrix.batch_stride else 1) for size, matrix in sizes)
-        return elements * problem.multiplier.bits
-
-
-def moved_bytes(read_bits: float, problem: GemmProblem, epilogue: Epilogue, split: int = 1) -> float:
-    """The factors and the result once, what the epilogue reads, and the sums of ``split`` parts there and back."""
-    m, n = problem.m, problem.n
-    sums = 2 * m * n * 32 * split if split > 1 else 0
-    stored = stored_elements(epilogue.reduction, m, n, problem.batch)
-    return (read_bits + stored * problem.out.bits + sums) / 8 + operand_bytes(epilogue, m, n, problem.batch)
-
-
-def operand_bytes(epilogue: Epilogue, rows: int, columns: int, batch: int = 1) -> float:
-    """What ``epilogue`` reads for ``batch`` results of ``rows`` by ``columns``."""
-    covers = {"matrix": rows * columns, "row": columns, "column": rows, "scalar": 1}
-    return sum(
-        covers[operand.role] * ELEMENTS[operand.dtype].bits / 8 * (batch if operand.batch_stride else 1)
-        for operand in epilogue.operands
-    )
+        return read * self.multiplier.bits / 8 / (bandwidth / self.device.unit_count * 1e3)
 
 
 def latency_us(device: DeviceSpec) -> float:

@@ -55,13 +55,15 @@ class Candidate:
         return self.time_us if self.measured_us is None else self.measured_us
 
 
-FAMILIES: tuple[type[TemplateFamily[Any, Any]], ...] = (ProductFamily, ConvolutionFamily, DepthwiseFamily, PairFamily)
-
-
-def family_of(region: CutlassRegion, device: DeviceSpec) -> TemplateFamily[Any, Any]:
+def family_of(region: CutlassRegion, device: DeviceSpec) -> TemplateFamily[Any]:
     """The region's family; raises InputError, TargetError, IllegalRewrite for what no template of it reads."""
-    (kind,) = (family for family in FAMILIES if family.serves(region))
-    return kind(kind.problem_of(region), device, *(shared_epilogue(part)[0] for part in region.parts))
+    problem, (epilogue, *behind) = region.problem, (shared_epilogue(part)[0] for part in region.parts)
+    if region.then is not None:
+        return PairFamily(problem, device, epilogue, then=region.then.problem, second=behind[0])
+    if problem.window is None:
+        return ProductFamily(problem, device, epilogue)
+    kind = DepthwiseFamily if problem.anchor == "conv2d_depthwise" else ConvolutionFamily
+    return kind(problem, device, epilogue)
 
 
 def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED_AT) -> tuple[Candidate, ...]:
@@ -77,7 +79,7 @@ def candidates_of(region: CutlassRegion, device: DeviceSpec, count: int = LOOKED
     return tuple(_candidate(family, region, each.config, each.time_us) for each in ranked)
 
 
-def _candidate(family: TemplateFamily[Any, Config], region: CutlassRegion, config: Config, time_us: float) -> Candidate:
+def _candidate(family: TemplateFamily[Config], region: CutlassRegion, config: Config, time_us: float) -> Candidate:
     def variants() -> tuple[Candidate, ...]:
         others = family.variants(config)
         return tuple(_candidate(family, region, other, family.predict(other).time_us) for other in others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 PARTITION = "tvm_ext.partition"
@@ -84,6 +85,34 @@ class ImplicitWindow:
         """Whether filters have one position, and every pixel is read once, as it is."""
         return self.filter_extents == self.strides == (1, 1) and self.padding == (0, 0)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows of a matrix product are its pixels as they lie: one position, every pixel, one group."""
+        return self.is_pointwise and self.groups == 1 and self.output_extents == self.input_extents[1:3]
+
+    @property
+    def channels(self) -> int:
+        """Of one group."""
+        return self.input_extents[3] // self.groups
+
+    @property
+    def positions(self) -> int:
+        """Of a filter."""
+        return prod(self.filter_extents)
+
+    @property
+    def padding_behind(self) -> tuple[int, int]:
+        """What is padded below and on the right: as much as the result's extents ask for, and never cropped."""
+        read = self.read_extents(self.output_extents)
+        below, right = (max(0, read[i] - self.input_extents[1 + i] - self.padding[i]) for i in (0, 1))
+        return below, right
+
+    def read_extents(self, pixels: tuple[int, int]) -> tuple[int, int]:
+        """Of the input, with its padding: what a tile of ``pixels`` of the output reads."""
+        tiles = zip(pixels, self.strides, self.filter_extents, self.dilation, strict=True)
+        down, across = ((tile - 1) * stride + (extent - 1) * step + 1 for tile, stride, extent, step in tiles)
+        return down, across
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutlassProblem:
@@ -105,6 +134,27 @@ class CutlassProblem:
 
     def __post_init__(self) -> None:
         assert min(self.batch, self.rows, self.columns, self.depth) > 0
+
+    @property
+    def arithmetic(self) -> str:
+        """What multiplies it, as templates call that: matrix units round float32 to tfloat32."""
+        return "tfloat32" if self.dtypes[0] == "float32" and not self.simt else self.dtypes[0]
+
+    @property
+    def orders(self) -> tuple[Order, Order]:
+        """Of A and B: a convolution's filters lie one behind the other, each along the depth."""
+        a, b = self.operands
+        return a.order, "column" if self.window else b.order
+
+    @property
+    def factor_elements(self) -> tuple[int, int]:
+        """Elements of A and B in memory, each once."""
+        if self.window is not None:
+            filters = self.columns * self.window.positions * self.window.channels
+            return prod(self.window.input_extents), filters
+        each = (self.rows * self.depth, self.depth * self.columns)
+        a, b = (size * (self.batch if m.batch_stride else 1) for size, m in zip(each, self.operands, strict=True))
+        return a, b
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +178,10 @@ class EpilogueOperand:
     role: OperandRole
     dtype: str
     batch_stride: int = 0
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Of what one result of ``rows`` by ``columns`` reads."""
+        return (rows if self.role in ("column", "matrix") else 1, columns if self.role in ("row", "matrix") else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

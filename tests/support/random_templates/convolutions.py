@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 
-from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, ConvolutionProblem, DepthwiseConfig
+from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
 from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
+from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
+from tvm_ext.byoc_cutlass.gemm import widest_access
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import ImplicitWindow
+from tvm_ext.records.partition import AnchorKind, CutlassProblem, ImplicitWindow, MatrixLayout
 
 KINDS = ("windows", "first layer", "groups", "depthwise", "plain")
 AnyConfig = ConvolutionConfig | DepthwiseConfig
 
 
 def convolution_family(
-    problem: ConvolutionProblem, device: DeviceSpec, epilogue: Epilogue
+    problem: CutlassProblem, device: DeviceSpec, epilogue: Epilogue
 ) -> ConvolutionFamily | DepthwiseFamily:
     """The family that serves the problem."""
-    return (DepthwiseFamily if problem.is_depthwise else ConvolutionFamily)(problem, device, epilogue)
+    return (DepthwiseFamily if problem.anchor == "conv2d_depthwise" else ConvolutionFamily)(problem, device, epilogue)
 
 
 def convolution_of(
@@ -35,11 +37,23 @@ def convolution_of(
     groups: int = 1,
     dtype: str = "float16",
     out_dtype: str | None = None,
-) -> ConvolutionProblem:
+) -> CutlassProblem:
     """Padded to keep the extents where ``padding`` is None."""
     pads = padding if padding is not None else ((window[0] - 1) * dilation // 2, (window[1] - 1) * dilation // 2)
     p, q = ((extents[i] + 2 * pads[i] - (window[i] - 1) * dilation - 1) // stride + 1 for i in (0, 1))
-    return ConvolutionProblem(
+    anchor: AnchorKind = "conv2d" if groups == 1 else "conv2d_grouped"
+    operand, each = MULTIPLIERS[dtype].operand, channels // groups
+    alignment = widest_access(each, MULTIPLIERS[dtype].bits)
+    layout = MatrixLayout(order="row", leading_dimension=each, batch_stride=0, alignment=alignment)
+    return CutlassProblem(
+        anchor="conv2d_depthwise" if groups == channels == filters and groups > 1 else anchor,
+        batch=1,
+        rows=batch * p * q,
+        columns=filters,
+        depth=window[0] * window[1] * each,
+        dtypes=(operand, operand, out_dtype or dtype),
+        operands=(layout, layout),
+        simt=dtype == "float32",
         window=ImplicitWindow(
             input_extents=(batch, *extents, channels),
             filter_extents=window,
@@ -49,13 +63,10 @@ def convolution_of(
             dilation=(dilation, dilation),
             groups=groups,
         ),
-        filters=filters,
-        arithmetic=dtype,
-        out_dtype=out_dtype or dtype,
     )
 
 
-def random_problem(rng: random.Random, kind: str, capability: tuple[int, int]) -> ConvolutionProblem:
+def random_problem(rng: random.Random, kind: str, capability: tuple[int, int]) -> CutlassProblem:
     """Of ``kind``, in a type that the kind's templates take on devices of ``capability``."""
     window = rng.choice(((3, 3), (5, 5), (7, 7), (3, 5)))
     common = {"stride": rng.choice((1, 2)), "dilation": rng.choice((1, 1, 2)), "window": window}

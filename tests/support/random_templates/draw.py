@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tvm_ext.byoc_cutlass.back_to_back import PairConfig, PairProblem
+from tvm_ext.byoc_cutlass.back_to_back import PairConfig
 from tvm_ext.byoc_cutlass.convolution import ConvolutionConfig, DepthwiseConfig
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.family import TemplateFamily
-from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
+from tvm_ext.byoc_cutlass.gemm import GemmConfig, packed_problem
 from tvm_ext.byoc_cutlass.pairs import ARITHMETICS, PairFamily
 from tvm_ext.devices.capabilities import BULK_COPIES_SINCE
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.partition import Order
+from tvm_ext.records.partition import CutlassProblem, Order
 
 from .convolutions import AnyConfig, convolution_family, convolution_of, random_problem
 from .epilogues import random_epilogue
@@ -112,7 +112,7 @@ def _product(rng: random.Random, device: DeviceSpec, turn: int, *, collective: b
     if not along_k:
         layout_a, layout_b = rng.choice(_LAYOUTS), rng.choice(_LAYOUTS)
     batch = rng.choice((1, 1, 4))
-    problem = GemmProblem.packed(
+    problem = packed_problem(
         m=m, n=n, k=k, arithmetic=arithmetic, layout_a=layout_a, layout_b=layout_b, out_dtype=out, batch=batch
     )
     epilogue = random_epilogue(rng, out, batched=batch > 1)
@@ -121,8 +121,7 @@ def _product(rng: random.Random, device: DeviceSpec, turn: int, *, collective: b
     config = _member(rng, legal, _family, lambda item: item.name)
     if config is None:
         return None
-    source = emit_gemm(config, epilogue, layout_a=layout_a, layout_b=layout_b, batched=batch > 1)
-    return config.name, epilogue.expression, source
+    return config.name, epilogue.expression, emit_gemm(config, epilogue, problem)
 
 
 def _results(arithmetic: str) -> Sequence[str]:
@@ -144,8 +143,8 @@ def _convolution(kind: str, *, bulk: bool = False) -> Draw:
     def draw(rng: random.Random, device: DeviceSpec, _turn: int) -> Drawn:
         assert device.compute_capability is not None
         problem = random_problem(rng, kind, device.compute_capability)
-        epilogue = random_epilogue(rng, problem.out_dtype)
-        family: TemplateFamily[Any, Any] = convolution_family(problem, device, epilogue)
+        epilogue = random_epilogue(rng, problem.dtypes[2])
+        family: TemplateFamily[Any] = convolution_family(problem, device, epilogue)
         legal = [item for item in family.legal() if not bulk or _is_bulk(item)]
         config = _member(rng, legal, _reader, lambda item: item.name)
         return None if config is None else (config.name, epilogue.expression, family.source(config))
@@ -172,28 +171,28 @@ def _pair(rng: random.Random, device: DeviceSpec, _turn: int, *, convolution: bo
     out, layout = rng.choice((dtype, "float32")), rng.choice(_LAYOUTS)
     first = random_epilogue(rng, dtype, roles=("row",), dtypes=(rng.choice((dtype, "float32")),), most=2)
     second = random_epilogue(rng, out, roles=("row", "matrix"), dtypes=(out,), most=1)
-    problem = _pair_of(rng, dtype, out, layout, convolution)
-    family = PairFamily(problem, device, first, second)
+    head, tail = _pair_of(rng, dtype, out, layout, convolution)
+    family = PairFamily(head, device, first, then=tail, second=second)
     config = _member(rng, list(family.legal()), _place, lambda item: item.name)
     return None if config is None else (config.name, f"{first.expression}; {second.expression}", family.source(config))
 
 
-def _pair_of(rng: random.Random, dtype: str, out: str, layout: Order, convolution: bool) -> PairProblem:
+def _pair_of(
+    rng: random.Random, dtype: str, out: str, layout: Order, convolution: bool
+) -> tuple[CutlassProblem, CutlassProblem]:
     between, last = rng.choice(_PAIR_COLUMNS), rng.choice((*_PAIR_COLUMNS, 24, 40))
     if convolution:
         window = rng.choice(((3, 3), (1, 1), (5, 3)))
         head = convolution_of(
             channels=rng.choice((8, 48, 64)), filters=between, window=window, stride=rng.choice((1, 2)), dtype=dtype
         )
+        assert head.window is not None
         p, q = head.window.output_extents
         tail = convolution_of(extents=(p, q), channels=between, filters=last, window=(1, 1), dtype=dtype, out_dtype=out)
-        return PairProblem(first=head.product(), second=tail.product(), convolution=head)
+        return head, tail
     rows, depth = rng.choice((2464, 16384)), rng.choice((32, 100, 256))
-    return PairProblem(
-        first=GemmProblem.packed(m=rows, n=between, k=depth, arithmetic=dtype, layout_b=layout, out_dtype=dtype),
-        second=GemmProblem.packed(m=rows, n=last, k=between, arithmetic=dtype, layout_b=layout, out_dtype=out),
-        convolution=None,
-    )
+    head = packed_problem(m=rows, n=between, k=depth, arithmetic=dtype, layout_b=layout, out_dtype=dtype)
+    return head, packed_problem(m=rows, n=last, k=between, arithmetic=dtype, layout_b=layout, out_dtype=out)
 
 
 def _place(config: PairConfig) -> str:

@@ -7,12 +7,12 @@ import re
 
 from tvm_ext.byoc_cutlass.elements import MULTIPLIERS
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.gemm import GemmConfig, GemmProblem
+from tvm_ext.byoc_cutlass.gemm import GemmConfig, packed_problem
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.devices import device_db
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.rows.cuda_limits import CUDA_LIMITS, KIB
-from tvm_ext.records.partition import EpilogueOperand, OperandRole
+from tvm_ext.records.partition import CutlassProblem, EpilogueOperand, OperandRole
 
 DEVICES: dict[tuple[int, int], str] = {(7, 5): "nvidia-t4", (8, 0): "nvidia-a100", (9, 0): "nvidia-h100"}
 CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0))
@@ -60,13 +60,13 @@ def epilogue_of(expression: str, out_dtype: str) -> Epilogue:
     return Epilogue(expression=expression, operands=operands, out_dtype=out_dtype)
 
 
-def legal_configs(problem: GemmProblem, device: DeviceSpec, epilogue: Epilogue) -> list[GemmConfig]:
+def legal_configs(problem: CutlassProblem, device: DeviceSpec, epilogue: Epilogue) -> list[GemmConfig]:
     """All of them, in the order in which they are looked at."""
     return list(ProductFamily(problem, device, epilogue).legal())
 
 
 def arithmetics_of(device: DeviceSpec) -> list[str]:
     """What templates for ``device`` multiply."""
-    problems = [GemmProblem.packed(m=64, n=64, k=64, arithmetic=name, out_dtype="float32") for name in MULTIPLIERS]
+    problems = [packed_problem(m=64, n=64, k=64, arithmetic=name, out_dtype="float32") for name in MULTIPLIERS]
     families = [ProductFamily(problem, device, Epilogue(out_dtype="float32")) for problem in problems]
     return [family.problem.arithmetic for family in families if next(family.candidates(), None) is not None]

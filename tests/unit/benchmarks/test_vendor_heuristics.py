@@ -7,17 +7,18 @@ import pytest
 from benchmarks.gpu import vendor_heuristics
 from benchmarks.gpu.vendor_heuristics import vendor_choices
 from tvm_ext.byoc_cutlass.epilogue import Epilogue
-from tvm_ext.byoc_cutlass.gemm import GemmProblem
+from tvm_ext.byoc_cutlass.gemm import packed_problem
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import InputError, TargetError, UnsupportedEnvironmentError
+from tvm_ext.records.partition import CutlassProblem
 
 SHAPES = [(128, 1000, 2048), (1024, 768, 768), (1280, 3072, 768), (4096, 4096, 4096), (32768, 64, 128)]
 PLAIN = Epilogue(out_dtype="float16")
 
 
-def product(m: int, n: int, k: int, arithmetic: str = "float16", batch: int = 1) -> GemmProblem:
-    return GemmProblem.packed(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, out_dtype="float16")
+def product(m: int, n: int, k: int, arithmetic: str = "float16", batch: int = 1) -> CutlassProblem:
+    return packed_problem(m=m, n=n, k=k, batch=batch, arithmetic=arithmetic, out_dtype="float16")
 
 
 @pytest.mark.parametrize("name", ["nvidia-a100", "nvidia-h200"])

@@ -19,7 +19,7 @@ from tests.support.random_templates.convolutions import AnyConfig, convolution_f
 from tests.support.random_templates.products import EXPRESSIONS, architecture_of, device_of, epilogue_of
 from tests.unit.byoc_cutlass.host_library import ConvolutionCall, address, convolved, host_library
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem, DepthwiseConfig
+from tvm_ext.byoc_cutlass.convolution import DepthwiseConfig
 from tvm_ext.byoc_cutlass.convolutions import ConvolutionFamily
 from tvm_ext.byoc_cutlass.depthwise import emit_depthwise
 from tvm_ext.byoc_cutlass.emit_convolution import CONVOLUTION_CALL, emit_convolution
@@ -29,12 +29,13 @@ from tvm_ext.byoc_cutlass.evt import OWN_FUNCTIONS
 from tvm_ext.byoc_cutlass.family import TemplateFamily
 from tvm_ext.byoc_cutlass.kernel_text import kernel_symbol
 from tvm_ext.byoc_cutlass.products import ProductFamily
+from tvm_ext.records.partition import CutlassProblem
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 pytest.importorskip("cutlass_library", reason="the extra `cutlass` is not installed")
 
 EPILOGUE = epilogue_of("relu(accum + row)", "float16")
-KINDS: dict[str, tuple[tuple[int, int], ConvolutionProblem, str]] = {
+KINDS: dict[str, tuple[tuple[int, int], CutlassProblem, str]] = {
     "windows": ((8, 0), convolution_of(stride=2), "conv2d_optimized_float16_sm80"),
     "windows of sm_75": ((7, 5), convolution_of(stride=2), "conv2d_optimized_float16_sm75"),
     "windows, vector units": ((8, 0), convolution_of(dtype="float32"), "conv2d_optimized_float32"),
@@ -49,11 +50,11 @@ KINDS: dict[str, tuple[tuple[int, int], ConvolutionProblem, str]] = {
 """What is wanted of each kind of template: a capability, a problem, and how the template's name begins."""
 
 
-def template(kind: str) -> tuple[tuple[int, int], ConvolutionProblem, AnyConfig]:
+def template(kind: str) -> tuple[tuple[int, int], CutlassProblem, AnyConfig]:
     """The best template of ``kind``."""
     capability, problem, beginning = KINDS[kind]
-    epilogue = epilogue_of(EPILOGUE.expression, problem.out_dtype)
-    family: TemplateFamily[Any, Any] = convolution_family(problem, device_of(capability), epilogue)
+    epilogue = epilogue_of(EPILOGUE.expression, problem.dtypes[2])
+    family: TemplateFamily[Any] = convolution_family(problem, device_of(capability), epilogue)
     found = family.propose(10**6)
     return capability, problem, next(item.config for item in found if item.config.name.startswith(beginning))
 
@@ -68,7 +69,7 @@ def source_of(config: AnyConfig, epilogue: Epilogue) -> tuple[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_a_template_whose_text_has_both_entry_points(kind: str) -> None:
     _, problem, config = template(kind)
-    epilogue = epilogue_of(EPILOGUE.expression, problem.out_dtype)
+    epilogue = epilogue_of(EPILOGUE.expression, problem.dtypes[2])
     text, symbol = source_of(config, epilogue)
     assert f'extern "C" int32_t {symbol}(ConvolutionCall const* call, void* workspace' in text
     assert f'extern "C" int64_t {symbol}_workspace_bytes(ConvolutionCall const* call)' in text
@@ -81,7 +82,7 @@ def test_one_position_has_the_kernels_of_matrix_products(capability: tuple[int, 
     device, problem = device_of(capability), convolution_of(window=(1, 1))
     family, product = (
         ConvolutionFamily(problem, device, EPILOGUE),
-        ProductFamily(problem.product(), device, EPILOGUE),
+        ProductFamily(problem, device, EPILOGUE),
     )
     generation = "3.x" if capability == (9, 0) else "2.x"
     plain = [item.config for item in family.propose(10**6) if item.config.iterator == "plain"]
@@ -129,7 +130,7 @@ def test_a_call_in_python_is_a_call_in_c() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_compiles(kind: str) -> None:
     capability, problem, config = template(kind)
-    text, _ = source_of(config, epilogue_of("gelu(accum + row)", problem.out_dtype))
+    text, _ = source_of(config, epilogue_of("gelu(accum + row)", problem.dtypes[2]))
     done = compile_gemm(text, architecture_of(capability), time_limit_s=580)
     assert done.image.startswith(b"\x7fELF")
     assert not any(use.spill_store_bytes for use in done.uses)
@@ -164,10 +165,11 @@ WINDOWS = {
 }  # fmt: skip
 
 
-def call_of(problem: ConvolutionProblem, window: dict[str, int]) -> ConvolutionCall:
+def call_of(problem: CutlassProblem, window: dict[str, int]) -> ConvolutionCall:
+    assert problem.window is not None
     r, s = problem.window.filter_extents
     rest = {"stride_h": 1, "stride_w": 1, "dilation_h": 1, "dilation_w": 1, "split_k": 1, "swizzle": 1}
-    sizes = {"n": 2, "c": problem.window.input_extents[3], "k": problem.filters, "r": r, "s": s}
+    sizes = {"n": 2, "c": problem.window.input_extents[3], "k": problem.columns, "r": r, "s": s}
     return ConvolutionCall(**{**rest, **sizes, "groups": problem.window.groups, **window})
 
 
@@ -241,9 +243,7 @@ def test_a_collective_counts_the_results_that_there_is_room_for(tmp_path: Path) 
         assert ask(ctypes.byref(call)) == -1 or call.pad_h or call.stride_h > 1, name
 
 
-def check_workspace_and_refusals(
-    library: ctypes.CDLL, symbol: str, problem: ConvolutionProblem, config: AnyConfig
-) -> None:
+def check_workspace_and_refusals(library: ctypes.CDLL, symbol: str, problem: CutlassProblem, config: AnyConfig) -> None:
     """What is refused is refused before anything is launched: none of these calls reaches a device."""
     ask, run = getattr(library, f"{symbol}_workspace_bytes"), getattr(library, symbol)
     ask.restype = ctypes.c_int64
@@ -251,10 +251,10 @@ def check_workspace_and_refusals(
     call = call_of(problem, WINDOWS["padded"])
     call.operands = ctypes.addressof(operands)
     if isinstance(config, DepthwiseConfig):
-        assert ask(ctypes.byref(call)) == 3 * 3 * problem.filters * 2  # the filters in another order
+        assert ask(ctypes.byref(call)) == 3 * 3 * problem.columns * 2  # the filters in another order
     else:
         assert ask(ctypes.byref(call)) == 0
-    if problem.window.groups == 1:
+    if problem.window is not None and problem.window.groups == 1:
         call.split_k = 2
         tiles = -(-call.n * call.p * call.q // config.tile.threadblock[0]) * -(-call.k // config.tile.threadblock[1])  # type: ignore[union-attr]
         sums = tiles * config.tile.threadblock[0] * config.tile.threadblock[1] * 4  # type: ignore[union-attr]
@@ -326,6 +326,6 @@ def evaluated(expression: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
 def test_legal_templates_have_names_of_their_own() -> None:
     """What is compiled in is in the name, and nothing else."""
     for _, problem, _ in KINDS.values():
-        family = convolution_family(problem, device_of((9, 0)), epilogue_of("accum", problem.out_dtype))
+        family = convolution_family(problem, device_of((9, 0)), epilogue_of("accum", problem.dtypes[2]))
         texts = {config.name: source_of(config, EPILOGUE)[0] for config in list(family.legal())[::97]}
         assert len(set(texts.values())) == len(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,18 @@ from tests.support.random_templates.products import architecture_of, device_of, 
 from tests.support.small_modules import inputs_of, module_of
 from tests.unit.byoc_cutlass.graphs import decided, op
 from tests.unit.compilers import needs_nvcc
-from tvm_ext.byoc_cutlass.back_to_back import PairProblem
-from tvm_ext.byoc_cutlass.convolution import ConvolutionProblem
 from tvm_ext.byoc_cutlass.depthwise import DepthwiseFamily
 from tvm_ext.byoc_cutlass.emit import emit_gemm
 from tvm_ext.byoc_cutlass.epilogue import ATOMIC_MAXIMUM, REDUCTIONS, Epilogue, exchange_bytes
 from tvm_ext.byoc_cutlass.evt import visitor_tree
-from tvm_ext.byoc_cutlass.gemm import GemmProblem
+from tvm_ext.byoc_cutlass.gemm import packed_problem
 from tvm_ext.byoc_cutlass.pairs import PairFamily
 from tvm_ext.byoc_cutlass.products import ProductFamily
 from tvm_ext.byoc_cutlass.profiler import buffers_of
-from tvm_ext.byoc_cutlass.ranking import ProductClock
 from tvm_ext.byoc_cutlass.selection import candidates_of
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import IllegalRewrite, InputError
-from tvm_ext.records.partition import CutlassRegion
+from tvm_ext.records.partition import CutlassProblem, CutlassRegion
 from tvm_ext.toolchains.cutlass_toolchain import compile_gemm
 
 needs_package = pytest.mark.skipif(find_spec("cutlass_library") is None, reason="the extra `cutlass` is not installed")
@@ -109,24 +107,25 @@ def test_of_a_batch_each_product_has_its_columns_and_all_have_the_same_rows() ->
 def test_the_result_is_filled_before_the_kernel_starts(name: str, filled: str) -> None:
     epilogue = epilogue_of(f"{name}(accum)", "float32")
     (best,) = ProductFamily(gemm(), device_of((8, 0)), epilogue).propose(1)
-    text = emit_gemm(best.config, epilogue)
+    text = emit_gemm(best.config, epilogue, gemm())
     assert f"cudaMemsetAsync(call->d, {filled}" in text
     assert text.index("cudaMemsetAsync") < text.index("gemm.run(")
     assert ("struct AtomicMaximum" in text) == name.startswith("max")
-    assert "cudaMemsetAsync" not in emit_gemm(best.config, epilogue_of("accum", "float32"))
+    assert "cudaMemsetAsync" not in emit_gemm(best.config, epilogue_of("accum", "float32"), gemm())
     assert "(call->m * call->batch)" not in text
-    assert ("(call->m * call->batch)" in emit_gemm(best.config, epilogue, batched=True)) == name.endswith("columns")
+    batched = emit_gemm(best.config, epilogue, replace(gemm(), batch=3))
+    assert ("(call->m * call->batch)" in batched) == name.endswith("columns")
 
 
-def gemm() -> GemmProblem:
+def gemm() -> CutlassProblem:
     m, n, k = SHAPE
-    return GemmProblem.packed(m=m, n=n, k=k, arithmetic="float16", out_dtype="float32")
+    return packed_problem(m=m, n=n, k=k, arithmetic="float16", out_dtype="float32")
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
 def test_templates_of_whole_tiles_alone_are_proposed(capability: tuple[int, int]) -> None:
     device, epilogue = device_of(capability), epilogue_of("sum_rows(accum)", "float32")
-    deep = GemmProblem.packed(m=64, n=64, k=65536, arithmetic="float16", out_dtype="float32")
+    deep = packed_problem(m=64, n=64, k=65536, arithmetic="float16", out_dtype="float32")
     for problem in (gemm(), deep):
         family = ProductFamily(problem, device, epilogue)
         found = [item.config for item in family.propose()]
@@ -135,7 +134,7 @@ def test_templates_of_whole_tiles_alone_are_proposed(capability: tuple[int, int]
     config = found[0]
     assert "whole ones" in str(family.why_illegal(config.with_split(4)))
     plain = epilogue_of("accum", "float32")
-    filled, alone = (ProductClock(deep, device, item).predict(config).time_us for item in (epilogue, plain))
+    filled, alone = (ProductFamily(deep, device, item).predict(config).time_us for item in (epilogue, plain))
     assert filled > alone
     assert exchange_bytes(epilogue.reduction, 128, 256, 4) == 8 * 128 * 4
 
@@ -155,8 +154,8 @@ def test_a_convolution_s_pixels_are_its_rows() -> None:
     assert candidates_of(region, lookup("nvidia-a100"), 1)
     x, w = inputs_of((2, 56, 56, 64), (64, 3, 3, 1), dtype="float16")
     (region,) = decided(module_of([x, w], summed(x, w, 64))).taken
-    problem = ConvolutionProblem.of(region.problem, region.out_dtype)
-    assert "adds up no rows" in str(DepthwiseFamily(problem, lookup("nvidia-a100"), Epilogue.of(region)).why_none())
+    family = DepthwiseFamily(region.problem, lookup("nvidia-a100"), Epilogue.of(region))
+    assert "adds up no rows" in str(family.why_none())
     with pytest.raises(IllegalRewrite, match="adds up no rows"):
         candidates_of(region, lookup("nvidia-a100"))
 
@@ -167,15 +166,14 @@ def summed(x: relax.Var, w: relax.Var, groups: int) -> Any:
 
 
 def test_a_pair_of_products_reduces_nothing() -> None:
-    problem = PairProblem(
-        first=GemmProblem.packed(m=4096, n=64, k=64, arithmetic="float16", out_dtype="float16"),
-        second=GemmProblem.packed(m=4096, n=64, k=64, arithmetic="float16", out_dtype="float32"),
-        convolution=None,
+    problem = packed_problem(m=4096, n=64, k=64, arithmetic="float16", out_dtype="float16")
+    plain, device = epilogue_of("accum", "float16"), lookup("nvidia-a100")
+    reduced, stored = (
+        PairFamily(problem, device, plain, then=problem, second=epilogue_of(expression, "float32"))
+        for expression in ("sum_rows(accum)", "accum")
     )
-    plain, reduced = epilogue_of("accum", "float16"), epilogue_of("sum_rows(accum)", "float32")
-    device = lookup("nvidia-a100")
-    assert "no rows or columns are added up" in str(PairFamily(problem, device, plain, reduced).why_none())
-    assert PairFamily(problem, device, plain, epilogue_of("accum", "float32")).why_none() is None
+    assert "no rows or columns are added up" in str(reduced.why_none())
+    assert stored.why_none() is None
 
 
 @pytest.mark.parametrize(
@@ -235,10 +233,10 @@ def test_the_maximum_in_memory_is_that_of_any_numbers_in_any_order(tmp_path: Pat
 def test_reductions_compile(name: str, arithmetic: str, capability: tuple[int, int]) -> None:
     """By the tracer's visitors, on matrix units and on vector units, whose thread maps differ."""
     m, n, k = SHAPE
-    problem = GemmProblem.packed(m=m, n=n, k=k, arithmetic=arithmetic, out_dtype="float32")
+    problem = packed_problem(m=m, n=n, k=k, arithmetic=arithmetic, out_dtype="float32")
     epilogue = epilogue_of(f"{name}(relu(accum + row) * matrix)", "float32")
     (best,) = ProductFamily(problem, device_of(capability), epilogue).propose(1)
-    done = compile_gemm(emit_gemm(best.config, epilogue), architecture_of(capability), time_limit_s=500)
+    done = compile_gemm(emit_gemm(best.config, epilogue, problem), architecture_of(capability), time_limit_s=500)
     assert done.image.startswith(b"\x7fELF")
 
 
