@@ -16,44 +16,34 @@ from tvm_ext._tvm import Expr, tirx
 from .computation_exprs import linear_form
 from .computations import Computation
 from .predicates import factors_of
-from .window import Interval, padding_of
+from .window import Interval, WindowAxis, padding_of
 
 MOST_LIVE = 0.5
 """Of the products of a sum, those that meet elements, for loops to leave out the others: a choice. Loops of known
 length run faster: 3x3 taps over 7x7 elements, of which 82 % are met, gain nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LiveTaps:
-    """The axis ``taps`` that slides along ``outputs`` (positions of the computation's axes) over a padded dimension.
-
-    An output o reads place ``stride * o + dilation * tap + first``; elements lie in ``low`` to ``high`` - 1.
-    """
+    """``axis`` of a window over a padded dimension; ``outputs`` and ``taps`` are positions of a computation's axes."""
 
     outputs: int
     taps: int
-    extent: int  # of the taps
-    stride: int
-    dilation: int
-    first: int
-    low: int
-    high: int
+    axis: WindowAxis
 
-    def share(self, outputs: int) -> float:
-        """Of all products of taps and ``outputs``, those that meet an element."""
-        places = (
-            self.stride * output + self.dilation * tap + self.first
-            for output in range(outputs)
-            for tap in range(self.extent)
-        )
-        return sum(self.low <= place < self.high for place in places) / (outputs * self.extent)
+    @property
+    def share(self) -> float:
+        """Of all products of taps and outputs, those that meet an element."""
+        axis = self.axis
+        return sum(len(axis.outputs_of(tap)) for tap in range(axis.taps)) / (axis.extent * axis.taps)
 
     def span(self, start: Expr, size: int) -> tuple[Expr, Expr]:
         """(first, number) of the taps by which some of ``size`` outputs from ``start`` on meet an element."""
-        least = self.low - self.first - self.stride * (size - 1) + self.dilation - 1
-        most = self.high - 1 - self.first + self.dilation
-        begin = tirx.max(tirx.floordiv(least - start * self.stride, self.dilation), 0)
-        end = tirx.min(tirx.floordiv(most - start * self.stride, self.dilation), self.extent)
+        axis = self.axis
+        least = axis.before - axis.stride * (size - 1) + axis.dilation - 1
+        most = axis.before + axis.size - 1 + axis.dilation
+        begin = tirx.max(tirx.floordiv(least - start * axis.stride, axis.dilation), 0)
+        end = tirx.min(tirx.floordiv(most - start * axis.stride, axis.dilation), axis.taps)
         return begin, tirx.max(end - begin, 0)
 
 
@@ -71,8 +61,7 @@ def live_taps(anchor: Computation, pads: Sequence[Computation]) -> tuple[LiveTap
         for place, bound in zip(load.indices, inside[2], strict=True):
             taps = None if bound is None else _taps(place, bound, anchor)
             found += [] if taps is None else [taps]
-    share = prod(taps.share(anchor.extents[taps.outputs]) for taps in found)
-    return tuple(found) if share <= MOST_LIVE else ()
+    return tuple(found) if prod(taps.share for taps in found) <= MOST_LIVE else ()
 
 
 def _taps(place: Expr, bound: Interval, anchor: Computation) -> LiveTaps | None:
@@ -87,13 +76,15 @@ def _taps(place: Expr, bound: Interval, anchor: Computation) -> LiveTaps | None:
     stride, dilation = form[0][outputs], form[0][taps]
     if min(stride, dilation) < 1:
         return None
-    return LiveTaps(
-        outputs=outputs,
-        taps=taps,
-        extent=anchor.extents[taps],
+    axis = WindowAxis(
+        variable=anchor.variables[outputs],
+        tap=anchor.variables[taps],
+        extent=anchor.extents[outputs],
+        taps=anchor.extents[taps],
         stride=stride,
         dilation=dilation,
-        first=form[1],
-        low=bound[0],
-        high=bound[1],
+        before=bound[0] - form[1],
+        first=0,
+        size=bound[1] - bound[0],
     )
+    return LiveTaps(outputs=outputs, taps=taps, axis=axis)

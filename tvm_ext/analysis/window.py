@@ -20,6 +20,7 @@ from tvm_ext.analysis.computation_rewrites import split_divided_axes
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, replace_loads, static_shape, substitute
 from tvm_ext.analysis.tensor_expr import LinearIndex
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.support.arithmetic import ceil_div
 
 MAX_TAPS = 16
 """The longest window along one axis whose rows are written out one by one."""
@@ -52,6 +53,12 @@ class WindowAxis:
     def span(self) -> int:
         """Positions from the first tap of the first output to the last tap of the last one."""
         return self.stride * (self.extent - 1) + self.dilation * (self.taps - 1) + 1
+
+    def outputs_of(self, tap: int) -> range:
+        """The outputs for which ``tap`` meets an element."""
+        before = self.before - self.dilation * tap
+        first, end = ceil_div(before, self.stride), ceil_div(before + self.size, self.stride)
+        return range(max(0, first), min(self.extent, end))
 
     @property
     def phases(self) -> tuple[int, ...]:

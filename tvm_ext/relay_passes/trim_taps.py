@@ -9,10 +9,11 @@ is a 1 x 1 convolution, with a ninth of the multiplications.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tvm_ext._tvm import Call, Constant, Expr, IRModule, PassContext, expr_mutator, module_pass, relax
 from tvm_ext.analysis.relax_values import dtype_of, operator_name, static_shape
+from tvm_ext.analysis.window import WindowAxis
 
 from .rewriting import CallRewriter
 
@@ -23,42 +24,29 @@ CONVOLUTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taps:
-    """Along one axis of a convolution: input position = stride * output + dilation * tap - before."""
+def trimmed(axis: WindowAxis) -> tuple[int, WindowAxis]:
+    """(first tap kept, ``axis`` without what is before it and behind the last one that meets an element).
 
-    size: int  # of the input
-    taps: int
-    stride: int
-    dilation: int
-    before: int
-    after: int
+    Nothing is trimmed where the input would have to be cropped instead of padded.
+    """
+    kept = [tap for tap in range(axis.taps) if axis.outputs_of(tap)] or [0, axis.taps - 1]
+    first, taps = kept[0], kept[-1] - kept[0] + 1
+    if taps == axis.taps:
+        return 0, axis
+    dilation = axis.dilation if taps > 1 else 1
+    own = replace(axis, taps=taps, dilation=dilation, before=axis.before - axis.dilation * first)
+    whole = outputs(own, padding_after(own)) == axis.extent
+    return (first, own) if own.before >= 0 and whole else (0, axis)
 
-    @property
-    def outputs(self) -> int:
-        return (self.size + self.before + self.after - self.dilation * (self.taps - 1) - 1) // self.stride + 1
 
-    def meets(self, tap: int) -> bool:
-        """Whether some output's ``tap`` lies on an element of the input."""
-        first = self.dilation * tap - self.before
-        nearest = max(0, -(first // self.stride))  # the first output for which it is not before the input
-        return nearest < self.outputs and first + nearest * self.stride < self.size
+def outputs(axis: WindowAxis, after: int) -> int:
+    """The outputs of a convolution whose input is padded by ``after`` elements at its end."""
+    return (axis.size + axis.before + after - axis.dilation * (axis.taps - 1) - 1) // axis.stride + 1
 
-    def trimmed(self) -> tuple[int, Taps]:
-        """(first tap kept, the axis without what is before it and behind the last one that meets something).
 
-        Nothing is trimmed where the input would have to be cropped instead of padded.
-        """
-        kept = [tap for tap in range(self.taps) if self.meets(tap)] or [0, self.taps - 1]
-        first, taps = kept[0], kept[-1] - kept[0] + 1
-        if taps == self.taps:
-            return 0, self
-        before = self.before - self.dilation * first
-        reach = self.stride * (self.outputs - 1) + self.dilation * (taps - 1) + 1
-        after = max(0, reach - self.size - before)
-        dilation = self.dilation if taps > 1 else 1
-        own = Taps(size=self.size, taps=taps, stride=self.stride, dilation=dilation, before=before, after=after)
-        return (first, own) if before >= 0 and own.outputs == self.outputs else (0, self)
+def padding_after(axis: WindowAxis) -> int:
+    """The padding at the input's end that the last tap of the last output reads."""
+    return max(0, axis.span - axis.size - axis.before)
 
 
 @expr_mutator
@@ -72,7 +60,7 @@ class _Trim(CallRewriter):
         if shape is None or kernel is None:
             return call
         axes = _axes(call, shape[2:], kernel[2:])
-        found = [axis.trimmed() for axis in axes]
+        found = [trimmed(axis) for axis in axes]
         own = [axis for _, axis in found]
         if own == axes:
             return call
@@ -80,26 +68,30 @@ class _Trim(CallRewriter):
             data,
             _without(weight, [first for first, _ in found], [axis.taps for axis in own]),
             strides=list(call.attrs.strides),
-            padding=[*(axis.before for axis in own), *(axis.after for axis in own)],
+            padding=[*(axis.before for axis in own), *map(padding_after, own)],
             dilation=[axis.dilation for axis in own],
             groups=int(call.attrs.groups),
             out_dtype=dtype_of(call),
         )
 
 
-def _axes(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> list[Taps]:
-    attrs, rank = call.attrs, len(sizes)
-    padding = [int(size) for size in attrs.padding]
+def _axes(call: Call, sizes: Sequence[int], taps: Sequence[int]) -> list[WindowAxis]:
+    attrs, padding = call.attrs, [int(size) for size in call.attrs.padding]
+    extents = static_shape(call)
+    assert extents is not None
     return [
-        Taps(
-            size=sizes[axis],
+        WindowAxis(
+            variable=None,
+            tap=None,
+            extent=extents[2 + axis],
             taps=taps[axis],
             stride=int(attrs.strides[axis]),
             dilation=int(attrs.dilation[axis]),
             before=padding[axis],
-            after=padding[(axis + rank) % len(padding)],
+            first=0,
+            size=size,
         )
-        for axis in range(rank)
+        for axis, size in enumerate(sizes)
     ]
 
 

@@ -13,7 +13,8 @@ from tvm import relax
 from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.analysis.relax_values import operator_name, static_shape
-from tvm_ext.relay_passes.trim_taps import Taps, TrimTaps
+from tvm_ext.analysis.window import WindowAxis
+from tvm_ext.relay_passes.trim_taps import TrimTaps, outputs, padding_after, trimmed
 
 
 def _module(shape: Any, kernel: Any, *, constant: bool = True, **attrs: Any) -> tvm.IRModule:
@@ -74,23 +75,31 @@ def test_leaves_what_always_meets_an_element() -> None:
 
 
 def test_meets_as_every_place_says() -> None:
-    """`Taps.meets` against all places that a tap has, and outputs that stay."""
+    """`WindowAxis.outputs_of` against all places that a tap has, and outputs that stay."""
     for size, taps, stride, dilation, before, after in itertools.product(
         (1, 2, 5), (1, 2, 3, 5), (1, 2, 3), (1, 2, 6), (0, 1, 4, 7), (0, 1, 4, 7)
     ):
-        axis = Taps(size=size, taps=taps, stride=stride, dilation=dilation, before=before, after=after)
-        if axis.outputs < 1:
+        extent = (size + before + after - dilation * (taps - 1) - 1) // stride + 1
+        if extent < 1:
             continue
-        met = {
-            tap
-            for tap in range(taps)
-            for output in range(axis.outputs)
-            if 0 <= stride * output + dilation * tap - before < size
-        }
-        assert met == {tap for tap in range(taps) if axis.meets(tap)}
-        first, own = axis.trimmed()
-        assert own.outputs == axis.outputs
-        assert met <= set(range(first, first + own.taps))
+        axis = WindowAxis(
+            variable=None,
+            tap=None,
+            extent=extent,
+            taps=taps,
+            stride=stride,
+            dilation=dilation,
+            before=before,
+            first=0,
+            size=size,
+        )
+        for tap in range(taps):
+            places = ((output, stride * output + dilation * tap - before) for output in range(extent))
+            assert [output for output, place in places if 0 <= place < size] == list(axis.outputs_of(tap))
+        first, own = trimmed(axis)
+        kept = own is axis or outputs(own, padding_after(own)) == extent
+        assert kept
+        assert {tap for tap in range(taps) if axis.outputs_of(tap)} <= set(range(first, first + own.taps))
 
 
 def test_a_pyramid_of_dilations_builds_and_runs() -> None:

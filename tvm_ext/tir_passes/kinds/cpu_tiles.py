@@ -40,8 +40,9 @@ class CpuTiles(KernelKind):
     name = "register tiles"
 
     def of_group(self, group: Group, context: KernelContext) -> TilePart | None:
-        pads = tuple(filter(is_padding, context.operator.computations))
-        return TilePart(group=group, context=context, pads=pads) if isinstance(group, TileGroup) else None
+        if not isinstance(group, TileGroup):
+            return None
+        return TilePart(group=group, context=context, pads=tuple(filter(is_padding, context.operator.computations)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from tvm import relax
 from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext.analysis.live_taps import LiveTaps
+from tvm_ext.analysis.window import WindowAxis
 
 CASES = [
     # size, kernel, stride, dilation, padding
@@ -55,9 +56,18 @@ def _expected(data: np.ndarray, weight: np.ndarray, stride: int, dilation: int, 
 def test_a_tile_takes_each_tap_that_meets_an_element() -> None:
     """`LiveTaps.span` against all places of a tile."""
     for stride, dilation, low, size in [(1, 12, 12, 16), (2, 5, 7, 9), (3, 4, 0, 5), (1, 1, 1, 4), (2, 3, 20, 3)]:
-        taps = LiveTaps(
-            outputs=0, taps=1, extent=5, stride=stride, dilation=dilation, first=0, low=low, high=low + size
+        axis = WindowAxis(
+            variable=None,
+            tap=None,
+            extent=20,
+            taps=5,
+            stride=stride,
+            dilation=dilation,
+            before=low,
+            first=0,
+            size=size,
         )
+        taps = LiveTaps(outputs=0, taps=1, axis=axis)
         for start in range(20):
             for count in (1, 3, 8):
                 begin, number = (int(value) for value in taps.span(tvm.tirx.IntImm("int64", start), count))
