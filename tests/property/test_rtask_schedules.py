@@ -18,11 +18,11 @@ from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.rtask_order import ProgramOrder, walk
 from tvm_ext.records.rtasks import Need, RKernel, ROperator, RTaskGraph, RTaskProgram, RTaskSchedule, VDevice, need_of
+from tvm_ext.relay_passes.wavefronts.earliest_finish import earliest_counts
 from tvm_ext.relay_passes.wavefronts.kernel_choice import KernelChoices, MakeDevice
 from tvm_ext.relay_passes.wavefronts.known_entries import KnownEntries, KnownTogether
 from tvm_ext.relay_passes.wavefronts.policies import POLICIES, schedule
 from tvm_ext.relay_passes.wavefronts.program_plan import MOST_EXACT
-from tvm_ext.relay_passes.wavefronts.simple_policies import earliest_counts
 from tvm_ext.relay_passes.wavefronts.wavefront_policy import plan_waves, waves
 
 US = 1e-6

@@ -2,8 +2,7 @@
 
 Stock TVM writes scalar constants into the expression and computes with them at once, as if floats were reals: ``x * 0``
 becomes 0, whatever x is. Its Sign makes 0 of NaN, its ArgMax gives -1 for a row of -inf, and its maxima start at the
-lowest finite number, so that the maximum of such a row is not in the row. Scatters say what they are: their loops,
-which fork for each update, tell no planner.
+lowest finite number, so that the maximum of such a row is not in the row.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from tvm_ext._tvm import (
     Constant,
     Expr,
     Sequential,
-    Target,
     TeTensor,
     ir,
     relax,
@@ -26,43 +24,11 @@ from tvm_ext._tvm import (
 )
 from tvm_ext._tvm import topi as stock
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.ir.build_ir import HALF_TYPES
 from tvm_ext.ir.float_ir import hidden, is_float, is_number
-from tvm_ext.records.scatter import SCATTER, Scatter
-from tvm_ext.records.serialise import to_json
 
 from .infinite_identities import InfiniteIdentities
-
-_SCATTER_PARAMETERS = 4  # data, indices, updates, output
-
-
-def _marked(scatter: Callable[[Call], Scatter]) -> Callable[[Any, Any], Any]:
-    """Stock TVM's scatter; on CPUs what ``scatter`` says of a call of known shapes is in `SCATTER`."""
-
-    def legalize(builder: BlockBuilder, call: Call) -> Expr:
-        made = ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
-        func, target = builder.get()[made.args[0]], Target.current(allow_none=True)
-        if target is not None and "gpu" in target.keys:
-            return made  # its loops are bound to threads
-        if len(func.params) == _SCATTER_PARAMETERS and all(
-            static_shape(argument) is not None for argument in call.args
-        ):
-            builder.update_func(made.args[0], func.with_attr(SCATTER, to_json(scatter(call))))
-        return made
-
-    return legalize
-
-
-def _scatter_nd(call: Call) -> Scatter:
-    length = int(call.args[1].ty.shape.values[-1])
-    return Scatter(axes=tuple(range(length)), by_tuple=True, reduction=call.attrs.reduction)
-
-
-def _scatter_elements(call: Call) -> Scatter:
-    rank = int(call.args[0].ty.ndim)
-    return Scatter(axes=(int(call.attrs.axis) % rank,), by_tuple=False, reduction=call.attrs.reduction)
-
+from .mark_scatters import marked, scatter_elements, scatter_nd
 
 Legalization = Callable[[Any, Any], Any]
 
@@ -208,7 +174,7 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.sign": _sign,
     "relax.argmax": _arg_reduction(stock.max),
     "relax.argmin": _arg_reduction(stock.min),
-    "relax.scatter_nd": _marked(_scatter_nd),
-    "relax.scatter_elements": _marked(_scatter_elements),
+    "relax.scatter_nd": marked(scatter_nd),
+    "relax.scatter_elements": marked(scatter_elements),
     **dict.fromkeys(_MEANS, _in_float32),
 }

@@ -23,9 +23,10 @@ from typing import Literal
 
 from tvm_ext.records.rtasks import RKernel, RTaskGraph, RTaskProgram, VDevice, need_of
 
+from .earliest_finish import earliest_counts
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
 from .program_plan import ProgramPlan, Share, Shares
-from .simple_policies import earliest_counts, plan_launches
+from .simple_policies import plan_launches
 from .wavefront_policy import quickest_waves
 
 _Order = Literal["rank", "warm", "given"]

@@ -1,4 +1,4 @@
-"""What policies are measured against, rTasks dealt out without a thought; and where the next ones end first."""
+"""What policies are measured against: rTasks dealt out without a thought, and a launch for each operator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from tvm_ext.records.rtasks import Need, RKernel, RTaskGraph, RTaskProgram, need_of
 
+from .earliest_finish import append_earliest, earliest_counts
 from .kernel_choice import KernelChoices, MakeDevice
-from .program_plan import ProgramPlan, Seconds, Shares
+from .program_plan import ProgramPlan, Shares
 
 _Deal = Callable[[ProgramPlan, RKernel], NDArray[np.int64]]
 """How many rTasks of a kernel each vEU gets, the plan being as it is."""
@@ -100,53 +101,3 @@ class _Turns:
         self._place = (self._place + rest) % period
         units = np.where(places < count, places, period - 1 - places)
         return turns * (period // count) + np.bincount(units, minlength=count)
-
-
-_ROUNDING = 1e-9  # a choice: above the rounding of sums of times, below any task's share
-_FEW = 32  # a choice: rTasks times vEUs, below which NumPy's calls take longer than the sums
-
-
-def earliest_counts(starts: Seconds, task_s: float, count: int) -> NDArray[np.int64]:
-    """By vEU, how many of ``count`` rTasks of ``task_s`` each it gets; of slots that end together, the first vEU's."""
-    if count * len(starts) <= _FEW:
-        return _one_by_one(starts, task_s, count)
-    counts = _slots_until(_level(starts, task_s, count), starts, task_s)
-    while (more := count - int(counts.sum())) > 0:  # once, but for rounding: each vEU's next slot is behind the level
-        nearest = np.argsort(starts + (counts + 1) * task_s, kind="stable")[:more]
-        counts[nearest] += 1
-    return counts
-
-
-def _one_by_one(starts: Seconds, task_s: float, count: int) -> NDArray[np.int64]:
-    """`earliest_counts` for a handful, for which arrays take longer than the numbers in them."""
-    counts, ends = [0] * len(starts), [start + task_s for start in starts.tolist()]
-    for _ in range(count):
-        unit = ends.index(min(ends))
-        counts[unit] += 1
-        ends[unit] += task_s
-    return np.array(counts)
-
-
-def _level(starts: Seconds, task_s: float, count: int) -> float:
-    """When all would have ended together if rTasks could be cut: no slot up to then is missed, none too many is there.
-
-    With the k vEUs that are free first, ``k * level = count * task_s + their starts``; k is the fewest that are done
-    before the next one is free.
-    """
-    free = np.sort(starts)
-    levels = (count * task_s + np.cumsum(free)) / np.arange(1, len(free) + 1)
-    return float(levels[np.argmax(levels <= np.append(free[1:], np.inf))])
-
-
-def _slots_until(level: float, starts: Seconds, task_s: float) -> NDArray[np.int64]:
-    """By vEU, the slots that end by ``level``; one that ends just there may be left out, for rounding."""
-    slots = np.maximum(level - starts, 0.0) / task_s
-    return np.floor(slots * (1 - _ROUNDING)).astype(np.int64)
-
-
-def append_earliest(plan: ProgramPlan, operator: int, kernel: int) -> None:
-    """SelectvEU, Wait and Append (lines 15 to 18 of Algorithm 1) for all rTasks of ``operator``."""
-    chosen = plan.graph.operators[operator].kernel(kernel)
-    task_s = chosen.task_s_beside(plan.device.veus_per_unit)
-    counts = earliest_counts(plan.starts(operator), task_s, chosen.task_count)
-    plan.append(operator, kernel, Shares.of(counts))

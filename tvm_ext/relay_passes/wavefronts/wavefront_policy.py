@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from tvm_ext.records.rtasks import RTaskGraph, RTaskProgram, need_of
 
+from .earliest_finish import append_earliest
 from .kernel_choice import Chosen, KernelChoices, MakeDevice
 from .program_plan import Mark, ProgramPlan
-from .simple_policies import append_earliest
 
 
 def waves(graph: RTaskGraph) -> list[list[int]]:
