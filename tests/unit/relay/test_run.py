@@ -55,6 +55,27 @@ def test_output_is_copied_into_a_given_tensor(library: relay.Library) -> None:
     assert_right(out.numpy())
 
 
+def test_output_is_copied_into_a_given_array(library: relay.Library) -> None:
+    module = relay.GraphModule(library)
+    module.run(data=X)
+    wide = np.full((4, 48), np.nan, "float32")
+    out = wide[:, ::2]
+    assert module.get_output(0, out=out) is out
+    assert_right(out)
+    for wrong in (np.empty((24, 4), "float32"), np.empty((4, 24), "float64")):
+        with pytest.raises(InputError, match=r"pass out=np.empty\(\(4, 24\), 'float32'\)"):
+            module.get_output(0, out=wrong)
+
+
+def test_a_set_array_may_change_before_the_run(library: relay.Library) -> None:
+    module = relay.GraphModule(library)
+    data = X.copy()
+    module.set_input("data", data)
+    data[:] = np.nan
+    module.run()
+    assert_right(module.get_output(0).numpy())
+
+
 def test_outputs_of_two_runs_do_not_share_memory(library: relay.Library) -> None:
     module = relay.GraphModule(library)
     module.run(data=X)
