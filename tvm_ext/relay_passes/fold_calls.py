@@ -30,12 +30,13 @@ from tvm_ext._tvm import (
     ir,
     module_pass,
     relax,
+    tensor,
     tirx,
 )
 from tvm_ext.analysis.computation_values import operator_values
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.errors import IllegalRewrite, LimitPassed
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import Array, array_over
 from tvm_ext.support.limits import check_count, limits, with_notes
 
 from .indexing_values import RULES
@@ -150,7 +151,7 @@ _SHAPES: dict[str, Callable[[Expr], Expr]] = {
 def _arrays(argument: Expr) -> list[Array]:
     if isinstance(argument, relax.Tuple):
         return [array for field in argument.fields for array in _arrays(field)]
-    return [argument.value.numpy()] if isinstance(argument, Constant) else []
+    return [array_over(argument.value)] if isinstance(argument, Constant) else []
 
 
 def _check_size(kind: Type, arrays: Sequence[Array]) -> None:
@@ -228,13 +229,12 @@ def _operand(field: Expr, mod: IRModule) -> Array:
 
 
 def _constants(kind: Type, values: Sequence[Array]) -> Expr:
-    for tensor, value in zip(_tensors(kind), values, strict=True):
-        if str(value.dtype) != str(tensor.dtype) or value.shape != tuple(map(int, tensor.shape.values)):
-            raise IllegalRewrite(f"a value of type {value.dtype} where {tensor.dtype} is expected")
+    for own, value in zip(_tensors(kind), values, strict=True):
+        if str(value.dtype) != str(own.dtype) or value.shape != tuple(map(int, own.shape.values)):
+            raise IllegalRewrite(f"a value of type {value.dtype} where {own.dtype} is expected")
     made = [_constant(value) for value in values]
     return relax.Tuple(made) if isinstance(kind, relax.TupleType) else made[0]
 
 
 def _constant(value: Array) -> Expr:
-    # Without a type, int64 would become int32.
-    return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
+    return relax.const(tensor(np.ascontiguousarray(value).reshape(value.shape)))  # of an array int64 becomes int32

@@ -16,7 +16,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.support.arrays import pack
+from tvm_ext.support.arrays import array_over, pack, tensor_over
 
 from .merge_operators import retargeted
 from .rewriting import CallRewriter
@@ -58,8 +58,7 @@ class _Repack(CallRewriter):
         assert isinstance(constant, Constant), "only parameters that are constants at every call are packed"
         key = (constant.value, how)
         if key not in self.done:
-            packed = pack(constant.value.numpy(), how)
-            self.done[key] = relax.const(packed, str(packed.dtype))  # without a dtype, int64 would become int32
+            self.done[key] = relax.const(tensor_over(pack(array_over(constant.value), how)))
         return self.done[key]
 
 

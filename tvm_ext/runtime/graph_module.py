@@ -13,7 +13,7 @@ import tvm_ffi
 
 from tvm_ext._tvm import allocate_tensor
 from tvm_ext.errors import InputError
-from tvm_ext.support.arrays import Array
+from tvm_ext.support.arrays import NUMPY_TYPES, Array
 
 from .machine import OneThread, ThreadSafeMachine, Turns
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Dimension = int | str
 
 _CPU = tvm.cpu()
-_NUMPYS = frozenset(map(str, map(np.dtype, "?bhilBHILefd")))  # the types of elements that NumPy and TVM share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +239,12 @@ class _PlainArrays:
     def of(cls, spec: TensorSpec, device: tvm.runtime.Device) -> _PlainArrays | None:
         """None on GPUs, for open dimensions, and for types that NumPy lacks."""
         shape = spec.shape
-        if device != _CPU or shape is None or not all(isinstance(n, int) for n in shape) or spec.dtype not in _NUMPYS:
+        if (
+            device != _CPU
+            or shape is None
+            or not all(isinstance(n, int) for n in shape)
+            or spec.dtype not in NUMPY_TYPES
+        ):
             return None
         sizes = tuple(map(int, shape))
         return cls(sizes, np.dtype(spec.dtype), (tvm_ffi.Shape(sizes), tvm_ffi.dtype(spec.dtype), device, None))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
+from tvm_ext._tvm import Tensor, tensor
 from tvm_ext.records.choice import ConstantPack
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
+
+NUMPY_TYPES = frozenset(map(str, map(np.dtype, "?bhilBHILefd")))
+"""Types of elements that NumPy and TVM share."""
+
+_LINE_BYTES = 64  # of x86 and Arm cores' caches, and what TVM aligns tensors to (kAllocAlignment)
 
 
 def pack(array: Array, how: ConstantPack) -> Array:
@@ -24,4 +33,29 @@ def pack(array: Array, how: ConstantPack) -> Array:
     view = np.lib.stride_tricks.as_strided(
         padded[how.offset + before :], how.extents, [stride * flat.itemsize for stride in how.strides], writeable=False
     )
-    return np.ascontiguousarray(view)
+    packed = aligned_empty(view.shape, view.dtype)
+    packed[...] = view
+    return packed
+
+
+def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:
+    """An array in row-major order that starts at a cache line, as `tvm.runtime.empty` would have it.
+
+    NumPy's allocation of 4 MiB and more asks for pages of 2 MiB, TVM's does not.
+    """
+    size = prod(shape) * dtype.itemsize
+    room = np.empty(size + _LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % _LINE_BYTES
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def tensor_over(array: Array) -> Tensor:
+    """A tensor on the CPU in the memory of ``array``, which nobody may change; a copy for types that NumPy lacks."""
+    return tvm_ffi.from_dlpack(array) if array.dtype.name in NUMPY_TYPES else tensor(array)
+
+
+def array_over(values: Tensor) -> Array:
+    """The values of a tensor on the CPU, in its memory and not to be changed; a copy for types that NumPy lacks."""
+    array: Array = np.from_dlpack(values) if str(values.dtype) in NUMPY_TYPES else values.numpy()
+    array.flags.writeable = False
+    return array
