@@ -90,6 +90,10 @@ class BuildOptions:
         channels wherever an operator allows it, ``"auto"`` in blocks where the gain pays for the transforms. On a GPU
         ``"NHWC"`` puts the channels of every half-precision convolution last that matrix units serve, ``"auto"`` only
         where few transposes remain.
+    winograd
+        On CPUs: 3x3 convolutions of step 1 in Winograd's form, where the model expects that to be faster. ``"auto"``:
+        F(2x2, 3x3), whose error is at most twice that of direct sums; ``"fast"``: F(4x4, 3x3), about four times;
+        ``"off"``: direct sums everywhere (docs/numerics.md).
     check_machine_code
         For CUDA: compile every kernel as it is constructed, and take the next rProgram where the compiler refuses it,
         runs too long or spills registers. It takes a run of the compiler (about a second) for each operator.
@@ -140,6 +144,7 @@ class BuildOptions:
     num_threads: int | None = None
     kernel_cache: str = "auto"
     layout: Literal["auto", "NCHW", "NCHWc", "NHWC"] = "auto"
+    winograd: Literal["auto", "fast", "off"] = "auto"
     check_machine_code: bool = False
     enable_pipelining: bool | Literal["auto"] = "auto"
     pipelining: Literal["full", "multistage", "double"] = "full"
@@ -165,6 +170,7 @@ class BuildOptions:
             _check_integer("num_threads", self.num_threads, minimum=1, maximum=4096)
         _check_choice("bounds", self.bounds, ("error", "wrap"))
         _check_choice("layout", self.layout, ("auto", "NCHW", "NCHWc", "NHWC"))
+        _check_choice("winograd", self.winograd, ("auto", "fast", "off"))
         for flag in ("check_machine_code", "bulk_copies", "guard_memory"):
             if not isinstance(getattr(self, flag), bool):
                 raise _wrong_value(flag, getattr(self, flag), "True or False")

@@ -200,6 +200,10 @@ def _convolutions() -> Iterator[HashedKernels]:
     blocked = {f"blocked {name}": graph for name, graph in graphs.items()}
     blocked["blocked groups"] = cpu_graphs["grouped convolution"]
     yield from _on((WIDE, NARROW), blocked, layout="NCHWc")
+    squares: Graph = lambda: conv_chain((1, 32, 27, 34), *[Conv(filters=32, kernel=3, padding=1)] * 3).mod  # noqa: E731
+    apart = {"layout": "NCHWc", "enable_persistent_fusion": False}
+    yield from _on((WIDE, NARROW), {"Winograd": squares}, **apart)
+    yield from _on((WIDE,), {"fast Winograd": squares}, winograd="fast", **apart)
     yield from _on((V100, MI50), graphs)
     yield from _on((V100, A100, H200), half)
     yield from _on((A100,), {"grouped convolution": cpu_graphs["grouped convolution"]})
@@ -243,7 +247,7 @@ def _windows() -> Iterator[HashedKernels]:
         "blocked windows": lambda: conv_chain((1, 24, 20, 20), *_SEPARABLE).mod,
         "blocked strided windows": lambda: conv_chain((1, 24, 21, 21), *map(_halving, _SEPARABLE)).mod,
     }
-    yield from _on((WIDE, NARROW), blocks, layout="NCHWc", enable_persistent_fusion=False)
+    yield from _on((WIDE, NARROW), blocks, layout="NCHWc", enable_persistent_fusion=False, winograd="off")
     yield from _on((A100,), graphs)
 
 

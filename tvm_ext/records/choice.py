@@ -42,12 +42,15 @@ class ConstantPack:
 
     Worked example: ``W[j, k]`` of shape (48, 32), used as ``B[k, j]`` with j split into panels of 16, is packed with
     extents (3, 32, 16) and strides (16*32, 1, 32): panel, k, j within the panel.
+
+    With ``winograd``, the outputs m of a tile, axes 1 and 2 are the taps of 3x3 filters, which become G g G^T.
     """
 
     param_index: int
     extents: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     offset: int = 0
+    winograd: int | None = None
 
     def __post_init__(self) -> None:
         assert len(self.extents) == len(self.strides)

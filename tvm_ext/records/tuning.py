@@ -68,6 +68,30 @@ class WindowTile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WinogradTile:
+    """How a CPU computes a 3x3 convolution in Winograd's form.
+
+    A tile is ``outputs`` x ``outputs``. A task has ``tiles`` of them, and one of ``parts`` of the filters. Register
+    tiles are ``rows`` tiles by ``vectors`` vectors of filters.
+    """
+
+    outputs: int
+    tiles: int
+    parts: int
+    rows: int
+    vectors: int
+
+    def __post_init__(self) -> None:
+        if min(self.outputs, self.tiles, self.parts, self.rows, self.vectors) < 1 or self.tiles % self.rows:
+            raise ValueError(f"{self} has an empty tile, or one that is cut")
+
+    @property
+    def configuration(self) -> str:
+        """By which a store of measurements knows it."""
+        return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PanelTiles:
     """How a CPU computes a chain panel by panel: its panels, and the tiles of each product in one, first to last."""
 

@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm_ext._tvm import Tensor, tensor
 from tvm_ext.records.choice import ConstantPack
 
+from .toom_cook import transforms
+
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
 
@@ -33,9 +35,18 @@ def pack(array: Array, how: ConstantPack) -> Array:
     view = np.lib.stride_tricks.as_strided(
         padded[how.offset + before :], how.extents, [stride * flat.itemsize for stride in how.strides], writeable=False
     )
-    packed = aligned_empty(view.shape, view.dtype)
-    packed[...] = view
+    values = view if how.winograd is None else _winograd(view, how.winograd)
+    packed = aligned_empty(values.shape, flat.dtype)
+    packed[...] = values
     return packed
+
+
+def _winograd(filters: Array, m: int) -> Array:
+    """G g G^T of the filters whose taps are axes 1 and 2, computed in float64, for tiles of ``m`` x ``m`` outputs."""
+    matrix = np.array(transforms(m).filters, dtype="float64")
+    rows = np.tensordot(matrix, filters, axes=(1, 1))  # [a, panel, x, ...]
+    both = np.tensordot(matrix, rows, axes=(1, 2))  # [b, a, panel, ...]
+    return np.moveaxis(both, 2, 0).swapaxes(1, 2)
 
 
 def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:

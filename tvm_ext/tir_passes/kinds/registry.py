@@ -33,13 +33,14 @@ from .cpu_rows import CpuRows
 from .cpu_scatters import CpuScatters
 from .cpu_tiles import CpuTiles
 from .cpu_windows import CpuWindows
+from .cpu_winograd import CpuWinograd
 from .gpu_chains import GpuChains
 from .gpu_rows import GpuRows
 from .gpu_tiles import GpuTiles
 from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 
 KINDS: list[KernelKind] = [
-    *(CpuAttention(), CpuScatters(), CpuChains(), CpuCells(), CpuWindows(), CpuTiles(), CpuRows()),
+    *(CpuAttention(), CpuScatters(), CpuChains(), CpuCells(), CpuWindows(), CpuWinograd(), CpuTiles(), CpuRows()),
     *(GpuChains(), GpuTiles(), GpuRows()),
 ]
 """The most special first: rows take what nobody else recognises."""

@@ -1,0 +1,118 @@
+"""Recognises the convolutions that Winograd's form serves on CPUs (Lavin & Gray, CVPR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm_ext._tvm import Expr, TensorLoad, Var, tirx
+from tvm_ext.analysis.computation_exprs import access_of, axis_names, linear_form
+from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
+from tvm_ext.analysis.predicates import factors_of
+from tvm_ext.support.toom_cook import TAPS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Convolution:
+    """A 3x3 convolution of step 1 over blocks of channels, without padding of its own, as Winograd's kernels read it:
+
+        out[image, filter, y, x, lane] += data[image, channel, y + ky, x + kx, c] * weights[filter, lane, channel, c]
+
+    ``data`` is read at dimensions ``row`` and ``column`` by the axes ``y`` and ``x`` and their taps. ``images`` are the
+    axes of the data alone. Of ``filters``, the axes of the weights alone, and of ``channels``, those summed over, the
+    last ones lie side by side in the output and in the data.
+    """
+
+    anchor: Computation
+    data: TensorLoad
+    weights: TensorLoad
+    row: int
+    column: int
+    y: Var
+    x: Var
+    images: tuple[Var, ...]
+    filters: tuple[Var, Var]
+    channels: tuple[Var, Var]
+    taps: tuple[Var, Var]
+
+    def extents(self, *axes: Var) -> list[int]:
+        return [self.anchor.extent(axis) for axis in axes]
+
+    def count(self, axes: Sequence[Var]) -> int:
+        """Points of ``axes``."""
+        return prod(self.extents(*axes))
+
+    def source(self, at: Sequence[tuple[Var, Expr]], row: Expr, column: Expr) -> Expr:
+        """The data's element at ``row`` and ``column`` of its dimensions; ``at`` has the other axes."""
+        indices = [substitute(index, at) for index in self.data.indices]
+        indices[self.row], indices[self.column] = row, column
+        return tirx.BufferLoad(self.data.source, indices)
+
+    def strides(self, *axes: Var) -> list[int]:
+        """Elements from one point of each axis to the next in the weights."""
+        access = access_of(self.weights.source, self.weights.indices, self.anchor)
+        named = list(zip(self.anchor.variables, axis_names(self.anchor), strict=True))
+        return [access.stride(next(name for v, name in named if v.same_as(axis))) or 0 for axis in axes]
+
+
+def find_convolution(anchor: Computation) -> Convolution | None:
+    """The convolution that ``anchor`` is; None where it is none, or one of another form."""
+    factors = factors_of(anchor) if anchor.combiner == "sum" and dtype_of(anchor.target) == "float32" else None
+    for data, weights in (factors, factors[::-1]) if factors else ():
+        found = _convolution(anchor, data, weights)
+        if found is not None:
+            return found
+    return None
+
+
+def _convolution(anchor: Computation, data: TensorLoad, weights: TensorLoad) -> Convolution | None:
+    axes = [_axes_of(index, anchor) for index in data.indices]
+    if dtype_of(data) != "float32" or dtype_of(weights) != "float32" or any(found is None for found in axes):
+        return None
+    windows = [place for place, found in enumerate(axes) if found is not None and len(found) == 2]
+    if len(windows) != 2:
+        return None
+    (y, ky), (x, kx) = (sorted(axes[place] or (), key=lambda v: _among(v, anchor.reduction)) for place in windows)
+    taps = (ky, kx)
+    if not all(_among(tap, anchor.reduction) and anchor.extent(tap) == TAPS for tap in taps):
+        return None
+    if not all(_among(v, anchor.spatial) for v in (y, x)):
+        return None
+    alone = [found[0] for found in axes if found is not None and len(found) == 1]
+    others = [v for v in anchor.spatial if not v.same_as(y) and not v.same_as(x)]
+    images = tuple(v for v in others if _among(v, alone))
+    filters = tuple(v for v in others if not _among(v, alone))
+    channels = tuple(v for v in alone if _among(v, anchor.reduction))
+    if len(filters) != 2 or len(channels) != 2 or len(alone) != len(images) + len(channels) or y.same_as(x):
+        return None
+    if any(mentions(index, v) for index in weights.indices for v in (y, x, *images)):
+        return None
+    if len(anchor.reduction) != 4 or not anchor.indices[-1].same_as(filters[-1]) or not alone[-1].same_as(channels[-1]):
+        return None
+    found = Convolution(
+        anchor=anchor,
+        data=data,
+        weights=weights,
+        row=windows[0],
+        column=windows[1],
+        y=y,
+        x=x,
+        images=images,
+        filters=(filters[0], filters[1]),
+        channels=(channels[0], channels[1]),
+        taps=taps,
+    )
+    return found if all(found.strides(*filters, *channels, *taps)) else None
+
+
+def _axes_of(index: Expr, anchor: Computation) -> list[Var] | None:
+    """The axes whose sum ``index`` is; None where it is something else."""
+    form = linear_form(index, anchor.variables)
+    if form is None or form[1] or any(step not in (0, 1) for step in form[0]):
+        return None
+    return [v for v, step in zip(anchor.variables, form[0], strict=True) if step]
+
+
+def _among(variable: Var, variables: Sequence[Var]) -> bool:
+    return any(variable.same_as(other) for other in variables)

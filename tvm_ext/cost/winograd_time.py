@@ -1,0 +1,112 @@
+"""What a 3x3 convolution in Winograd's form takes on a CPU, and the tiles that are worth trying (docs/roller.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import prod
+
+from tvm_ext.analysis.winograd import Convolution
+from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import OF_ONE_UNIT, WARM, Machine
+from tvm_ext.records.tuning import WinogradTile
+from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.toom_cook import TAPS, Rationals, transforms
+
+from .attention_time import FLOAT_BYTES
+from .perf_model import MEMORY_OVERLAP
+from .register_tiles import PORT_OVERLAP, overlapped
+
+MOST_TILES = 64
+"""Tiles of a task: by then each weight that is loaded serves as many products as arithmetic takes (a choice)."""
+
+MOST_VECTORS = 4
+"""Vectors of filters in a register tile: more leave too few registers for rows (a choice)."""
+
+
+class WinogradClock:
+    """What ``conv`` takes on ``device``, all cores together; `tiles` lists what it can be computed in."""
+
+    def __init__(self, conv: Convolution, device: DeviceSpec) -> None:
+        self.conv, self.device, self.machine = conv, device, Machine(device)
+        self.lanes = conv.anchor.extent(conv.filters[1])
+        self.blocks = conv.anchor.extent(conv.filters[0])
+        self.channels = conv.count(conv.channels)
+
+    def tiles(self, outputs: int) -> Iterator[WinogradTile]:
+        """All tiles of ``outputs`` x ``outputs`` whose registers fit and whose tasks suit the cores."""
+        count = self.count(outputs)
+        for vectors in (v for v in range(1, MOST_VECTORS + 1) if self.blocks % v == 0):
+            for rows in range(1, min(count, MOST_TILES) + 1):
+                if rows * vectors + min(rows, vectors) + 1 > self.device.register_limit:
+                    break
+                for parts in self._parts(vectors):
+                    for tiles in range(rows, min(MOST_TILES, count + rows - 1) + 1, rows):
+                        yield WinogradTile(outputs=outputs, tiles=tiles, parts=parts, rows=rows, vectors=vectors)
+
+    def _parts(self, vectors: int) -> list[int]:
+        """Divisions of the filters: none, or one that gives each core some."""
+        panels = self.blocks // vectors
+        return sorted({1, *(part for part in (self.device.unit_count,) if panels % part == 0)})
+
+    def count(self, outputs: int) -> int:
+        """Tiles of all images."""
+        conv = self.conv
+        return conv.count(conv.images) * prod(ceil_div(extent, outputs) for extent in conv.extents(conv.y, conv.x))
+
+    def seconds(self, tile: WinogradTile) -> float:
+        """Tasks of the core that has most, and starting them."""
+        tasks = ceil_div(self.count(tile.outputs), tile.tiles) * tile.parts
+        waves = ceil_div(tasks, self.device.unit_count)
+        return waves * self._task_cycles(tile) / self.machine.vector_hz + self.machine.fork_s
+
+    def _task_cycles(self, tile: WinogradTile) -> float:
+        """Cycles of a task: its transforms, and its products beside what they load.
+
+        Worked example, 28 tiles of 2 x 2, 128 channels and filters, 14 x 2 registers of 16 lanes: 16 elements of
+        4 panels, 2 x 128 steps of 28 multiply-adds each, are 458,752 cycles where one starts in a cycle.
+        """
+        device, size = self.device, (tile.outputs + TAPS - 1) ** 2
+        panels = self.blocks // tile.vectors // tile.parts
+        vectors = self.channels // self.lanes
+        matrices = transforms(tile.outputs)
+        moved_in = self._transform_cycles(matrices.inputs, size, size) * tile.tiles * vectors
+        moved_out = self._transform_cycles(matrices.outputs, size, tile.outputs**2) * tile.tiles * panels * tile.vectors
+        work = tile.rows * tile.vectors
+        latency = float(device.fma_latency_cycles or 0)
+        step = overlapped(
+            (work / device.fma_rate, (tile.rows + tile.vectors) / device.load_rate, latency), PORT_OVERLAP
+        )
+        products = panels * size * tile.tiles / tile.rows * (self.channels * step + work / device.store_rate)
+        return moved_in + moved_out + overlapped((products, *self._loading_cycles(tile, panels, size)), MEMORY_OVERLAP)
+
+    def _loading_cycles(self, tile: WinogradTile, panels: int, size: int) -> Iterator[float]:
+        """Cycles of what products load: the weights of a task once from where all weights lie, those of a panel's
+        element again for each register tile, and the transformed inputs once for each panel.
+
+        Worked example, 512 channels: 4 vectors of 16 lanes are 128 KiB of weights, which come from L2 each time.
+        """
+        width = tile.vectors * self.lanes
+        own = FLOAT_BYTES * self.channels * width
+        weights = panels * size * own
+        inputs = size * tile.tiles * (self.channels + width) * FLOAT_BYTES
+        element = own + inputs // size
+        reads = (
+            (weights * tile.parts, weights, WARM),
+            (element, weights * tile.tiles // tile.rows, OF_ONE_UNIT),
+            (inputs, inputs * panels, OF_ONE_UNIT),
+        )
+        for held, moved, rule in reads:
+            yield moved / self.machine.bytes_per_cycle(self.machine.held_rate(held, rule))
+
+    def _transform_cycles(self, matrix: Rationals, loaded: int, stored: int) -> float:
+        """Cycles of M d M^T for one tile in one vector."""
+        rows, columns = len(matrix), len(matrix[0])
+        additions = _operations(matrix) * (columns + rows)
+        device = self.device
+        return max(additions / device.fma_rate, loaded / device.load_rate) + stored / device.store_rate
+
+
+def _operations(matrix: Sequence[Sequence[Fraction]]) -> int:
+    """Additions of a product with a vector; a factor is multiplied in the same instruction."""
+    return sum(max(1, sum(1 for item in row if item) - 1) for row in matrix)

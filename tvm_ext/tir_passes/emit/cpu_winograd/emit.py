@@ -1,0 +1,305 @@
+"""Emits a 3x3 convolution in Winograd's form (Lavin & Gray, CVPR 2016), all of its steps in one task's caches:
+
+    parallel for task in blocks of tiles x parts of the filters:
+      for tile in block:                           # (m+2) x (m+2) inputs, a vector of channels at a time
+        data[:, tile, channels] = B^T d B
+      for panel of filters in part:
+        for element in (m+2) x (m+2):              # that many products of matrices
+          for rows in block:                       # register tiles of tiles x filters
+            sums[rows, filters] += data[element, rows, channel] * weights[panel, element, channel, filters]
+        for tile in block:
+          out[m x m, filters] = epilogue(A^T sums A)
+
+The weights G g G^T are made when the model is built. Blocks have tiles of all images, one after the other. Where the
+last block is not full, the last tile stands in for what is missing, and is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from math import prod
+
+from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, Var, tirx
+from tvm_ext.analysis.computations import Computation
+from tvm_ext.analysis.winograd import Convolution
+from tvm_ext.ir.build_ir import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    RegisterArray,
+    allocate,
+    below,
+    bind,
+    if_all,
+    index,
+    load,
+    loop,
+    nest,
+    new_buffer,
+    parallel_cut,
+    sequence,
+    split_index,
+    store,
+    vector_kind,
+)
+from tvm_ext.ir.stores import store_element
+from tvm_ext.records.choice import ConstantPack
+from tvm_ext.records.tuning import WinogradTile
+from tvm_ext.support.arithmetic import ceil_div
+from tvm_ext.support.toom_cook import TAPS, Rationals, transforms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WinogradKernel:
+    """A kernel's statement, and the buffer of transformed weights that replaces a parameter, with how it is made."""
+
+    statement: Stmt
+    pack: tuple[Buffer, ConstantPack]
+
+
+def emit_winograd(
+    conv: Convolution, epilogue: Sequence[Computation], tile: WinogradTile, params: Sequence[Buffer], kind: ForKind
+) -> WinogradKernel:
+    """The kernel in ``tile`` with its fused ``epilogue``, its tasks in a loop of ``kind``."""
+    (blocks, lanes), channels = conv.extents(*conv.filters), conv.extents(*conv.channels)
+    outer, lane = conv.strides(*conv.filters)
+    how = ConstantPack(
+        param_index=next(i for i, param in enumerate(params) if param.same_as(conv.weights.source)),
+        extents=(blocks // tile.vectors, TAPS, TAPS, *channels, tile.vectors, lanes),
+        strides=(tile.vectors * outer, *conv.strides(*conv.taps, *conv.channels), outer, lane),
+        winograd=tile.outputs,
+    )
+    size = tile.outputs + TAPS - 1
+    name = f"{conv.weights.source.name}_winograd"
+    weights = new_buffer([blocks // tile.vectors, size, size, *channels, tile.vectors, lanes], "float32", name)
+    statement = _WinogradLoops(conv=conv, epilogue=tuple(epilogue), tile=tile, weights=weights).statement(kind)
+    return WinogradKernel(statement=statement, pack=(weights, how))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _WinogradTask:
+    """The tiles from ``first`` on, and ``panels`` of filters from ``panel`` on."""
+
+    first: Expr
+    panel: Expr
+    panels: int
+    data: Buffer  # [element, tile, channel]
+    sums: Buffer  # [element, tile, filter]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _WinogradLoops:
+    conv: Convolution
+    epilogue: tuple[Computation, ...]
+    tile: WinogradTile
+    weights: Buffer
+
+    @property
+    def size(self) -> int:
+        """Elements of a tile of inputs along an axis."""
+        return self.tile.outputs + TAPS - 1
+
+    @property
+    def lanes(self) -> int:
+        return self.conv.anchor.extent(self.conv.filters[1])
+
+    @property
+    def grid(self) -> list[int]:
+        """The images' axes, and tiles along y and x."""
+        conv = self.conv
+        sides = [ceil_div(extent, self.tile.outputs) for extent in conv.extents(conv.y, conv.x)]
+        return [*conv.extents(*conv.images), *sides]
+
+    def statement(self, kind: ForKind) -> Stmt:
+        conv, tile = self.conv, self.tile
+        blocks = ceil_div(prod(self.grid), tile.tiles)
+        panels = conv.extents(conv.filters[0])[0] // tile.vectors
+        elements = self.size * self.size
+        data = new_buffer([elements, tile.tiles, conv.count(conv.channels)], "float32", "data_winograd")
+        sums = new_buffer([elements, tile.tiles, tile.vectors * self.lanes], "float32", "sums_winograd")
+
+        def task(at: tuple[Expr, ...]) -> Stmt:
+            block, part = at
+            own = _WinogradTask(
+                first=block * index(tile.tiles),
+                panel=part * index(panels // tile.parts),
+                panels=panels // tile.parts,
+                data=data,
+                sums=sums,
+            )
+            return sequence(allocate(data), allocate(sums), self._inputs(own), self._panels(own))
+
+        return parallel_cut([blocks, tile.parts], kind, "task", task)
+
+    def _place(self, task: _WinogradTask, number: Expr) -> tuple[list[tuple[Var, Expr]], Expr, Expr]:
+        """The image, and the first output along y and x, of the tile ``number`` of the task."""
+        count = prod(self.grid)
+        whole = task.first + number
+        last = whole if count % self.tile.tiles == 0 else tirx.min(whole, index(count - 1))
+        *image, y, x = split_index(last, self.grid)
+        return bind(self.conv.images, image), y * index(self.tile.outputs), x * index(self.tile.outputs)
+
+    # --- B^T d B ----------------------------------------------------------------------------------------------------
+    def _inputs(self, task: _WinogradTask) -> Stmt:
+        """The block's tiles of inputs, transformed: one vector of channels of a tile after another."""
+        conv, matrix = self.conv, transforms(self.tile.outputs).inputs
+        blocks, lanes = conv.extents(*conv.channels)
+        held = self._square("inputs", lanes)
+        half = self._square("half", lanes)
+
+        def vector(at: tuple[Expr, ...]) -> Stmt:
+            number, block = at
+            image, y, x = self._place(task, number)
+
+            def read(i: int, j: int, lane: Expr) -> Expr:
+                channel = [*image, *bind(conv.channels, (block, lane))]
+                rows, columns = (self._inside(o, p, v) for o, p, v in ((y, i, conv.y), (x, j, conv.x)))
+                return conv.source(channel, rows, columns)
+
+            def write(i: int, j: int, value: Expr, lane: Expr) -> Stmt:
+                element = index(i * self.size + j)
+                return store(task.data, value, [element, number, block * index(lanes) + lane])
+
+            fetched = self._each(self.size, self.size, lanes, lambda i, j, v: store(held, read(i, j, v), [i, j, v]))
+            return sequence(allocate(held), allocate(half), fetched, *self._twice(matrix, held, half, lanes, write))
+
+        return nest([self.tile.tiles, blocks], SERIAL, ["tile", "channels"], vector)
+
+    def _inside(self, first: Expr, offset: int, axis: Var) -> Expr:
+        """``offset`` behind the first input of a tile, or the last input that there is: no output needs more."""
+        extent = self.conv.anchor.extent(axis)
+        at = first + index(offset)
+        return at if extent % self.tile.outputs == 0 else tirx.min(at, index(extent + TAPS - 2))
+
+    # --- products ---------------------------------------------------------------------------------------------------
+    def _panels(self, task: _WinogradTask) -> Stmt:
+        def panel(number: Expr) -> Stmt:
+            here = task.panel + number
+
+            def element(at: tuple[Expr, ...]) -> Stmt:
+                def rows(first: Expr) -> Stmt:
+                    return self._register_tile(task, here, at, first * index(self.tile.rows))
+
+                return loop(self.tile.tiles // self.tile.rows, SERIAL, "rows", rows)
+
+            products = nest([self.size, self.size], SERIAL, ["element_y", "element_x"], element)
+            return sequence(products, self._outputs(task, here))
+
+        return loop(task.panels, SERIAL, "panel", panel)
+
+    def _register_tile(self, task: _WinogradTask, panel: Expr, element: tuple[Expr, ...], first: Expr) -> Stmt:
+        """``rows`` tiles by ``vectors`` vectors of filters, over all channels."""
+        tile, lanes = self.tile, self.lanes
+        flat = element[0] * index(self.size) + element[1]
+        buffer = new_buffer([tile.rows, tile.vectors * lanes], "float32", "acc", "local")
+
+        def walk(body: Callable[..., Stmt]) -> Stmt:
+            def row(r: Expr) -> Stmt:
+                def vector(v: Expr) -> Stmt:
+                    return loop(lanes, VECTORIZED, "v", lambda lane: body(r, v * index(lanes) + lane, v, lane))
+
+                return loop(tile.vectors, UNROLLED, "vector", vector)
+
+            return loop(tile.rows, UNROLLED, "row", row)
+
+        sums = RegisterArray(buffer, walk, lambda r, at, _v, _lane: (r, at))
+
+        def step(channel: tuple[Expr, ...]) -> Stmt:
+            block, c = channel
+            flat_channel = block * index(self.conv.extents(*self.conv.channels)[1]) + c
+
+            def term(r: Expr, _at: Expr, v: Expr, lane: Expr) -> Expr:
+                weight = load(self.weights, [panel, *element, block, c, v, lane])
+                return load(task.data, [flat, first + r, flat_channel]) * weight
+
+            return sums.accumulate(term)
+
+        reduced = nest(self.conv.extents(*self.conv.channels), SERIAL, ["channels", "channel"], step)
+        written = sums.write(lambda r, at, _v, _lane, value: store(task.sums, value, [flat, first + r, at]))
+        return sequence(allocate(buffer), sums.fill(lambda *_: tirx.const(0.0, "float32")), reduced, written)
+
+    # --- A^T m A ----------------------------------------------------------------------------------------------------
+    def _outputs(self, task: _WinogradTask, panel: Expr) -> Stmt:
+        """The outputs of a panel of filters, stored through the epilogue."""
+        conv, tile, lanes = self.conv, self.tile, self.lanes
+        matrix = transforms(tile.outputs).outputs
+        half = new_buffer([tile.outputs, self.size, lanes], "float32", "half", "local")
+        result = new_buffer([tile.outputs, tile.outputs, lanes], "float32", "result", "local")
+        kind = vector_kind(*(consumer.value for consumer in self.epilogue))
+        heights, widths = conv.extents(conv.y, conv.x)
+
+        def vector(at: tuple[Expr, ...]) -> Stmt:
+            number, v = at
+            image, y, x = self._place(task, number)
+
+            def read(i: int, j: int, lane: Expr) -> Expr:
+                return load(task.sums, [index(i * self.size + j), number, v * index(lanes) + lane])
+
+            def stored(i: int, j: int) -> Stmt:
+                row, column = y + index(i), x + index(j)
+                filters = panel * index(tile.vectors) + v
+
+                def one(lane: Expr) -> Stmt:
+                    axes = (conv.y, conv.x, *conv.filters)
+                    table = [*image, *bind(axes, (row, column, filters, lane))]
+                    return store_element(conv.anchor, self.epilogue, load(result, [index(i), index(j), lane]), table)
+
+                exists = (below(row, heights, tile.outputs), below(column, widths, tile.outputs))
+                return if_all(exists, loop(lanes, kind, "lane", one))
+
+            places = [(i, j) for i in range(tile.outputs) for j in range(tile.outputs)]
+            made = self._both(matrix, read, half, lanes, lambda i, j, value, lane: store(result, value, [i, j, lane]))
+            body = sequence(allocate(half), allocate(result), *made, *(stored(i, j) for i, j in places))
+            return if_all([below(task.first + number, prod(self.grid), tile.tiles)], body)
+
+        return nest([tile.tiles, tile.vectors], SERIAL, ["tile", "vector"], vector)
+
+    # --- M x M^T ----------------------------------------------------------------------------------------------------
+    def _square(self, name: str, lanes: int) -> Buffer:
+        return new_buffer([self.size, self.size, lanes], "float32", name, "local")
+
+    def _twice(
+        self, matrix: Rationals, held: Buffer, half: Buffer, lanes: int, write: Callable[[int, int, Expr, Expr], Stmt]
+    ) -> list[Stmt]:
+        """``write(i, j, value, lane)`` for the elements of ``matrix`` x ``held`` x its transpose."""
+        return self._both(matrix, lambda i, j, lane: load(held, [index(i), index(j), lane]), half, lanes, write)
+
+    def _both(
+        self,
+        matrix: Rationals,
+        read: Callable[[int, int, Expr], Expr],
+        half: Buffer,
+        lanes: int,
+        write: Callable[[int, int, Expr, Expr], Stmt],
+    ) -> list[Stmt]:
+        def first(i: int, j: int, lane: Expr) -> Stmt:
+            return store(half, _dot(matrix[i], lambda k: read(k, j, lane)), [index(i), index(j), lane])
+
+        def second(i: int, j: int, lane: Expr) -> Stmt:
+            value = _dot(matrix[j], lambda k: load(half, [index(i), index(k), lane]))
+            return write(i, j, value, lane)
+
+        rows = len(matrix)
+        return [self._each(rows, self.size, lanes, first), self._each(rows, rows, lanes, second)]
+
+    @staticmethod
+    def _each(rows: int, columns: int, lanes: int, body: Callable[[int, int, Expr], Stmt]) -> Stmt:
+        """``body(i, j, lane)``, written out for each element of a small matrix, in vectors."""
+        places = [(i, j) for i in range(rows) for j in range(columns)]
+        parts = [loop(lanes, VECTORIZED, "lane", lambda lane, i=i, j=j: body(i, j, lane)) for i, j in places]  # type: ignore[misc]
+        return sequence(*parts)
+
+
+def _dot(row: Sequence[Fraction], read: Callable[[int], Expr]) -> Expr:
+    """The sum of ``read(k)`` times what ``row`` has at ``k``, without products by 0 and 1."""
+    terms = [
+        (factor > 0, read(k) if abs(factor) == 1 else read(k) * tirx.const(float(abs(factor)), "float32"))
+        for k, factor in sorted(enumerate(row), key=lambda item: item[1] < 0)
+        if factor
+    ]
+    (is_added, first), *others = terms
+    begin = first if is_added else -first
+    return reduce(lambda total, term: total + term[1] if term[0] else total - term[1], others, begin)

@@ -1,0 +1,119 @@
+"""3x3 convolutions of step 1 in Winograd's form, where the model expects it to be faster than direct sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tvm_ext.analysis.winograd import Convolution, find_convolution
+from tvm_ext.cost.winograd_time import WinogradClock
+from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import lanes_of, outer_kind
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.measurement import MeasuredWorkload
+from tvm_ext.records.tuning import WinogradTile
+
+from ..emit.cpu_winograd.emit import emit_winograd
+from ..emit.padding import fill_border
+from ..plan.context import KernelContext
+from ..plan.form import Form, fused_note
+from ..plan.plan_kernels import TileGroup
+from .cpu_tiles import TilePart
+from .kernel_kind import Candidates, Group, KernelKind, KernelPart
+
+OUTPUTS = {"auto": 2, "fast": 4}
+"""Outputs of a tile along an axis, by the option ``winograd``: F(4x4) errs more (docs/numerics.md)."""
+
+GAIN = 1.15
+"""How many times faster than direct sums by the model: what both clocks err by on one CPU (Zen 4)."""
+
+MOST_CANDIDATES = 24
+"""Tiles that a search tries, best predicted first: a choice."""
+
+
+class CpuWinograd(KernelKind):
+    name = "Winograd's form"
+
+    def of_group(self, group: Group, context: KernelContext) -> WinogradPart | None:
+        if not isinstance(group, TileGroup) or context.options.winograd == "off":
+            return None
+        conv = find_convolution(group.anchor)
+        lanes = lanes_of("float32", context.device.register_bytes)
+        if conv is None or conv.extents(conv.filters[1], conv.channels[1]) != [lanes, lanes]:
+            return None
+        weights = conv.weights.source
+        constants = [c for c in context.constants if c.same_as(weights)]
+        readers = [load for c in context.operator.computations for load in c.loads() if load.source.same_as(weights)]
+        if not constants or len(readers) != 1:
+            return None
+        part = WinogradPart(group=group, context=context, conv=conv)
+        return part if part.pays else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WinogradPart(KernelPart[WinogradTile]):
+    """A 3x3 convolution with its fused epilogue."""
+
+    tiles = WinogradTile
+    group: TileGroup
+    context: KernelContext
+    conv: Convolution
+
+    @cached_property
+    def clock(self) -> WinogradClock:
+        return WinogradClock(self.conv, self.context.device)
+
+    @cached_property
+    def _ranked(self) -> list[tuple[WinogradTile, float]]:
+        """All tiles, each with the model's seconds, the fastest first."""
+        outputs = OUTPUTS[self.context.options.winograd]
+        timed = [(tile, self.clock.seconds(tile)) for tile in self.clock.tiles(outputs)]
+        return sorted(timed, key=lambda item: item[1])
+
+    @cached_property
+    def _direct(self) -> TilePart:
+        return TilePart(group=self.group, context=self.context)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the model expects `GAIN`."""
+        programs = self._direct.anchor.programs
+        return bool(programs) and self._ranked[0][1] * GAIN < programs[0].prediction.time_s
+
+    def forms(self, chosen: WinogradTile | None = None) -> list[Form]:
+        """Raises IllegalRewrite for a ``chosen`` tile that the convolution cannot have."""
+        ranked = dict(self._ranked)
+        tile = chosen or self._ranked[0][0]
+        if tile not in ranked:
+            raise IllegalRewrite(f"{self.group.anchor.name} has no {tile}")
+        device = self.context.device
+        kind = outer_kind(ranked[tile], device)
+        kernel = emit_winograd(self.conv, self.group.epilogue, tile, self.context.operator.params, kind)
+        border = () if self.group.border is None else (fill_border(self.group.border, device),)
+        form = Form(
+            path="rtile",
+            statements=(*border, kernel.statement),
+            program=None,
+            notes=(self._note(tile),),
+            packs=(kernel.pack,),
+        )
+        return [form]
+
+    def _note(self, tile: WinogradTile) -> str:
+        size = f"F({tile.outputs}x{tile.outputs}, 3x3)"
+        direct = self._direct.anchor.programs[0].prediction.time_s
+        return (
+            f"{self.group.anchor.name} in Winograd's form {size}, {tile.tiles} tiles a task in register tiles of "
+            f"{tile.rows} tiles x {tile.vectors} vectors of filters{fused_note(self.group.epilogue)}; direct sums "
+            f"would take {direct * 1e6:.0f} us by the model"
+        )
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        return replace(choice, expected_s=self._ranked[0][1])
+
+    def key(self) -> MeasuredWorkload:
+        return replace(self._direct.key(), kind=f"winograd {self.context.options.winograd}")
+
+    def candidates(self) -> Candidates[WinogradTile]:
+        return Candidates(found=self._ranked[:MOST_CANDIDATES], depth=self.clock.channels)
