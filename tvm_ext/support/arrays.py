@@ -46,7 +46,8 @@ def _winograd(filters: Array, m: int) -> Array:
     matrix = np.array(transforms(m).filters, dtype="float64")
     rows = np.tensordot(matrix, filters, axes=(1, 1))  # [a, panel, x, ...]
     both = np.tensordot(matrix, rows, axes=(1, 2))  # [b, a, panel, ...]
-    return np.moveaxis(both, 2, 0).swapaxes(1, 2)
+    made: Array = np.moveaxis(both, 2, 0).swapaxes(1, 2)
+    return made
 
 
 def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:
