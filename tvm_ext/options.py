@@ -92,7 +92,7 @@ class BuildOptions:
         where few transposes remain.
     winograd
         On CPUs: 3x3 convolutions of step 1 in Winograd's form, where the model expects that to be faster. ``"auto"``:
-        F(2x2, 3x3), whose error is at most twice that of direct sums; ``"fast"``: F(4x4, 3x3), about four times;
+        F(2x2, 3x3), whose error is at most twice that of direct sums; ``"fast"``: also F(4x4, 3x3), up to four times;
         ``"off"``: direct sums everywhere (docs/numerics.md).
     check_machine_code
         For CUDA: compile every kernel as it is constructed, and take the next rProgram where the compiler refuses it,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
+from functools import cache
 from math import prod
 
 from tvm_ext.analysis.winograd import Convolution
@@ -34,14 +34,13 @@ class WinogradClock:
         self.channels = conv.count(conv.channels)
 
     def tiles(self, outputs: int) -> Iterator[WinogradTile]:
-        """All tiles of ``outputs`` x ``outputs`` whose registers fit and whose tasks suit the cores."""
-        count = self.count(outputs)
+        """Tiles of ``outputs`` x ``outputs`` for register tiles that fit and could have at most twice as many rows."""
+        count, limit = self.count(outputs), self.device.register_limit
         for vectors in (v for v in range(1, MOST_VECTORS + 1) if self.blocks % v == 0):
-            for rows in range(1, min(count, MOST_TILES) + 1):
-                if rows * vectors + min(rows, vectors) + 1 > self.device.register_limit:
-                    break
-                for parts in self._parts(vectors):
-                    for tiles in range(rows, min(MOST_TILES, count + rows - 1) + 1, rows):
+            fitting = [r for r in range(1, min(count, MOST_TILES) + 1) if r * vectors + min(r, vectors) < limit]
+            for rows in (r for r in fitting if 2 * r >= fitting[-1]):
+                for tiles in range(rows, min(MOST_TILES, count + rows - 1) + 1, rows):
+                    for parts in self._parts(vectors):
                         yield WinogradTile(outputs=outputs, tiles=tiles, parts=parts, rows=rows, vectors=vectors)
 
     def _parts(self, vectors: int) -> list[int]:
@@ -101,12 +100,11 @@ class WinogradClock:
 
     def _transform_cycles(self, matrix: Rationals, loaded: int, stored: int) -> float:
         """Cycles of M d M^T for one tile in one vector."""
-        rows, columns = len(matrix), len(matrix[0])
-        additions = _operations(matrix) * (columns + rows)
-        device = self.device
+        additions, device = _operations(matrix) * (len(matrix) + len(matrix[0])), self.device
         return max(additions / device.fma_rate, loaded / device.load_rate) + stored / device.store_rate
 
 
-def _operations(matrix: Sequence[Sequence[Fraction]]) -> int:
+@cache
+def _operations(matrix: Rationals) -> int:
     """Additions of a product with a vector; a factor is multiplied in the same instruction."""
     return sum(max(1, sum(1 for item in row if item) - 1) for row in matrix)

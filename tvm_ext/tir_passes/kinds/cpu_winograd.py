@@ -22,7 +22,7 @@ from ..plan.plan_kernels import TileGroup
 from .cpu_tiles import TilePart
 from .kernel_kind import Candidates, Group, KernelKind, KernelPart
 
-OUTPUTS = {"auto": 2, "fast": 4}
+OUTPUTS = {"auto": (2,), "fast": (2, 4)}
 """Outputs of a tile along an axis, by the option ``winograd``: F(4x4) errs more (docs/numerics.md)."""
 
 GAIN = 1.15
@@ -67,8 +67,8 @@ class WinogradPart(KernelPart[WinogradTile]):
     @cached_property
     def _ranked(self) -> list[tuple[WinogradTile, float]]:
         """All tiles, each with the model's seconds, the fastest first."""
-        outputs = OUTPUTS[self.context.options.winograd]
-        timed = [(tile, self.clock.seconds(tile)) for tile in self.clock.tiles(outputs)]
+        allowed = OUTPUTS[self.context.options.winograd]
+        timed = [(tile, self.clock.seconds(tile)) for outputs in allowed for tile in self.clock.tiles(outputs)]
         return sorted(timed, key=lambda item: item[1])
 
     @cached_property

@@ -81,8 +81,9 @@ def error(actual, wanted):
 
 @pytest.fixture
 def always(monkeypatch):
-    """Small convolutions do not pay."""
+    """Small convolutions do not pay, and F(4x4, 3x3) mostly not beside F(2x2, 3x3)."""
     monkeypatch.setattr(cpu_winograd, "GAIN", 0.0)
+    monkeypatch.setitem(cpu_winograd.OUTPUTS, "fast", (4,))
 
 
 @pytest.mark.parametrize("option", ["auto", "fast"])
@@ -164,8 +165,15 @@ def test_the_report_says_what_direct_sums_would_take():
     assert choice.expected_s is not None
 
 
+def test_fast_takes_the_faster_of_both_forms():
+    """More outputs of a tile are less work, and more weights to load."""
+    wide, deep = convolution(1, 64, 64, 56, 56), convolution(1, 512, 512, 4, 2)
+    assert [part_of(func, winograd="fast")._ranked[0][0].outputs for func in (wide, deep)] == [4, 2]
+
+
 def test_a_tile_that_does_not_fit_is_refused():
     part = part_of(convolution(1, 128, 128, 28, 28))
+    assert {tile.outputs for tile in dict(part._ranked)} == {2}
     with pytest.raises(IllegalRewrite, match="has no WinogradTile"):
         part.forms(WinogradTile(outputs=2, tiles=7, parts=5, rows=7, vectors=3))
 
