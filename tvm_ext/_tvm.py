@@ -91,7 +91,7 @@ __all__ = [
     "PassPipelines", "PrimFunc", "PyExprMutator", "PyExprVisitor", "RelaxFunction", "RpcCode", "SBlock",
     "SBlockRealize",
     "Schedule", "ScheduleError", "Sequential", "Stmt", "StringImm", "Target", "TeTensor", "Tensor", "TensorIntrin",
-    "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "allocate_tensor", "assert_structural_equal",
+    "TensorLoad", "Type", "Var", "VarBinding", "VirtualMachine", "assert_structural_equal",
     "call_pure_extern",
     "convert_onnx_operator", "copy_module", "cpu_dataflow_lower_passes", "cpu_finalize_passes",
     "cpu_legalize_passes", "cpu_library_dispatch_passes", "cuda_compute_version", "dpl",
@@ -219,7 +219,6 @@ def ptx_call(instruction: str, *operands: Expr) -> Call:
 
 # --- target and runtime -------------------------------------------------------------------------------------------
 tensor = tvm.runtime.tensor
-allocate_tensor = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")  # (Shape, dtype, device, scope or None)
 finalize_device_passes = _s_tir_pipeline.finalize_device_passes
 llvm_get_intrinsic_name = _codegen.llvm_get_intrinsic_name
 llvm_get_system_cpu = _codegen.llvm_get_system_cpu

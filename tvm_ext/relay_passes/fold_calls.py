@@ -36,8 +36,9 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.computation_values import operator_values
 from tvm_ext.analysis.computations import read_operator
 from tvm_ext.errors import IllegalRewrite, LimitPassed
-from tvm_ext.support.arrays import Array, array_over
+from tvm_ext.support.arrays import Array
 from tvm_ext.support.limits import check_count, limits, with_notes
+from tvm_ext.support.tensors import array_over
 
 from .indexing_values import RULES
 from .legalize_floats import LEGALIZATIONS

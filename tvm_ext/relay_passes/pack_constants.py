@@ -16,7 +16,8 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.records.choice import CHOICE, ConstantPack, KernelChoice
 from tvm_ext.records.serialise import from_json
-from tvm_ext.support.arrays import array_over, pack, tensor_over
+from tvm_ext.support.arrays import pack
+from tvm_ext.support.tensors import array_over, tensor_over
 
 from .merge_operators import retargeted
 from .rewriting import CallRewriter

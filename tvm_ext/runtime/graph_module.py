@@ -11,7 +11,6 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from tvm_ext._tvm import allocate_tensor
 from tvm_ext.errors import InputError
 from tvm_ext.support.arrays import NUMPY_TYPES, Array
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 Dimension = int | str
 
 _CPU = tvm.cpu()
+
+_allocate_tensor = tvm_ffi.get_global_func("runtime.TVMTensorAllocWithScope")  # (Shape, dtype, device, scope or None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +254,7 @@ class _PlainArrays:
         """``value`` as a tensor; None where it is no such array."""
         if not isinstance(value, np.ndarray) or value.shape != self.shape or value.dtype != self.dtype:
             return None
-        result = allocate_tensor(*self.allocation)
+        result = _allocate_tensor(*self.allocation)
         np.from_dlpack(result)[...] = value
         return result
 

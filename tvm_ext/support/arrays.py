@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 
-from tvm_ext._tvm import Tensor, tensor
 from tvm_ext.records.choice import ConstantPack
 
 from .toom_cook import transforms
@@ -59,15 +57,3 @@ def aligned_empty(shape: Sequence[int], dtype: DType) -> Array:
     room = np.empty(size + _LINE_BYTES, np.uint8)
     start = -room.ctypes.data % _LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
-
-
-def tensor_over(array: Array) -> Tensor:
-    """A tensor on the CPU in the memory of ``array``, which nobody may change; a copy for types that NumPy lacks."""
-    return tvm_ffi.from_dlpack(array) if array.dtype.name in NUMPY_TYPES else tensor(array)
-
-
-def array_over(values: Tensor) -> Array:
-    """The values of a tensor on the CPU, in its memory and not to be changed; a copy for types that NumPy lacks."""
-    array: Array = np.from_dlpack(values) if str(values.dtype) in NUMPY_TYPES else values.numpy()
-    array.flags.writeable = False
-    return array

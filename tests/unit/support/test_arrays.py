@@ -8,7 +8,8 @@ import pytest
 
 from tvm_ext._tvm import tensor
 from tvm_ext.records.choice import ConstantPack
-from tvm_ext.support.arrays import aligned_empty, array_over, pack, tensor_over
+from tvm_ext.support.arrays import aligned_empty, pack
+from tvm_ext.support.tensors import array_over, tensor_over
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 5, 11)])

@@ -77,8 +77,7 @@ class TilePart(KernelPart[CpuTile]):
         live = live_taps(anchor.computation, self.pads)
         kernel = emit_tile_kernel(anchor.computation, anchor.expr, group.epilogue, program, device, params, live)
         border = () if group.border is None else (fill_border(group.border, device),)
-        note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue)
-        note += ", between the borders of a padded tensor" if border else ""
+        note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue, group.border)
         note += ", by the taps that meet an element" if live else ""
         form = Form(
             path="rtile",

@@ -101,12 +101,12 @@ class WinogradPart(KernelPart[WinogradTile]):
         return [form]
 
     def _note(self, tile: WinogradTile) -> str:
-        size = f"F({tile.outputs}x{tile.outputs}, 3x3)"
-        direct = self._direct.anchor.programs[0].prediction.time_s
+        direct_us = self._direct.anchor.programs[0].prediction.time_s * 1e6
         return (
-            f"{self.group.anchor.name} in Winograd's form {size}, {tile.tiles} tiles a task in register tiles of "
-            f"{tile.rows} tiles x {tile.vectors} vectors of filters{fused_note(self.group.epilogue)}; direct sums "
-            f"would take {direct * 1e6:.0f} us by the model"
+            f"{self.group.anchor.name} in Winograd's form F({tile.outputs}x{tile.outputs}, 3x3), {tile.tiles} tiles a "
+            f"task in register tiles of {tile.rows} tiles x {tile.vectors} vectors of filters"
+            f"{fused_note(self.group.epilogue, self.group.border)}; "
+            f"direct sums would take {direct_us:.0f} us by the model"
         )
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:

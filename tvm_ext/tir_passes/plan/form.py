@@ -133,8 +133,9 @@ def flops_of(computation: Computation) -> float:
     return (count_flops(computation.value) + (1.0 if computation.is_reduction else 0.0)) * computation.point_count
 
 
-def fused_note(epilogue: Sequence[Computation]) -> str:
-    return f" with {', '.join(computation.name for computation in epilogue)} fused" if epilogue else ""
+def fused_note(epilogue: Sequence[Computation], border: Computation | None = None) -> str:
+    fused = f" with {', '.join(computation.name for computation in epilogue)} fused" if epilogue else ""
+    return fused if border is None else f"{fused}, between the borders of a padded tensor"
 
 
 def gpu_form(path: Path, kernel: SimtKernel, program: RProgram | None, notes: Sequence[str]) -> Form:
