@@ -86,6 +86,27 @@ class Window:
     def dtype(self) -> str:
         return dtype_of(self.anchor.target)
 
+    def row_taps(self, rows: int) -> list[tuple[int, int]]:
+        """(row, tap along y) of all that a tile of ``rows`` output rows combines.
+
+        Of a tile of the whole plane those are left out that meet padding alone, where padding changes nothing. Worked
+        example, 7 taps on 7 rows padded by 3: 37 of 49.
+        """
+        y = self.y
+        met = [
+            y.outputs_of(tap) if rows == y.extent and self._ignores_padding() else range(rows) for tap in range(y.taps)
+        ]
+        return [(row, tap) for tap in range(y.taps) for row in met[tap]]
+
+    def _ignores_padding(self) -> bool:
+        """Whether the anchor adds the padding's zeros, alone or as a factor, or compares with what it begins with."""
+        value = self.anchor.value
+        factors = (value.a, value.b) if isinstance(value, tirx.Mul) else (value,)
+        is_sum = self.anchor.combiner == "sum"
+        is_alone = len(factors) == 1 or is_sum
+        read = any(structural_equal(factor, self.read) for factor in factors)
+        return is_alone and read and structural_equal(self.pad_value, self.anchor.init)
+
 
 def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | None:
     """The window operator that ``anchor`` is, fed by one of the padding computations ``pads`` or none; None where it is

@@ -143,11 +143,11 @@ class WindowClock:
         latency, about half of it hidden behind the neighbouring tiles.
         """
         y, x, device = self.window.y, self.window.x, self.device
-        taps = y.taps * x.taps
-        source_rows = len({y.stride * r + y.dilation * t for r in range(rows) for t in range(y.taps)})
+        taps, row_taps = y.taps * x.taps, self.window.row_taps(rows)
+        source_rows = len({y.stride * r + y.dilation * t for r, t in row_taps})
         loads = source_rows * x.taps * vectors * self._loads_per_vector
         broadcasts = taps if len(self.window.anchor.loads()) > 1 else 0
-        arithmetic = rows * vectors * taps / device.fma_rate
+        arithmetic = len(row_taps) * x.taps * vectors / device.fma_rate
         issue = (loads + broadcasts) / device.load_rate
         latency = taps * (device.fma_latency_cycles or 0) / 2
         stores = rows * vectors / device.store_rate

@@ -210,10 +210,9 @@ class _Band:
         """The updates by one column of taps, in the order of the source rows that they read."""
         layout, y, x = self.layout, self.layout.window.y, self.layout.window.x
         by_row: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for tap in range(y.taps):
+        for row, tap in layout.window.row_taps(layout.rows):
             slot, down = layout.tap(y, tap)
-            for row in range(layout.rows):
-                by_row.setdefault((row + down, slot), []).append((row, tap))
+            by_row.setdefault((row + down, slot), []).append((row, tap))
         parts = []
         for (down, slot), users in sorted(by_row.items()):
             at = source + index(slot * len(x.phases) * layout.phase_size + down * layout.pitch)
