@@ -2,6 +2,7 @@
 
     python benchmarks/models.py                       # every built-in model, batch 1, encoders of 16 and 128 tokens
     python benchmarks/models.py resnet50 --batch 1 --batch 8 --rounds 20
+    python benchmarks/models.py --peer onnxruntime --peer openvino_f32
     python benchmarks/models.py --peer onnxruntime --explain
 
 With ``--explain``, a model that ONNX Runtime runs faster is also timed operator by operator on both sides, and the
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from _explain import Explanation, explain
+from _peers import OPENVINO, prepare_openvino
 from rich.table import Table
 
 from benchmarks.networks import models
@@ -54,7 +56,7 @@ class ModelResult:
 def summary(results: Sequence[ModelResult]) -> Table:
     """Per peer: geometric mean of the speed-ups, the lowest, and how many models are not slower."""
     rows = Table("peer", "models", "geometric mean", "lowest", "not slower")
-    for peer in PEERS:
+    for peer in (*PEERS, OPENVINO):
         ratios = [(ratio, item.result.model) for item in results if (ratio := item.result.speedup(peer)) is not None]
         if ratios:
             mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
@@ -70,13 +72,16 @@ def runs(names: Sequence[str], sequences: Sequence[int]) -> Iterator[tuple[str, 
             yield name, sequence
 
 
-def measure(name: str, batch: int, sequence: int, with_explanation: bool, **settings: Any) -> ModelResult | None:
+def measure(
+    name: str, batch: int, sequence: int, with_explanation: bool, with_openvino: bool, **settings: Any
+) -> ModelResult | None:
     """Time one model, and explain its gap; None, with a line of reason, where the model cannot be had."""
     gc.collect()  # the last model's weights, up to half a gigabyte
     try:
         with progress() as tell:
             proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
-            result = replace(bench(proto, progress=tell, **settings), model=Path(name).name)
+            others = [lambda values, threads, _: prepare_openvino(proto, values, threads)] if with_openvino else []
+            result = replace(bench(proto, progress=tell, others=others, **settings), model=Path(name).name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")
         return None
@@ -93,7 +98,9 @@ def main(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; 1.")] = None,
     sequence: Annotated[list[int] | None, typer.Option(min=1, help="Tokens, for the encoders; 16 and 128.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender gets.")] = 10,
-    peer: Annotated[list[str] | None, typer.Option(help="Whom to compare with; all that are installed.")] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Whom to compare with, openvino_f32 too; all others that are installed.")
+    ] = None,
     stock_budget_s: Annotated[float, typer.Option(help="Seconds of runs that stock TVM is given.")] = STOCK_BUDGET_S,
     explain: Annotated[bool, typer.Option(help="List the operators that make a model slower than a peer.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write the JSON; one batch size only.")] = None,
@@ -105,8 +112,9 @@ def main(
         path = result_path(what, environment, output)
         results: list[ModelResult] = []
         for name, tokens in runs(names or models.names(), sequence or [16, 128]):
-            settings = {"rounds": rounds, "peers": peer or None, "stock_budget_s": stock_budget_s}
-            result = measure(name, size, tokens, explain, **settings)
+            peers = [item for item in peer if item != OPENVINO] if peer else None
+            settings = {"rounds": rounds, "peers": peers, "stock_budget_s": stock_budget_s}
+            result = measure(name, size, tokens, explain, OPENVINO in (peer or ()), **settings)
             if result is not None:
                 results.append(result)
                 write_results(path, what, environment, [item.record() for item in results])

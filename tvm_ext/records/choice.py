@@ -56,6 +56,14 @@ class ConstantPack:
         assert len(self.extents) == len(self.strides)
         assert all(extent >= 1 for extent in self.extents)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor that the kernel reads."""
+        if self.winograd is None:
+            return self.extents
+        first, rows, columns, *others = self.extents
+        return (first, rows + self.winograd - 1, columns + self.winograd - 1, *others)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPlan:

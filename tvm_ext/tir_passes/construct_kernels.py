@@ -159,7 +159,7 @@ class ConstructKernels:
             return None
         try:
             choice = from_json(KernelChoice, entry.record.choice)
-            reason = misfit(func, entry, {how.param_index: how.extents for how in choice.packs})
+            reason = misfit(func, entry, {how.param_index: how.shape for how in choice.packs})
         except ValueError as error:
             reason = str(error)
         if reason:
@@ -207,7 +207,7 @@ def _by_pick(
 def kernel_context(device: DeviceSpec, options: BuildOptions) -> str:
     """Digest of what decides every kernel of a build beside its PrimFunc, and the tiles that are chosen for it."""
     target = Target.current(allow_none=True)
-    settings = repr((options.candidates, options.epsilon, options.guard_memory, kinds_digest()))
+    settings = repr((options.candidates, options.epsilon, options.guard_memory, options.winograd, kinds_digest()))
     return build_context(str(target), to_json(device), settings)
 
 

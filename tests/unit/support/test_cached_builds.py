@@ -17,6 +17,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.unit.chain_modules import Conv, conv_chain
 from tests.unit.support.cached_builds import build, counts, files, model, run
 from tvm_ext import relay
 from tvm_ext.errors import ExportError
@@ -43,9 +44,20 @@ def test_another_version_of_our_sources_finds_nothing(warm: Path, monkeypatch: p
     assert counts(build(warm))[0] == 0
 
 
-@pytest.mark.parametrize("settings", [{"candidates": 1}, {"num_threads": 1}, {"epsilon": 0.4}])
+@pytest.mark.parametrize("settings", [{"candidates": 1}, {"num_threads": 1}, {"epsilon": 0.4}, {"winograd": "off"}])
 def test_other_options_find_nothing(warm: Path, settings: dict[str, object]) -> None:
     assert counts(build(warm, **settings))[0] == 0
+
+
+@pytest.mark.parametrize("form", ["auto", "fast"])
+def test_kernels_with_transformed_weights_are_found(tmp_path: Path, form: str) -> None:
+    """Their weights have another shape than what is packed of them."""
+    layers = [Conv(filters=32, kernel=3, padding=1)] * 3
+    settings = {"layout": "NCHWc", "enable_persistent_fusion": False, "device": "cpu-epyc-zen5", "winograd": form}
+    first, second = (build(tmp_path, conv_chain((1, 32, 27, 34), *layers).mod, **settings) for _ in range(2))
+    assert any("in Winograd's form" in operator.choice.reason for operator in second.report.operators)
+    assert counts(second) == (counts(first)[1], 0)
+    assert not second.report.kernel_cache.notes
 
 
 def test_pass_settings_are_part_of_the_key(warm: Path) -> None:
@@ -233,6 +245,7 @@ def test_equal_functions_are_constructed_once(tmp_path: Path) -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 BUILD = """
+from tests.unit.chain_modules import Conv, conv_chain
 from tests.unit.support.cached_builds import build, counts, run
 from tvm_ext.support import kernel_cache
 kernel_cache.SOURCES = "as the test's"  # sources may be edited while tests run

@@ -72,9 +72,7 @@ def emit_winograd(
         strides=(tile.vectors * outer, *conv.strides(*conv.taps, *conv.channels), outer, lane),
         winograd=tile.outputs,
     )
-    size = tile.outputs + TAPS - 1
-    name = f"{conv.weights.source.name}_winograd"
-    weights = new_buffer([blocks // tile.vectors, size, size, *channels, tile.vectors, lanes], "float32", name)
+    weights = new_buffer(how.shape, "float32", f"{conv.weights.source.name}_winograd")
     statement = _WinogradLoops(conv=conv, epilogue=tuple(epilogue), tile=tile, weights=weights).statement(kind)
     return WinogradKernel(statement=statement, pack=(weights, how))
 
