@@ -24,7 +24,8 @@ DOCS = HERE.parent / "docs"
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "timed": (
-        "models.py --batch 1 --batch 8 --peer onnxruntime --explain",
+        "models.py --batch 1 --batch 8 --peer onnxruntime --peer openvino_f32 --explain",
+        "winograd.py",
         "operators.py --peer onnxruntime",
         "operators.py --peer stock_tvm --rounds 2",
         "matmul.py",
