@@ -16,10 +16,10 @@ from .tensor_expr import Access, LinearIndex, TensorExpr
 TILES, WINDOWS, ATTENTION, CHAINS = "cpu_tile", "cpu_window", "cpu_attention", "cpu_chain"
 """`MeasuredWorkload.kind` of what has `CpuTile`s, `WindowTile`s, `AttentionTiles`, `PanelTiles` for configurations."""
 
-ROWS, JOINT = "cpu_rows", "cpu_joint"
-"""Of what has `RowTiles`; of kernels of several parts with a choice each, which have `JointTiles`."""
+ROWS, WINOGRAD, JOINT = "cpu_rows", "cpu_winograd", "cpu_joint"
+"""Of what has `RowTiles`, `WinogradTile`s; of kernels of several parts with a choice each, which have `JointTiles`."""
 
-KERNELS: Mapping[str, str] = dict.fromkeys((TILES, WINDOWS, ATTENTION, CHAINS, ROWS, JOINT), "1")
+KERNELS: Mapping[str, str] = dict.fromkeys((TILES, WINDOWS, ATTENTION, CHAINS, ROWS, WINOGRAD, JOINT), "1")
 """Versions of our CPU kernels by kind: a new one where the emitter makes other code of the same configuration."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tvm_ext.analysis.tile_workload import WINOGRAD, tile_machine
 from tvm_ext.analysis.winograd import Convolution, find_convolution
 from tvm_ext.cost.winograd_time import WinogradClock
 from tvm_ext.errors import IllegalRewrite
@@ -113,7 +114,10 @@ class WinogradPart(KernelPart[WinogradTile]):
         return replace(choice, expected_s=self._ranked[0][1])
 
     def key(self) -> MeasuredWorkload:
-        return replace(self._direct.key(), kind=f"winograd {self.context.options.winograd}")
+        """That of the convolution, and which forms are allowed."""
+        context, direct = self.context, self._direct.key()
+        structure = f"{context.options.winograd} {direct.structure}"
+        return replace(tile_machine(context.device, WINOGRAD), structure=structure, dtype=direct.dtype)
 
     def candidates(self) -> Candidates[WinogradTile]:
         return Candidates(found=self._ranked[:MOST_CANDIDATES], depth=self.clock.channels)
