@@ -16,8 +16,8 @@ from .toom_cook import transforms
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
 
-NUMPY_TYPES = frozenset(map(str, map(np.dtype, "?bhilBHILefd")))
-"""Types of elements that NumPy and TVM share."""
+NUMPY_TYPES = frozenset(map(str, map(np.dtype, "bhilBHILefd")))
+"""Types of elements that NumPy and TVM pass to each other by DLPack; bool only since NumPy 1.25."""
 
 _LINE_BYTES = 64  # of x86 and Arm cores' caches, and what TVM aligns tensors to (kAllocAlignment)
 
