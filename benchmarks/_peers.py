@@ -22,7 +22,9 @@ _CPU_SET_BYTES = 128
 """glibc's ``cpu_set_t``: a bit for each of 1024 cores."""
 
 
-def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int) -> Contender:
+def prepare_openvino(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], threads: int, _placement: Placement | None = None
+) -> Contender:
     """OpenVINO's CPU plugin, told to compute in float32: its own choice may be bfloat16, on CPUs that multiply that.
 
     Raises UnsupportedEnvironmentError where OpenVINO is not installed.
@@ -46,7 +48,7 @@ def prepare_openvino(model: onnx.ModelProto, inputs: Mapping[str, Array], thread
     request = compiled.create_infer_request()
     for name, value in inputs.items():
         request.set_tensor(name, openvino.Tensor(np.ascontiguousarray(value)))
-    request.infer()  # its threads start here: while others are timed, this thread has one core alone, as would they
+    request.infer()  # starts its threads: later ones would share the core to which this thread is bound meanwhile
     return Contender(
         name=OPENVINO,
         import_s=imported - start,

@@ -15,6 +15,7 @@ import gc
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,7 +81,7 @@ def measure(
     try:
         with progress() as tell:
             proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
-            others = [lambda values, threads, _: prepare_openvino(proto, values, threads)] if with_openvino else []
+            others = [partial(prepare_openvino, proto)] if with_openvino else []
             result = replace(bench(proto, progress=tell, others=others, **settings), model=Path(name).name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")

@@ -9,10 +9,11 @@ reads NCHW and the last one writes it. Writes ``benchmarks/results/<date>-winogr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import onnx
@@ -29,6 +30,7 @@ from tvm_ext.bench.placement import Placement
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array
 
+Form = Literal["auto", "fast", "off"]
 DEPTH = 6
 RESNET = ((1, 64, 56), (1, 128, 28), (1, 256, 14), (1, 512, 7), (8, 64, 56), (8, 128, 28), (8, 256, 14), (8, 512, 7))
 """(batch, channels, side) of ResNet's 3x3 layers at two batch sizes."""
@@ -62,21 +64,16 @@ def layers(batch: int, channels: int, side: int, seed: int) -> onnx.ModelProto:
     return onnx_model(nodes, {"x0": (batch, channels, side, side)}, (f"x{DEPTH}",), constants)
 
 
-def contender(proto: onnx.ModelProto, form: str) -> Callable[[Mapping[str, Array], int, Placement | None], Contender]:
+def prepare(
+    proto: onnx.ModelProto, form: Form, values: Mapping[str, Array], _threads: int, _placement: Placement | None
+) -> Contender:
     """A build with the option ``winograd=form``."""
-
-    def prepare(values: Mapping[str, Array], _threads: int, _placement: Placement | None) -> Contender:
-        return replace(prepare_ours(proto, values, None, "llvm", BuildOptions(winograd=form)), name=form)  # type: ignore[arg-type]
-
-    return prepare
+    return replace(prepare_ours(proto, values, None, "llvm", BuildOptions(winograd=form)), name=form)
 
 
 def measure(batch: int, channels: int, side: int, seed: int, rounds: int) -> LayerTimes:
     proto = layers(batch, channels, side, seed)
-    others = [
-        *(contender(proto, form) for form in ("off", "fast")),
-        lambda values, threads, _: prepare_openvino(proto, values, threads),
-    ]
+    others = [partial(prepare, proto, "off"), partial(prepare, proto, "fast"), partial(prepare_openvino, proto)]
     with progress() as tell:
         result = bench(proto, peers=["onnxruntime"], others=others, rounds=rounds, progress=tell)
     samples = {("auto" if timing.name == "tvm_ext" else timing.name): timing.samples_s for timing in result.timings}

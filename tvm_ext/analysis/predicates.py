@@ -11,9 +11,9 @@ from .computation_exprs import flat_stride
 from .computations import Computation, reads, static_shape
 
 
-def is_in(buffer: Buffer, buffers: Sequence[Buffer]) -> bool:
-    """Whether ``buffer`` itself, not one like it, is among ``buffers``."""
-    return any(buffer.same_as(other) for other in buffers)
+def is_in(item: Buffer | Var, items: Sequence[Buffer] | Sequence[Var]) -> bool:
+    """Whether a buffer or variable itself, not one like it, is among ``items``."""
+    return any(item.same_as(other) for other in items)
 
 
 def has_call(computation: Computation, *, besides_if_then_else: bool = False) -> bool:

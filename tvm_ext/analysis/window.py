@@ -92,20 +92,15 @@ class Window:
         Of a tile of the whole plane those are left out that meet padding alone, where padding changes nothing. Worked
         example, 7 taps on 7 rows padded by 3: 37 of 49.
         """
-        y = self.y
-        met = [
-            y.outputs_of(tap) if rows == y.extent and self._ignores_padding() else range(rows) for tap in range(y.taps)
-        ]
-        return [(row, tap) for tap in range(y.taps) for row in met[tap]]
+        y, is_trimmed = self.y, rows == self.y.extent and self._ignores_padding()
+        return [(row, tap) for tap in range(y.taps) for row in (y.outputs_of(tap) if is_trimmed else range(rows))]
 
     def _ignores_padding(self) -> bool:
         """Whether the anchor adds the padding's zeros, alone or as a factor, or compares with what it begins with."""
         value = self.anchor.value
-        factors = (value.a, value.b) if isinstance(value, tirx.Mul) else (value,)
-        is_sum = self.anchor.combiner == "sum"
-        is_alone = len(factors) == 1 or is_sum
-        read = any(structural_equal(factor, self.read) for factor in factors)
-        return is_alone and read and structural_equal(self.pad_value, self.anchor.init)
+        is_product = isinstance(value, tirx.Mul) and self.anchor.combiner == "sum"
+        is_read = any(structural_equal(item, self.read) for item in ((value.a, value.b) if is_product else (value,)))
+        return is_read and structural_equal(self.pad_value, self.anchor.init)
 
 
 def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | None:

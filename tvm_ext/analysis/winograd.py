@@ -9,7 +9,7 @@ from math import prod
 from tvm_ext._tvm import Expr, TensorLoad, Var, tirx
 from tvm_ext.analysis.computation_exprs import access_of, axis_names, linear_form
 from tvm_ext.analysis.computations import Computation, dtype_of, mentions, substitute
-from tvm_ext.analysis.predicates import factors_of
+from tvm_ext.analysis.predicates import factors_of, is_in
 from tvm_ext.support.toom_cook import TAPS
 
 
@@ -73,17 +73,17 @@ def _convolution(anchor: Computation, data: TensorLoad, weights: TensorLoad) -> 
     windows = [place for place, found in enumerate(axes) if found is not None and len(found) == 2]
     if len(windows) != 2:
         return None
-    (y, ky), (x, kx) = (sorted(axes[place] or (), key=lambda v: _among(v, anchor.reduction)) for place in windows)
+    (y, ky), (x, kx) = (sorted(axes[place] or (), key=lambda v: is_in(v, anchor.reduction)) for place in windows)
     taps = (ky, kx)
-    if not all(_among(tap, anchor.reduction) and anchor.extent(tap) == TAPS for tap in taps):
+    if not all(is_in(tap, anchor.reduction) and anchor.extent(tap) == TAPS for tap in taps):
         return None
-    if not all(_among(v, anchor.spatial) for v in (y, x)):
+    if not all(is_in(v, anchor.spatial) for v in (y, x)):
         return None
     alone = [found[0] for found in axes if found is not None and len(found) == 1]
     others = [v for v in anchor.spatial if not v.same_as(y) and not v.same_as(x)]
-    images = tuple(v for v in others if _among(v, alone))
-    filters = tuple(v for v in others if not _among(v, alone))
-    channels = tuple(v for v in alone if _among(v, anchor.reduction))
+    images = tuple(v for v in others if is_in(v, alone))
+    filters = tuple(v for v in others if not is_in(v, alone))
+    channels = tuple(v for v in alone if is_in(v, anchor.reduction))
     if len(filters) != 2 or len(channels) != 2 or len(alone) != len(images) + len(channels) or y.same_as(x):
         return None
     if any(mentions(index, v) for index in weights.indices for v in (y, x, *images)):
@@ -112,7 +112,3 @@ def _axes_of(index: Expr, anchor: Computation) -> list[Var] | None:
     if form is None or form[1] or any(step not in (0, 1) for step in form[0]):
         return None
     return [v for v, step in zip(anchor.variables, form[0], strict=True) if step]
-
-
-def _among(variable: Var, variables: Sequence[Var]) -> bool:
-    return any(variable.same_as(other) for other in variables)

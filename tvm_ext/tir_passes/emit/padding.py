@@ -30,15 +30,17 @@ from ..plan.padded_stores import border_of
 from ..plan.panel import Panel, PanelPadding
 
 
-def fill_border(pad: Computation, device: DeviceSpec) -> Stmt:
-    """Statements that write every element of the tensor of ``pad`` outside of its bounds, and no other:
-    what lies outside in a padded tensor whose inner part the tiles store. ::
+def fill_border(pad: Computation | None, device: DeviceSpec) -> tuple[Stmt, ...]:
+    """Statements that write every element of the tensor of ``pad`` outside of its bounds, and no other: what lies
+    outside in a padded tensor whose inner part the tiles store. None where there is no ``pad``. ::
 
         parallel for c in channels:
           for x in 0 ... 57: pad[c, 0, x] = 0
           for y in 1 ... 56: pad[c, y, 0] = 0; pad[c, y, 57] = 0
           for x in 0 ... 57: pad[c, 57, x] = 0
     """
+    if pad is None:
+        return ()
     found = border_of(pad)
     assert found is not None
     _, outside, bounds = found
@@ -57,7 +59,7 @@ def fill_border(pad: Computation, device: DeviceSpec) -> Stmt:
     whole_s = RowClock((pad,), device).predict(RowTiles(forks=True, registers=1)).busy_s
     kind = outer_kind(whole_s * (1 - prod(sizes) / prod(pad.extents)), device)
     whole = pad.extents[: next(position for position, bound in enumerate(bounds) if bound is not None)]
-    return parallel_cut(whole, kind, "border", loops.within)
+    return (parallel_cut(whole, kind, "border", loops.within),)
 
 
 def emit_panel_padding(padding: PanelPadding, panel: Panel) -> Stmt:

@@ -76,12 +76,11 @@ class TilePart(KernelPart[CpuTile]):
         group, params = self.group, self.context.operator.params
         live = live_taps(anchor.computation, self.pads)
         kernel = emit_tile_kernel(anchor.computation, anchor.expr, group.epilogue, program, device, params, live)
-        border = () if group.border is None else (fill_border(group.border, device),)
         note = f"{group.anchor.name} in register tiles {program.tile('L0')}" + fused_note(group.epilogue, group.border)
         note += ", by the taps that meet an element" if live else ""
         form = Form(
             path="rtile",
-            statements=(*border, *kernel.statements),
+            statements=(*fill_border(group.border, device), *kernel.statements),
             program=program,
             notes=(*anchor.construction.notes, note),
             packs=kernel.packs,

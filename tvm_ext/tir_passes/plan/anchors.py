@@ -49,18 +49,17 @@ def construct_anchor(group: TileGroup, context: KernelContext) -> Anchor:
 def canonical_anchor(
     group: TileGroup, operator: OperatorBody, constants: Sequence[Buffer]
 ) -> tuple[Computation, TensorExpr]:
-    """The group's anchor in canonical form for a CPU, as computation and as expression.
-
-    Of ``constants``, those that one load alone reads count as repackable.
-    """
-    readers: dict[Buffer, int] = {}
-    for computation in operator.computations:
-        for load in computation.loads():
-            readers[load.source] = readers.get(load.source, 0) + 1
-    packable = [c for c in constants if readers.get(c, 0) == 1]
+    """The group's anchor in canonical form for a CPU, as computation and as expression."""
+    packable = packable_constants(operator, constants)
     return canonical_computation(
         group.anchor, operator.name, constants=packable, epilogue=group.epilogue, params=operator.params
     )
+
+
+def packable_constants(operator: OperatorBody, constants: Sequence[Buffer]) -> list[Buffer]:
+    """Of ``constants``, those that one load alone reads: a kernel may have them in another layout."""
+    readers = [load.source for computation in operator.computations for load in computation.loads()]
+    return [constant for constant in constants if sum(constant.same_as(source) for source in readers) == 1]
 
 
 def construct_gpu_anchor(group: TileGroup, operator: OperatorBody, device: DeviceSpec, options: BuildOptions) -> Anchor:

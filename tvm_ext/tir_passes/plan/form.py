@@ -38,7 +38,8 @@ class Form:
     """One way to run a group of computations: its statements, the rProgram that they follow, and what to say of it.
 
     ``packs``: parameters to repack at compile time, each as the buffer that replaces it and how; CPUs only. ``gpu``:
-    what the emitter planned of threads and memory; GPUs only.
+    what the emitter planned of threads and memory; GPUs only. ``expected_s``: the model's seconds, where there is no
+    rProgram to say them.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Form:
     notes: tuple[str, ...]
     packs: tuple[tuple[Buffer, ConstantPack], ...] = ()
     gpu: GpuPlan | None = None
+    expected_s: float | None = None
 
     def with_notes(self, *more: str) -> Form:
         return replace(self, notes=(*self.notes, *more))
@@ -112,6 +114,7 @@ def any_alignment(params: Sequence[Buffer], body: Stmt) -> tuple[list[Buffer], S
 def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str], device: DeviceSpec) -> KernelChoice:
     """What ``forms``, which run all groups of the operator, come to; ``notes`` say all that is to be said of them."""
     programs = [form.program for form in forms if form.program is not None]
+    expected = [form.expected_s for form in forms if form.expected_s is not None]
     return KernelChoice(
         operator=operator.name,
         path="rtile" if any(form.path == "rtile" for form in forms) else "rows",
@@ -122,6 +125,7 @@ def choice_of(operator: OperatorBody, forms: Sequence[Form], notes: Sequence[str
         program=max(programs, key=lambda program: program.prediction.time_s, default=None),
         packs=tuple(how for form in forms for _, how in form.packs),
         gpu=tuple(form.gpu for form in forms if form.gpu is not None),
+        expected_s=sum(expected) if expected else None,
     )
 
 

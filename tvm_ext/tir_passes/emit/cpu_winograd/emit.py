@@ -145,8 +145,7 @@ class _WinogradLoops:
         """The block's tiles of inputs, transformed: one vector of channels of a tile after another."""
         conv, matrix = self.conv, transforms(self.tile.outputs).inputs
         blocks, lanes = conv.extents(*conv.channels)
-        held = self._square("inputs", lanes)
-        half = self._square("half", lanes)
+        held, half = (new_buffer([self.size, self.size, lanes], "float32", n, "local") for n in ("inputs", "half"))
 
         def vector(at: tuple[Expr, ...]) -> Stmt:
             number, block = at
@@ -162,7 +161,8 @@ class _WinogradLoops:
                 return store(task.data, value, [element, number, block * index(lanes) + lane])
 
             fetched = self._each(self.size, self.size, lanes, lambda i, j, v: store(held, read(i, j, v), [i, j, v]))
-            return sequence(allocate(held), allocate(half), fetched, *self._twice(matrix, held, half, lanes, write))
+            made = self._on_both_sides(matrix, lambda i, j, v: load(held, [index(i), index(j), v]), half, lanes, write)
+            return sequence(allocate(held), allocate(half), fetched, *made)
 
         return nest([self.tile.tiles, blocks], SERIAL, ["tile", "channels"], vector)
 
@@ -249,23 +249,16 @@ class _WinogradLoops:
                 return if_all(exists, loop(lanes, kind, "lane", one))
 
             places = [(i, j) for i in range(tile.outputs) for j in range(tile.outputs)]
-            made = self._both(matrix, read, half, lanes, lambda i, j, value, lane: store(result, value, [i, j, lane]))
+            made = self._on_both_sides(
+                matrix, read, half, lanes, lambda i, j, value, lane: store(result, value, [i, j, lane])
+            )
             body = sequence(allocate(half), allocate(result), *made, *(stored(i, j) for i, j in places))
             return if_all([below(task.first + number, prod(self.grid), tile.tiles)], body)
 
         return nest([tile.tiles, tile.vectors], SERIAL, ["tile", "vector"], vector)
 
-    # --- M x M^T ----------------------------------------------------------------------------------------------------
-    def _square(self, name: str, lanes: int) -> Buffer:
-        return new_buffer([self.size, self.size, lanes], "float32", name, "local")
-
-    def _twice(
-        self, matrix: Rationals, held: Buffer, half: Buffer, lanes: int, write: Callable[[int, int, Expr, Expr], Stmt]
-    ) -> list[Stmt]:
-        """``write(i, j, value, lane)`` for the elements of ``matrix`` x ``held`` x its transpose."""
-        return self._both(matrix, lambda i, j, lane: load(held, [index(i), index(j), lane]), half, lanes, write)
-
-    def _both(
+    # --- M d M^T ------------------------------------------------------------------------------------------------------
+    def _on_both_sides(
         self,
         matrix: Rationals,
         read: Callable[[int, int, Expr], Expr],
@@ -273,6 +266,8 @@ class _WinogradLoops:
         lanes: int,
         write: Callable[[int, int, Expr, Expr], Stmt],
     ) -> list[Stmt]:
+        """``write(i, j, value, lane)`` for the elements of M d M^T: d by ``read``, M d kept in ``half``."""
+
         def first(i: int, j: int, lane: Expr) -> Stmt:
             return store(half, _dot(matrix[i], lambda k: read(k, j, lane)), [index(i), index(j), lane])
 
