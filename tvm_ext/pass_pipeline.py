@@ -165,12 +165,16 @@ def own_time_us(
 
 def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     """From operators to one PrimFunc per fused operator."""
-    library_dispatch = cpu_library_dispatch_passes if is_cpu(target) else gpu_library_dispatch_passes
+    # Stock TVM's, but for what it would take for real numbers, and what has kernels of its own on CPUs.
+    legalized = [legalize_operators()]
+    # Other sorts, scans and sampling have no tensor expression: stock TVM's own kernels.
+    ways = (
+        [*legalized, *cpu_library_dispatch_passes(target)]
+        if is_cpu(target)
+        else [*gpu_library_dispatch_passes(target), *legalized]
+    )
     return [
-        # Sorting, scanning and sampling have no tensor expression: stock TVM's own kernels, before they are legalised.
-        *library_dispatch(target),
-        # Stock TVM's, but for what it would take for real numbers.
-        legalize_operators(),
+        *ways,
         # One step of a recurrent layer is one function of tensors, called a thousand times; nothing else joins it.
         FuseCells(),
         # FuseOps needs each PrimFunc's pattern (element-wise, broadcast, reduction, ...).

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
+from typing import Literal
 
 from tvm_ext._tvm import Buffer, BufferStore, Expr, For, ForKind, Node, Stmt, TensorLoad, Var, structural_walk, tirx
 from tvm_ext.analysis.computations import Computation, dtype_of, substitute
@@ -215,6 +216,22 @@ def vector_loops(size: int, lanes: int, kind: ForKind, body: Callable[[Expr], St
         return loop(length, kind, "v", lambda v: body(index(first) + v))
 
     return sequence(*(piece(first, length) for first, length in vectors(size, lanes)))
+
+
+def lanes_hold(
+    quantifier: Literal["and", "or"],
+    holds: Callable[[Expr, Expr], Expr],
+    buffer: Buffer,
+    first: Sequence[Expr],
+    value: Expr,
+    lanes: int,
+) -> Expr:
+    """Whether ``holds(element, value)`` for all or one of ``lanes`` elements from ``first`` on, on the last axis."""
+    if lanes == 1:
+        return holds(load(buffer, first), value)
+    vector = load(buffer, (*first[:-1], tirx.Ramp(first[-1], index(1), lanes)))
+    mask = holds(vector, tirx.Broadcast(value, lanes))
+    return tirx.call_llvm_pure_intrin("bool", f"llvm.vector.reduce.{quantifier}", mask)
 
 
 def combine(combiner: str | None, a: Expr, b: Expr) -> Expr:

@@ -28,7 +28,7 @@ from tvm_ext.ir.build_ir import HALF_TYPES
 from tvm_ext.ir.float_ir import hidden, is_float, is_number
 
 from .infinite_identities import InfiniteIdentities
-from .mark_scatters import marked, scatter_elements, scatter_nd
+from .mark_functions import MARKED
 
 Legalization = Callable[[Any, Any], Any]
 
@@ -174,7 +174,6 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.sign": _sign,
     "relax.argmax": _arg_reduction(stock.max),
     "relax.argmin": _arg_reduction(stock.min),
-    "relax.scatter_nd": marked(scatter_nd),
-    "relax.scatter_elements": marked(scatter_elements),
+    **MARKED,
     **dict.fromkeys(_MEANS, _in_float32),
 }

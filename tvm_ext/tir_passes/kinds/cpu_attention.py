@@ -30,7 +30,7 @@ class CpuAttention(KernelKind):
 
     def of_function(self, operator: UnscheduledOperator) -> AttentionPart | None:
         work = operator.attribute(ATTENTION, Attention)
-        return None if work is None else AttentionPart(work=work, context=operator.parameters_only)
+        return None if work is None else AttentionPart(work=work, context=operator.parameters_only())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

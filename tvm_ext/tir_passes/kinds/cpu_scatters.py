@@ -53,7 +53,7 @@ class CpuScatters(KernelKind):
 
     def of_function(self, operator: UnscheduledOperator) -> ScatterPart | None:
         work = operator.attribute(SCATTER, Scatter)
-        return None if work is None else ScatterPart(work=work, context=operator.parameters_only)
+        return None if work is None else ScatterPart(work=work, context=operator.parameters_only())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

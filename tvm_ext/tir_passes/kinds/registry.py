@@ -31,7 +31,9 @@ from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
 from .cpu_rows import CpuRows
 from .cpu_scatters import CpuScatters
+from .cpu_suppression import CpuSuppression
 from .cpu_tiles import CpuTiles
+from .cpu_top_k import CpuTopK
 from .cpu_windows import CpuWindows
 from .cpu_winograd import CpuWinograd
 from .gpu_chains import GpuChains
@@ -40,7 +42,18 @@ from .gpu_tiles import GpuTiles
 from .kernel_kind import AnyPart, Group, KernelKind, chosen_forms
 
 KINDS: list[KernelKind] = [
-    *(CpuAttention(), CpuScatters(), CpuChains(), CpuCells(), CpuWindows(), CpuWinograd(), CpuTiles(), CpuRows()),
+    *(
+        CpuAttention(),
+        CpuScatters(),
+        CpuTopK(),
+        CpuSuppression(),
+        CpuChains(),
+        CpuCells(),
+        CpuWindows(),
+        CpuWinograd(),
+        CpuTiles(),
+        CpuRows(),
+    ),
     *(GpuChains(), GpuTiles(), GpuRows()),
 ]
 """The most special first: rows take what nobody else recognises."""

@@ -54,11 +54,10 @@ class UnscheduledOperator:
         simplified = simplify if self.device.kind == "cpu" else simplify_for_gpu
         return replace(self.as_read, operator=simplified(self.as_read.operator))
 
-    @property
-    def parameters_only(self) -> KernelContext:
-        """Of a function whose attribute says what it computes: its body is not read."""
+    def parameters_only(self, outputs: int = 1) -> KernelContext:
+        """Of a function whose attribute says what it computes: its body is not read. ``outputs`` are results."""
         params = tuple(self.func.params)
-        body = OperatorBody(name=self.name, params=params, outputs=params[-1:], computations=())
+        body = OperatorBody(name=self.name, params=params, outputs=params[-outputs:], computations=())
         return KernelContext(operator=body, constants=(), device=self.device, options=self.options)
 
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:

@@ -37,7 +37,8 @@ def _suppress(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping
     Stock's asks for "at least the threshold", and takes a threshold of 0 for "none": the next float is what ONNX means.
     """
     operands = [*inputs, *[None] * (5 - len(inputs))]
-    limit = _scalar(operands[_LIMIT], 0)
+    boxes = int(inputs[0].ty.shape.values[1])
+    limit = min(max(0, _scalar(operands[_LIMIT], 0)), boxes)  # rows of the result for each class, and its memory
     overlap = np.float32(_scalar(operands[_OVERLAP], 0.0))
     score = np.float32(_scalar(operands[_SCORE], -np.finfo(np.float32).max))
     above = max(np.nextafter(overlap, np.float32(np.inf)), np.finfo(np.float32).tiny)

@@ -34,6 +34,14 @@ def _resize(pen: Pen) -> None:
     axes = [axis for axis in _axes(pen) if not axis.is_kept]
     if not _is_right_in_stock(pen, sampling, axes):
         _sampled(pen, sampling, axes)
+    elif any(_is_empty(pen, place) for place in range(1, len(pen.input))):
+        pen.again(["" if _is_empty(pen, place) else name for place, name in enumerate(pen.input)], [pen.out])
+
+
+def _is_empty(pen: Pen, place: int) -> bool:
+    """Whether an operand is left out by a constant of no elements, which the stock importer takes for a value."""
+    value = pen.known_value(place) if place and pen.operand(place) else None
+    return value is not None and value.size == 0
 
 
 @rule("Upsample")

@@ -1,0 +1,32 @@
+"""Selections that one kernel computes: the first k of an axis, and boxes that overlap little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOP_K = "tvm_ext.top_k"
+"""PrimFunc attribute: the `TopK` that the function computes, as JSON."""
+
+SUPPRESSION = "tvm_ext.suppression"
+"""PrimFunc attribute: the `Suppression` that the function computes, as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK:
+    """The first elements along ``axis`` in descending order (``largest``) or ascending order, and their positions.
+
+    Of equal elements the first goes first. The function's parameters are data, values, positions (int64).
+    """
+
+    axis: int
+    largest: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suppression:
+    """ONNX's NonMaxSuppression of boxes that corners give, all classes apart.
+
+    The function's parameters are boxes (batch, n, 4), scores (batch, classes, n), the overlap from which a box goes,
+    the score above which one counts (scalars, float32), then rows (m, 3) of image, class and box (int64), and how many
+    of them are filled (1,). Each image and class has an equal share of the rows at most.
+    """

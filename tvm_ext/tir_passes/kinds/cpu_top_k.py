@@ -1,0 +1,143 @@
+"""The first k elements along an axis: a heap of the best so far, whose top is the worst of them, then sorted.
+
+An element that is no better than the top costs a comparison, and vectors of them one comparison together. ONNX
+Runtime's kernels do the same for a small k.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log, log2, prod
+
+from tvm_ext._tvm import Expr, ForKind, Stmt, tirx
+from tvm_ext.analysis.computations import dtype_of, static_shape
+from tvm_ext.devices.machine import Machine
+from tvm_ext.ir.build_ir import (
+    INDEX_DTYPE,
+    PARALLEL,
+    SERIAL,
+    allocate,
+    if_all,
+    in_tiles,
+    index,
+    lanes_hold,
+    lanes_of,
+    load,
+    loop,
+    new_buffer,
+    outer_kind,
+    parallel_cut,
+    sequence,
+    store,
+)
+from tvm_ext.ir.heap import KEYED, LEVEL_CYCLES, Heap, key_of, position_of
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.selection import TOP_K, TopK
+
+from ..plan.context import KernelContext, UnscheduledOperator
+from ..plan.form import Form
+from .kernel_kind import KernelKind, KernelPart
+
+
+class CpuTopK(KernelKind):
+    name = "the first k"
+
+    def of_function(self, operator: UnscheduledOperator) -> TopKPart | None:
+        work = operator.attribute(TOP_K, TopK)
+        if work is None:
+            return None
+        part = TopKPart(work=work, context=operator.parameters_only(2))
+        return part if part.dtype in KEYED else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TopKPart(KernelPart[None]):
+    """All rows of one operator, a task each."""
+
+    work: TopK
+    context: KernelContext
+
+    def forms(self, chosen: None = None) -> list[Form]:
+        note = f"the first {self._k} of {self._length} in a heap, {prod(self._rows)} rows"
+        return [Form(path="rows", statements=(self.statement(self._kind),), program=None, notes=(note,))]
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        units = self.context.device.unit_count if self._kind == PARALLEL else 1
+        return replace(choice, expected_s=self._busy_s / units + Machine(self.context.device).launch_s)
+
+    def statement(self, kind: ForKind) -> Stmt:
+        return parallel_cut(self._rows, kind, "row", self._row)
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.context.operator.params[0])
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return static_shape(self.context.operator.params[0])
+
+    @property
+    def _length(self) -> int:
+        return self._shape[self.work.axis]
+
+    @property
+    def _k(self) -> int:
+        return static_shape(self.context.operator.params[1])[self.work.axis]
+
+    @property
+    def _rows(self) -> list[int]:
+        return [extent for axis, extent in enumerate(self._shape) if axis != self.work.axis]
+
+    @property
+    def _lanes(self) -> int:
+        """Elements that are compared with the top at once: of rows whose elements lie one behind the other."""
+        is_last = self.work.axis == len(self._shape) - 1
+        return lanes_of(self.dtype, self.context.device.register_bytes) if is_last else 1
+
+    @property
+    def _busy_s(self) -> float:
+        """Seconds of one core for rows in random order, of which k ln(n/k) elements enter a full heap."""
+        k, length = self._k, self._length
+        sifted = k * (1 + log(length / k)) * log2(k) + 2 * k
+        cycles = length / self._lanes * 2 + sifted * LEVEL_CYCLES
+        return prod(self._rows) * cycles / Machine(self.context.device).vector_hz
+
+    @property
+    def _kind(self) -> ForKind:
+        tasks = min(self.context.device.unit_count, prod(self._rows))
+        return outer_kind(self._busy_s / max(1, tasks), replace(self.context.device, unit_count=tasks))
+
+    def _row(self, point: tuple[Expr, ...]) -> Stmt:
+        data, values, positions = self.context.operator.params
+        axis, k = self.work.axis, self._k
+        heap = Heap(new_buffer((k,), INDEX_DTYPE, "best"), of_least=True)
+
+        def at(place: Expr) -> list[Expr]:
+            return [*point[:axis], place, *point[axis:]]
+
+        def key(place: Expr) -> Expr:
+            return key_of(load(data, at(place)), place, largest=self.work.largest)
+
+        def insert(place: Expr) -> Stmt:
+            return if_all([key(place) > heap.top], heap.sift(index(0), index(k), key(place)))
+
+        def several(first: Expr, count: int) -> Stmt:
+            one_by_one = loop(count, SERIAL, "j", lambda j: insert(index(k) + first + j))
+            if count == 1 or count != self._lanes:
+                return one_by_one
+            worst = load(data, at(position_of(heap.top)))
+            is_worse = operator.le if self.work.largest else operator.ge  # or equal; never NaN
+            all_worse = lanes_hold("and", is_worse, data, at(index(k) + first), worst, count)
+            return if_all([tirx.Not(all_worse)], one_by_one)
+
+        def write(place: Expr) -> Stmt:
+            found = position_of(heap.key(place))
+            return sequence(store(positions, found, at(place)), store(values, load(data, at(found)), at(place)))
+
+        first = loop(k, SERIAL, "j", lambda j: heap.put(j, key(j)))
+        rest = [in_tiles(self._length - k, self._lanes, "i", several)] if self._length > k else []
+        order = [loop(k - 1, SERIAL, "sorted", lambda s: heap.pop(index(k) - s))] if k > 1 else []
+        written = loop(k, SERIAL, "j", write)
+        return sequence(allocate(heap.keys), first, heap.build(index(k)), *rest, *order, written)
