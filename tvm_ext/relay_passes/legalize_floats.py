@@ -28,6 +28,7 @@ from tvm_ext.ir.build_ir import HALF_TYPES
 from tvm_ext.ir.float_ir import hidden, is_float, is_number
 
 from .infinite_identities import InfiniteIdentities
+from .legalize_sampling import SAMPLING
 from .mark_functions import MARKED
 
 Legalization = Callable[[Any, Any], Any]
@@ -175,5 +176,6 @@ LEGALIZATIONS: dict[str, Legalization] = {
     "relax.argmax": _arg_reduction(stock.max),
     "relax.argmin": _arg_reduction(stock.min),
     **MARKED,
+    **SAMPLING,
     **dict.fromkeys(_MEANS, _in_float32),
 }

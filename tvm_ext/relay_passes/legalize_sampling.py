@@ -1,0 +1,174 @@
+"""Sampling between pixels on CPUs: where each sample lies is computed once for all channels.
+
+GridSample and RoiAlign weigh the four pixels around a place. Stock TVM's expression computes the place for each channel
+again. Here one function writes tables of pixels and weights, which are 0 outside of the image, and another one adds
+weighted pixels up: it has no branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import product
+from typing import Any, TypeAlias
+
+from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, TeTensor, ir, relax, te, tirx
+from tvm_ext.analysis.computations import dtype_of
+from tvm_ext.analysis.relax_values import static_shape
+from tvm_ext.ir.float_ir import is_number
+
+Legalization: TypeAlias = Callable[[Any, Any], Any]
+Tap: TypeAlias = tuple[Expr, Expr]
+"""A pixel's number along an axis (int32), and its weight (float32)."""
+
+_WAYS = (("bilinear", "NCHW", "zeros"), ("bilinear", "NCHW", "border"))
+
+MOST_SAMPLES = 4
+"""Of RoiAlign along an axis of a bin: more of them, each with four pixels, would be a kernel of thousands of lines."""
+
+
+def _float(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _taps(place: Expr, extent: int, inside: Expr) -> tuple[Tap, Tap]:
+    """The two pixels around ``place``, a number of pixels; of weight 0 where not ``inside``, or outside of the image.
+
+    A place that is NaN has a weight that is NaN, of the first pixel.
+    """
+    known = tirx.Select(is_number(place), tirx.min(tirx.max(place, _float(-2.0)), _float(extent + 1.0)), _float(0.0))
+    first = tirx.Cast("int32", tirx.floor(known))
+    rest = place - tirx.Cast("float32", first)
+
+    def tap(number: Expr, weight: Expr) -> Tap:
+        within = tirx.all(inside, number >= 0, number < extent)
+        return tirx.min(tirx.max(number, 0), extent - 1), tirx.Select(within, weight, _float(0.0))
+
+    return tap(first, _float(1.0) - rest), tap(first + 1, rest)
+
+
+def _table(shape: Sequence[Expr], taps: Callable[..., tuple[Tap, Tap]]) -> list[TeTensor]:
+    """Both pixels and both weights at each point of ``shape``: pixel, weight, pixel, weight."""
+
+    def part(tap: int, field: int) -> TeTensor:
+        return te.compute(shape, lambda *at: taps(*at)[tap][field])
+
+    return [part(*number) for number in product(range(2), range(2))]
+
+
+def _joined(join: Callable[..., Expr], *tables: TeTensor) -> TeTensor:
+    return te.compute(tables[0].shape, lambda *at: join(*(table(*at) for table in tables)))
+
+
+def _sum(terms: Sequence[Expr]) -> Expr:
+    return reduce(lambda total, term: total + term, terms)
+
+
+def grid_sample(builder: BlockBuilder, call: Call) -> Expr:
+    """Bilinear samples of float32 images (N, C, H, W) at a grid (N, 2, h, w), outside zero or the nearest pixel."""
+    data, grid = call.args
+    attrs, shape = call.attrs, static_shape(data)
+    ways = (attrs.method, attrs.layout, attrs.padding_mode)
+    if shape is None or len(shape) != 4 or not _is_known(call) or ways not in _WAYS:
+        return _stock(builder, call)
+    images, channels, height, width = shape
+
+    def tables(grid: TeTensor) -> list[TeTensor]:
+        def axis(field: int, extent: int) -> list[TeTensor]:
+            def taps(n: Expr, h: Expr, w: Expr) -> tuple[Tap, Tap]:
+                scaled = grid[n, field, h, w] + _float(1.0)
+                if attrs.align_corners:
+                    place = scaled * _float((extent - 1) / 2)
+                else:
+                    place = (scaled * _float(extent) - _float(1.0)) * _float(0.5)
+                if attrs.padding_mode == "border":
+                    place = tirx.min(tirx.max(place, _float(0.0)), _float(extent - 1))
+                return _taps(place, extent, tirx.const(True, "bool"))
+
+            return _table((images, *grid.shape[2:]), taps)
+
+        y, x = axis(1, height), axis(0, width)
+        pixels = [_joined(lambda a, b: a * width + b, *pair) for pair in product(y[::2], x[::2])]
+        return [*pixels, *(_joined(lambda a, b: a * b, *pair) for pair in product(y[1::2], x[1::2]))]
+
+    def samples(data: TeTensor, *places: TeTensor) -> TeTensor:
+        pixels, weights = places[:4], places[4:]
+        return te.compute(
+            (images, channels, *places[0].shape[1:]),
+            lambda n, c, h, w: _sum(
+                [b[n, h, w] * data[n, c, a[n, h, w]] for a, b in zip(pixels, weights, strict=True)]
+            ),
+        )
+
+    planes = builder.emit(relax.op.reshape(data, (images, channels, height * width)))
+    made = builder.emit(builder.call_te(tables, grid, primfunc_name_hint="grid_places"))
+    parts = [builder.emit(relax.TupleGetItem(made, number)) for number in range(8)]
+    return builder.call_te(samples, planes, *parts, primfunc_name_hint="grid_sample")
+
+
+def roi_align(builder: BlockBuilder, call: Call) -> Expr:
+    """The mean of bilinear samples in each bin of boxes (R, 5) on float32 images (N, C, H, W)."""
+    data, rois = call.args
+    attrs, shape, count = call.attrs, static_shape(data), int(call.attrs.sample_ratio)
+    is_ours = (attrs.mode, attrs.layout) == ("avg", "NCHW") and 0 < count <= MOST_SAMPLES
+    if shape is None or not _is_known(call) or not is_ours:
+        return _stock(builder, call)
+    _, channels, height, width = shape
+    bins = [int(size) for size in attrs.pooled_size]
+
+    def tables(rois: TeTensor) -> list[TeTensor]:
+        def axis(field: int, extent: int, size: int) -> list[TeTensor]:
+            def taps(number: Expr, sample: Expr) -> tuple[Tap, Tap]:
+                start, end = (rois[number, field + k] * _float(attrs.spatial_scale) for k in (0, 2))
+                length = end - start if attrs.aligned else tirx.max(end - start, _float(1.0))
+                place = start + (tirx.Cast("float32", sample) + _float(0.5)) * (length / _float(size * count))
+                inside = tirx.all(place >= _float(-1.0), place <= _float(extent))
+                return _taps(tirx.min(tirx.max(place, _float(0.0)), _float(extent - 1)), extent, inside)
+
+            return _table((rois.shape[0], size * count), taps)
+
+        y, x = axis(2, height, bins[0]), axis(1, width, bins[1])
+        offsets = [_joined(lambda row: row * width, table) for table in y[::2]]
+        image = te.compute((rois.shape[0],), lambda number: tirx.Cast("int32", rois[number, 0]))
+        return [image, *offsets, *x[::2], *y[1::2], *x[1::2]]
+
+    def samples(data: TeTensor, image: TeTensor, *places: TeTensor) -> TeTensor:
+        rows, columns, row_weights, column_weights = (places[k : k + 2] for k in range(0, 8, 2))
+
+        def mean(r: Expr, c: Expr, ph: Expr, pw: Expr) -> Expr:
+            def pixels(y: Expr, row: TeTensor) -> Expr:
+                terms = [
+                    weight[r, pw * count + s] * data[image[r], c, row[r, y] + column[r, pw * count + s]]
+                    for s in range(count)
+                    for column, weight in zip(columns, column_weights, strict=True)
+                ]
+                return _sum(terms)
+
+            lines = [
+                (ph * count + s, row, weight)
+                for s in range(count)
+                for row, weight in zip(rows, row_weights, strict=True)
+            ]
+            return _sum([weight[r, y] * pixels(y, row) for y, row, weight in lines]) * _float(1 / count**2)
+
+        return te.compute((image.shape[0], channels, *bins), mean)
+
+    planes = builder.emit(relax.op.reshape(data, (shape[0], channels, height * width)))
+    made = builder.emit(builder.call_te(tables, rois, primfunc_name_hint="roi_places"))
+    parts = [builder.emit(relax.TupleGetItem(made, number)) for number in range(9)]
+    return builder.call_te(samples, planes, *parts, primfunc_name_hint="roi_align")
+
+
+def _is_known(call: Call) -> bool:
+    """Whether it samples float32 tensors of known shapes on a CPU."""
+    target = Target.current(allow_none=True)
+    if target is not None and "gpu" in target.keys:
+        return False
+    return all(dtype_of(item) == "float32" and static_shape(item) is not None for item in call.args)
+
+
+def _stock(builder: BlockBuilder, call: Call) -> Any:
+    return ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
+
+
+SAMPLING: dict[str, Legalization] = {"relax.image.grid_sample": grid_sample, "relax.vision.roi_align": roi_align}
