@@ -1,4 +1,4 @@
-"""Selections that one kernel computes: the first k of an axis, and boxes that overlap little."""
+"""Selections that one kernel computes: the first k of an axis, boxes that overlap little, elements that are not 0."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ TOP_K = "tvm_ext.top_k"
 
 SUPPRESSION = "tvm_ext.suppression"
 """PrimFunc attribute: the `Suppression` that the function computes, as JSON."""
+
+COMPACTION = "tvm_ext.compaction"
+"""PrimFunc attribute: the function writes the positions (n,) of what is not zero in its first parameter, then (1,)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

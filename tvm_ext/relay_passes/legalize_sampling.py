@@ -17,7 +17,6 @@ from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.ir.float_ir import is_number
 
-Legalization: TypeAlias = Callable[[Any, Any], Any]
 Tap: TypeAlias = tuple[Expr, Expr]
 """A pixel's number along an axis (int32), and its weight (float32)."""
 
@@ -171,4 +170,7 @@ def _stock(builder: BlockBuilder, call: Call) -> Any:
     return ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
 
 
-SAMPLING: dict[str, Legalization] = {"relax.image.grid_sample": grid_sample, "relax.vision.roi_align": roi_align}
+SAMPLING: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.image.grid_sample": grid_sample,
+    "relax.vision.roi_align": roi_align,
+}

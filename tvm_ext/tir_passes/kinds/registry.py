@@ -29,6 +29,7 @@ from ..plan.plan_gpu_kernels import plan_for_gpu
 from .cpu_attention import CpuAttention
 from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
+from .cpu_compaction import CpuCompaction
 from .cpu_rows import CpuRows
 from .cpu_scatters import CpuScatters
 from .cpu_suppression import CpuSuppression
@@ -47,6 +48,7 @@ KINDS: list[KernelKind] = [
         CpuScatters(),
         CpuTopK(),
         CpuSuppression(),
+        CpuCompaction(),
         CpuChains(),
         CpuCells(),
         CpuWindows(),
