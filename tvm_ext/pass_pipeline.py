@@ -54,7 +54,7 @@ from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
-from tvm_ext.relay_passes.legalize_nonzero import LegalizeNonZero
+from tvm_ext.relay_passes.legalize_selections import LegalizeSelections
 from tvm_ext.relay_passes.move_padding import MovePadding
 from tvm_ext.relay_passes.pack_constants import PackConstants
 from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
@@ -170,7 +170,7 @@ def operator_passes(target: tvm.target.Target) -> list[tvm.transform.Pass]:
     legalized = [legalize_operators()]
     # Other sorts, scans and sampling have no tensor expression: stock TVM's own kernels.
     ways = (
-        [LegalizeNonZero(), *legalized, *cpu_library_dispatch_passes(target)]
+        [LegalizeSelections(), *legalized, *cpu_library_dispatch_passes(target)]
         if is_cpu(target)
         else [*gpu_library_dispatch_passes(target), *legalized]
     )

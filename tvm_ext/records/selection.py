@@ -8,10 +8,15 @@ TOP_K = "tvm_ext.top_k"
 """PrimFunc attribute: the `TopK` that the function computes, as JSON."""
 
 SUPPRESSION = "tvm_ext.suppression"
-"""PrimFunc attribute: the `Suppression` that the function computes, as JSON."""
+"""PrimFunc attribute: the function computes ONNX's NonMaxSuppression of boxes that corners give, all classes apart.
+
+Its parameters are boxes (batch, n, 4), scores (batch, classes, n), the overlap from which a box goes, the score above
+which one counts (scalars, float32), then rows (m, 3) of image, class and box (int64), and how many of them are filled
+(1,). Each image and class has an equal share of the rows at most.
+"""
 
 COMPACTION = "tvm_ext.compaction"
-"""PrimFunc attribute: the function writes the positions (n,) of what is not zero in its first parameter, then (1,)."""
+"""PrimFunc attribute: the function writes where its first parameter is not zero (n,), then how often that is (1,)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,13 +28,3 @@ class TopK:
 
     axis: int
     largest: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suppression:
-    """ONNX's NonMaxSuppression of boxes that corners give, all classes apart.
-
-    The function's parameters are boxes (batch, n, 4), scores (batch, classes, n), the overlap from which a box goes,
-    the score above which one counts (scalars, float32), then rows (m, 3) of image, class and box (int64), and how many
-    of them are filled (1,). Each image and class has an equal share of the rows at most.
-    """

@@ -1,18 +1,18 @@
-"""Functions that say what they compute: of stock TVM's loops for a scatter, a sort or boxes no planner learns it."""
+"""Functions that say what they compute: of stock TVM's loops for a scatter or a sort no planner learns it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tvm_ext._tvm import BlockBuilder, Call, Expr, PrimFunc, Target, ir, topi
+from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, ir, topi
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.ir.build_ir import INDEX_DTYPE
 from tvm_ext.records.scatter import SCATTER, Scatter
-from tvm_ext.records.selection import SUPPRESSION, TOP_K, Suppression, TopK
+from tvm_ext.records.selection import TOP_K, TopK
 from tvm_ext.records.serialise import to_json
 
-Description: TypeAlias = Scatter | TopK | Suppression
+Description: TypeAlias = Scatter | TopK
 
 
 def marked(
@@ -23,21 +23,18 @@ def marked(
 ) -> Callable[[Any, Any], Any]:
     """Stock TVM's legalization; on CPUs what ``describe`` says of a call of known shapes is in ``attribute``.
 
-    The function that is marked has ``parameters``, operands and results together; a call may need others besides.
-    ``stock``: its way where the operator does not name one.
+    The function has ``parameters``, operands and results together. ``stock``: stock TVM's way where the operator does
+    not name one.
     """
 
     def legalize(builder: BlockBuilder, call: Call) -> Expr:
-        known = {name.name_hint for name in builder.get().functions}
         made = (stock or ir.Op.get(call.op.name).get_attr("FLegalize"))(builder, call)
-        target = Target.current(allow_none=True)
+        func, target = builder.get()[made.args[0]], Target.current(allow_none=True)
         if target is not None and "gpu" in target.keys:
             return made  # its loops are bound to threads
         described = describe(call) if all(static_shape(argument) is not None for argument in call.args) else None
-        if described is not None:
-            for name, func in list(builder.get().functions.items()):
-                if name.name_hint not in known and isinstance(func, PrimFunc) and len(func.params) == parameters:
-                    builder.update_func(name, func.with_attr(attribute, to_json(described)))
+        if described is not None and len(func.params) == parameters:
+            builder.update_func(made.args[0], func.with_attr(attribute, to_json(described)))
         return made
 
     return legalize
@@ -66,13 +63,8 @@ def _top_k(call: Call) -> TopK | None:
     return TopK(axis=int(call.attrs.axis) % int(call.args[0].ty.ndim), largest=call.attrs.largest)
 
 
-def _suppression(call: Call) -> Suppression | None:
-    return Suppression() if call.attrs.output_format == "onnx" else None
-
-
 MARKED = {
     "relax.scatter_nd": marked(SCATTER, 4, _scatter_nd),
     "relax.scatter_elements": marked(SCATTER, 4, _scatter_elements),
     "relax.topk": marked(TOP_K, 3, _top_k, _stock_top_k),
-    "relax.vision.all_class_non_max_suppression": marked(SUPPRESSION, 6, _suppression),
 }

@@ -24,8 +24,7 @@ class CpuCompaction(KernelKind):
     name = "a compaction"
 
     def of_function(self, operator: UnscheduledOperator) -> CompactionPart | None:
-        is_marked = operator.func.attrs and COMPACTION in operator.func.attrs
-        return CompactionPart(context=operator.parameters_only(2)) if is_marked else None
+        return CompactionPart(context=operator.parameters_only(2)) if operator.has(COMPACTION) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,7 +36,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.heap import LEVEL_CYCLES, Heap, key_of, position_of
 from tvm_ext.records.choice import KernelChoice
-from tvm_ext.records.selection import SUPPRESSION, Suppression
+from tvm_ext.records.selection import SUPPRESSION
 from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
@@ -56,7 +56,7 @@ class CpuSuppression(KernelKind):
     name = "a suppression of boxes"
 
     def of_function(self, operator: UnscheduledOperator) -> SuppressionPart | None:
-        if operator.attribute(SUPPRESSION, Suppression) is None:
+        if not operator.has(SUPPRESSION):
             return None
         part = SuppressionPart(context=operator.parameters_only(2))
         return part if part.share else None

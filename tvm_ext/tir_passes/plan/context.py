@@ -60,6 +60,10 @@ class UnscheduledOperator:
         body = OperatorBody(name=self.name, params=params, outputs=params[-outputs:], computations=())
         return KernelContext(operator=body, constants=(), device=self.device, options=self.options)
 
+    def has(self, name: str) -> bool:
+        """Whether a graph pass marked the function with the attribute ``name``."""
+        return bool(self.func.attrs) and name in self.func.attrs
+
     def attribute(self, name: str, record: type[Attribute]) -> Attribute | None:
         """What a graph pass wrote into the function's attribute ``name``; None where it wrote nothing."""
         attrs = self.func.attrs

@@ -1,0 +1,103 @@
+"""NonZero and NonMaxSuppression on CPUs: one function selects and counts, another one writes as many as there are.
+
+For NonZero stock TVM calls NumPy, in Python, when a library runs; behind NonMaxSuppression it has five small functions.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm_ext._tvm import (
+    BlockBuilder,
+    Call,
+    Constant,
+    Expr,
+    IRModule,
+    PassContext,
+    TeTensor,
+    Var,
+    expr_mutator,
+    module_pass,
+    relax,
+    te,
+    tirx,
+    topi,
+)
+from tvm_ext.analysis.relax_values import operator_name, static_shape
+from tvm_ext.ir.build_ir import INDEX_DTYPE, split_index
+from tvm_ext.ir.compaction import compact
+from tvm_ext.records.selection import COMPACTION, SUPPRESSION
+
+from .rewriting import CallRewriter
+
+
+@module_pass(opt_level=0, name="tvm_ext.LegalizeSelections")
+class LegalizeSelections:
+    """Selections from tensors of known shapes as two functions, the first of them marked; CPUs only."""
+
+    def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
+        return _Selections(mod).run()
+
+
+@expr_mutator
+class _Selections(CallRewriter):
+    def rewritten(self, call: Call) -> Expr:
+        name = operator_name(call)
+        if name == "relax.nonzero":
+            shape = static_shape(call.args[0])
+            return _coordinates(self.builder_, call.args[0], shape) if shape and prod(shape) else call
+        if name == "relax.vision.all_class_non_max_suppression" and call.attrs.output_format == "onnx":
+            limit, shapes = call.args[2], [static_shape(item) for item in call.args]
+            return _boxes(self.builder_, call) if isinstance(limit, Constant) and None not in shapes else call
+        return call
+
+
+def _boxes(builder: BlockBuilder, call: Call) -> Expr:
+    boxes, scores, limit, *thresholds = call.args
+    made = builder.call_te(
+        topi.vision.all_class_non_max_suppression,
+        *(boxes, scores, int(limit.value.numpy().reshape(-1)[0]), *thresholds, "onnx"),
+        primfunc_name_hint="all_class_non_max_suppression",
+    )
+    rows, count, size = _counted(builder, made, SUPPRESSION)
+
+    def first(rows: TeTensor) -> TeTensor:
+        return te.compute((size, rows.shape[1]), lambda row, field: rows[row, field], name="selected")
+
+    return relax.Tuple([builder.emit(builder.call_te(first, rows, primfunc_name_hint="selected_boxes")), count])
+
+
+def _counted(builder: BlockBuilder, made: Call, attribute: str) -> tuple[Expr, Expr, Var]:
+    """What a function, marked with ``attribute``, selects, how many that are, and this number as an extent."""
+    builder.update_func(made.args[0], builder.get()[made.args[0]].with_attr(attribute, True))
+    both = builder.emit(made)
+    selected, count = (builder.emit(relax.TupleGetItem(both, number)) for number in range(2))
+    size = Var("selected", INDEX_DTYPE)
+    builder.match_cast(builder.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([size]))
+    return selected, count, size
+
+
+def _coordinates(builder: BlockBuilder, data: Expr, shape: tuple[int, ...]) -> Expr:
+    made = builder.call_te(
+        lambda x: te.extern(
+            [(prod(shape),), (1,)],
+            [x],
+            lambda ins, outs: compact(ins[0], *outs),
+            dtype=[INDEX_DTYPE, INDEX_DTYPE],
+            name="compaction",
+        ),
+        data,
+        primfunc_name_hint="nonzero",
+    )
+    positions, _, size = _counted(builder, made, COMPACTION)
+
+    def divided(positions: TeTensor) -> TeTensor:
+        def coordinate(axis: Expr, number: Expr) -> Expr:
+            *others, last = split_index(positions[number], shape)
+            for place, value in reversed(list(enumerate(others))):
+                last = tirx.Select(axis.equal(place), value, last)
+            return last
+
+        return te.compute((len(shape), size), coordinate, name="coordinates")
+
+    return builder.call_te(divided, positions, primfunc_name_hint="nonzero_coordinates")
