@@ -140,6 +140,8 @@ def reads(expression: Expr, buffer: Buffer) -> bool:
 
 def mentions(node: Node, *variables: Any) -> bool:
     """Whether any of ``variables`` occurs in ``node``: an expression, a statement or a list of them."""
+    if isinstance(node, Var):  # most often; a walk takes twenty times as long
+        return any(node.same_as(own) for own in variables)
     found: list[bool] = []
     structural_walk(node, (Var, lambda v: found.append(True) if any(v.same_as(own) for own in variables) else None))
     return bool(found)
