@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "timed": (
         "models.py --batch 1 --batch 8 --peer onnxruntime --peer openvino_f32 --explain",
         "winograd.py",
-        "irregular.py",
+        "drawn.py",
         "operators.py --peer onnxruntime",
         "operators.py --peer stock_tvm --rounds 2",
         "matmul.py",

@@ -136,7 +136,7 @@ MAINS: dict[str, dict[str, Any]] = {
     "gpu/ablation.py": {},
     "attention.py": {}, "persistent.py": {}, "rammer.py": {}, "rammer_runtime.py": {}, "rammer_simulated.py": {},
     "winograd.py": {},
-    "irregular.py": {},
+    "drawn.py": {},
     "gpu/chains.py": {}, "gpu/heuristics.py": {}, "gpu/interpret.py": {}, "gpu/templates.py": {},
     "gpu/models.py": {}, "gpu/pipelining.py": {}, "gpu/pipelining_model.py": {}, "gpu/sweep.py": {"compile": False},
     "gpu/schedules.py": {}, "threads_beside.py": {},

@@ -1,25 +1,13 @@
-"""Operators whose reads or order depend on values - gather, scatter, sort, scan, resize, boxes - of drawn sizes.
-
-    python benchmarks/irregular.py --drawn 3 --seed 1                # three of each type
-    python benchmarks/irregular.py --only TopK --only Resize --drawn 8
-
-Each operator is a model of its own, timed beside ONNX Runtime in the same run. Writes
-``benchmarks/results/<date>-irregular.json``.
-"""
+"""Models of one node, and those whose reads or order depend on values: gather, scatter, sort, scan, resize, boxes."""
 
 from __future__ import annotations
 
-import gc
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import onnx
-import typer
-from _common import current_environment, median_of, progress, result_path, show, write_results
 from onnx import TensorProto
 from onnx.helper import (
     make_graph,
@@ -30,11 +18,7 @@ from onnx.helper import (
     np_dtype_to_tensor_dtype,
 )
 from onnx.numpy_helper import from_array
-from rich.table import Table
 
-from tvm_ext.bench.compare import bench
-from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS
-from tvm_ext.errors import TvmExtError
 from tvm_ext.support.arrays import Array
 
 
@@ -69,7 +53,7 @@ class DrawnOperator:
             [make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs],
             [from_array(item, name) for name, item in values.items() if name in fixed],
         )
-        model = make_model(graph, opset_imports=[make_opsetid("", 18)], ir_version=10)
+        model = make_model(graph, opset_imports=[make_opsetid("", 20)], ir_version=10)
         inferred = onnx.shape_inference.infer_shapes(model)
         return inferred, {name: item for name, item in values.items() if name not in fixed}
 
@@ -208,74 +192,11 @@ def _one_hot(draw: np.random.Generator) -> DrawnOperator:
     )
 
 
-TYPES: dict[str, Callable[[np.random.Generator], DrawnOperator]] = {
+Draw = Callable[[np.random.Generator], DrawnOperator]
+
+IRREGULAR: dict[str, Draw] = {
     "Resize": _resize, "GridSample": _grid_sample, "RoiAlign": _roi_align, "TopK": _top_k, "CumSum": _cum_sum,
     "GatherElements": _gather_elements, "Gather": _gather, "GatherND": _gather_nd,
     "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "NonMaxSuppression": _suppression,
     "NonZero": _non_zero, "Unique": _unique, "ArgMax": _arg_max, "OneHot": _one_hot,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorTimes:
-    """What one drawn operator took; ``refused``: why it did not run."""
-
-    operator: str
-    text: str
-    samples_s: dict[str, tuple[float, ...]]
-    refused: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """ONNX Runtime's median over ours."""
-        return median_of(self.samples_s[ONNX_RUNTIME]) / median_of(self.samples_s[OURS])
-
-
-def measure(drawn: DrawnOperator, rounds: int) -> OperatorTimes:
-    model, values = drawn.model()
-    try:
-        with progress() as tell:
-            result = bench(model, peers=[ONNX_RUNTIME], inputs=values, rounds=rounds, progress=tell)
-    except TvmExtError as refusal:
-        return OperatorTimes(operator=drawn.operator, text=drawn.text, samples_s={}, refused=str(refusal))
-    samples = {timing.name: timing.samples_s for timing in result.timings}
-    return OperatorTimes(operator=drawn.operator, text=drawn.text, samples_s=samples)
-
-
-def table_of(results: Sequence[OperatorTimes]) -> Table:
-    table = Table("operator", "operands", "ms", f"{ONNX_RUNTIME} / this")
-    for item in results:
-        if item.refused:
-            table.add_row(item.operator, item.text, "", item.refused[:60])
-        else:
-            own = f"{1e3 * median_of(item.samples_s[OURS]):.4g}"
-            table.add_row(item.operator, item.text, own, f"{item.ratio:.2f}")
-    return table
-
-
-def main(
-    only: Annotated[list[str] | None, typer.Option(help="A type of operators; more by repeating the option.")] = None,
-    drawn: Annotated[int, typer.Option(min=1, help="Operators of each type.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of sizes and values.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender gets.")] = 5,
-    output: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
-) -> None:
-    """Time operators and write the results."""
-    environment = current_environment()
-    path = result_path("irregular", environment, output)
-    results: list[OperatorTimes] = []
-    for name in only or TYPES:
-        draw = np.random.default_rng([seed, *name.encode()])
-        for _ in range(drawn):
-            results.append(measure(TYPES[name](draw), rounds))
-            write_results(path, "irregular", environment, results)
-            gc.collect()
-    show(table_of(results))
-    ratios = [item.ratio for item in results if not item.refused]
-    if ratios:
-        print(f"geometric mean {statistics.geometric_mean(ratios):.2f}, lowest {min(ratios):.2f}")
-    print(f"written: {path}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
