@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import TensorProto
 
 from tvm_ext.errors import ModelError
 
-from .check import sort_nodes
+from .check import CONTRIBUTED_DOMAIN, sort_nodes
 from .fold_constants import fold_constants
 from .graph import STANDARD_DOMAINS, OnnxGraph, attribute, count_uses, defined_names, describe_node, is_standard
 from .import_limits import beyond
 from .infer import infer_types
-from .operators.context import FLOAT, HALF, Context, Pen
+from .operators.context import FLOAT, HALF, Context, Pen, Rule
 from .operators.recurrent_attributes import unrolled_calls
-from .operators.tables import RULES
+from .operators.tables import CONTRIBUTED, RULES
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.keys())
 # What arithmetic raises over operands of other ranks, types and extents than ONNX allows; the checker sees few of them.
@@ -28,6 +30,28 @@ _NARROW_NAMES = (
 )
 # (Older releases of ONNX have fewer of them.)
 _NARROW_TYPES = frozenset(TensorProto.DataType.Value(name) for name in _NARROW_NAMES.split() if name in _ELEMENT_TYPES)
+
+
+def expand_contributed(graph: OnnxGraph) -> OnnxGraph:
+    """`graph` with operators of com.microsoft that have a rule written in ONNX's own.
+
+    Raises
+    ------
+    ModelError
+        A node is refused by its rule.
+    """
+    if not any(map(_is_contributed, graph.nodes)):
+        return graph
+    context = context_of(graph)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.nodes:
+        pen = context.at(node)
+        nodes.extend(_written(pen, [CONTRIBUTED[node.op_type]]) if _is_contributed(node) else [node])
+    return graph.with_nodes(nodes)
+
+
+def _is_contributed(node: onnx.NodeProto) -> bool:
+    return node.domain == CONTRIBUTED_DOMAIN and node.op_type in CONTRIBUTED
 
 
 def decompose_operators(graph: OnnxGraph) -> OnnxGraph:
@@ -89,19 +113,21 @@ def _rewrite(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | N
     if node.domain not in STANDARD_DOMAINS:
         return None
     pen = context.at(node)
+    return _written(pen, [in_float32] if is_widened(pen) else RULES.get(node.op_type, ())) or None
+
+
+def _written(pen: Pen, rules: Iterable[Rule]) -> list[onnx.NodeProto]:
+    """What the first rule that answers writes; [] where none does."""
     try:
-        if is_widened(pen):
-            in_float32(pen)
-            return pen.nodes
-        for rule in RULES.get(node.op_type, ()):
+        for rule in rules:
             rule(pen)
             if pen.nodes:
-                return pen.nodes
+                break
     except ModelError:
         raise
     except (*_RULE_ERRORS, MemoryError) as error:
         raise pen.refusal(f"has operands that do not fit: {type(error).__name__}: {error}", _MISFIT) from error
-    return None
+    return pen.nodes
 
 
 def _check_types(node: onnx.NodeProto, context: Context) -> None:

@@ -31,7 +31,7 @@ from .clean import (
     rename_for_code,
     settle_empty_tensors,
 )
-from .decompose import decompose_operators, refuse_training
+from .decompose import decompose_operators, expand_contributed, refuse_training
 from .fold_batch_norm import fold_channel_scales, lower_batch_norm, merge_scales, split_biases
 from .fold_constants import fold_constants
 from .graph import (
@@ -144,7 +144,7 @@ def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
         check_names(graph)
         graph = sort_nodes(graph)
         check_structure(graph)
-    graph = sort_nodes(drop_dead_nodes(graph))
+    graph = expand_contributed(sort_nodes(drop_dead_nodes(graph)))
     # One definition may use another: SoftmaxCrossEntropyLoss -> NegativeLogLikelihoodLoss -> GatherElements.
     for _ in range(_MAX_EXPANSIONS):
         expandable = frozenset(

@@ -246,6 +246,8 @@ RULES: dict[str, list[Rule]] = {}
 """Operator -> its rules, in the order in which they are asked."""
 REPLACED: set[str] = set()
 """The operators for which a rule always answers, so that they need no converter."""
+CONTRIBUTED: dict[str, Rule] = {}
+"""Operator of com.microsoft -> its rule, which always answers."""
 CONVERTERS: dict[str, Converter] = {}
 """Relax converters that take the place of the stock importer's, or stand where it has none."""
 
@@ -269,6 +271,16 @@ def rule(*operators: str, types: Collection[int] = (), replaces: bool = False) -
         for operator in operators:
             RULES.setdefault(operator, []).append(guarded if types else function)
         REPLACED.update(operators if replaces else ())
+        return function
+
+    return add
+
+
+def contributed(*operators: str) -> Callable[[Rule], Rule]:
+    """A row of `CONTRIBUTED`."""
+
+    def add(function: Rule) -> Rule:
+        CONTRIBUTED.update(dict.fromkeys(operators, function))
         return function
 
     return add

@@ -18,12 +18,12 @@ _QUANTISED = (*_BYTES, onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
 @rule("ConvInteger", replaces=True)
 def _conv_integer(pen: Pen) -> None:
     """Zero points are subtracted first, so that zeros are padded where ONNX pads zero points."""
-    x = _shifted(pen, pen.x, pen.operand(2), [])
-    weight = _shifted(pen, pen.input[1], pen.operand(3), _per_filter(pen, pen.operand(3)))
+    x = shifted(pen, pen.x, pen.operand(2), [])
+    weight = shifted(pen, pen.input[1], pen.operand(3), _per_filter(pen, pen.operand(3)))
     pen.again([x, weight], pen.output, "Conv")
 
 
-def _shifted(pen: Pen, name: str, zero_point: str, shape: Sequence[int]) -> str:
+def shifted(pen: Pen, name: str, zero_point: str, shape: Sequence[int]) -> str:
     """x - zero point as int32; a zero point of more than one element is reshaped to `shape` first."""
     wide = pen.cast(name, _INT32)
     if not zero_point or _is_zero(pen, zero_point):
@@ -51,24 +51,24 @@ def _per_filter(pen: Pen, name: str) -> list[int]:
 def _qlinear_conv(pen: Pen) -> None:
     x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = pen.input[:8]
     filters = _per_filter(pen, w_scale)
-    shifted = [_shifted(pen, x, x_zero, []), _shifted(pen, weight, w_zero, _per_filter(pen, w_zero))]
+    operands = [shifted(pen, x, x_zero, []), shifted(pen, weight, w_zero, _per_filter(pen, w_zero))]
     sums = pen.name("sums")
-    pen.again([*shifted, *filter(None, pen.input[8:])], [sums], "Conv")
+    pen.again([*operands, *filter(None, pen.input[8:])], [sums], "Conv")
     # [M, 1, 1] broadcasts from the right over [N, M, H, W].
     scale = _combined_scale(pen, x_scale, _reshaped(pen, w_scale, filters[:-1] if filters else []), y_scale)
-    _requantise(pen, sums, scale, y_zero)
+    requantise(pen, sums, scale, y_zero)
 
 
 @rule("QLinearMatMul", replaces=True)
 def _qlinear_matmul(pen: Pen) -> None:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = pen.input
-    left = _shifted(pen, a, a_zero, _per_row(pen, a_zero))
-    sums = pen.add("MatMul", left, _shifted(pen, b, b_zero, []))
-    scale = _combined_scale(pen, _reshaped(pen, a_scale, _per_row(pen, a_scale)), b_scale, y_scale)
-    _requantise(pen, sums, scale, y_zero)
+    left = shifted(pen, a, a_zero, per_row(pen, a_zero))
+    sums = pen.add("MatMul", left, shifted(pen, b, b_zero, []))
+    scale = _combined_scale(pen, _reshaped(pen, a_scale, per_row(pen, a_scale)), b_scale, y_scale)
+    requantise(pen, sums, scale, y_zero)
 
 
-def _per_row(pen: Pen, name: str) -> list[int]:
+def per_row(pen: Pen, name: str) -> list[int]:
     """[M, 1] for a vector of M values, one a row of the left operand; values of higher rank broadcast as they are."""
     shape = pen.known_shape(name)
     return [shape[0], 1] if len(shape) == 1 and shape[0] > 1 else []
@@ -79,14 +79,14 @@ def _combined_scale(pen: Pen, left: str, right: str, result: str) -> str:
     return pen.add("Div", pen.add("Mul", wide[0], wide[1]), wide[2])
 
 
-def _requantise(pen: Pen, sums: str, scale: str, zero_point: str) -> None:
+def requantise(pen: Pen, sums: str, scale: str, zero_point: str) -> None:
     """saturate(round(sums * scale) + zero point), rounded to even, as ONNX Runtime orders it."""
     code = pen.known_type(zero_point)
     if code not in _BYTES:
         raise pen.refusal(f"gives element type {code}", "quantise to int8 or uint8")
     rounded = pen.add("Round", pen.add("Mul", pen.cast(sums, FLOAT), scale))
-    shifted = pen.add("Add", rounded, pen.cast(zero_point, FLOAT))
-    pen.cast(_clipped(pen, shifted, code), code, out=pen.out)
+    moved = pen.add("Add", rounded, pen.cast(zero_point, FLOAT))
+    pen.cast(_clipped(pen, moved, code), code, out=pen.out)
 
 
 def _clipped(pen: Pen, x: str, code: int) -> str:
@@ -118,17 +118,15 @@ def _quantise_each(pen: Pen, x: str, scale: str, zero_point: str) -> None:
     if code not in _QUANTISED:
         raise pen.refusal(f"gives element type {code} by blocks", "quantise to 8 or 16 bits")
     rounded = pen.add("Round", pen.add("Div", pen.cast(x, FLOAT), pen.cast(scale, FLOAT)))
-    shifted = pen.add("Add", rounded, pen.cast(zero_point, FLOAT)) if zero_point else rounded
-    pen.cast(_clipped(pen, shifted, code), code, out=pen.out)
+    moved = pen.add("Add", rounded, pen.cast(zero_point, FLOAT)) if zero_point else rounded
+    pen.cast(_clipped(pen, moved, code), code, out=pen.out)
 
 
 def _dequantise_each(pen: Pen, x: str, scale: str, zero_point: str) -> None:
     """(x - zero point) * scale."""
     if pen.known_type(x) not in (*_QUANTISED, _INT32):
         raise pen.refusal(f"reads element type {pen.known_type(x)} by blocks", "quantise to 8 or 16 bits")
-    shifted = pen.cast(x, _INT32)
-    if zero_point:
-        shifted = pen.add("Sub", shifted, pen.cast(zero_point, _INT32))
+    moved = shifted(pen, x, zero_point, [])
     code = pen.integer("output_dtype", 0) or pen.known_type(pen.input[1])
-    product = pen.add("Mul", pen.cast(shifted, FLOAT), pen.cast(scale, FLOAT))
+    product = pen.add("Mul", pen.cast(moved, FLOAT), pen.cast(scale, FLOAT))
     pen.cast(product, code, out=pen.out)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 
-from .context import CONVERTERS, REPLACED, RULES
+from .context import CONTRIBUTED, CONVERTERS, REPLACED, RULES
 
-__all__ = ["CONVERTERS", "REPLACED", "RULES"]
+__all__ = ["CONTRIBUTED", "CONVERTERS", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
-    "arrangement attention convolution deformable detection elementwise indexing linear_algebra "
+    "arrangement attention contributed convolution deformable detection elementwise indexing linear_algebra "
     "pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""
