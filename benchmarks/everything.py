@@ -25,6 +25,7 @@ DOCS = HERE.parent / "docs"
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "timed": (
         "models.py --batch 1 --batch 8 --peer onnxruntime --peer openvino_f32 --explain",
+        "exported.py",
         "winograd.py",
         "drawn.py",
         "operators.py --peer onnxruntime",

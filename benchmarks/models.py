@@ -5,7 +5,7 @@
     python benchmarks/models.py --peer onnxruntime --peer openvino_f32
     python benchmarks/models.py --peer onnxruntime --explain
 
-With ``--explain``, a model that ONNX Runtime runs faster is also timed operator by operator on both sides, and the
+With ``--explain``, a model that a peer runs faster is also timed operator by operator beside ONNX Runtime, and the
 operators that lose most are listed. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each model.
 """
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import onnx
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from _explain import Explanation, explain
@@ -27,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.networks import models
 from tvm_ext.bench.compare import STOCK_BUDGET_S, BenchResult, bench, result_table
-from tvm_ext.bench.contenders import ONNX_RUNTIME, PEERS
+from tvm_ext.bench.contenders import PEERS
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.relay_passes.onnx.load import load_onnx
 
@@ -74,24 +75,33 @@ def runs(names: Sequence[str], sequences: Sequence[int]) -> Iterator[tuple[str, 
 
 
 def measure(
-    name: str, batch: int, sequence: int, with_explanation: bool, with_openvino: bool, **settings: Any
+    name: str, model: Callable[[], onnx.ModelProto], peers: Sequence[str] | None, explain_below: float, **settings: Any
 ) -> ModelResult | None:
-    """Time one model, and explain its gap; None, with a line of reason, where the model cannot be had."""
+    """Time one model, and explain its gap where its ratio to a peer is below ``explain_below``.
+
+    ``peers`` may name OpenVINO, too. None, with a line of reason, where the model or a peer cannot be had.
+    """
     gc.collect()  # the last model's weights, up to half a gigabyte
     try:
         with progress() as tell:
-            proto = models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
-            others = [partial(prepare_openvino, proto)] if with_openvino else []
-            result = replace(bench(proto, progress=tell, others=others, **settings), model=Path(name).name)
+            proto = model()
+            others = [partial(prepare_openvino, proto)] if OPENVINO in (peers or ()) else []
+            known = None if peers is None else [item for item in peers if item != OPENVINO]
+            result = replace(bench(proto, progress=tell, others=others, peers=known, **settings), model=name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")
         return None
     show(result.table())
-    if not with_explanation or (result.speedup(ONNX_RUNTIME) or 1.0) >= 1.0:
+    if all((result.speedup(item.name) or 1.0) >= explain_below for item in result.timings[1:]):
         return ModelResult(result=result)
     explanation = explain(name, proto)
     show(explanation.table())
     return ModelResult(result=result, explanation=explanation)
+
+
+def load(name: str, batch: int, sequence: int) -> onnx.ModelProto:
+    """A built-in model, or that of a file."""
+    return models.build_model(name, batch, sequence) if models.is_name(name) else load_onnx(name)
 
 
 def main(
@@ -113,9 +123,9 @@ def main(
         path = result_path(what, environment, output)
         results: list[ModelResult] = []
         for name, tokens in runs(names or models.names(), sequence or [16, 128]):
-            peers = [item for item in peer if item != OPENVINO] if peer else None
-            settings = {"rounds": rounds, "peers": peers, "stock_budget_s": stock_budget_s}
-            result = measure(name, size, tokens, explain, OPENVINO in (peer or ()), **settings)
+            settings = {"rounds": rounds, "stock_budget_s": stock_budget_s}
+            model = partial(load, name, size, tokens)
+            result = measure(Path(name).name, model, peer or None, 1.0 if explain else 0.0, **settings)
             if result is not None:
                 results.append(result)
                 write_results(path, what, environment, [item.record() for item in results])

@@ -22,11 +22,14 @@ def inputs_file(model: Path, index: int) -> Path:
     return model.with_name(f"{model.stem}.inputs{index}.npz")
 
 
-def export(name: str, exporter: str, model: Path, seed: int = 0) -> None:
-    """Write ``model`` and the inputs beside it; the ONNX file is last, so that it stands for all of them."""
+def export(name: str, exporter: str, model: Path, seed: int = 0, batch: int | None = None) -> None:
+    """Write ``model`` and the inputs beside it; the ONNX file is last, so that it stands for all of them.
+
+    ``batch`` takes the place of the network's own batch size.
+    """
     assert exporter in EXPORTERS, exporter
     module = networks.make(name, seed)
-    sets = [networks.draw_inputs(name, seed + index) for index in range(INPUT_SETS)]
+    sets = [networks.draw_inputs(name, seed + index, batch) for index in range(INPUT_SETS)]
     for index, values in enumerate(sets):
         arrays = {key: value.numpy() for key, value in values.items()}
         produce_atomically(inputs_file(model, index), functools.partial(_write_inputs, arrays))
@@ -47,4 +50,4 @@ def _write(module: Any, inputs: dict[str, Any], exporter: str, path: Path) -> No
 
 
 if __name__ == "__main__":
-    export(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    export(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]) if sys.argv[5:] else None)

@@ -6,34 +6,28 @@ Nothing is downloaded: each module is made from its class and a configuration, t
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 
-from .record import EXPORTERS
+from .makers import (
+    Network,
+    Size,
+    from_segmentation,
+    from_timm,
+    from_torchvision,
+    from_transformers,
+    image_network,
+    torchvision_models,
+)
+from .timed import PREFIX, TIMED
 
 PACKAGES = ("onnxruntime", "torch", "torchvision", "timm", "transformers", "onnxscript")
 REMEDY = "pip install 'tvm-ext[models]'"
 
 CALIBRATION_BATCH = 4
-
-Size = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    """``make`` gives the module; ``inputs`` has a shape for each input by name, and ``below`` the bound of integers.
-
-    ``exporters`` are those of torch.onnx.export that can write it.
-    """
-
-    package: str
-    make: Callable[[], Any]
-    inputs: Mapping[str, Size] = field(default_factory=lambda: {"pixel_values": (1, 3, 64, 64)})
-    below: Mapping[str, int] = field(default_factory=dict)
-    exporters: tuple[str, ...] = EXPORTERS
 
 
 def missing_packages() -> tuple[str, ...]:
@@ -49,9 +43,10 @@ def require_packages() -> None:
 
 def network(name: str) -> Network:
     """Raises InputError for an unknown name."""
-    if name not in NETWORKS:
-        raise InputError(f"there is no network {name!r}.", f"the networks are {', '.join(NETWORKS)}")
-    return NETWORKS[name]
+    known = {**NETWORKS, **{PREFIX + key: value for key, value in TIMED.items()}}
+    if name not in known:
+        raise InputError(f"there is no network {name!r}.", f"the networks are {', '.join(known)}")
+    return known[name]
 
 
 def make(name: str, seed: int) -> Any:
@@ -118,11 +113,26 @@ def draw_inputs(name: str, seed: int, batch: int | None = None) -> dict[str, Any
     return drawn
 
 
-def _torchvision(constructor: str, **options: Any) -> Callable[[], Any]:
-    def construct() -> Any:
-        return getattr(_models_of_torchvision(), constructor)(**options)
+def _convnext() -> Any:
+    block = torchvision_models().convnext.CNBlockConfig
+    settings = [block(96, 192, 1), block(192, 384, 1), block(384, 768, 2), block(768, None, 1)]
+    return torchvision_models().ConvNeXt(settings)
 
-    return construct
+
+def _swin() -> Any:
+    return torchvision_models().SwinTransformer(
+        patch_size=[4, 4], embed_dim=48, depths=[2, 2], num_heads=[3, 6], window_size=[4, 4]
+    )
+
+
+def _vit() -> Any:
+    return torchvision_models().VisionTransformer(
+        image_size=64, patch_size=16, num_layers=3, num_heads=12, hidden_dim=768, mlp_dim=3072
+    )
+
+
+def _densenet() -> Any:
+    return torchvision_models().DenseNet(growth_rate=16, block_config=(3, 4, 3), num_init_features=32)
 
 
 def _recurrent(layer: str, **options: Any) -> Network:
@@ -136,110 +146,6 @@ def _recurrent(layer: str, **options: Any) -> Network:
     return Network(package="torch", make=construct, inputs={"sequence": (3, 7, 12)})
 
 
-def _models_of_torchvision() -> Any:
-    """Its models need none of its compiled operators, which cannot be loaded where torch has no CUDA and it has."""
-    import torch
-
-    if not hasattr(torch.ops.torchvision, "nms"):
-        _declare_operators(torch)
-    import torchvision
-
-    return torchvision.models
-
-
-_DECLARED: list[Any] = []
-
-
-def _declare_operators(torch: Any) -> None:
-    """Let `import torchvision` register what it knows about two operators; they stay without an implementation."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _DECLARED.append(library)  # its end would undeclare them
-
-
-def _timm(architecture: str, **options: Any) -> Callable[[], Any]:
-    def construct() -> Any:
-        _models_of_torchvision()  # timm imports it
-        import timm
-
-        return timm.create_model(architecture, pretrained=False, **options)
-
-    return construct
-
-
-def _transformers(
-    model: str, config: str, *, names: Sequence[str] = ("input_ids", "attention_mask"), part: str = "", **options: Any
-) -> Callable[[], Any]:
-    """Of ``model``, or of its attribute ``part``, all tensors that it answers to inputs called ``names``.
-
-    Attention is computed by plain operators ("eager"), as both exporters can write it.
-    """
-
-    def construct() -> Any:
-        _models_of_torchvision()  # transformers imports it where it is installed
-        import transformers
-
-        settings = getattr(transformers, config)(**options)
-        settings._attn_implementation = "eager"
-        settings.use_cache = False
-        module = getattr(transformers, model)(settings)
-        module = getattr(module, part) if part else module
-
-        def call(*values: Any) -> Any:
-            answer = module(**dict(zip(names, values, strict=True))).to_tuple()
-            return tuple(item for item in answer if hasattr(item, "shape"))
-
-        return _adapted(call, module)
-
-    return construct
-
-
-def _convnext() -> Any:
-    block = _models_of_torchvision().convnext.CNBlockConfig
-    settings = [block(96, 192, 1), block(192, 384, 1), block(384, 768, 2), block(768, None, 1)]
-    return _models_of_torchvision().ConvNeXt(settings)
-
-
-def _swin() -> Any:
-    return _models_of_torchvision().SwinTransformer(
-        patch_size=[4, 4], embed_dim=48, depths=[2, 2], num_heads=[3, 6], window_size=[4, 4]
-    )
-
-
-def _vit() -> Any:
-    return _models_of_torchvision().VisionTransformer(
-        image_size=64, patch_size=16, num_layers=3, num_heads=12, hidden_dim=768, mlp_dim=3072
-    )
-
-
-def _densenet() -> Any:
-    return _models_of_torchvision().DenseNet(growth_rate=16, block_config=(3, 4, 3), num_init_features=32)
-
-
-def _segmentation(constructor: str) -> Callable[[], Any]:
-    def construct() -> Any:
-        module = getattr(_models_of_torchvision().segmentation, constructor)(weights=None, weights_backbone=None)
-        return _adapted(lambda image: module(image)["out"], module)
-
-    return construct
-
-
-def _adapted(call: Callable[..., Any], module: Any) -> Any:
-    """A module that computes ``call`` with the parameters of ``module``."""
-    import torch
-
-    class Adapter(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, *values: Any) -> Any:
-            return call(*values)
-
-    return Adapter()
-
-
 _TOKENS: Mapping[str, Size] = {"input_ids": (1, 24)}
 _MASKED: Mapping[str, Size] = {"input_ids": (2, 24), "attention_mask": (2, 24)}
 _WORDS = 1000
@@ -249,36 +155,32 @@ _SMALL: Mapping[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_
 def _text(model: str, config: str, inputs: Mapping[str, Size] = _MASKED, **options: Any) -> Network:
     return Network(
         package="transformers",
-        make=_transformers(model, config, names=tuple(inputs), **{"vocab_size": _WORDS, **options}),
+        make=from_transformers(model, config, names=tuple(inputs), **{"vocab_size": _WORDS, **options}),
         inputs=inputs,
         below={"input_ids": _WORDS},
     )
 
 
-def _image(make_module: Callable[[], Any], package: str = "torchvision", size: int = 64, batch: int = 1) -> Network:
-    return Network(package=package, make=make_module, inputs={"pixel_values": (batch, 3, size, size)})
-
-
 NETWORKS: Mapping[str, Network] = {
-    "resnet18": _image(_torchvision("resnet18", weights=None), batch=2),
-    "mobilenet_v2": _image(_torchvision("mobilenet_v2", weights=None)),
-    "mobilenet_v3_small": _image(_torchvision("mobilenet_v3_small", weights=None), size=96),
-    "efficientnet_b0": _image(_torchvision("efficientnet_b0", weights=None)),
-    "shufflenet_v2": _image(_torchvision("shufflenet_v2_x0_5", weights=None)),
-    "regnet_y": _image(_torchvision("regnet_y_400mf", weights=None)),
-    "mnasnet": _image(_torchvision("mnasnet0_5", weights=None), size=75),
-    "densenet": _image(_densenet),
-    "convnext": _image(_convnext),
-    "swin": _image(_swin, size=56),
-    "vit": _image(_vit),
-    "deeplab_v3": _image(_segmentation("deeplabv3_mobilenet_v3_large"), size=65),
-    "lraspp": _image(_segmentation("lraspp_mobilenet_v3_large")),
-    "fcn": _image(_segmentation("fcn_resnet50")),
-    "mixer": _image(_timm("mixer_s32_224", img_size=64, num_classes=100), "timm"),
-    "levit": _image(_timm("levit_128s", img_size=224, num_classes=100), "timm", size=224),
-    "poolformer": _image(_timm("poolformer_s12", num_classes=100), "timm"),
-    "ghostnet": _image(_timm("ghostnet_050", num_classes=100), "timm"),
-    "mobilevit": _image(_timm("mobilevit_xxs", num_classes=100), "timm"),
+    "resnet18": image_network(from_torchvision("resnet18", weights=None), batch=2),
+    "mobilenet_v2": image_network(from_torchvision("mobilenet_v2", weights=None)),
+    "mobilenet_v3_small": image_network(from_torchvision("mobilenet_v3_small", weights=None), size=96),
+    "efficientnet_b0": image_network(from_torchvision("efficientnet_b0", weights=None)),
+    "shufflenet_v2": image_network(from_torchvision("shufflenet_v2_x0_5", weights=None)),
+    "regnet_y": image_network(from_torchvision("regnet_y_400mf", weights=None)),
+    "mnasnet": image_network(from_torchvision("mnasnet0_5", weights=None), size=75),
+    "densenet": image_network(_densenet),
+    "convnext": image_network(_convnext),
+    "swin": image_network(_swin, size=56),
+    "vit": image_network(_vit),
+    "deeplab_v3": image_network(from_segmentation("deeplabv3_mobilenet_v3_large"), size=65),
+    "lraspp": image_network(from_segmentation("lraspp_mobilenet_v3_large")),
+    "fcn": image_network(from_segmentation("fcn_resnet50")),
+    "mixer": image_network(from_timm("mixer_s32_224", img_size=64, num_classes=100), "timm"),
+    "levit": image_network(from_timm("levit_128s", img_size=224, num_classes=100), "timm", size=224),
+    "poolformer": image_network(from_timm("poolformer_s12", num_classes=100), "timm"),
+    "ghostnet": image_network(from_timm("ghostnet_050", num_classes=100), "timm"),
+    "mobilevit": image_network(from_timm("mobilevit_xxs", num_classes=100), "timm"),
     "bert": _text("BertModel", "BertConfig", **_SMALL),
     "electra": _text("ElectraModel", "ElectraConfig", embedding_size=128, **_SMALL),
     "albert": _text("AlbertModel", "AlbertConfig", embedding_size=64, intermediate_size=512, **_SMALL),
@@ -297,14 +199,14 @@ NETWORKS: Mapping[str, Network] = {
     ),
     "segformer": Network(
         package="transformers",
-        make=_transformers(
+        make=from_transformers(
             "SegformerForSemanticSegmentation", "SegformerConfig", names=("pixel_values",), depths=[1, 1, 1, 1],
             num_labels=10,
         ),
     ),
     "wav2vec2": Network(
         package="transformers",
-        make=_transformers(
+        make=from_transformers(
             "Wav2Vec2Model", "Wav2Vec2Config", names=("input_values",), hidden_size=192, intermediate_size=384,
             num_hidden_layers=2, num_attention_heads=4, conv_dim=(128,) * 7,
         ),
@@ -312,7 +214,7 @@ NETWORKS: Mapping[str, Network] = {
     ),
     "whisper_encoder": Network(
         package="transformers",
-        make=_transformers(
+        make=from_transformers(
             "WhisperModel", "WhisperConfig", names=("input_features",), part="encoder", num_mel_bins=80, d_model=128,
             encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=256, decoder_layers=1,
             decoder_attention_heads=4, max_source_positions=100,

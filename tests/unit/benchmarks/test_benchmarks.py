@@ -327,3 +327,16 @@ def test_models_takes_several_sizes_and_writes_a_ratio_per_peer(tmp_path: Path) 
     assert set(record["speedup"]) == set(record["fastest_speedup"]) == {"onnxruntime"}
     assert (record["explanation"] is None) == (record["speedup"]["onnxruntime"] >= 1)
     assert "not slower" in printed
+
+
+def test_exported_networks_are_timed_from_their_files(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="one of the peers")
+    pytest.importorskip("openvino", reason="one of the peers")
+    onnx.save(models.build_model("mlp"), str(tmp_path / "unet-torchscript-1.onnx"))  # in place of what torch writes
+    arguments = ("unet", "--batch", "1", "--rounds", "1", "--keep", str(tmp_path))
+    document, printed = _run(tmp_path, "exported.py", *arguments)
+    (record,) = document["results"]
+    assert record["model"] == "unet"
+    assert set(record["speedup"]) == {"onnxruntime", "openvino_f32"}
+    assert (record["explanation"] is None) == (min(record["speedup"].values()) >= 0.95)
+    assert "geometric mean" in printed

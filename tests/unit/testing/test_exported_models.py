@@ -16,6 +16,7 @@ from tests.support.exported_models import __main__ as command
 from tests.support.exported_models import check, networks, runs
 from tests.support.exported_models.export import inputs_file
 from tests.support.exported_models.record import CPU, EXPORTERS, ExportResult
+from tests.support.exported_models.timed import TIMED
 from tvm_ext.errors import InputError, OptionError, TvmExtError
 
 ONES = np.ones((2, 3), "float32")
@@ -26,6 +27,8 @@ def test_there_are_many_kinds_of_networks() -> None:
     assert len(packages) >= 25
     assert min(packages.count(name) for name in ("torchvision", "timm", "transformers")) >= 5
     assert all(set(item.exporters) <= set(EXPORTERS) and item.exporters for item in networks.NETWORKS.values())
+    assert len(TIMED) >= 20
+    assert networks.network("timed_resnet18").inputs["pixel_values"][-1] == 224
     with pytest.raises(InputError, match=r"no network 'resnet19'(.|\n)*resnet18"):
         networks.network("resnet19")
 
