@@ -111,7 +111,8 @@ class BuildOptions:
         and mbarriers instead of cp.async, where that is legal. Off until it has been measured on such a GPU.
     enable_persistent_fusion
         Whether chains of products, and attention, become one kernel each whose intermediate values stay close to the
-        core (Bolt, §3.1). ``"auto"``: where the model predicts a gain; True: wherever it is legal; False: nowhere.
+        core (Bolt, §3.1). ``"auto"``: chains where the model predicts a gain, attention wherever legal; True: both
+        wherever legal; False: nowhere.
     enable_cutlass
         For CUDA devices of capability 7.5 and later: whether matrix products become kernels of CUTLASS's templates
         (Bolt, §3.2), compiled here by nvcc, some 10 to 35 s each the first time. True: wherever a template serves;

@@ -200,8 +200,7 @@ def attention_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.tran
     """
     if device.kind != "cpu" or options.enable_roller is False or options.enable_persistent_fusion is False:
         return []
-    always = options.enable_persistent_fusion is True
-    return [FuseAttention(device, always=always), relax.transform.DeadCodeElimination()]
+    return [FuseAttention(device), relax.transform.DeadCodeElimination()]
 
 
 def fusion_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:

@@ -1,4 +1,4 @@
-"""Attention on a CPU: the tiles of its one kernel, from the device's registers and caches, and what it takes and saves.
+"""Attention on a CPU: the tiles of its one kernel, from the device's registers and caches, and what it takes.
 
 Floors first, per query and key: ``features + value_features`` multiply-adds, and `EXP_OPERATIONS` of the softmax.
 Worked example, BERT (64 + 64 features) on two pipes of 16 lanes: a register of scores takes 64 cycles of multiply-adds
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from math import gcd, inf
+from math import gcd, inf, prod
 
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.devices.machine import WARM, Machine
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.attention import Attention, AttentionTiles, Copies, MatrixOperand
 from tvm_ext.support.arithmetic import ceil_div
@@ -32,18 +32,11 @@ TURN_OPERATIONS = 16
 TASK_CYCLES = 400
 """Cycles between two tasks: workspaces, addresses, loops of few steps."""
 
-PRODUCT_SHARE = 0.7
-"""Share of the peak that products reach as kernels of their own, with short sums and a copy of strided operands."""
-
 BLOCKS_THAT_SHARE = 4
 """Blocks of queries from which on one copy of keys and values for all of them costs less than one for each."""
 
-COPY_CYCLES, TURNED_COPY_CYCLES = 1, 3
-"""Cycles of a core per element that a transpose moves: rows of features as they are, or one element at a time."""
-
-CALL_SECONDS = 2e-6
-"""What calling one more kernel takes, with a tensor for its result: 1.5 to 3 us by the VirtualMachine
-(Cascade Lake)."""
+TURNED_COPY_CYCLES = 3
+"""Cycles of a core per element that a kernel of its own transposes, one element at a time."""
 
 KERNEL_SHARE = 0.7
 """Share of the pipes' time that the kernel's cycles come to: 91 of 158 GFLOP/s where 86 % are the most
@@ -57,7 +50,7 @@ SCATTERED = 1.1
 
 
 class AttentionClock:
-    """What ``work`` takes on ``device``: in one kernel, by its tiles, and as kernels apart."""
+    """What ``work`` takes on ``device`` in one kernel, by its tiles."""
 
     def __init__(self, work: Attention, device: DeviceSpec) -> None:
         self.work, self.device, self.machine = work, device, Machine(device)
@@ -107,7 +100,7 @@ class AttentionClock:
         room = self.device.layers[1].capacity_bytes or 0
         beside_queries = (room - work.features * width) // width
         beside_values = room // (width + work.value_features * FLOAT_BYTES)
-        masked = any(term.operand.row_stride for term in work.terms)
+        masked = any(work.staged(lanes))
         block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
         enough = ceil_div((self.device.fma_latency_cycles or 1) * self.device.fma_rate, vectors)
         return AttentionTiles(
@@ -149,6 +142,11 @@ class AttentionClock:
         ways = max(1, (l1.capacity_bytes or page) // page)
         places = min(page // line, page // gcd(apart, page) * lines)
         return 2 * rows * lines > places * ways
+
+    def turning_pays(self, operand: MatrixOperand) -> bool:
+        """Whether a term takes less time if a kernel before transposes it, once for all that share its matrices."""
+        shared = prod(extent for extent, stride in operand.batch if not stride)
+        return shared * TURN_OPERATIONS / self.lanes / self.device.fma_rate > TURNED_COPY_CYCLES
 
     # --- other tiles ------------------------------------------------------------------------------------------------
     def _like(self, base: AttentionTiles) -> Iterator[AttentionTiles]:
@@ -194,7 +192,7 @@ class AttentionClock:
         results = self._product_cycles(work.value_features, tiles.feature_rows, vectors, work.keys, tiles)
         softmax = work.keys * vectors * EXP_OPERATIONS / pipes
         rescaled = 3 * steps * work.value_features * vectors / pipes
-        turned = work.features + work.value_features + sum(work.keys for term in work.terms if term.operand.row_stride)
+        turned = work.features + work.value_features + work.keys * sum(work.staged(tiles.lanes))
         turning = turned * vectors * TURN_OPERATIONS / pipes
         # Keys and values wait for L2: each row is read once, by one row of a register tile at a time.
         read = work.keys * (work.features + work.value_features) * FLOAT_BYTES
@@ -217,27 +215,6 @@ class AttentionClock:
         latency = float(device.fma_latency_cycles or 0)
         times = (rows * vectors / device.fma_rate, (rows + vectors) / device.load_rate, latency, streamed)
         return overlapped(times, PORT_OVERLAP)
-
-    # --- and what it replaces ---------------------------------------------------------------------------------------
-    def separate_seconds(self) -> float:
-        """Of the kernels that compute the same apart: two products, the softmax, transposes of operands elsewhere.
-
-        Scores are read and written in the first cache that holds them. Calls count for all kernels but one.
-        """
-        work, machine = self.work, self.machine
-        elements = float(work.batch * work.queries * work.keys)
-        peak = (self.device.peak_gflops_of("float32") or 1.0) * 1e9
-        scores = elements * itemsize_bytes(work.query.dtype)
-        seconds = work.flops / (PRODUCT_SHARE * peak)
-        seconds += elements * EXP_OPERATIONS * 2 / peak
-        # The first product writes the scores, the softmax reads and writes them, the second product reads them.
-        seconds += 4 * scores / machine.held_rate(scores, WARM)
-        cycles = COPY_CYCLES * (_moved(work.query, work.queries, work) + _moved(work.value, work.keys, work))
-        cycles += COPY_CYCLES * _moved(work.output, work.queries, work)
-        cycles += TURNED_COPY_CYCLES * _moved(work.key, work.keys, work)
-        seconds += cycles / self.device.unit_count / machine.hz
-        copies = sum(_moved(item, 1, work) > 0 for item in (work.query, work.key, work.value, work.output))
-        return seconds + (2 + copies) * (CALL_SECONDS + machine.launch_s)
 
 
 def _block(keys: int, most: int, step: int, lanes: int) -> int:
@@ -267,10 +244,3 @@ def _other_rows(usual: int, most: int, extent: int) -> list[int]:
     """Rows of a register tile out of ``extent``, from half of what the registers hold on."""
     sizes = (usual, *(most * share // 4 for share in (2, 3, 4)))
     return sorted({min(extent, max(1, size)) for size in sizes})
-
-
-def _moved(operand: MatrixOperand, rows: int, work: Attention) -> int:
-    """Elements that a transpose before or behind the products moves: none where matrices lie one behind the other."""
-    columns = work.features if operand in (work.query, work.key) else work.value_features
-    together = all(stride in (0, rows * columns) for _, stride in operand.batch[-1:])
-    return 0 if together else work.batch * rows * columns

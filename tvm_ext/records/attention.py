@@ -33,6 +33,14 @@ class MatrixOperand:
     row_stride: int
     column_stride: int
 
+    def fills_lanes(self, rows: int, columns: int, lanes: int) -> bool:
+        """Whether a column's rows lie together, and whole registers of them can be read: what is behind the last of
+        ``rows`` belongs to the tensor, too.
+        """
+        last = self.offset + sum((extent - 1) * stride for extent, stride in self.batch)
+        read = -(-rows // lanes) * lanes
+        return self.row_stride == 1 and last + (columns - 1) * self.column_stride + read <= self.size
+
 
 ScoreChange = Literal["add", "choose", "replace"]
 """What happens to a score s, with m its element of the operand: s + ``scale`` * m; s + (``yes`` if m else ``no``); or,
@@ -83,6 +91,13 @@ class Attention:
         """In the order of the function's parameters."""
         cleared = () if self.cleared is None else (self.cleared,)
         return (self.query, self.key, self.value, *(term.operand for term in self.terms), *cleared, self.output)
+
+    def staged(self, lanes: int) -> tuple[bool, ...]:
+        """Of each term whether its blocks are transposed before registers of ``lanes`` queries read them."""
+        return tuple(
+            term.operand.row_stride != 0 and not term.operand.fills_lanes(self.queries, self.keys, lanes)
+            for term in self.terms
+        )
 
     @property
     def flops(self) -> float:

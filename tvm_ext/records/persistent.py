@@ -50,7 +50,7 @@ class PersistentRegion:
     """Operators that were considered for one kernel, first to last, by the names that they have without it.
 
     ``reason`` says why they were fused or were not; ``kernel`` names the function that they became, "" where refused.
-    The times are the model's, None where something forbids the fusion before times matter; ``saved_bytes`` is traffic
+    The times are the model's, None where something else decides; ``saved_bytes`` is traffic
     with the memory layers beyond the one in which the intermediate values stay.
     """
 
@@ -68,7 +68,8 @@ class PersistentRegion:
         assert self.fused == bool(self.kernel)
 
     def __str__(self) -> str:
-        times = "" if self.fused_us is None else f" ({self.fused_us:.0f} us, apart {self.separate_us:.0f} us)"
+        apart = "" if self.separate_us is None else f", apart {self.separate_us:.0f} us"
+        times = "" if self.fused_us is None else f" ({self.fused_us:.0f} us{apart})"
         names = " + ".join(self.operators)
         return f"{names}: {f'one kernel, {self.kernel}' if self.fused else 'apart'}: {self.reason}{times}"
 

@@ -32,6 +32,7 @@ from tvm_ext.records.serialise import to_json
 
 from .attention.definition import attention
 from .attention.recognise import FoundAttention, RefusedAttention, attentions_of
+from .attention.turned_terms import TermTurner, with_turned_terms
 from .persistent_record import with_regions
 from .rewriting import with_bindings
 
@@ -47,21 +48,20 @@ class FuseAttention:
     Parameters
     ----------
     device
-        The CPU whose model decides; attentions of other devices stay as they are.
-    always
-        Whether to fuse wherever it is legal, and not only where the model predicts a gain.
+        The CPU whose registers hold the queries; attentions of other devices stay as they are.
     """
 
-    def __init__(self, device: DeviceSpec, *, always: bool = False) -> None:
-        self.device, self.always = device, always
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
 
     def transform_module(self, mod: IRModule, _ctx: PassContext) -> IRModule:
         builder = BlockBuilder(copy_module(mod))
         regions: list[PersistentRegion] = []
         for gv, func in mod.functions_items():
             if is_graph(func):
-                local = _locals(func)
-                found = [self._decided(item, builder, local) for item in attentions_of(GraphValues(mod, func))]
+                local, values = _locals(func), GraphValues(mod, func)
+                turner = TermTurner(builder=builder)
+                found = [self._decided(item, values, turner, local) for item in attentions_of(values)]
                 regions += [region for region, _ in found]
                 made = dict(new for _, new in found if new is not None)
                 if made:
@@ -69,38 +69,29 @@ class FuseAttention:
         return with_regions(builder.get(), regions) if regions else mod
 
     def _decided(
-        self, item: FoundAttention | RefusedAttention, builder: BlockBuilder, local: Collection[Var]
+        self, item: FoundAttention | RefusedAttention, values: GraphValues, turner: TermTurner, local: Collection[Var]
     ) -> tuple[PersistentRegion, tuple[Var, list[VarBinding]] | None]:
         """What is said of an attention and, where it is fused, its result with the bindings that make it."""
         if isinstance(item, RefusedAttention):
             return _apart(item.operators, item.reason), None
-        clock = AttentionClock(item.work, self.device)
+        turned = with_turned_terms(item, values, AttentionClock(item.work, self.device))
+        clock = AttentionClock(turned, self.device)
         tiles = clock.usual_tiles()
         if tiles is None:
             return _apart(item.operators, f"{self.device.name} has no SIMD registers for queries"), None
-        fused_us = clock.kernel_seconds(tiles) * 1e6
-        separate_us = clock.separate_seconds() * 1e6
-        pays = fused_us < separate_us
-        kernel, bindings = (
-            _call(item, builder, DataflowVar if item.result in local else Var) if pays or self.always else ("", None)
-        )
+        variable = DataflowVar if item.result in local else Var
+        item, turning = turner.turn(item, turned, variable)
+        kernel, called = _call(item, turner.builder, variable)
         region = PersistentRegion(
             kind="attention",
             operators=item.operators,
-            fused=bool(kernel),
-            reason=f"{item.work}; {_verdict(pays, bool(kernel))}",
+            fused=True,
+            reason=str(item.work),
             kernel=kernel,
             saved_bytes=4.0 * item.work.batch * item.work.queries * item.work.keys * FLOAT_BYTES,
-            fused_us=fused_us,
-            separate_us=separate_us,
+            fused_us=clock.kernel_seconds(tiles) * 1e6,
         )
-        return region, None if bindings is None else (item.result, bindings)
-
-
-def _verdict(pays: bool, fused: bool) -> str:
-    if pays:
-        return "the model expects a gain"
-    return "asked for, though the model expects no gain" if fused else "the model expects no gain"
+        return region, (item.result, [*turning, *called])
 
 
 def _apart(operators: tuple[str, ...], reason: str) -> PersistentRegion:

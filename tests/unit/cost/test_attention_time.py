@@ -1,4 +1,4 @@
-"""Tiles of attention on every CPU of the tables, and when the model takes one kernel for the better."""
+"""Tiles of attention on every CPU of the tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tvm_ext.records.attention import Attention, AttentionTiles
 from tvm_ext.records.serialise import from_json, to_json
 
 CPUS = [name for name in device_db.names() if device_db.lookup(name).kind == "cpu"]
-MEASURED = ["cpu-epyc-zen5", "cpu-cascade-lake", "cpu-xeon-amx", "cpu-cascade-lake-avx2"]
 SHAPES = [(128, 128, 64), (512, 512, 64), (1, 1024, 64), (197, 197, 80), (17, 17, 64), (1024, 77, 256), (5, 3, 1)]
 
 
@@ -64,21 +63,6 @@ def test_what_is_copied() -> None:
     assert tiles_of(attention(128, 128, 64), "cpu-cascade-lake").copies == "values"
     assert tiles_of(attention(64, 64, 64, dtype="float16", order="bhrc"), "cpu-cascade-lake").copies == "block"
     assert tiles_of(attention(1, 128, 64), "cpu-cascade-lake").copies == "none"
-
-
-@pytest.mark.parametrize("length", [128, 512, 2048])
-@pytest.mark.parametrize("cpu", MEASURED)
-def test_the_attentions_of_bert_are_worth_one_kernel(cpu: str, length: int) -> None:
-    work = attention(length, length, 64)
-    clock = AttentionClock(work, device_db.lookup(cpu))
-    assert clock.kernel_seconds(tiles_of(work, cpu)) < clock.separate_seconds()
-
-
-def test_one_query_in_a_register_of_sixteen_is_not() -> None:
-    """Of a decoder's step most lanes are empty; contiguous heads leave nothing else to save."""
-    work = attention(1, 4096, 128, order="bhrc")
-    clock = AttentionClock(work, device_db.lookup("cpu-cascade-lake"))
-    assert clock.kernel_seconds(tiles_of(work, "cpu-cascade-lake")) > clock.separate_seconds()
 
 
 def test_gpus_have_no_registers_for_queries() -> None:

@@ -26,6 +26,7 @@ from tests.support.attention_networks import (
 from tests.support.attentions import LOWEST
 from tvm_ext import relay
 from tvm_ext._tvm import PrimFunc, assert_structural_equal, relax, structural_walk
+from tvm_ext.analysis.relax_values import operator_name
 from tvm_ext.devices import device_db
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import attention_passes, graph_passes
@@ -33,6 +34,7 @@ from tvm_ext.records.attention import ATTENTION, Attention
 from tvm_ext.records.choice import CHOICE, KernelChoice
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.serialise import from_json
+from tvm_ext.relay_passes.fold_calls import FoldCalls
 from tvm_ext.relay_passes.fuse_attention import FuseAttention
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 
@@ -44,10 +46,11 @@ def imported(model: onnx.ModelProto) -> Any:
     return tvm.transform.Sequential(graph_passes())(relay.bind_params(module, params))
 
 
-def fused(module: Any, *, always: bool = True, device: Any = CPU) -> tuple[Any, PersistentRecord]:
+def fused(module: Any) -> tuple[Any, PersistentRecord]:
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        result = FuseAttention(device, always=always)(module)
+        result = FuseAttention(CPU)(module)
         left = relax.transform.DeadCodeElimination()(result)  # which writes types into calls that have none
+        left = FoldCalls()(left)
     return left, from_json(PersistentRecord, str(result.attrs[PERSISTENT]))
 
 
@@ -292,7 +295,7 @@ def test_a_softmax_without_products_is_nobodys_business() -> None:
     net = Network()
     module = imported(net.model(net.op("Softmax", net.input("x", 4, 8), axis=-1)))
     with tvm.transform.PassContext(config={"testing.immutable_module": True}):
-        assert_structural_equal(FuseAttention(CPU, always=True)(module), module)
+        assert_structural_equal(FuseAttention(CPU)(module), module)
 
 
 def test_shared_heads_are_not_copied() -> None:
@@ -314,14 +317,51 @@ def test_shared_heads_are_not_copied() -> None:
     assert "relax.broadcast_to" not in operators_of(module)
 
 
-def test_auto_asks_the_model_and_false_asks_nobody() -> None:
+def test_a_constant_that_differs_by_query_is_transposed_at_build() -> None:
+    module, _ = fused(imported(attention(FORMS["windows"][0])))
+    (work,) = functions_of(module)
+    bias, mask = (term.operand for term in work.terms)
+    assert bias.row_stride == 0  # it does not differ by query
+    width = QUERIES + -QUERIES % CPU.teu_lanes
+    assert (mask.row_stride, mask.column_stride, mask.size) == (1, width, KEYS * width)
+    assert work.staged(CPU.teu_lanes) == (False, False)
+
+
+def two_layers_with_a_mask(heads: int) -> onnx.ModelProto:
+    net = Network()
+    mask = net.input("mask", 1, 1, KEYS, KEYS)
+    query, key = net.heads("q", KEYS, (0, 2, 1, 3), heads), net.heads("k", KEYS, (0, 2, 3, 1), heads)
+    value = net.heads("v", KEYS, (0, 2, 1, 3), heads)
+    for _ in range(2):
+        query = net.op("MatMul", net.op("Softmax", net.op("Add", net.op("MatMul", query, key), mask), axis=-1), value)
+    return net.model(query)
+
+
+def test_a_mask_that_many_heads_share_is_transposed_once() -> None:
+    module, _ = fused(imported(two_layers_with_a_mask(8)))
+    assert all(work.terms[0].operand.row_stride == 1 for work in functions_of(module))
+    turned: list[Any] = []
+    structural_walk(
+        module["main"].body,
+        (tvm.ir.Call, lambda call: turned.append(call) if operator_name(call) == "relax.permute_dims" else None),
+    )
+    assert len(turned) == 1
+    module, _ = fused(imported(two_layers_with_a_mask(1)))
+    assert all(work.terms[0].operand.column_stride == 1 for work in functions_of(module))
+
+
+def test_values_with_a_mask_that_many_heads_share() -> None:
+    model = two_layers_with_a_mask(8)
+    inputs = inputs_for(model)
+    one, _ = outputs(model, inputs)
+    apart, _ = outputs(model, inputs, enable_persistent_fusion=False)
+    assert np.allclose(one, apart, rtol=1e-4, atol=1e-6)
+
+
+def test_switches() -> None:
     switches = {
         switch: attention_passes(CPU, BuildOptions(enable_persistent_fusion=switch)) for switch in (True, False, "auto")
     }
     assert switches[False] == [] and len(switches[True]) == len(switches["auto"]) == 2
     assert attention_passes(CPU, BuildOptions(enable_roller=False)) == []
     assert attention_passes(device_db.lookup("nvidia-a100"), BuildOptions()) == []
-    _, record = fused(imported(attention()), always=False)
-    (region,) = record.regions
-    assert region.fused_us is not None and region.separate_us is not None
-    assert region.fused == (region.fused_us < region.separate_us)

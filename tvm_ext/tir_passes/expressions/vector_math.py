@@ -185,6 +185,13 @@ def _scaled_by_instruction(value: Expr, exponent: Expr) -> Expr:
     return tirx.call_llvm_pure_intrin("float32", "llvm.ldexp.f32.i32", value, n)
 
 
+def _with_exponent(value: Expr, exponent: Expr) -> Expr:
+    """``value * 2**exponent`` where both are normal: the exponent's bits grow. NaN stays NaN, its exponent counts as 0
+    modulo 2^8."""
+    n = tirx.shift_left(tirx.Cast("int32", exponent), tirx.const(MANTISSA_BITS, "int32"))
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", value) + n)
+
+
 def _exp_of_near(x: Expr, scale: Callable[[Expr, Expr], Expr]) -> Expr:
     """e^x where it is neither 0 nor far beyond the largest number: ``scale(e^r, n)``."""
     n = tirx.floor(x * _f32(1.4426950408889634) + _f32(0.5))
@@ -322,9 +329,13 @@ class _Maker:
         return bound(arguments[0], form)
 
     def exp_below_one(self, x: Expr) -> Expr:
-        """e^x of x up to 0, with 0 for what is smaller than the smallest normal number."""
-        form = self._exp_by_instruction if self.scales_by_instruction else self._exp_by_halves
-        return bound(x, lambda y: form(y, EXP_NORMAL, lambda z: z))
+        """e^x of x up to 0, with 0 for what is smaller than the smallest normal number.
+
+        Powers that are normal, and no others, come of adding n to the exponent of e^r: the others are not chosen.
+        """
+        if self.scales_by_instruction:
+            return bound(x, lambda y: self._exp_by_instruction(y, EXP_NORMAL, lambda z: z))
+        return bound(x, lambda y: tirx.Select(y < _f32(EXP_NORMAL), _f32(0.0), _exp_of_near(y, _with_exponent)))
 
     def _exp_by_instruction(
         self, x: Expr, lowest: float = EXP_LOWEST, not_above: Callable[[Expr], Expr] = _not_beyond_infinity
@@ -334,13 +345,11 @@ class _Maker:
         scaled = bound(near, lambda y: _exp_of_near(y, _scaled_by_instruction))
         return tirx.Select(is_nothing, _f32(0.0), scaled)
 
-    def _exp_by_halves(
-        self, x: Expr, lowest: float = EXP_LOWEST, not_above: Callable[[Expr], Expr] = _not_beyond_infinity
-    ) -> Expr:
+    def _exp_by_halves(self, x: Expr) -> Expr:
         def scaled(fraction: Expr, n: Expr) -> Expr:
-            return _scaled(tirx.Select(x < _f32(lowest), _f32(0.0), fraction), n)
+            return _scaled(tirx.Select(x < _f32(EXP_LOWEST), _f32(0.0), fraction), n)
 
-        near = tirx.Select(x < _f32(EXP_SCALABLE), _f32(EXP_SCALABLE), not_above(x))
+        near = tirx.Select(x < _f32(EXP_SCALABLE), _f32(EXP_SCALABLE), _not_beyond_infinity(x))
         return bound(near, lambda y: _exp_of_near(y, scaled))
 
     def sigmoid(self, arguments: Sequence[Expr]) -> Expr:

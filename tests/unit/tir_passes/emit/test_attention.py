@@ -99,6 +99,19 @@ def test_blocks_of_queries_and_keys_and_their_remainders(queries: int, keys: int
     assert relative_error(kernel_output(work, arrays), expected(work, arrays)) < ALLOWED["float32"]
 
 
+@pytest.mark.parametrize("width", [19, 32])
+def test_terms_whose_queries_lie_together(width: int) -> None:
+    """Whole registers of them are read where the tensor holds what is behind the last query."""
+    operand = MatrixOperand(
+        dtype="float32", size=40 * width, offset=0, batch=((2, 20 * width),), row_stride=1, column_stride=width
+    )
+    term = ScoreTerm(change="add", operand=operand, scale=2.0)
+    work = attention(2, 19, 20, 8, terms=(term,))
+    assert work.staged(16) == (width == 19,)
+    arrays = arrays_of(work, np.random.default_rng(8))
+    assert relative_error(kernel_output(work, arrays), expected(work, arrays)) < ALLOWED["float32"]
+
+
 def test_scores_far_beyond_what_exp_can_take() -> None:
     """Without the maximum taken off, exp(5000) would be inf; the maximum grows from block to block here."""
     work = attention(1, 20, 300, 16, scale=1.0)

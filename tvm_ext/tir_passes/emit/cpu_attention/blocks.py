@@ -49,7 +49,7 @@ class Workspace:
     sums: Buffer  # accumulators of a register tile
     square: Buffer  # [lanes, lanes], one square of registers before it is transposed
     turned: Buffer  # [lanes * lanes], and after
-    terms: tuple[Buffer | None, ...]  # [key block, width] for each term that differs by query
+    terms: tuple[Buffer | None, ...]  # [key block, width] for each term that is transposed first
     keys: Buffer | None  # [key block, features], where blocks of keys are copied
     values: Buffer | None  # [key block, value features], where blocks of values are
 
@@ -74,8 +74,8 @@ class Workspace:
             square=space("square", tiles.lanes, tiles.lanes),
             turned=space("turned", tiles.lanes * tiles.lanes),
             terms=tuple(
-                space(f"term{number}", block, width) if term.operand.row_stride else None
-                for number, term in enumerate(work.terms)
+                space(f"term{number}", block, width) if staged else None
+                for number, staged in enumerate(work.staged(tiles.lanes))
             ),
             keys=space("keys", block, work.features) if tiles.copies == "block" else None,
             values=space("values", block, work.value_features) if copies_values else None,

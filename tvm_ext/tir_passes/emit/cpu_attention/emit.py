@@ -13,8 +13,8 @@ running sum for each query, and results that are scaled down whenever the maximu
       out = transposed Ot / total
 
 With queries in the lanes the softmax needs no sums across a register, and keys and values are read as they lie, one
-element at a time for all lanes: nothing of them is packed. Only queries, results and masks that differ by query are
-transposed.
+element at a time for all lanes: nothing of them is packed. Only queries and results are transposed, and masks that
+differ by query where `Attention.staged` says so.
 
 A row whose every score is -inf has the sum 0 and becomes NaN, as a softmax of it alone is: its maximum counts as 0, for
 -inf - (-inf) would make NaN of a row which other keys may still save.
@@ -161,7 +161,7 @@ class _Task:
         )
 
     def _terms(self) -> list[tuple[ScoreTerm, Buffer | None, Matrix]]:
-        """The terms with their transposed blocks, if they differ by query, and their operands' matrices."""
+        """The terms with the blocks that are transposed first, if any, and their operands' matrices."""
         terms = self.work.terms
         return list(zip(terms, self.space.terms, self.matrices[3 : 3 + len(terms)], strict=True))
 
@@ -250,7 +250,8 @@ class _Task:
             if stage is not None:
                 number = load(stage, [key, lane])
             else:
-                number = _term_number(term)(matrix.element(index(0), first + key))
+                query = self.first_query + lane if term.operand.row_stride else index(0)
+                number = _term_number(term)(matrix.element(query, first + key))
             if term.change == "replace":
                 score = tirx.Select(number > tirx.const(0.5, FLOAT), tirx.const(term.no, FLOAT), score)
             else:
