@@ -102,6 +102,7 @@ class AttentionClock:
         beside_values = room // (width + work.value_features * FLOAT_BYTES)
         masked = any(work.staged(lanes))
         block = _block(work.keys, max(lanes, min(beside_queries, beside_values)), lanes if masked else 1, lanes)
+        copies = self._copies(ceil_div(work.queries, vectors * lanes), rows, block)
         enough = ceil_div((self.device.fma_latency_cycles or 1) * self.device.fma_rate, vectors)
         return AttentionTiles(
             lanes=lanes,
@@ -109,8 +110,19 @@ class AttentionClock:
             key_rows=_rows(block, rows, enough),
             feature_rows=_rows(work.value_features, rows, enough),
             key_block=block,
-            copies=self._copies(ceil_div(work.queries, vectors * lanes), rows, block),
+            copies=copies,
+            ahead_bytes=self._ahead_bytes(vectors * lanes, copies),
         )
+
+    def _ahead_bytes(self, queries: int, copies: Copies) -> int:
+        """A cache line where one matrix's rows lie apart, so that no prefetcher follows them, and two fit L2."""
+        work, l2 = self.work, self.device.layers[2]
+        apart = any(abs(item.row_stride) > work.features for item in (work.query, work.key, work.value))
+        contiguous = all(item.column_stride == 1 for item in (work.query, work.key, work.value))
+        read = work.keys * (work.features + work.value_features) + min(queries, work.queries) * work.features
+        if copies == "shared" or work.batch == 1 or not (apart and contiguous):
+            return 0
+        return l2.transaction_bytes if 2 * read * FLOAT_BYTES <= (l2.capacity_bytes or 0) else 0
 
     def _is_half(self) -> bool:
         """Half precision is read as float32, and so copied."""

@@ -121,7 +121,8 @@ class AttentionTiles:
     """How a CPU kernel divides an attention; queries lie in the lanes of SIMD registers.
 
     A task has ``query_vectors`` registers of ``lanes`` queries and goes over the keys in blocks of ``key_block``. The
-    register tiles are ``key_rows`` keys, then ``feature_rows`` features of the output, by those queries.
+    register tiles are ``key_rows`` keys, then ``feature_rows`` features of the output, by those queries. While a matrix
+    is worked on, queries, keys and values of the next one are asked for in lines of ``ahead_bytes``; 0: they are not.
     """
 
     lanes: int
@@ -130,6 +131,7 @@ class AttentionTiles:
     feature_rows: int
     key_block: int
     copies: Copies = "none"
+    ahead_bytes: int = 0
 
     @property
     def query_block(self) -> int:
@@ -145,6 +147,7 @@ class AttentionTiles:
             f"tasks of {self.query_block} queries over blocks of {self.key_block} keys, "
             f"register tiles of {self.key_rows} keys and {self.feature_rows} features by {self.query_vectors} vectors"
             + _COPIED[self.copies]
+            + (", the next matrices asked for ahead" if self.ahead_bytes else "")
         )
 
 

@@ -65,6 +65,15 @@ def test_what_is_copied() -> None:
     assert tiles_of(attention(1, 128, 64), "cpu-cascade-lake").copies == "none"
 
 
+def test_rows_that_lie_apart_are_asked_for_ahead() -> None:
+    """Heads side by side are; not heads behind each other, what is copied once, a single matrix, or what fills L2."""
+    cpu = "cpu-cascade-lake"
+    assert tiles_of(attention(49, 49, 32), cpu).ahead_bytes == 64
+    assert tiles_of(attention(49, 49, 32, order="bhrc"), cpu).ahead_bytes == 0
+    assert tiles_of(attention(512, 512, 64), cpu).ahead_bytes == 0
+    assert tiles_of(attention(1, 8192, 64), cpu).ahead_bytes == 0
+
+
 def test_gpus_have_no_registers_for_queries() -> None:
     assert AttentionClock(attention(128, 128, 64), device_db.lookup("nvidia-a100")).usual_tiles() is None
 

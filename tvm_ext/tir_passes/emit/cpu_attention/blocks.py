@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext._tvm import Buffer, Expr, ForKind, Stmt, tirx
+from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.ir.build_ir import (
     SERIAL,
+    UNROLLED,
     VECTORIZED,
     allocate,
     cast_to,
@@ -22,6 +24,7 @@ from tvm_ext.ir.build_ir import (
     loop,
     nest,
     new_buffer,
+    prefetch,
     sequence,
     split_index,
     store,
@@ -29,6 +32,7 @@ from tvm_ext.ir.build_ir import (
 )
 from tvm_ext.ir.transpose_registers import transpose_registers
 from tvm_ext.records.attention import Attention, AttentionTiles, MatrixOperand
+from tvm_ext.support.arithmetic import ceil_div
 
 FLOAT = "float32"
 """What everything is computed in, half precision too."""
@@ -244,6 +248,17 @@ def copy_row(
     return vector_loops(
         columns, lanes, VECTORIZED, lambda column: store(target, matrix.element(row, column), place(column))
     )
+
+
+def ask_for_rows(matrix: Matrix, rows: int, columns: int, line_bytes: int) -> Stmt:
+    """Prefetches ``rows`` rows of ``columns`` elements that lie together, a line at a time."""
+    elements = int(line_bytes / itemsize_bytes(dtype_of(matrix.buffer)))
+
+    def line(row: Expr, number: Expr) -> Stmt:
+        return prefetch(load(matrix.buffer, matrix.place(row, number * index(elements))))
+
+    lines = ceil_div(columns, elements)
+    return loop(rows, SERIAL, "row", lambda row: loop(lines, UNROLLED, "line", lambda number: line(row, number)))
 
 
 def gather_rows(

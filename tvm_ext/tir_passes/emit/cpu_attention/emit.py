@@ -45,7 +45,7 @@ from tvm_ext.ir.build_ir import (
 from tvm_ext.records.attention import Attention, AttentionTiles, ScoreTerm
 from tvm_ext.support.arithmetic import ceil_div
 
-from .blocks import FLOAT, Block, Matrix, MatrixPlace, QueryLanes, Workspace, copy_row, gather_rows
+from .blocks import FLOAT, Block, Matrix, MatrixPlace, QueryLanes, Workspace, ask_for_rows, copy_row, gather_rows
 
 LOWEST = float("-inf")
 
@@ -75,12 +75,26 @@ def _tasks(
     space = Workspace.of(work, tiles)
     places = [MatrixPlace(operand=operand, buffer=param) for operand, param in zip(work.operands, params, strict=True)]
 
+    def ahead(batch: Expr, block: Expr) -> list[Stmt]:
+        """With a matrix's first block of queries: asks for the next matrix's first queries, its keys and values."""
+        if not tiles.ahead_bytes:
+            return []
+        following = tirx.min(batch + index(1), index(work.batch - 1))
+        rows = (min(tiles.query_block, work.queries), work.keys, work.keys)
+        columns = (work.features, work.features, work.value_features)
+        asked = [
+            ask_for_rows(place.matrix(place.start(following)), *extent, tiles.ahead_bytes)
+            for place, *extent in zip(places, rows, columns, strict=False)
+        ]
+        return [if_all([block < index(1) if blocks > 1 else None], sequence(*asked))]
+
     def task(number: Expr) -> Stmt:
         batch, block = split_index(number, (work.batch, blocks))
         # What all addresses begin with gets a name: stock TVM would simplify it again in each of them.
         first, *starts = names = [Var(name, INDEX_DTYPE) for name in ("first_query", *["start"] * len(places))]
         values = [block * index(tiles.query_block), *(place.start(batch) for place in places)]
-        named = [tirx.Bind(name, value) for name, value in zip(names, values, strict=True)]
+        named: list[Stmt] = [tirx.Bind(name, value) for name, value in zip(names, values, strict=True)]
+        named += ahead(batch, block)
         matrices = tuple(place.matrix(start) for place, start in zip(places, starts, strict=True))
 
         def of(vectors: int, rows: int | Expr) -> Stmt:
