@@ -1,11 +1,14 @@
-"""Recognises sliding windows over whole planes: depthwise convolution and pooling with contiguous rows (NCHW).
+"""Recognises sliding windows over whole planes: depthwise convolution and pooling, in NCHW and in NCHW[b]c.
 
-A window slides along x, the contiguous axis of input and output, and mostly along y, and no other axis is summed over:
+A window slides along x and mostly along y, and no other axis is summed over. The contiguous axis of input and output is
+x, or a block of channels, *lanes*, behind it:
 
     out[n, c, y, x] = combine over ry, rx of f(in[n, c, 2*y + ry, 2*x + rx], w[c, ry, rx])
+    out[n, c, y, x, lane] = combine over ry, rx of f(in[n, c, 2*y + ry, 2*x + rx, lane], w[c, lane, ry, rx])
 
 Such an operator reads each input element for a few outputs of the same plane only, so whole planes are its rTiles and
-what remains to be arranged is where the vectors start; `cpu_windows/emit.py` says how.
+what remains to be arranged is where the vectors start; `cpu_windows/emit.py` says how, `cpu_windows/blocked.py` for
+blocks of channels.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ MAX_TAPS = 16
 
 MAX_STRIDE = 4
 """The longest step along x; a register is filled from as many vectors, mostly for nothing where the step is longer."""
+
+BLOCKS = (4, 8, 16)
+"""Channels of a block: those of one register, as `layout/blocked.py` makes them."""
 
 Interval = tuple[int, int]
 
@@ -81,6 +87,7 @@ class Window:
     x: WindowAxis
     outer: tuple[Var, ...]  # the other spatial variables: which plane
     pad_value: Expr
+    lane: Var | None = None  # the channel of a block, where planes lie in blocks
 
     @property
     def dtype(self) -> str:
@@ -92,10 +99,10 @@ class Window:
         Of a tile of the whole plane those are left out that meet padding alone, where padding changes nothing. Worked
         example, 7 taps on 7 rows padded by 3: 37 of 49.
         """
-        y, is_trimmed = self.y, rows == self.y.extent and self._ignores_padding()
+        y, is_trimmed = self.y, rows == self.y.extent and self.ignores_padding()
         return [(row, tap) for tap in range(y.taps) for row in (y.outputs_of(tap) if is_trimmed else range(rows))]
 
-    def _ignores_padding(self) -> bool:
+    def ignores_padding(self) -> bool:
         """Whether the anchor adds the padding's zeros, alone or as a factor, or compares with what it begins with."""
         value = self.anchor.value
         is_product = isinstance(value, tirx.Mul) and self.anchor.combiner == "sum"
@@ -110,7 +117,15 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
     Raises IllegalRewrite, with the reason, for a window of a form that has no kernel here.
     """
     anchor = _drop_unit_reductions(split_divided_axes(anchor))
-    found = [(load, axes) for load in anchor.loads() if (axes := _axes_of(load, anchor)) is not None]
+    return _find(anchor, pads, 0) or _find(anchor, pads, 1)
+
+
+def _find(anchor: Computation, pads: Sequence[Computation], inner: int) -> Window | None:
+    """`find_window` with ``inner`` axes of lanes behind those that the window slides along."""
+    lane = anchor.spatial[-1] if inner else None
+    if lane is not None and (anchor.extent(lane) not in BLOCKS or not anchor.indices[-1].same_as(lane)):
+        return None
+    found = [(load, axes) for load in anchor.loads() if (axes := _axes_of(load, anchor, lane)) is not None]
     if len(found) != 1:
         return None
     read, (y, x) = found[0]
@@ -119,7 +134,7 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
     nothing = tirx.const(0, dtype_of(read))
     if _uses(replace_loads(anchor.value, lambda load: nothing if structural_equal(load, read) else load), y, x):
         return None
-    if not anchor.indices[-1].same_as(x.variable):
+    if not anchor.indices[-1 - inner].same_as(x.variable):
         return None
     if any(not v.same_as(y.tap) and not v.same_as(x.tap) for v in anchor.reduction):
         return None
@@ -132,23 +147,27 @@ def find_window(anchor: Computation, pads: Sequence[Computation]) -> Window | No
         if inside is None:
             return None
         _, pad_value, bounds = inside
-        moved = _padded(y, x, bounds)
+        moved = _padded(y, x, bounds, inner)
         if moved is None:
             return None
         y, x = moved
-    _check(anchor, read, y, x)
-    own = (y.variable, x.variable)
+    own = (y.variable, x.variable, lane)
     outer = tuple(v for v in anchor.spatial if not any(v.same_as(o) for o in own))
-    return Window(anchor=anchor, pad=pad, read=read, y=y, x=x, outer=outer, pad_value=pad_value)
+    window = Window(anchor=anchor, pad=pad, read=read, y=y, x=x, outer=outer, pad_value=pad_value, lane=lane)
+    if pad is not None and lane is not None and not window.ignores_padding():
+        return None
+    _check(window)
+    return window
 
 
-def _check(anchor: Computation, read: TensorLoad, y: WindowAxis, x: WindowAxis) -> None:
+def _check(window: Window) -> None:
+    anchor, read, y, x = window.anchor, window.read, window.y, window.x
     for dtype in (dtype_of(anchor.target), dtype_of(read)):
         if dtype != "float32":
             raise IllegalRewrite(f"{anchor.name}: window kernels are made for float32, not {dtype}")
     if max(y.taps, x.taps) > MAX_TAPS:
         raise IllegalRewrite(f"{anchor.name}: a window of {y.taps} x {x.taps} is more than {MAX_TAPS} taps long")
-    if x.stride > MAX_STRIDE:
+    if x.stride > MAX_STRIDE and window.lane is None:
         raise IllegalRewrite(f"{anchor.name}: a window that moves by {x.stride} along x, more than {MAX_STRIDE}")
     if min(x.size, x.span - x.before) < x.stride or min(y.size, y.span - y.before) < 1:
         raise IllegalRewrite(f"{anchor.name}: planes of {y.size} x {x.size} are shorter than the window's step")
@@ -172,11 +191,19 @@ def _uses(expression: Expr, *axes: WindowAxis) -> bool:
     return any(axis.variable is not None and mentions(expression, axis.variable) for axis in axes)
 
 
-def _axes_of(load: TensorLoad, anchor: Computation) -> tuple[WindowAxis, WindowAxis] | None:
-    """The window's axes, if ``load`` is of planes with contiguous rows: one spatial axis per dimension."""
+def _axes_of(load: TensorLoad, anchor: Computation, lane: Var | None) -> tuple[WindowAxis, WindowAxis] | None:
+    """The window's axes, if ``load`` is of planes with contiguous rows: one spatial axis per dimension.
+
+    With a ``lane``, of planes of blocks that it runs over.
+    """
     names = [str(p) for p in range(len(anchor.variables))]
-    forms = [linear_index(i, anchor.variables, names) for i in load.indices]
-    shape = static_shape(load.source)
+    indices, shape = list(load.indices), list(static_shape(load.source))
+    if lane is not None:
+        if not indices or not indices.pop().same_as(lane) or shape.pop() != anchor.extent(lane):
+            return None
+        if any(mentions(i, lane) for i in indices):
+            return None
+    forms = [linear_index(i, anchor.variables, names) for i in indices]
     if not forms or any(form is None for form in forms):
         return None
     axes = [_axis(form, size, anchor) for form, size in zip(forms, shape, strict=True)]
@@ -228,9 +255,14 @@ def _axis(form: LinearIndex | None, size: int, anchor: Computation) -> WindowAxi
     )
 
 
-def _padded(y: WindowAxis, x: WindowAxis, bounds: Sequence[Interval | None]) -> tuple[WindowAxis, WindowAxis] | None:
+def _padded(
+    y: WindowAxis, x: WindowAxis, bounds: Sequence[Interval | None], inner: int
+) -> tuple[WindowAxis, WindowAxis] | None:
     """The axes over what the padding computation reads; None where it pads a dimension that no window slides along."""
     has_y = y.variable is not None
+    bounds, behind = bounds[: len(bounds) - inner], bounds[len(bounds) - inner :]
+    if any(bound is not None for bound in behind):
+        return None
     lead = bounds[: -2 if has_y else -1]
     if any(bound is not None for bound in lead):
         return None

@@ -11,6 +11,7 @@ from tvm_ext.analysis.computations import Computation
 from tvm_ext.analysis.tensor_expr import TensorExpr
 from tvm_ext.analysis.tile_workload import WINDOWS, tile_machine, without_names
 from tvm_ext.analysis.window import WindowAxis
+from tvm_ext.cost.blocked_window_time import BlockedWindowClock
 from tvm_ext.cost.window_layouts import WindowLayout
 from tvm_ext.cost.window_time import WindowClock
 from tvm_ext.errors import IllegalRewrite
@@ -20,8 +21,11 @@ from tvm_ext.records.serialise import to_json
 from tvm_ext.records.tuning import WindowTile
 from tvm_ext.support.arithmetic import ceil_div
 
+from ..emit.cpu_windows.blocked import emit_blocked_window
 from ..emit.cpu_windows.division import multiply_by_reciprocals
 from ..emit.cpu_windows.emit import emit_window, may_overrun
+from ..emit.padding import fill_border
+from ..plan.anchors import packable_constants
 from ..plan.context import KernelContext
 from ..plan.form import Form, fused_note
 from ..plan.plan_windows import WindowGroup
@@ -37,8 +41,11 @@ SERIAL_WITHIN = 1.5
 class CpuWindows(KernelKind):
     name = "a window"
 
-    def of_group(self, group: Group, context: KernelContext) -> WindowPart | None:
-        return WindowPart(group=group, context=context) if isinstance(group, WindowGroup) else None
+    def of_group(self, group: Group, context: KernelContext) -> WindowPart | BlockedWindowPart | None:
+        if not isinstance(group, WindowGroup):
+            return None
+        part = WindowPart if group.window.lane is None else BlockedWindowPart
+        return part(group=group, context=context)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,3 +158,32 @@ def _tile(layout: WindowLayout, *, forks: bool) -> WindowTile:
         flat=layout.is_flat,
         forks=forks,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockedWindowPart(KernelPart[None]):
+    """A depthwise convolution or a pooling of channel blocks with its fused epilogue."""
+
+    group: WindowGroup
+    context: KernelContext
+
+    def forms(self, chosen: None = None) -> list[Form]:
+        window, device = self.group.window, self.context.device
+        epilogue, tables = multiply_by_reciprocals(window, self.group.epilogue)
+        clock = BlockedWindowClock(window, epilogue, device)
+        tile = clock.usual_tile()
+        seconds = clock.seconds(tile)
+        constants = packable_constants(self.context.operator, self.context.constants)
+        kernel = emit_blocked_window(
+            window, epilogue, tile, outer_kind(seconds, device), self.context.operator.params, constants
+        )
+        note = f"{window.anchor.name} in register tiles of {tile.columns} columns, bands of {tile.band} rows"
+        form = Form(
+            path="rtile",
+            statements=(*fill_border(self.group.border, device), *tables, kernel.statement),
+            program=None,
+            notes=(f"{note}, channels in blocks{fused_note(self.group.epilogue, self.group.border)}",),
+            packs=kernel.packs,
+            expected_s=seconds,
+        )
+        return [form]

@@ -88,7 +88,7 @@ def _with_tiles(operator: OperatorBody) -> list[TileGroup | RowGroup]:
     """The groups of a chain, each reduction in tiles; raises IllegalRewrite where one has another kernel."""
     groups = plan(operator)
     for group in take_windows(groups, operator)[0]:
-        if isinstance(group, WindowGroup):
+        if isinstance(group, WindowGroup) and group.window.lane is None:
             raise IllegalRewrite(f"{group.window.anchor.name} slides over single planes, which has kernels of its own")
         if isinstance(group, RowGroup):
             for computation in group.computations:

@@ -31,7 +31,7 @@ from tvm_ext.errors import IllegalRewrite
 from tvm_ext.support.limits import timed_construction
 
 from .plan_kernels import RowGroup, TileGroup, plan, simplify
-from .plan_windows import CpuGroup, take_windows
+from .plan_windows import CpuGroup, WindowGroup, take_windows
 
 
 def cpu_groups(operator: OperatorBody) -> tuple[list[CpuGroup], list[str]]:
@@ -54,12 +54,14 @@ def stores_padded(func: PrimFunc) -> bool:
             groups, _ = cpu_groups(simplify(read_operator(func, "operator")))
     except IllegalRewrite:
         return False
-    return isinstance(groups[-1], TileGroup) and groups[-1].border is not None
+    return not isinstance(groups[-1], RowGroup) and groups[-1].border is not None
 
 
-def _padded(before: CpuGroup, group: CpuGroup, operator: OperatorBody) -> TileGroup | None:
+def _padded(before: CpuGroup, group: CpuGroup, operator: OperatorBody) -> TileGroup | WindowGroup | None:
     """``before`` with the only computation of ``group`` for its epilogue; None where that is no padding of its own."""
-    if not isinstance(before, TileGroup) or not isinstance(group, RowGroup):
+    if isinstance(before, RowGroup) or not isinstance(group, RowGroup):
+        return None
+    if isinstance(before, WindowGroup) and before.window.lane is None:
         return None
     if before.epilogue or len(group.computations) != 1 or operator.is_output(before.anchor.target):
         return None

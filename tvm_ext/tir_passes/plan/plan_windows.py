@@ -14,10 +14,15 @@ from .plan_kernels import RowGroup, TileGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowGroup:
-    """A window operator with its fused epilogue."""
+    """A window operator with its fused epilogue; ``border`` as `TileGroup` has it, of channels in blocks alone."""
 
     window: Window
     epilogue: tuple[Computation, ...]
+    border: Computation | None = None
+
+    @property
+    def anchor(self) -> Computation:
+        return self.window.anchor
 
     @property
     def computations(self) -> tuple[Computation, ...]:

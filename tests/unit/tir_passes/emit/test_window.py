@@ -304,7 +304,7 @@ def window_group(func):
         (lambda x, w: op.nn.conv2d(x, w, padding=1, groups=2), [(1, 8, 12, 12), (8, 4, 3, 3)]),
         (lambda x, w: op.matmul(x, w), [(12, 12), (12, 12)]),
         (lambda x: op.nn.avg_pool2d(x, (12, 12)), [(1, 8, 12, 12)]),
-        (lambda x: op.nn.max_pool2d(x, (3, 3), layout="NHWC"), [(1, 12, 12, 8)]),
+        (lambda x: op.nn.max_pool2d(x, (3, 3), layout="NHWC"), [(1, 12, 12, 24)]),
         (lambda x: op.sum(x, axis=1), [(4, 8, 12)]),
     ],
     ids=["convolution", "grouped", "matmul", "global pool", "channels last", "sum"],
