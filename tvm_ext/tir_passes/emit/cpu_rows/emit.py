@@ -43,11 +43,13 @@ from tvm_ext.ir.build_ir import (
     store_point,
     tile_size,
     vector_kind,
+    vector_loops,
 )
 from tvm_ext.support.arithmetic import ceil_div
 
 from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
+from .sections import Section, sections
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
@@ -183,7 +185,7 @@ class _Row:
             inside = (producer, self._table(producer))
             return reduce_row(computation, table, self.device, self.registers, inside)
         if not computation.is_reduction:
-            return _spatial(computation, table, inner)
+            return _by_sections(computation, table, inner, self.device)
         if inner and not contiguous_in(computation, computation.reduction[-1]):
             return _accumulate_in_place(computation, table, inner)
         return over(
@@ -194,6 +196,28 @@ class _Row:
 
     def _table(self, computation: Computation) -> list[tuple[Var, Expr]]:
         return bind(computation.spatial[: len(self.at)], self.at)
+
+
+def _by_sections(
+    computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...], device: DeviceSpec
+) -> Stmt:
+    """`_spatial`, or for each section of the last axis a loop of its own, vector by vector where it is short."""
+    parts = sections(computation.value, inner[-1], computation.extent(inner[-1])) if inner else []
+    if len(parts) < 2:
+        return _spatial(computation, table, inner)
+    *outer, last = inner
+
+    def section(part: Section, at: tuple[Expr, ...]) -> Stmt:
+        decided = dataclasses.replace(computation, value=part.value)
+
+        def point(place: Expr) -> Stmt:
+            return store_point(decided, table + bind(inner, (*at, index(part.first) + place)))
+
+        if part.size > 4 * device.teu_lanes or not contiguous_in(decided, last):
+            return loop(part.size, SERIAL, last.name, point)
+        return vector_loops(part.size, device.teu_lanes, vector_kind(part.value), point)
+
+    return over(computation, outer, lambda at: sequence(*(section(part, at) for part in parts)))
 
 
 def _spatial(computation: Computation, table: list[tuple[Var, Expr]], inner: tuple[Var, ...]) -> Stmt:

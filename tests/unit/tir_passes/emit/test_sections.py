@@ -1,0 +1,46 @@
+"""Loops in sections: concatenations along the last axis have no condition left in their loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.support.small_modules import module_of
+from tvm_ext import relay
+from tvm_ext._tvm import Var, tirx
+from tvm_ext.tir_passes.emit.cpu_rows.sections import MOST_SECTIONS, sections
+
+
+@pytest.mark.parametrize("widths", [(12, 12, 12, 12), (1, 40, 7), (3, 1), (64, 5)])
+def test_concatenations(widths: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(len(widths))
+    values = [draw.standard_normal((3, 5, width)).astype("float32") for width in widths]
+    params = [relax.Var(f"x{n}", relax.TensorType(value.shape, "float32")) for n, value in enumerate(values)]
+    library = relay.build(module_of(params, relax.op.concat(params, axis=-1)), "llvm", enable_rammer=False)
+    module = relay.GraphModule(library)
+    module.run(**{f"x{n}": value for n, value in enumerate(values)})
+    np.testing.assert_array_equal(module.get_output(0).numpy(), np.concatenate(values, axis=-1))
+
+
+def test_comparisons_are_decided() -> None:
+    v, w = Var("v", "int64"), Var("w", "int64")
+    a, b = (tirx.decl_buffer([tirx.IntImm("int64", 20)], "float32", name) for name in "ab")
+    zero = tirx.const(0.0, "float32")
+    inside = tirx.And(tirx.And(v >= tirx.IntImm("int64", 2), tirx.IntImm("int64", 6) > v), w < v)
+    value = tirx.if_then_else(inside, a[v], tirx.if_then_else(v <= tirx.IntImm("int64", 7), zero, b[v]))
+    parts = sections(value, v, 10)
+    assert [(part.first, part.size) for part in parts] == [(0, 2), (2, 4), (6, 2), (8, 2)]
+    wanted = [zero, tirx.if_then_else(w < v, a[v], zero), zero, b[v]]
+    assert [str(part.value) for part in parts] == [str(item) for item in wanted]
+
+
+def test_one_loop_stays_one() -> None:
+    v, a = Var("v", "int64"), tirx.decl_buffer([tirx.IntImm("int64", 99)], "float32", "a")
+    padded = tirx.if_then_else(v < tirx.IntImm("int64", 7), a[v], tirx.const(0.0, "float32"))
+    never = tirx.if_then_else(v < tirx.IntImm("int64", 99), a[v], a[v + v])
+    many = a[v]
+    for place in range(1, MOST_SECTIONS + 1):
+        many = tirx.if_then_else(v < tirx.IntImm("int64", place), a[v], many + a[v])
+    for value in (a[v], padded, never, many):
+        assert [part.size for part in sections(value, v, 40)] == [40]

@@ -1,0 +1,121 @@
+"""An axis along which conditions change at known places, as that of a concatenation: a loop for each section.
+
+Worked example: ``if_then_else(v < 12, a[v], b[v - 12])`` for v below 48 is a loop over a and another one over b. LLVM
+makes vectors of both, and none of the one loop. A padding, of which one section alone reads, gains nothing by it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, TensorLoad, Var, structural_map, structural_walk, tirx
+
+MOST_SECTIONS = 16
+"""A choice: each is a loop of its own in the kernel's code."""
+
+_ORDERINGS = {tirx.LT: operator.lt, tirx.LE: operator.le, tirx.GT: operator.gt, tirx.GE: operator.ge}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Section:
+    """``value`` holds for ``size`` places of the axis from ``first`` on."""
+
+    first: int
+    size: int
+    value: Expr
+
+
+def sections(value: Expr, variable: Var, extent: int) -> list[Section]:
+    """``value`` for parts of ``variable``'s axis where no comparison of it changes.
+
+    The whole where they are many, or where only one of them reads a tensor.
+    """
+    cuts: set[int] = set()
+
+    def visit(node: Expr) -> None:
+        compared = _compared(node, variable)
+        if compared is not None:
+            cuts.update(place for place in range(compared.bound - 1, compared.bound + 2) if compared.changes(place))
+
+    structural_walk(value, [(kind, visit) for kind in _ORDERINGS])
+    starts = sorted({0, *(place for place in cuts if 0 < place < extent)})
+    parts = [
+        Section(first=first, size=end - first, value=_decided(value, variable, first))
+        for first, end in zip(starts, [*starts[1:], extent], strict=True)
+        if len(starts) <= MOST_SECTIONS
+    ]
+    return parts if sum(_reads(part.value) for part in parts) > 1 else [Section(first=0, size=extent, value=value)]
+
+
+def _reads(value: Expr) -> bool:
+    found: list[Expr] = []
+    structural_walk(value, (TensorLoad, found.append))
+    return bool(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A comparison of the variable with the number ``bound``."""
+
+    holds: Callable[[int], bool]
+    bound: int
+
+    def changes(self, place: int) -> bool:
+        return self.holds(place - 1) != self.holds(place)
+
+
+def _compared(node: Expr, variable: Var) -> _Compared | None:
+    compare = next(function for kind, function in _ORDERINGS.items() if isinstance(node, kind))
+    if variable.same_as(node.a) and isinstance(node.b, tirx.IntImm):
+        bound = int(node.b)
+        return _Compared(lambda place: bool(compare(place, bound)), bound)
+    if variable.same_as(node.b) and isinstance(node.a, tirx.IntImm):
+        bound = int(node.a)
+        return _Compared(lambda place: bool(compare(bound, place)), bound)
+    return None
+
+
+def _decided(value: Expr, variable: Var, place: int) -> Expr:
+    """``value`` with the comparisons of ``variable`` as they are at ``place``, and without what then never happens."""
+
+    def comparison(node: Expr) -> Expr:
+        compared = _compared(node, variable)
+        return node if compared is None else tirx.const(compared.holds(place), "bool")
+
+    def both(node: Expr) -> Expr:
+        return _joined(node, absorbing=False)
+
+    def either(node: Expr) -> Expr:
+        return _joined(node, absorbing=True)
+
+    def negation(node: Expr) -> Expr:
+        known = _truth(node.a)
+        return node if known is None else tirx.const(not known, "bool")
+
+    def selection(node: Expr) -> Expr:
+        known = _truth(node.condition)
+        return node if known is None else node.true_value if known else node.false_value
+
+    def choice(call: Call) -> Expr:
+        known = _truth(call.args[0]) if call.op.same_as(IF_THEN_ELSE) else None
+        return call if known is None else call.args[1 if known else 2]
+
+    rules: Sequence[tuple[type, Callable[[Expr], Expr]]] = [
+        *((kind, comparison) for kind in _ORDERINGS),
+        (tirx.And, both), (tirx.Or, either), (tirx.Not, negation), (tirx.Select, selection), (Call, choice),
+    ]  # fmt: skip
+    return structural_map(value, list(rules))
+
+
+def _joined(node: Expr, absorbing: bool) -> Expr:
+    """A conjunction or disjunction of which an operand may be known."""
+    for known, other in ((_truth(node.a), node.b), (_truth(node.b), node.a)):
+        if known is not None:
+            return tirx.const(absorbing, "bool") if known == absorbing else other
+    return node
+
+
+def _truth(value: Expr) -> bool | None:
+    return bool(int(value)) if isinstance(value, tirx.IntImm) else None
