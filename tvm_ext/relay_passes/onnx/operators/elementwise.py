@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,17 @@ def _of_many(pen: Pen) -> None:
         pen.add("Identity", pen.x, out=pen.out)
     else:
         pen.give(pen.chain("Add" if is_sum else pen.op_type, pen.input))
+
+
+@converter("Max")
+def _maximum(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
+    """Of two. The stock importer reduces a stack of them, whose loop over two elements nothing vectorises."""
+    return builder.normalize(reduce(_tvm.relax.op.maximum, inputs))
+
+
+@converter("Min")
+def _minimum(builder: BlockBuilder, inputs: Sequence[Expr], attributes: Mapping[str, Any], opset: int) -> Expr:
+    return builder.normalize(reduce(_tvm.relax.op.minimum, inputs))
 
 
 @rule("Pow")
