@@ -31,7 +31,7 @@ from tvm_ext._tvm import (
     te,
     tirx,
 )
-from tvm_ext.analysis.relax_values import static_shape
+from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.errors import DivisionByZeroError, IndexRangeError
 
 from .rewriting import CallRewriter
@@ -119,6 +119,7 @@ class _Checker(CallRewriter):
 
     def _checked(self, name: str, data: Expr, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """``indices`` inside ``extents``; with several extents the last axis of ``indices`` has one index into each."""
+        indices = self._as_given(indices)
         if not hasattr(indices.ty.shape, "values"):
             return self._wrapped(indices, extents)
         shape, sizes = ([_known(extent) for extent in of] for of in (_sizes(indices), extents))
@@ -135,6 +136,24 @@ class _Checker(CallRewriter):
         kernel = check_indices(Checked(shape=tuple(shape), dtype=dtype, user=user), sizes)
         open_extents = [extent for extent, size in zip(extents, sizes, strict=True) if size is None]
         return self._run(kernel, "check_indices", indices, copy_dtype(dtype), open_extents)
+
+    def _as_given(self, indices: Expr) -> Expr:
+        """``x`` of the importer's ``where(x < 0, x + extent, x)``: -1 - extent would become -1, and count once more."""
+        chosen = self._bound(indices)
+        if operator_name(chosen) != "relax.where":
+            return indices
+        is_negative, moved = (self._bound(operand) for operand in chosen.args[:2])
+        given = chosen.args[2]
+        names = (operator_name(is_negative), operator_name(moved))
+        reads_it = names == ("relax.less", "relax.add") and all(
+            given.same_as(call.args[0]) for call in (is_negative, moved)
+        )
+        return given if reads_it and _is_zero(is_negative.args[1]) else indices
+
+    def _bound(self, value: Expr) -> Expr:
+        """What the variable ``value`` is bound to; what is none, or a parameter, itself."""
+        bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
+        return value if bound is None else bound
 
     def _wrapped(self, indices: Expr, extents: Sequence[Expr]) -> Expr:
         """Every index modulo its extent."""
@@ -208,6 +227,10 @@ def _at_least_a_step(steps: Expr) -> Expr:
 
 def _known(extent: int | Expr) -> int | None:
     return int(extent) if isinstance(extent, int | tirx.IntImm) else None
+
+
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, Constant) and not expr.value.numpy().any()
 
 
 def _is_integer(expr: Expr) -> bool:

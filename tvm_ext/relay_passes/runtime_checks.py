@@ -4,8 +4,8 @@ A kernel that reads where an index says, or divides by what a tensor holds, can 
 looked at once, beforehand, in one pass over the tensor that holds them; the kernel that uses them gets the copy that
 this pass makes, so that it cannot run before or without it. Serial: an assertion in a parallel loop loses its kind.
 
-Worked example: indices (3, -1, 7) into 5 rows. The smallest is -1, the largest 7; 7 > 4, and the run ends with an
-error. Of (3, -1) the copy is (3, 4).
+Worked example: indices (3, -1, 7) into 5 rows. 7 is not below 5, and the run ends with an error. Of (3, -1) the
+copy is (3, 4).
 """
 
 from __future__ import annotations
@@ -54,20 +54,19 @@ def check_indices(tensor: Checked, extents: Sequence[int | None]) -> PrimFunc:
     count = len(extents)
     sizes = [Var(f"extent{i}", INDEX_DTYPE) if extent is None else index(extent) for i, extent in enumerate(extents)]
     source, copy = _params(tensor, copy_dtype(tensor.dtype))
-    low, high = (tirx.decl_buffer([index(count)], INDEX_DTYPE, name, data_alignment=64) for name in ("low", "high"))
+    outside = tirx.decl_buffer([index(count)], INDEX_DTYPE, "outside", data_alignment=64)
 
     def look(place: Sequence[Expr], column: Expr, size: Expr) -> Stmt:
         value = tirx.Cast(INDEX_DTYPE, load(source, place))
         inside = tirx.Select(value < index(0), value + size, value)
+        wrong = tirx.Cast(INDEX_DTYPE, tirx.Or(value < index(0) - size, value >= size))
         return sequence(
-            store(low, tirx.min(load(low, [column]), value), [column]),
-            store(high, tirx.max(load(high, [column]), value), [column]),
+            store(outside, tirx.bitwise_or(load(outside, [column]), wrong), [column]),
             store(copy, tirx.Cast(copy_dtype(tensor.dtype), inside), place),
         )
 
     def judge(position: int, extent: int | None) -> Stmt:
-        place, size = [index(position)], sizes[position]
-        inside = tirx.And(load(low, place) >= index(0) - size, load(high, place) < size)
+        inside = load(outside, [index(position)]).equal(index(0))
         axis = f" at position {position} of an index tuple" if count > 1 else ""
         allowed = "its axis" if extent is None else f"[{-extent}, {extent - 1}]"
         text = f"{tensor.user}: an index{axis} is outside {allowed}."
@@ -83,10 +82,8 @@ def check_indices(tensor: Checked, extents: Sequence[int | None]) -> PrimFunc:
     loops = source.shape if count == 1 else source.shape[:-1]
     places = [[index(i)] for i in range(count)]
     body = sequence(
-        allocate(low),
-        allocate(high),
-        *(store(low, index(0), place) for place in places),
-        *(store(high, index(-1), place) for place in places),
+        allocate(outside),
+        *(store(outside, index(0), place) for place in places),
         _loops(loops, columns),
         *(judge(i, extent) for i, extent in enumerate(extents)),
     )

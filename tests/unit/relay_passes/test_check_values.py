@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import helper
 from tvm import relax
 
+from tests.support.small_models import onnx_model
 from tests.support.small_modules import module_of
 from tvm_ext import relay
 from tvm_ext._tvm import assert_structural_equal
@@ -221,3 +224,20 @@ def test_floats_are_divided_as_ever(immutable_modules: None) -> None:
     before = module(op.divide, TABLE, TABLE)
     assert_structural_equal(CheckValues("error")(before), before)
     assert issubclass(DivisionByZeroError, TvmExtError)
+
+
+@pytest.mark.parametrize("name", ["Gather", "GatherElements", "GatherND"])
+def test_an_index_of_a_model_counts_from_the_end_once(name: str) -> None:
+    """The importer adds the extent to negative indices: of 5 rows -6 becomes -1, which is no row either."""
+    indices = {"Gather": (2,), "GatherElements": (2, 3), "GatherND": (2, 1)}[name]
+    proto = onnx_model([helper.make_node(name, ["x", "i"], ["y"])], {"x": (5, 3)})
+    proto.graph.input.append(helper.make_tensor_value_info("i", onnx.TensorProto.INT64, indices))
+    mod, params = relay.frontend.from_onnx(proto)
+    library = relay.build(mod, "llvm", params=params)
+    assert library.report.operators[0].name.startswith("check"), "the importer's choice is left out"
+    run = relay.GraphModule(library)
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    run.run(x=x, i=np.full(indices, -5))
+    np.testing.assert_array_equal(np.unique(run.get_output(0).numpy()), [0, 1, 2])
+    with pytest.raises(IndexRangeError, match=rf"{name} on x .*is outside \[-5, 4\]"):
+        run.run(x=x, i=np.full(indices, -6))
