@@ -1,7 +1,8 @@
 """Scatters: the data copied, then updated in the order of the updates, each core in a block of its own.
 
-Blocks divide an axis that no index names. So no two cores write the same element, and sums do not depend on how many
-cores there are.
+Blocks divide an axis that no index names, or the rows that indices name: then each core looks at all indices and takes
+those of its rows. So no two cores write the same element, nor the same line of a cache, and sums do not depend on how
+many cores there are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext._tvm import Buffer, Expr, Stmt
-from tvm_ext.analysis.computation_exprs import tensor_bytes
+from tvm_ext.analysis.computation_exprs import itemsize_bytes, tensor_bytes
 from tvm_ext.analysis.computations import dtype_of, static_shape
 from tvm_ext.devices.machine import WARM, Machine
 from tvm_ext.ir.build_ir import (
@@ -21,6 +22,7 @@ from tvm_ext.ir.build_ir import (
     VECTORIZED,
     cast_to,
     combine,
+    if_all,
     in_tiles,
     index,
     lanes_of,
@@ -30,10 +32,12 @@ from tvm_ext.ir.build_ir import (
     outer_kind,
     sequence,
     store,
+    tile_size,
     vector_loops,
 )
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.scatter import SCATTER, Scatter
+from tvm_ext.support.arithmetic import ceil_div
 
 from ..plan.context import KernelContext, UnscheduledOperator
 from ..plan.form import Form
@@ -46,6 +50,13 @@ UPDATE_CYCLES = 6.0
 
 On one core of an EPYC (Zen 4, AVX2) they took 0.8 to 1.3 ns, 3 to 5 cycles, in caches; assumed to be somewhat more.
 """
+
+LINE_BYTES, LONG_RUN_BYTES = 64, 4096
+"""A block that is no whole number of lines in memory, or no page of them, shares lines with the next one: of 16 floats
+a row, halves on two cores took 32 us where one core takes a fifth (EPYC Zen 3)."""
+
+SKIP_CYCLES = 12.0
+"""Of an update of another core's row: a comparison that cannot be foreseen."""
 
 
 class CpuScatters(KernelKind):
@@ -65,10 +76,10 @@ class ScatterPart(KernelPart[None]):
 
     def forms(self, chosen: None = None) -> list[Form]:
         axis, tasks = self._division
-        size, kind = self._shape[axis] // tasks, PARALLEL if tasks > 1 else SERIAL
+        kind = PARALLEL if tasks > 1 else SERIAL
 
         def task(number: Expr) -> Stmt:
-            block = _ScatterBlock(axis=axis, first=number * index(size), size=size) if tasks > 1 else None
+            block = self._block(axis, tasks, number) if tasks > 1 else None
             return sequence(self._copy(block), self._update(block))
 
         blocks = f", axis {axis} in {tasks} blocks" if tasks > 1 else ""
@@ -95,9 +106,34 @@ class ScatterPart(KernelPart[None]):
             return 1
         return lanes_of(dtype_of(self._updates), self.context.device.register_bytes)
 
+    def _block(self, axis: int, tasks: int, number: Expr) -> _ScatterBlock:
+        extent = self._shape[axis]
+        size = ceil_div(extent, tasks)
+        first = number * index(size)
+        return _ScatterBlock(axis=axis, first=first, size=tile_size(extent, size, first))
+
     @property
     def _division(self) -> tuple[int, int]:
-        """The axis that is divided among the cores, none of those indexed, and into how many blocks; 1 if none pays."""
+        """The axis that is divided among the cores, and into how many blocks; 1 if none pays."""
+        axis, tasks = self._free_division
+        skipped_s = 0.0
+        if tasks == 1 and self._has_wide_rows:
+            axis, tasks = 0, min(self.context.device.unit_count, self._shape[0])
+            updates = prod(static_shape(self.context.operator.params[1])[:-1])
+            skipped_s = updates * SKIP_CYCLES / Machine(self.context.device).vector_hz
+        busy_s = self._busy_s / tasks + skipped_s
+        return (
+            (axis, tasks) if outer_kind(busy_s, replace(self.context.device, unit_count=tasks)) == PARALLEL else (0, 1)
+        )
+
+    @property
+    def _has_wide_rows(self) -> bool:
+        """Whether each index, of the leading axis first, names several vectors."""
+        return self.work.by_tuple and prod(self._shape[len(self.work.axes) :]) >= 2 * self._lanes > 2
+
+    @property
+    def _free_division(self) -> tuple[int, int]:
+        """The axis without indices that gives most blocks, each of whole lines."""
         last, units = len(self._shape) - 1, self.context.device.unit_count
         found = (0, 1)
         updates = self._shape if self.work.by_tuple else static_shape(self._updates)
@@ -105,11 +141,13 @@ class ScatterPart(KernelPart[None]):
         for axis in (axis for axis in free if updates[axis] == self._shape[axis]):
             whole = self._shape[axis] // (self._lanes if axis == last else 1)
             tasks = max((count for count in range(1, units + 1) if whole % count == 0), default=1)
-            if self._shape[axis] % tasks == 0 and tasks > found[1]:
+            if self._shape[axis] % tasks == 0 and tasks > found[1] and self._has_own_lines(axis, tasks):
                 found = axis, tasks
-        axis, tasks = found
-        kind = outer_kind(self._busy_s / tasks, replace(self.context.device, unit_count=tasks))
-        return (axis, tasks) if kind == PARALLEL else (axis, 1)
+        return found
+
+    def _has_own_lines(self, axis: int, tasks: int) -> bool:
+        run = prod(self._shape[axis:]) // tasks * itemsize_bytes(dtype_of(self._updates))
+        return run % LINE_BYTES == 0 or run >= LONG_RUN_BYTES
 
     @property
     def _busy_s(self) -> float:
@@ -145,10 +183,12 @@ class ScatterPart(KernelPart[None]):
 
         def tuple_at(number: tuple[Expr, ...]) -> Stmt:
             rows = [cast_to(load(indices, (*number, index(k))), INDEX_DTYPE) for k in range(length)]
-            return _over(
-                self._shape[length:], length, block, self._lanes,
+            named = block is not None and block.axis in work.axes
+            update = _over(
+                self._shape[length:], length, None if named else block, self._lanes,
                 lambda point: write([*rows, *point], load(updates, (*number, *point))),
             )  # fmt: skip
+            return if_all(block.holds(rows[block.axis]), update) if block is not None and named else update
 
         return nest(counts, SERIAL, [f"u{k}" for k in range(len(counts))], tuple_at)
 
@@ -159,7 +199,10 @@ class _ScatterBlock:
 
     axis: int
     first: Expr
-    size: int
+    size: int | Expr
+
+    def holds(self, place: Expr) -> list[Expr]:
+        return [place >= self.first, place < self.first + self.size]
 
 
 def _over(
@@ -170,7 +213,8 @@ def _over(
     body: Callable[[tuple[Expr, ...]], Stmt],
 ) -> Stmt:
     """``body`` at every point of ``shape``, whose first axis is axis ``leading`` of the data, within ``block``."""
-    extents, inside = list(shape), None
+    extents: list[int | Expr] = list(shape)
+    inside = None
     if block is not None:
         inside = block.axis - leading
         extents[inside] = block.size
@@ -182,6 +226,8 @@ def _over(
         return nest(extents, SERIAL, [f"i{k}" for k in range(len(extents))], at)
     *outer, last = extents
     names = [f"i{k}" for k in range(len(outer))]
+
+    assert isinstance(last, int), "the axis of a tuple's own rows is not their last one"
 
     def row(point: tuple[Expr, ...]) -> Stmt:
         def vectors(first: Expr, size: int) -> Stmt:
