@@ -81,7 +81,8 @@ class GraphModule:
         self._plain = {item.name: plain for item in self.inputs if (plain := _PlainArrays.of(item, self.device))}
         self._values: dict[str, Tensor] = {}
         self._arguments: list[Tensor] | None = None  # for the next run, until an input is set
-        self._outputs: list[Tensor] | None = None
+        self._result: Any = None  # of the last run
+        self._outputs: list[Tensor] | None = None  # its tensors, once they are asked for: each costs a microsecond
         self._one_thread, self._turns = OneThread(), Turns()
 
     @property
@@ -154,7 +155,7 @@ class GraphModule:
                 self._main = self.vm["main"]
             if self._arguments is None:
                 self._arguments = self.arguments()
-            self._outputs = list(flatten_outputs(self._main(*self._arguments)))
+            self._result, self._outputs = self._main(*self._arguments), None
             self._turns.has_run()
 
     def get_output(self, index: int = 0, out: Any = None) -> Any:
@@ -221,8 +222,10 @@ class GraphModule:
         return [self._values[item.name] for item in self.inputs]
 
     def _results(self) -> list[Tensor]:
-        if self._outputs is None:
+        if self._result is None:
             raise InputError("there are no outputs yet.", "call run() first")
+        if self._outputs is None:
+            self._outputs = list(flatten_outputs(self._result))
         return self._outputs
 
 
@@ -326,7 +329,7 @@ def _spare_machine(source: Any, device: tvm.runtime.Device) -> ThreadSafeMachine
 
     For ``GraphModule(lib["default"](device))``, as old code writes it: on a GPU each machine copies the constants.
     """
-    if not isinstance(source, GraphModule) or source.device != device or source._values or source._outputs is not None:
+    if not isinstance(source, GraphModule) or source.device != device or source._values or source._result is not None:
         return None
     with source._one_thread:
         machine, source._machine = source._machine, None

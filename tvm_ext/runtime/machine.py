@@ -121,9 +121,9 @@ class Turns:
                 f"another thread has set {sorted(lost)[0]!r} after this one and before it ran.", _OWN
             )
 
-    def has_run(self) -> None:
+    def has_run(self, ident: Callable[[], int] = threading.get_ident) -> None:
         self._runs += 1
-        self._ran[threading.get_ident()] = self._runs
+        self._ran[ident()] = self._runs
 
     def check_outputs(self) -> None:
         """Raise ConcurrentUseError where another thread has run since this thread did."""
