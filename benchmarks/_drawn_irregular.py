@@ -34,8 +34,10 @@ class DrawnOperator:
 
     @property
     def text(self) -> str:
-        shapes = " ".join(str(list(item.shape)) for item in self.operands if item.ndim)
-        return f"{shapes} {' '.join(f'{name}={value}' for name, value in self.attributes.items())}".strip()
+        known = [number in self.constants and item.size <= 4 for number, item in enumerate(self.operands)]
+        shapes = [item.tolist() if said else list(item.shape) for said, item in zip(known, self.operands, strict=True)]
+        given = [f"{name}={value}" for name, value in self.attributes.items()]
+        return " ".join([*map(str, shapes), *given])
 
     def model(self) -> tuple[onnx.ModelProto, dict[str, Array]]:
         """The model, and values of its inputs."""

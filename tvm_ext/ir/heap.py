@@ -19,9 +19,6 @@ KEYED = frozenset(("float32", "float16", "int32", "int16", "int8", "uint16", "ui
 HALF = 32
 """Bits of a key's half."""
 
-_MAGNITUDE = 0x7FFFFFFF
-"""The bits of a float32 besides its sign."""
-
 LEVEL_CYCLES = 10.0
 """Of one level that a key sinks: loads of two children and a comparison, one after the other (Zen 4: 9 to 11)."""
 
@@ -32,27 +29,37 @@ def key_of(value: Expr, position: Expr, *, largest: bool = True) -> Expr:
     Of equal values the first one goes first, zeros of both signs are equal, and NaN is greater than all numbers. Worked
     example: 2.0 at 3 is 0x40000000 in the upper half, and -1 - 3 in the lower one.
     """
-    if dtype_of(value).startswith("float"):
-        wide = cast_to(value, "float32")
-        bits = tirx.reinterpret("int32", wide)
-        ordered = tirx.bitwise_xor(bits, tirx.bitwise_and(bits >> tirx.const(HALF - 1, "int32"), _int32(_MAGNITUDE)))
-        some = tirx.Select(wide.equal(tirx.const(0.0, "float32")), _int32(0), ordered)
-        rank = tirx.Select(is_number(wide), some, _int32(_MAGNITUDE))
+    rank = cast_to(rank_of(value, largest=largest), INDEX_DTYPE)
+    return (rank << index(HALF)) + (index((1 << HALF) - 1) - position)
+
+
+def rank_of(value: Expr, *, largest: bool = True) -> Expr:
+    """An integer of `rank_bits` that orders as ``value`` does, or the other way round without ``largest``.
+
+    Zeros of both signs are equal, and NaN is greater than all numbers.
+    """
+    bits, dtype = rank_bits(dtype_of(value)), dtype_of(value)
+    whole = f"int{bits}"
+    if dtype.startswith("float"):
+        wide = cast_to(value, f"float{bits}")
+        raw, magnitude = tirx.reinterpret(whole, wide), tirx.const((1 << (bits - 1)) - 1, whole)
+        ordered = tirx.bitwise_xor(raw, tirx.bitwise_and(raw >> tirx.const(bits - 1, whole), magnitude))
+        some = tirx.Select(wide.equal(tirx.const(0.0, f"float{bits}")), tirx.const(0, whole), ordered)
+        rank = tirx.Select(is_number(wide), some, magnitude)
     else:
-        rank = cast_to(value, "int32")
-    rank = rank if largest else tirx.bitwise_not(rank)
-    upper = cast_to(rank, INDEX_DTYPE) << index(HALF)
-    return upper + (index((1 << HALF) - 1) - position)
+        rank = cast_to(value, whole)
+    return rank if largest else tirx.bitwise_not(rank)
+
+
+def rank_bits(dtype: str) -> int:
+    """Of the rank of an element of ``dtype``: 32, or 64 where those cannot hold it."""
+    return HALF if dtype in KEYED or dtype == "bool" else 2 * HALF
 
 
 def position_of(key: Expr) -> Expr:
     """Where the element of ``key`` was."""
     all_ones = index((1 << HALF) - 1)
     return all_ones - tirx.bitwise_and(key, all_ones)
-
-
-def _int32(value: int) -> Expr:
-    return tirx.const(value, "int32")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
-"""Selections that one kernel computes: the first k of an axis, boxes that overlap little, elements that are not 0."""
+"""Selections that one kernel computes, as the first k of an axis or boxes that overlap little; and sums so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 TOP_K = "tvm_ext.top_k"
 """PrimFunc attribute: the `TopK` that the function computes, as JSON."""
@@ -18,6 +19,9 @@ which one counts (scalars, float32), then rows (m, 3) of image, class and box (i
 COMPACTION = "tvm_ext.compaction"
 """PrimFunc attribute: the function writes where its first parameter is not zero (n,), then how often that is (1,)."""
 
+UNIQUE = "tvm_ext.unique"
+"""PrimFunc attribute: the function computes `ir.radix_sort.unique`, whose parameters it has."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK:
@@ -28,3 +32,19 @@ class TopK:
 
     axis: int
     largest: bool
+
+
+SCAN = "tvm_ext.scan"
+"""PrimFunc attribute: the `Scan` that the function computes, as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """Sums, or products, of all elements of ``axis`` up to each one; with ``exclusive`` up to the one before it.
+
+    The function's parameters are data and sums, of one shape and of the type that is summed in.
+    """
+
+    axis: int
+    combiner: Literal["sum", "prod"]
+    exclusive: bool

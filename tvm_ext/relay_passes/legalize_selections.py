@@ -1,6 +1,6 @@
-"""NonZero and NonMaxSuppression on CPUs: one function selects and counts, another one writes as many as there are.
+"""NonZero, Unique and NonMaxSuppression on CPUs: one function selects and counts, others write as many as there are.
 
-For NonZero stock TVM calls NumPy, in Python, when a library runs; behind NonMaxSuppression it has five small functions.
+For the first two stock TVM calls NumPy, in Python, when a library runs; behind the third it has five small functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tvm_ext._tvm import (
 from tvm_ext.analysis.relax_values import operator_name, static_shape
 from tvm_ext.ir.build_ir import INDEX_DTYPE, split_index
 from tvm_ext.ir.compaction import compact
-from tvm_ext.records.selection import COMPACTION, SUPPRESSION
+from tvm_ext.ir.radix_sort import SORTED, unique
+from tvm_ext.records.selection import COMPACTION, SUPPRESSION, UNIQUE
 
 from .rewriting import CallRewriter
 
@@ -49,6 +50,8 @@ class _Selections(CallRewriter):
         if name == "relax.vision.all_class_non_max_suppression" and call.attrs.output_format == "onnx":
             limit, shapes = call.args[2], [static_shape(item) for item in call.args]
             return _boxes(self.builder_, call) if isinstance(limit, Constant) and None not in shapes else call
+        if name == "relax.unique":
+            return _unique(self.builder_, call) if _is_flat(call) else call
         return call
 
 
@@ -59,7 +62,7 @@ def _boxes(builder: BlockBuilder, call: Call) -> Expr:
         *(boxes, scores, int(limit.value.numpy().reshape(-1)[0]), *thresholds, "onnx"),
         primfunc_name_hint="all_class_non_max_suppression",
     )
-    rows, count, size = _counted(builder, made, SUPPRESSION)
+    (rows,), count, size = _counted(builder, made, SUPPRESSION)
 
     def first(rows: TeTensor) -> TeTensor:
         return te.compute((size, rows.shape[1]), lambda row, field: rows[row, field], name="selected")
@@ -67,14 +70,55 @@ def _boxes(builder: BlockBuilder, call: Call) -> Expr:
     return relax.Tuple([builder.emit(builder.call_te(first, rows, primfunc_name_hint="selected_boxes")), count])
 
 
-def _counted(builder: BlockBuilder, made: Call, attribute: str) -> tuple[Expr, Expr, Var]:
+def _counted(builder: BlockBuilder, made: Call, attribute: str) -> tuple[list[Expr], Expr, Var]:
     """What a function, marked with ``attribute``, selects, how many that are, and this number as an extent."""
     builder.update_func(made.args[0], builder.get()[made.args[0]].with_attr(attribute, True))
-    both = builder.emit(made)
-    selected, count = (builder.emit(relax.TupleGetItem(both, number)) for number in range(2))
+    results = builder.emit(made)
+    *selected, count = (builder.emit(relax.TupleGetItem(results, k)) for k in range(len(results.ty.fields)))
     size = Var("selected", INDEX_DTYPE)
     builder.match_cast(builder.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([size]))
     return selected, count, size
+
+
+def _is_flat(call: Call) -> bool:
+    """Whether it asks for what is unique among all elements, ascending: not among rows, which would be compared."""
+    x, is_sorted = call.args[:2]
+    shape = static_shape(x)
+    known = shape is not None and prod(shape) > 0 and str(x.ty.dtype) in SORTED
+    return known and bool(int(is_sorted.value)) and (len(call.args) < 6 or (shape is not None and len(shape) == 1))
+
+
+def _unique(builder: BlockBuilder, call: Call) -> Expr:
+    x, wanted = call.args[0], [bool(int(flag.value)) for flag in call.args[2:5]]
+    shape, dtype = static_shape(x), str(x.ty.dtype)
+    assert shape is not None
+    elements = prod(shape)
+    made = builder.call_te(
+        lambda x: te.extern(
+            [(elements + 1,), (elements,), (elements + 1,), (1,)],
+            [x],
+            lambda ins, outs: unique(ins[0], *outs),
+            dtype=[INDEX_DTYPE] * 4,
+            name="unique",
+        ),
+        x,
+        primfunc_name_hint="unique",
+    )
+    (firsts, inverse, counts), _, size = _counted(builder, made, UNIQUE)
+
+    def value(x: TeTensor, firsts: TeTensor) -> TeTensor:
+        return te.compute((size,), lambda number: x(*split_index(firsts[number], shape)), name=f"unique_{dtype}")
+
+    def first(rows: TeTensor) -> TeTensor:
+        return te.compute((size,), lambda number: rows[number], name="filled")
+
+    values = builder.emit(builder.call_te(value, x, firsts, primfunc_name_hint="unique_values"))
+    others = [
+        *([builder.emit(builder.call_te(first, firsts, primfunc_name_hint="filled"))] if wanted[0] else []),
+        *([inverse] if wanted[1] else []),
+        *([builder.emit(builder.call_te(first, counts, primfunc_name_hint="filled"))] if wanted[2] else []),
+    ]
+    return relax.Tuple([values, *others]) if others else values
 
 
 def _coordinates(builder: BlockBuilder, data: Expr, shape: tuple[int, ...]) -> Expr:
@@ -89,7 +133,7 @@ def _coordinates(builder: BlockBuilder, data: Expr, shape: tuple[int, ...]) -> E
         data,
         primfunc_name_hint="nonzero",
     )
-    positions, _, size = _counted(builder, made, COMPACTION)
+    (positions,), _, size = _counted(builder, made, COMPACTION)
 
     def divided(positions: TeTensor) -> TeTensor:
         def coordinate(axis: Expr, number: Expr) -> Expr:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, ir, topi
 from tvm_ext.analysis.relax_values import static_shape
 from tvm_ext.ir.build_ir import INDEX_DTYPE
 from tvm_ext.records.scatter import SCATTER, Scatter
-from tvm_ext.records.selection import TOP_K, TopK
+from tvm_ext.records.selection import SCAN, TOP_K, Scan, TopK
 from tvm_ext.records.serialise import to_json
 
-Description: TypeAlias = Scatter | TopK
+Description: TypeAlias = Scatter | TopK | Scan
 
 
 def marked(
@@ -63,8 +63,26 @@ def _top_k(call: Call) -> TopK | None:
     return TopK(axis=int(call.attrs.axis) % int(call.args[0].ty.ndim), largest=call.attrs.largest)
 
 
+def _stock_scan(builder: BlockBuilder, call: Call) -> Expr:
+    """What DispatchSortScan makes of it on a CPU."""
+    attrs, name = call.attrs, call.op.name.removeprefix("relax.")
+    axis = None if attrs.axis is None else int(attrs.axis)
+    way = topi.cumsum if name == "cumsum" else topi.cumprod
+    dtype = str(call.ty.dtype)
+    return builder.call_te(way, call.args[0], axis, dtype, bool(attrs.exclusive), primfunc_name_hint=name)
+
+
+def _scan(call: Call) -> Scan | None:
+    if call.attrs.axis is None or str(call.args[0].ty.dtype) == "bool":
+        return None
+    axis = int(call.attrs.axis) % int(call.args[0].ty.ndim)
+    combiner: Literal["sum", "prod"] = "sum" if call.op.name == "relax.cumsum" else "prod"
+    return Scan(axis=axis, combiner=combiner, exclusive=bool(call.attrs.exclusive))
+
+
 MARKED = {
     "relax.scatter_nd": marked(SCATTER, 4, _scatter_nd),
     "relax.scatter_elements": marked(SCATTER, 4, _scatter_elements),
+    **{name: marked(SCAN, 2, _scan, _stock_scan) for name in ("relax.cumsum", "relax.cumprod")},
     "relax.topk": marked(TOP_K, 3, _top_k, _stock_top_k),
 }

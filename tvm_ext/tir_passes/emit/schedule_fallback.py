@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from itertools import takewhile
+from math import prod
 from typing import Any
 
-from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, tirx
-from tvm_ext.analysis.computations import SPATIAL_ITERATION
+from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, Var, tirx
+from tvm_ext.analysis.computations import SPATIAL_ITERATION, static_shape
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.errors import IllegalRewrite
+from tvm_ext.ir.build_ir import SERIAL, outer_kind
 from tvm_ext.records.choice import KernelChoice
 
 from ..expressions.exact_floats import keep_floats_outside_reductions, pass_nan_on
+
+ELEMENT_CYCLES = 4.0
+"""Of one element on one core, assumed: such a kernel computes indices, and seldom vectors."""
 
 INNER_LOOPS_LEFT = 1  # the last loop stays serial, for LLVM to vectorise
 
@@ -22,7 +28,7 @@ def fallback_kernel(
     """The kernel of what was refused, scheduled where that can be; the choice says why."""
     func = func.with_body(keep_floats_outside_reductions(func.body))
     try:
-        scheduled, what = schedule_fallback(func)
+        scheduled, what = schedule_fallback(func, device)
     except IllegalRewrite as second:
         notes = (f"no kernel constructed: {refusal}", f"not scheduled either: {second}")
         func = func.with_body(pass_nan_on(func.body))
@@ -32,9 +38,10 @@ def fallback_kernel(
     return scheduled, KernelChoice(operator=name, path="fallback", notes=notes, device=device.name)
 
 
-def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
+def schedule_fallback(func: PrimFunc, device: DeviceSpec | None = None) -> tuple[PrimFunc, str]:
     """``func`` with the outer data-parallel loops of every block run in parallel, and a sentence that says so.
 
+    Where ``device`` is known, few elements stay on one core, which is done before another one has begun.
     Raises IllegalRewrite where the function has no block to schedule (external calls, hand-lowered loops).
     """
     if not isinstance(func.body, SBlockRealize) or not func.attrs.get("s_tir", True):
@@ -44,11 +51,31 @@ def schedule_fallback(func: PrimFunc) -> tuple[PrimFunc, str]:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     except (ScheduleError, ValueError, RuntimeError) as error:
         raise IllegalRewrite("stock TVM's schedule does not accept it") from error
-    done = sum(_parallelise(schedule, block) for block in blocks)
     if not blocks:
         raise IllegalRewrite("its body has no blocks to schedule")
+    if device is not None and _is_little(func, device) and not any(_reduces(schedule, block) for block in blocks):
+        return func, "fallback: few elements, on one core"
+    done = sum(_parallelise(schedule, block) for block in blocks)
     scheduled = schedule.mod["main"].without_attr("global_symbol")
     return scheduled, f"fallback: {done} of {len(blocks)} blocks run in parallel over their outer loops"
+
+
+def _is_little(func: PrimFunc, device: DeviceSpec) -> bool:
+    """Whether a launch costs more than it saves, by the tensors of known shapes; one of unknown shape has as many."""
+    sizes = [size for param in func.params if (size := _elements(param)) is not None]
+    busy_s = sum(sizes) * ELEMENT_CYCLES / Machine(device).vector_hz
+    return bool(sizes) and outer_kind(busy_s / device.unit_count, device) == SERIAL
+
+
+def _elements(param: Var) -> int | None:
+    try:
+        return prod(static_shape(param))
+    except IllegalRewrite:
+        return None
+
+
+def _reduces(schedule: Schedule, block: SBlock) -> bool:
+    return any(int(v.iter_type) != SPATIAL_ITERATION for v in schedule.get(block).iter_vars)
 
 
 def _parallelise(schedule: Schedule, block: SBlock) -> int:

@@ -1,7 +1,7 @@
 """The first k elements along an axis: a heap of the best so far, whose top is the worst of them, then sorted.
 
 An element that is no better than the top costs a comparison, and vectors of them one comparison together. ONNX
-Runtime's kernels do the same for a small k.
+Runtime's kernels do the same for a small k. For a large one all elements are sorted by bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tvm_ext.ir.build_ir import (
     store,
 )
 from tvm_ext.ir.heap import KEYED, LEVEL_CYCLES, Heap, key_of, position_of
+from tvm_ext.ir.radix_sort import SORTED, Enter, Sorted, radix_sort, sort_cycles
 from tvm_ext.records.choice import KernelChoice
 from tvm_ext.records.selection import TOP_K, TopK
 
@@ -49,7 +50,7 @@ class CpuTopK(KernelKind):
         if work is None:
             return None
         part = TopKPart(work=work, context=operator.parameters_only(2))
-        return part if part.dtype in KEYED else None
+        return part if part.dtype in SORTED else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +61,8 @@ class TopKPart(KernelPart[None]):
     context: KernelContext
 
     def forms(self, chosen: None = None) -> list[Form]:
-        note = f"the first {self._k} of {self._length} in a heap, {prod(self._rows)} rows"
+        way = "sorted by bytes" if self._sorts else "in a heap"
+        note = f"the first {self._k} of {self._length} {way}, {prod(self._rows)} rows"
         return [Form(path="rows", statements=(self.statement(self._kind),), program=None, notes=(note,))]
 
     def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
@@ -97,11 +99,24 @@ class TopKPart(KernelPart[None]):
         return lanes_of(self.dtype, self.context.device.register_bytes) if is_last else 1
 
     @property
-    def _busy_s(self) -> float:
-        """Seconds of one core for rows in random order, of which k ln(n/k) elements enter a full heap."""
+    def _heap_cycles(self) -> float:
+        """For a row in random order, of which k ln(n/k) elements enter a full heap."""
         k, length = self._k, self._length
         sifted = k * (1 + log(length / k)) * log2(k) + 2 * k
-        cycles = length / self._lanes * 2 + sifted * LEVEL_CYCLES
+        return length / self._lanes * 2 + sifted * LEVEL_CYCLES
+
+    @property
+    def _sorts(self) -> bool:
+        return self.dtype not in KEYED or self._sort_cycles < self._heap_cycles
+
+    @property
+    def _sort_cycles(self) -> float:
+        return sort_cycles(self._length, self.dtype)
+
+    @property
+    def _busy_s(self) -> float:
+        """Seconds of one core."""
+        cycles = self._sort_cycles if self._sorts else self._heap_cycles
         return prod(self._rows) * cycles / Machine(self.context.device).vector_hz
 
     @property
@@ -112,6 +127,8 @@ class TopKPart(KernelPart[None]):
     def _row(self, point: tuple[Expr, ...]) -> Stmt:
         data, values, positions = self.context.operator.params
         axis, k = self.work.axis, self._k
+        if self._sorts:
+            return self._sorted_row(point)
         heap = Heap(new_buffer((k,), INDEX_DTYPE, "best"), of_least=True)
 
         def at(place: Expr) -> list[Expr]:
@@ -141,3 +158,22 @@ class TopKPart(KernelPart[None]):
         order = [loop(k - 1, SERIAL, "sorted", lambda s: heap.pop(index(k) - s))] if k > 1 else []
         written = loop(k, SERIAL, "j", write)
         return sequence(allocate(heap.keys), first, heap.build(index(k)), *rest, *order, written)
+
+    def _sorted_row(self, point: tuple[Expr, ...]) -> Stmt:
+        data, values, positions = self.context.operator.params
+        axis, length = self.work.axis, self._length
+
+        def at(place: Expr) -> list[Expr]:
+            return [*point[:axis], place, *point[axis:]]
+
+        def elements(enter: Enter) -> Stmt:
+            return loop(length, SERIAL, "i", lambda i: enter(i, load(data, at(i))))
+
+        def first(order: Sorted) -> Stmt:
+            def write(place: Expr) -> Stmt:
+                found = order.position(place)
+                return sequence(store(positions, found, at(place)), store(values, load(data, at(found)), at(place)))
+
+            return loop(self._k, SERIAL, "j", write)
+
+        return radix_sort(length, self.dtype, elements, first, ascending=not self.work.largest)

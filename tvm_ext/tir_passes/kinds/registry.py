@@ -31,6 +31,7 @@ from .cpu_cells import CpuCells
 from .cpu_chains import CpuChains
 from .cpu_compaction import CpuCompaction
 from .cpu_rows import CpuRows
+from .cpu_scans import CpuScans
 from .cpu_scatters import CpuScatters
 from .cpu_suppression import CpuSuppression
 from .cpu_tiles import CpuTiles
@@ -47,6 +48,7 @@ KINDS: list[KernelKind] = [
         CpuAttention(),
         CpuScatters(),
         CpuTopK(),
+        CpuScans(),
         CpuSuppression(),
         CpuCompaction(),
         CpuChains(),

@@ -1,12 +1,14 @@
-"""NonZero: coordinates against NumPy's, of every type and rank, without a call of Python when it runs."""
+"""NonZero and Unique: against NumPy's, of every type and rank, without a call of Python when they run."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from onnx.helper import make_node, np_dtype_to_tensor_dtype
+from tvm import relax
 
 from tests.support.small_models import onnx_model
+from tests.support.small_modules import module_of
 from tvm_ext import relay
 
 
@@ -38,3 +40,35 @@ def test_types(dtype: str) -> None:
 
 def test_nan_is_not_zero_and_minus_zero_is() -> None:
     check(np.array([[np.nan, -0.0, 0.0], [np.inf, 1e-45, -1e-45]], "float32"))
+
+
+def unique(x: np.ndarray, results: int) -> list[str]:
+    """Compares all results with NumPy's, and tells the kernels."""
+    param = relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+    call = relax.op.unique(param, True, *(results > number for number in (1, 2, 3)))
+    library = relay.build(module_of([param], call), "llvm", enable_rammer=False)
+    module = relay.GraphModule(library)
+    module.run(x=x)
+    wanted = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
+    for number in range(results):
+        found = module.get_output(number).numpy()
+        np.testing.assert_array_equal(found, wanted[number].reshape(-1))
+        assert found.dtype == wanted[number].dtype
+    return [f"{item.name}: {item.choice.reason}" for item in library.report.operators]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([3.5], "float32"),
+        np.array([np.nan, 1, -0.0, 0.0, np.nan, -np.inf, np.inf], "float32"),
+        np.random.default_rng(0).integers(-(2**62), 2**62, 3000),
+        np.random.default_rng(1).integers(0, 9, (4, 5, 6)).astype("int32"),
+        np.random.default_rng(2).integers(-128, 127, 500).astype("int8"),
+        np.random.default_rng(3).standard_normal(300).round(1),
+        np.array([True, False, True]),
+    ],
+)
+def test_unique(x: np.ndarray) -> None:
+    for results in (1, 2, 3, 4):
+        assert unique(x, results)[0] == "unique: a sort by bytes"

@@ -10,7 +10,7 @@ from tvm import relax
 
 from tests.support.small_modules import module_of
 from tvm_ext import relay
-from tvm_ext.ir.heap import KEYED
+from tvm_ext.ir.radix_sort import SORTED
 
 
 def top_k(x: np.ndarray[Any, Any], k: int, axis: int = -1, largest: bool = True) -> tuple[Any, Any, str]:
@@ -51,7 +51,15 @@ def test_shapes(shape: tuple[int, ...], k: int, axis: int, largest: bool) -> Non
     assert how == f"the first {k} of {shape[axis]} in a heap, {x.size // shape[axis]} rows"
 
 
-@pytest.mark.parametrize("dtype", sorted(KEYED))
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("shape", "k", "axis"), [((1500,), 1500, 0), ((2, 3000), 900, 1), ((4000, 3), 1700, 0)])
+def test_many_are_sorted_by_bytes(shape: tuple[int, ...], k: int, axis: int, largest: bool) -> None:
+    x = np.random.default_rng(k).standard_normal(shape).astype("float32").round(1)
+    how = check(x, k, axis, largest)
+    assert how == f"the first {k} of {shape[axis]} sorted by bytes, {x.size // shape[axis]} rows"
+
+
+@pytest.mark.parametrize("dtype", sorted(SORTED - {"bool"}))
 def test_types_with_ties(dtype: str) -> None:
     draw = np.random.default_rng(1)
     low = 0 if dtype.startswith("u") else -9
@@ -69,11 +77,3 @@ def test_nan_and_zeros_of_both_signs() -> None:
     for k in (1, 60, 200):
         check(x, k)
         check(x, k, largest=False)
-
-
-def test_types_without_keys_are_sorted_by_stock_tvm() -> None:
-    x = np.random.default_rng(4).standard_normal((3, 50))
-    values, positions, how = top_k(x, 7)
-    np.testing.assert_array_equal(positions, expected(x, 7))
-    np.testing.assert_array_equal(values, np.take_along_axis(x, positions, -1))
-    assert "an external call" in how

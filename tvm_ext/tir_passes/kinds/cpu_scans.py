@@ -1,0 +1,201 @@
+"""Sums and products of all elements so far: columns side by side in registers, or a row in parts side by side.
+
+Each sum waits for the one before it. So several are computed at once: one for each column, or, where the axis is the
+last one, one for each part of a row, to which what the parts before it hold is added afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm_ext._tvm import Expr, ForKind, Stmt, tirx
+from tvm_ext.analysis.computations import dtype_of, static_shape
+from tvm_ext.devices.machine import Machine
+from tvm_ext.ir.build_ir import (
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    accumulate,
+    allocate,
+    cast_to,
+    combine,
+    index,
+    lanes_of,
+    load,
+    loop,
+    new_buffer,
+    outer_kind,
+    parallel_cut,
+    sequence,
+    split_index,
+    store,
+    vector_loops,
+)
+from tvm_ext.records.choice import KernelChoice
+from tvm_ext.records.selection import SCAN, Scan
+
+from ..plan.context import KernelContext, UnscheduledOperator
+from ..plan.form import Form
+from .kernel_kind import KernelKind, KernelPart
+
+REGISTERS = 4
+"""A choice: of sums, side by side. An addition takes 4 cycles (Agner Fog's tables, Zen and Intel)."""
+
+PARTS = 8
+"""A choice: of a row. Two additions a cycle of 4 cycles each are 8 at once."""
+
+LEAST_PART, LINE = 32, 16
+"""Elements: a part is an odd number of lines of 64 bytes, so that parts do not share the sets of a cache."""
+
+
+class CpuScans(KernelKind):
+    name = "a scan"
+
+    def of_function(self, operator: UnscheduledOperator) -> ScanPart | None:
+        work = operator.attribute(SCAN, Scan)
+        return None if work is None else ScanPart(work=work, context=operator.parameters_only())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanPart(KernelPart[None]):
+    """All rows and columns of one operator."""
+
+    work: Scan
+    context: KernelContext
+
+    def forms(self, chosen: None = None) -> list[Form]:
+        outer, _, inner = self._extents
+        if inner > 1:
+            counts, note = [outer, -(-inner // self._width)], f"columns by {self._width}"
+            statement = parallel_cut(counts, self._kind, "task", self._columns)
+        else:
+            note = f"rows in {PARTS if self._part else 1} parts"
+            statement = parallel_cut([outer], self._kind, "row", self._row)
+        return [Form(path="rows", statements=(statement,), program=None, notes=(note,))]
+
+    def describe(self, choice: KernelChoice, forms: Sequence[Form]) -> KernelChoice:
+        units = self.context.device.unit_count if self._kind == PARALLEL else 1
+        return replace(choice, expected_s=self._busy_s / units + Machine(self.context.device).launch_s)
+
+    @property
+    def _extents(self) -> tuple[int, int, int]:
+        """What is before the axis, along it and behind it."""
+        shape, axis = static_shape(self.context.operator.params[0]), self.work.axis
+        return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+    @property
+    def _dtype(self) -> str:
+        return dtype_of(self.context.operator.params[1])
+
+    @property
+    def _lanes(self) -> int:
+        return lanes_of(self._dtype, self.context.device.register_bytes)
+
+    @property
+    def _width(self) -> int:
+        return min(REGISTERS * self._lanes, self._extents[2])
+
+    @property
+    def _part(self) -> int:
+        """Elements of each of a row's `PARTS`; 0 where it is too short for them."""
+        part = self._extents[1] // PARTS // LINE * LINE
+        part -= 0 if part // LINE % 2 else LINE
+        return part if part >= LEAST_PART else 0
+
+    @property
+    def _busy_s(self) -> float:
+        outer, length, inner = self._extents
+        steps = REGISTERS if inner > 1 else 2 * PARTS if not self._part else 4
+        per_step = self._width if inner > 1 else 1 if not self._part else 2
+        cycles = outer * length * inner / per_step * steps
+        return cycles / Machine(self.context.device).vector_hz
+
+    @property
+    def _kind(self) -> ForKind:
+        outer, _, inner = self._extents
+        tasks = min(self.context.device.unit_count, outer * -(-inner // self._width))
+        return outer_kind(self._busy_s / max(1, tasks), replace(self.context.device, unit_count=tasks))
+
+    def _at(self, row: Expr, place: Expr, column: Expr) -> list[Expr]:
+        """The element's place in the tensors."""
+        shape, axis = static_shape(self.context.operator.params[0]), self.work.axis
+        return [*split_index(row, shape[:axis]), place, *split_index(column, shape[axis + 1 :])]
+
+    def _step(self, total: Callable[[], Expr], add: Callable[[Expr], Stmt], at: Sequence[Expr]) -> list[Stmt]:
+        """One element: its sum is stored, before or behind its own addition."""
+        data, sums = self.context.operator.params
+        steps = [add(cast_to(load(data, at), self._dtype)), store(sums, total(), at)]
+        return steps[::-1] if self.work.exclusive else steps
+
+    @property
+    def _nothing(self) -> Expr:
+        return tirx.const(0 if self.work.combiner == "sum" else 1, self._dtype)
+
+    def _columns(self, point: tuple[Expr, ...]) -> Stmt:
+        """A few columns of one row of the outer axes; the last ones overlap those before where they do not divide."""
+        row, number = point
+        _, length, inner = self._extents
+        width = self._width
+        first = tirx.min(number * index(width), index(inner - width)) if inner % width else number * index(width)
+        held = new_buffer((width,), self._dtype, "held", "local")
+
+        def lane(place: Expr, v: Expr) -> Stmt:
+            return sequence(
+                *self._step(
+                    lambda: load(held, (v,)),
+                    lambda value: accumulate(held, (v,), value, self.work.combiner),
+                    self._at(row, place, first + v),
+                )
+            )
+
+        cleared = vector_loops(width, self._lanes, VECTORIZED, lambda v: store(held, self._nothing, (v,)))
+        kind = VECTORIZED if self._is_whole else SERIAL
+        steps = loop(
+            length, SERIAL, "k", lambda place: vector_loops(width, self._lanes, kind, lambda v: lane(place, v))
+        )
+        return sequence(allocate(held), cleared, steps)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether a column is one coordinate, so that neighbours lie one behind the other in the expression, too."""
+        shape, axis = static_shape(self.context.operator.params[0]), self.work.axis
+        return sum(extent > 1 for extent in shape[axis + 1 :]) == 1
+
+    def _row(self, point: tuple[Expr, ...]) -> Stmt:
+        (row,) = point
+        _, length, _ = self._extents
+        parts, part = (PARTS, self._part) if self._part else (1, 0)
+        held = new_buffer((parts,), self._dtype, "held", "local")
+        zero = index(0)
+
+        def step(number: Expr, place: Expr) -> Stmt:
+            return sequence(
+                *self._step(
+                    lambda: load(held, (number,)),
+                    lambda value: accumulate(held, (number,), value, self.work.combiner),
+                    self._at(row, place, zero),
+                )
+            )
+
+        def added(number: int) -> Stmt:
+            """What the parts before hold, of whose sums the first register has the whole."""
+            sums = self.context.operator.params[1]
+
+            def element(i: Expr) -> Stmt:
+                at = self._at(row, index(number * part) + i, zero)
+                return store(sums, combine(self.work.combiner, load(held, (zero,)), load(sums, at)), at)
+
+            total = accumulate(held, (zero,), load(held, (index(number),)), self.work.combiner)
+            return sequence(loop(part, SERIAL, "i", element), total)
+
+        cleared = loop(parts, UNROLLED, "p", lambda p: store(held, self._nothing, (p,)))
+        sides = loop(
+            part, SERIAL, "i", lambda i: sequence(*(step(index(p), index(p * part) + i) for p in range(parts)))
+        )
+        rest = length - parts * part
+        tail = [loop(rest, SERIAL, "i", lambda i: step(zero, index(parts * part) + i))] if rest else []
+        joined = [sides, *(added(number) for number in range(1, parts))] if part else []
+        return sequence(allocate(held), cleared, *joined, *tail)
