@@ -80,11 +80,14 @@ def _tasks(
         if not tiles.ahead_bytes:
             return []
         following = tirx.min(batch + index(1), index(work.batch - 1))
-        rows = (min(tiles.query_block, work.queries), work.keys, work.keys)
-        columns = (work.features, work.features, work.value_features)
+        extents = (
+            (min(tiles.query_block, work.queries), work.features),
+            (work.keys, work.features),
+            (work.keys, work.value_features),
+        )
         asked = [
-            ask_for_rows(place.matrix(place.start(following)), *extent, tiles.ahead_bytes)
-            for place, *extent in zip(places, rows, columns, strict=False)
+            ask_for_rows(place.matrix(place.start(following)), rows, columns, tiles.ahead_bytes)
+            for place, (rows, columns) in zip(places[:3], extents, strict=True)
         ]
         return [if_all([block < index(1) if blocks > 1 else None], sequence(*asked))]
 
