@@ -1,4 +1,4 @@
-"""Contenders that benchmarks add to those of `tvm-ext bench`: OpenVINO, and NumPy for a matrix product."""
+"""Contenders that benchmarks add to those of `tvm-ext bench`: OpenVINO, NumPy for a matrix product, the FMA units."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+import tvm
 
 from tvm_ext.bench.contenders import INSTALL_PEERS, Contender
 from tvm_ext.bench.placement import Placement
+from tvm_ext.devices import microbench_kernels
+from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.support.arrays import Array
 
 NUMPY = "numpy"
 OPENVINO = "openvino_f32"
 """With the precision that it is told to use."""
+
+PEAK = "fma_peak"
+"""Multiply-adds in registers alone: what the cores can do at most, in the same minutes as the networks."""
+
+PEAK_STEPS = 4_000_000
+"""Of each chain of multiply-adds of `prepare_peak`: some 10 ms, long against the start of the threads."""
 
 _CPU_SET_BYTES = 128
 """glibc's ``cpu_set_t``: a bit for each of 1024 cores."""
@@ -79,6 +88,21 @@ def prepare_numpy_matmul(left: Array, right: Array, threads: int, placement: Pla
         np.matmul(left, right, out=result)
 
     return Contender(name=NUMPY, import_s=0.0, build_s=0.0, run=run, outputs=lambda: [result])
+
+
+def prepare_peak(threads: int) -> tuple[Contender, float]:
+    """A contender that only multiplies and adds, on all threads, and the float32 operations of one of its runs.
+
+    It has no outputs, being a limit and no way to compute a network.
+    """
+    device, target = device_for_target("llvm")
+    lanes, chains = device.teu_lanes, min(16, device.register_limit - 2)
+    kernel = microbench_kernels.fma_kernel("float32", lanes, chains, threads, PEAK_STEPS)
+    built = tvm.compile(tvm.IRModule({"main": kernel}), target=target)["main"]
+    operands = tvm.runtime.tensor(np.full((2, lanes), 0.5, "float32"))  # x / 2 + 1 / 2 stays finite
+    sums = tvm.runtime.tensor(np.zeros((threads, chains * lanes), "float32"))
+    contender = Contender(name=PEAK, import_s=0.0, build_s=0.0, run=lambda: built(operands, sums), outputs=list)
+    return contender, 2.0 * lanes * chains * PEAK_STEPS * threads
 
 
 def place_openblas(library: str, placement: Placement) -> bool:

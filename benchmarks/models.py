@@ -5,6 +5,9 @@
     python benchmarks/models.py --peer onnxruntime --peer openvino_f32
     python benchmarks/models.py --peer onnxruntime --explain
 
+Kernels of multiply-adds alone take turns among the contenders: "of peak" is what of the cores' float32 rate a model
+gets. Convolutions count as direct sums, so that Winograd's form may pass 100 %.
+
 With ``--explain``, a model that a peer runs faster is also timed operator by operator beside ONNX Runtime, and the
 operators that lose most are listed. Writes ``benchmarks/results/<date>-models-batch<N>.json`` after each model.
 """
@@ -23,12 +26,13 @@ import onnx
 import typer
 from _common import current_environment, progress, result_path, show, write_results
 from _explain import Explanation, explain
-from _peers import OPENVINO, prepare_openvino
+from _peers import OPENVINO, PEAK, prepare_openvino, prepare_peak
 from rich.table import Table
 
 from benchmarks.networks import models
-from tvm_ext.bench.compare import STOCK_BUDGET_S, BenchResult, bench, result_table
-from tvm_ext.bench.contenders import PEERS
+from tvm_ext.bench.compare import STOCK_BUDGET_S, BenchResult, OtherPeer, bench, result_table
+from tvm_ext.bench.contenders import OURS, PEERS
+from tvm_ext.bench.environment import thread_count
 from tvm_ext.errors import UnsupportedEnvironmentError
 from tvm_ext.relay_passes.onnx.load import load_onnx
 
@@ -38,17 +42,34 @@ ENCODERS = ("minilm", "bert_base_layer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelResult:
-    """One model, and the operators that explain its gap where that was asked for and there is one."""
+    """One model, and the operators that explain its gap where that was asked for and there is one.
+
+    ``peak_flops`` are of one run of the contender `PEAK`.
+    """
 
     result: BenchResult
+    peak_flops: float
     explanation: Explanation | None = None
+
+    @property
+    def peers(self) -> list[str]:
+        """Who else runs the model, `PEAK` left out."""
+        return [item.name for item in self.result.timings[1:] if item.name != PEAK]
+
+    def of_peak(self, contender: str) -> float | None:
+        """The model's operations in a second, as a share of what `PEAK` does in one."""
+        own, peak = self.result.timing(contender), self.result.timing(PEAK)
+        if own is None or peak is None:
+            return None
+        return self.result.flops / own.median_s / (self.peak_flops / peak.median_s)
 
     def record(self) -> dict[str, Any]:
         fields = asdict(self.result)
         del fields["environment"]
-        peers = [item.name for item in self.result.timings[1:]]
+        peers = self.peers
         return {
             **fields,
+            "of_peak": {name: self.of_peak(name) for name in (OURS, *peers)},
             "speedup": {name: self.result.speedup(name) for name in peers},
             "fastest_speedup": {name: self.result.fastest_speedup(name) for name in peers},
             "explanation": None if self.explanation is None else asdict(self.explanation),
@@ -64,6 +85,17 @@ def summary(results: Sequence[ModelResult]) -> Table:
             mean, (lowest, where) = statistics.geometric_mean(ratio for ratio, _ in ratios), min(ratios)
             wins = sum(ratio >= 1 for ratio, _ in ratios)
             rows.add_row(peer, str(len(ratios)), f"{mean:.2f}x", f"{lowest:.2f}x {where}", str(wins))
+    return rows
+
+
+def peak_table(results: Sequence[ModelResult]) -> Table:
+    """Per model: operations of a run, and each contender's share of the cores' float32 rate."""
+    peers = [name for name in (*PEERS, OPENVINO) if any(item.result.timing(name) for item in results)]
+    rows = Table("model", "GFLOP", *(f"{name}, of peak" for name in (OURS, *peers)))
+    for item in results:
+        shares = [item.of_peak(name) for name in (OURS, *peers)]
+        cells = ["-" if share is None else f"{share:.0%}" for share in shares]
+        rows.add_row(item.result.model, f"{item.result.flops / 1e9:.2f}", *cells)
     return rows
 
 
@@ -85,18 +117,21 @@ def measure(
     try:
         with progress() as tell:
             proto = model()
-            others = [partial(prepare_openvino, proto)] if OPENVINO in (peers or ()) else []
+            peak, peak_flops = prepare_peak(thread_count())
+            others: list[OtherPeer] = [lambda _inputs, _threads, _placement: peak]
+            others += [partial(prepare_openvino, proto)] if OPENVINO in (peers or ()) else []
             known = None if peers is None else [item for item in peers if item != OPENVINO]
             result = replace(bench(proto, progress=tell, others=others, peers=known, **settings), model=name)
     except UnsupportedEnvironmentError as error:
         print(f"skipped {name}: {error}")
         return None
     show(result.table())
-    if all((result.speedup(item.name) or 1.0) >= explain_below for item in result.timings[1:]):
-        return ModelResult(result=result)
+    made = ModelResult(result=result, peak_flops=peak_flops)
+    if all((result.speedup(name) or 1.0) >= explain_below for name in made.peers):
+        return made
     explanation = explain(name, proto)
     show(explanation.table())
-    return ModelResult(result=result, explanation=explanation)
+    return replace(made, explanation=explanation)
 
 
 def load(name: str, batch: int, sequence: int) -> onnx.ModelProto:
@@ -131,6 +166,7 @@ def main(
                 write_results(path, what, environment, [item.record() for item in results])
         show(result_table([item.result for item in results]))
         show(summary(results))
+        show(peak_table(results))
         print(f"written: {path}")
 
 

@@ -56,6 +56,7 @@ class BenchResult:
     environment: Environment
     timings: tuple[Timing, ...]  # ours first
     skipped: tuple[tuple[str, str], ...] = ()
+    flops: float = 0.0  # of one run, by our build's report: convolutions count as direct sums
 
     def timing(self, name: str) -> Timing | None:
         return next((item for item in self.timings if item.name == name), None)
@@ -127,6 +128,7 @@ def bench(
         environment=environment,
         timings=timings,
         skipped=skipped,
+        flops=sum(item.choice.flops * item.calls for item in ours.library.report.operators) if ours.library else 0.0,
     )
 
 
