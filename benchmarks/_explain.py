@@ -194,7 +194,7 @@ def _timed(name: str, kind: str, shapes: Sequence[Shape], calls: int, seconds: f
     if kind in ("convolution", "pool", "matmul", "reduction"):
         key, text = (*key, _elements(source)), f"{text} <- {_text(source)}"
     if kind == "convolution":
-        weights = shapes[1]
+        weights = shapes[1] if len(shapes[1]) > 2 else (0, 0)  # ONNX Runtime forgets the shape of some that it packs
         depthwise = weights[1] == 1 and weights[0] > 1
         key, text = (*key, weights[2:4], depthwise), f"{text}, {_text(weights[2:4])}" + " depthwise" * depthwise
     return Timed(key=key, text=text, name=name, calls=calls, seconds=seconds)
