@@ -53,6 +53,7 @@ from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.fuse_persistent import FusePersistent
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 from tvm_ext.relay_passes.layout.channels_last import ChannelsLast
+from tvm_ext.relay_passes.layout.fold_depth import FoldDepth
 from tvm_ext.relay_passes.legalize_floats import legalize_operators
 from tvm_ext.relay_passes.legalize_selections import LegalizeSelections
 from tvm_ext.relay_passes.move_padding import MovePadding
@@ -125,7 +126,8 @@ def layout_passes(device: DeviceSpec, options: BuildOptions) -> list[tvm.transfo
     if options.layout == "NHWC":
         return []
     # Before LegalizeOps, while a convolution says what it is; after the clean-up, which merges what was bound twice.
-    return [BlockChannels(device, options.layout)]
+    # 3-D convolutions become 2-D ones before that, which then have a layout.
+    return [FoldDepth(device), relax.transform.DeadCodeElimination(), BlockChannels(device, options.layout)]
 
 
 def cutlass_passes(target: tvm.target.Target, device: DeviceSpec, options: BuildOptions) -> list[tvm.transform.Pass]:

@@ -28,7 +28,7 @@ from tvm_ext._tvm import (
 )
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
-from tvm_ext.records.serialise import to_json
+from tvm_ext.records.serialise import from_json, to_json
 
 from ..rewriting import CallRewriter
 from .blocked import (
@@ -43,6 +43,7 @@ from .blocked import (
     to_plain,
 )
 from .choice import choose_layouts
+from .depth import DEPTH, DepthWindow, over_depth
 from .graph import Operator, read_block, uses
 
 
@@ -129,6 +130,7 @@ class _Rewrite(CallRewriter):
             "element-wise": self._element_wise,
             "concat": self._concat,
             "reduce": self._reduce,
+            "depth": self._depth,
         }[operator.role]
         value = write(operator)
         if operator.variable not in self.blocked_variables or operator.role == "reduce":
@@ -178,6 +180,10 @@ class _Rewrite(CallRewriter):
     def _concat(self, operator: Operator) -> Expr:
         parts = [self._blocked(part) for part in operator.data]
         return relax.op.concat(parts, axis=int(operator.call.attrs.axis) % 4)  # the block is a fifth axis, behind
+
+    def _depth(self, operator: Operator) -> Expr:
+        window = from_json(DepthWindow, str(self.mod[operator.call.args[0]].attrs[DEPTH]))
+        return over_depth(self.builder_, self._blocked(operator.data[0]), window)
 
     def _reduce(self, operator: Operator) -> Expr:
         """One element per channel: as a view it is NCHW."""

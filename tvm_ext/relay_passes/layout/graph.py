@@ -4,7 +4,8 @@ Three ways an operator may care about layouts:
 
 * *free*: a dense or grouped convolution reads either layout and writes either: it loads its data one element at a time
   (broadcast over output channels), so only the order of its output is at stake;
-* *tied*: pooling, depthwise convolution, element-wise, concatenation: what is read and written must agree;
+* *tied*: pooling, depthwise convolution, element-wise, concatenation, windows over depth: what is read and written
+  must agree;
 * everything else reads and writes NCHW.
 """
 
@@ -32,8 +33,9 @@ from tvm_ext.analysis.computations import Computation, OperatorBody, read_operat
 from tvm_ext.errors import IllegalRewrite
 
 from .blocked import ConvWindow, shape_of
+from .depth import DEPTH
 
-Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce"]
+Role = Literal["convolution", "depthwise", "pool", "element-wise", "concat", "reduce", "depth"]
 
 _ELEMENT_WISE = """
 abs add ceil clip cos divide erf exp floor log maximum minimum multiply negative power round rsqrt sigmoid sign sin sqrt
@@ -221,6 +223,11 @@ def _element_wise_function(mod: IRModule, variable: Var, call: Call, lanes: int)
     """A ``call_tir`` of one element-wise computation over tensors of the result's shape and scalars (a Clip, say)."""
     func = mod[call.args[0]]
     arguments = list(call.args[1].fields)
+    if DEPTH in (func.attrs or {}):
+        legal = is_blockable(arguments[0], lanes)
+        return (
+            Operator(variable=variable, call=call, block=lanes, role="depth", data=(arguments[0],)) if legal else None
+        )
     if not is_blockable(variable, lanes) or not isinstance(func, PrimFunc):
         return None
     try:
