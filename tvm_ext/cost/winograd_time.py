@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
 from math import prod
 
 from tvm_ext.analysis.winograd import Convolution
@@ -41,10 +40,8 @@ class WinogradClock:
             fitting = [r for r in range(1, min(count, MOST_TILES) + 1) if r * vectors + min(r, vectors) < limit]
             for rows in (r for r in fitting if 2 * r >= fitting[-1]):
                 for tiles in range(rows, min(MOST_TILES, count + rows - 1) + 1, rows):
-                    for parts, by_element in product(self._parts(vectors), (False, True)):
-                        yield WinogradTile(
-                            outputs=outputs, tiles=tiles, parts=parts, rows=rows, vectors=vectors, by_element=by_element
-                        )
+                    for parts in self._parts(vectors):
+                        yield WinogradTile(outputs=outputs, tiles=tiles, parts=parts, rows=rows, vectors=vectors)
 
     def _parts(self, vectors: int) -> list[int]:
         """Divisions of the filters: none, or one that gives each core some."""
@@ -84,23 +81,19 @@ class WinogradClock:
 
     def _loading_cycles(self, tile: WinogradTile, panels: int, size: int) -> Iterator[float]:
         """Cycles of what products load: the weights of a task once from where all weights lie, those of a panel's
-        element again for each register tile, and the transformed inputs once for each panel. By element, these are an
-        element's each time, and beside that all inputs and sums are written and read once.
+        element again for each register tile, and the transformed inputs once for each panel.
 
-        Worked example, 512 channels: 4 vectors of 16 lanes are 128 KiB of weights, which come from L2 each time. Of 64
-        tiles the transformed inputs are 2 MiB, which no L2 holds for the panels to come; an element's are 128 KiB.
+        Worked example, 512 channels: 4 vectors of 16 lanes are 128 KiB of weights, which come from L2 each time.
         """
         width = tile.vectors * self.lanes
         own = FLOAT_BYTES * self.channels * width
         weights = panels * size * own
         inputs = size * tile.tiles * (self.channels + width) * FLOAT_BYTES
         element = own + inputs // size
-        once = size * tile.tiles * (self.channels + panels * width) * FLOAT_BYTES
         reads = (
             (weights * tile.parts, weights, WARM),
             (element, weights * tile.tiles // tile.rows, OF_ONE_UNIT),
-            (element if tile.by_element else inputs, inputs * panels, OF_ONE_UNIT),
-            *([(once, 2 * once, OF_ONE_UNIT)] if tile.by_element else []),
+            (inputs, inputs * panels, OF_ONE_UNIT),
         )
         for held, moved, rule in reads:
             yield moved / self.machine.bytes_per_cycle(self.machine.held_rate(held, rule))

@@ -72,8 +72,7 @@ class WinogradTile:
     """How a CPU computes a 3x3 convolution in Winograd's form.
 
     A tile is ``outputs`` x ``outputs``. A task has ``tiles`` of them, and one of ``parts`` of the filters. Register
-    tiles are ``rows`` tiles by ``vectors`` vectors of filters. ``by_element``: a task computes the products of one
-    element of the tiles for all its filters before those of the next one, and all outputs in the end.
+    tiles are ``rows`` tiles by ``vectors`` vectors of filters.
     """
 
     outputs: int
@@ -81,7 +80,6 @@ class WinogradTile:
     parts: int
     rows: int
     vectors: int
-    by_element: bool = False
 
     def __post_init__(self) -> None:
         if min(self.outputs, self.tiles, self.parts, self.rows, self.vectors) < 1 or self.tiles % self.rows:

@@ -103,8 +103,7 @@ class WinogradPart(KernelPart[WinogradTile]):
         direct_us = self._direct.anchor.programs[0].prediction.time_s * 1e6
         return (
             f"{self.group.anchor.name} in Winograd's form F({tile.outputs}x{tile.outputs}, 3x3), {tile.tiles} tiles a "
-            f"task{' by element' * tile.by_element} in register tiles of {tile.rows} tiles x {tile.vectors} vectors of "
-            f"filters"
+            f"task in register tiles of {tile.rows} tiles x {tile.vectors} vectors of filters"
             f"{fused_note(self.group.epilogue, self.group.border)}; "
             f"direct sums would take {direct_us:.0f} us by the model"
         )

@@ -14,7 +14,6 @@ from tvm_ext.analysis.computations import read_operator
 from tvm_ext.analysis.tile_workload import KERNELS
 from tvm_ext.analysis.winograd import find_convolution
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.errors import IllegalRewrite, OptionError
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, CONSTANT_PARAMS, KernelChoice
@@ -122,21 +121,6 @@ def test_error_is_at_most_twice_that_of_direct_sums(channels, always, rng):
         errors[option] = error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted)
     assert errors["auto"] <= 2 * errors["off"]
     assert errors["auto"] < errors["fast"] <= 5 * errors["off"]
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_products_by_element_compute_the_same(parts, always, rng):
-    """Panels of two vectors in blocks of 14 of 18 tiles: over two images, the last one not full."""
-    shape, device = (2, 32, 64, 6, 5), with_unit_count(WIDE, 2)
-    data, weights, bias = arrays_of(rng, *shape)
-    func = convolution(*shape).with_attr(CONSTANT_PARAMS, [1])
-    tile = WinogradTile(outputs=2, tiles=14, parts=parts, rows=7, vectors=2, by_element=True)
-    chosen = {part_of(func, device).key().key: tile.configuration}
-    kernel = construct_kernel(func, "operator", device, BuildOptions(), chosen)
-    choice = from_json(KernelChoice, str(kernel.attrs[CHOICE]))
-    assert "14 tiles a task by element" in choice.reason
-    wanted = expected(data, weights, bias)
-    assert error(run(kernel, choice, [data, weights, bias], wanted.shape, "float32"), wanted) < 5e-6
 
 
 def test_every_tile_that_is_listed_computes_the_same(always, rng):

@@ -10,8 +10,6 @@
         for tile in block:
           out[m x m, filters] = epilogue(A^T sums A)
 
-By element the loops over panels and elements change places, and the outputs of all panels follow in the end.
-
 The weights G g G^T are made when the model is built. Blocks have tiles of all images, one after the other. Where the
 last block is not full, the last tile stands in for what is missing, and is stored once.
 """
@@ -87,7 +85,7 @@ class _WinogradTask:
     panel: Expr
     panels: int
     data: Buffer  # [element, tile, channel]
-    sums: Buffer  # [element, tile, filter], of a panel or, by element, of all of them
+    sums: Buffer  # [element, tile, filter]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,8 +117,7 @@ class _WinogradLoops:
         panels = conv.extents(conv.filters[0])[0] // tile.vectors
         elements = self.size * self.size
         data = new_buffer([elements, tile.tiles, conv.count(conv.channels)], "float32", "data_winograd")
-        width = tile.vectors * self.lanes * (panels // tile.parts if tile.by_element else 1)
-        sums = new_buffer([elements, tile.tiles, width], "float32", "sums_winograd")
+        sums = new_buffer([elements, tile.tiles, tile.vectors * self.lanes], "float32", "sums_winograd")
 
         def task(at: tuple[Expr, ...]) -> Stmt:
             block, part = at
@@ -177,37 +174,22 @@ class _WinogradLoops:
 
     # --- products ---------------------------------------------------------------------------------------------------
     def _panels(self, task: _WinogradTask) -> Stmt:
-        """Products and outputs, panel by panel or element by element."""
-        by_element, width = self.tile.by_element, self.tile.vectors * self.lanes
+        def panel(number: Expr) -> Stmt:
+            here = task.panel + number
 
-        def panels(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-            """``body`` of each panel, and where its sums begin."""
-            return loop(
-                task.panels, SERIAL, "panel", lambda v: body(task.panel + v, v * index(width if by_element else 0))
-            )
+            def element(at: tuple[Expr, ...]) -> Stmt:
+                def rows(first: Expr) -> Stmt:
+                    return self._register_tile(task, here, at, first * index(self.tile.rows))
 
-        def elements(body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-            return nest([self.size, self.size], SERIAL, ["element_y", "element_x"], body)
+                return loop(self.tile.tiles // self.tile.rows, SERIAL, "rows", rows)
 
-        def products(element: tuple[Expr, ...], panel: Expr, begin: Expr) -> Stmt:
-            def rows(first: Expr) -> Stmt:
-                return self._register_tile(task, panel, element, first * index(self.tile.rows), begin)
+            products = nest([self.size, self.size], SERIAL, ["element_y", "element_x"], element)
+            return sequence(products, self._outputs(task, here))
 
-            return loop(self.tile.tiles // self.tile.rows, SERIAL, "rows", rows)
+        return loop(task.panels, SERIAL, "panel", panel)
 
-        if by_element:
-            made = elements(lambda at: panels(lambda panel, begin: products(at, panel, begin)))
-            return sequence(made, panels(lambda panel, begin: self._outputs(task, panel, begin)))
-        return panels(
-            lambda panel, begin: sequence(
-                elements(lambda at: products(at, panel, begin)), self._outputs(task, panel, begin)
-            )
-        )
-
-    def _register_tile(
-        self, task: _WinogradTask, panel: Expr, element: tuple[Expr, ...], first: Expr, begin: Expr
-    ) -> Stmt:
-        """``rows`` tiles by ``vectors`` vectors of filters, over all channels; its sums go to ``begin`` and behind."""
+    def _register_tile(self, task: _WinogradTask, panel: Expr, element: tuple[Expr, ...], first: Expr) -> Stmt:
+        """``rows`` tiles by ``vectors`` vectors of filters, over all channels."""
         tile, lanes = self.tile, self.lanes
         flat = element[0] * index(self.size) + element[1]
         buffer = new_buffer([tile.rows, tile.vectors * lanes], "float32", "acc", "local")
@@ -234,12 +216,12 @@ class _WinogradLoops:
             return sums.accumulate(term)
 
         reduced = nest(self.conv.extents(*self.conv.channels), SERIAL, ["channels", "channel"], step)
-        written = sums.write(lambda r, at, _v, _lane, value: store(task.sums, value, [flat, first + r, begin + at]))
+        written = sums.write(lambda r, at, _v, _lane, value: store(task.sums, value, [flat, first + r, at]))
         return sequence(allocate(buffer), sums.fill(lambda *_: tirx.const(0.0, "float32")), reduced, written)
 
     # --- A^T m A ----------------------------------------------------------------------------------------------------
-    def _outputs(self, task: _WinogradTask, panel: Expr, begin: Expr) -> Stmt:
-        """The outputs of a panel of filters, whose sums are from ``begin`` on, stored through the epilogue."""
+    def _outputs(self, task: _WinogradTask, panel: Expr) -> Stmt:
+        """The outputs of a panel of filters, stored through the epilogue."""
         conv, tile, lanes = self.conv, self.tile, self.lanes
         matrix = transforms(tile.outputs).outputs
         half = new_buffer([tile.outputs, self.size, lanes], "float32", "half", "local")
@@ -252,7 +234,7 @@ class _WinogradLoops:
             image, y, x = self._place(task, number)
 
             def read(i: int, j: int, lane: Expr) -> Expr:
-                return load(task.sums, [index(i * self.size + j), number, begin + v * index(lanes) + lane])
+                return load(task.sums, [index(i * self.size + j), number, v * index(lanes) + lane])
 
             def stored(i: int, j: int) -> Stmt:
                 row, column = y + index(i), x + index(j)
