@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from dataclasses import replace
 
 from tvm_ext import _tvm, forks, options
 from tvm_ext.errors import UnsupportedEnvironmentError
@@ -67,6 +68,8 @@ def _from_tables(info: CpuInfo) -> DeviceSpec:
     busy = info.cores_of(cores)
     dram = known.dram_gb_per_s(busy) if known and isa else cpus.DRAM_GB_PER_S_PER_CORE * busy
     shape = _shape(info, table, cores, busy, dram)
+    if known and known.l3_bytes_per_core and shape.l3_bytes:
+        shape = replace(shape, l3_bytes=min(shape.l3_bytes, int(known.l3_bytes_per_core * busy)))
     description = f"this machine: {info.model}, {best.name}"
     spec = cpus.cpu_spec("cpu", description, isa or best, shape, host_target(info, cores), ("llvm", "host"))
     return with_facts(spec, [fact("row", table.name, "name", _identified(info))])
