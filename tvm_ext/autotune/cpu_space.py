@@ -14,6 +14,7 @@ from tvm_ext.cost.access_table import Shape
 from tvm_ext.cost.cpu_columns import CpuPredictions, CpuTileColumns, predict_cpu_tiles
 from tvm_ext.cost.cpu_tiles import check_tile, legal_vector_axes
 from tvm_ext.cost.perf_model import PerfModel
+from tvm_ext.cost.register_choices import register_tiles
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.serialise import from_json
@@ -23,17 +24,8 @@ from tvm_ext.support.quantities import Floats, Integers
 
 from .spaces import SharedGroups
 
-MOST_PIECES = 8
-"""Vector registers along the vector axis of a register tile."""
-
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """Register tiles in a block along one axis; all of an axis are one more choice."""
-
-FEWEST_ACCUMULATORS = 0.5
-"""Of those that hide the latency of multiply-adds, the share that a register tile has at least, where it can."""
-
-MOST_REGISTER_TILES = 160
-"""Along one vector axis; where there are more, those of the fewest cycles."""
 
 MOST_BLOCKS = 32
 """Of one register tile for one cache, divided by the orders that the loops can have; the largest."""
@@ -147,55 +139,8 @@ def _legal(expr: TensorExpr, device: DeviceSpec) -> Iterator[CpuTile]:
             continue
         model = PerfModel(expr, device, name)
         vector = spatial.index(name)
-        for register in _register_tiles(model, vector):
-            yield from _blocked(model, vector, register)
-
-
-def _register_tiles(model: PerfModel, vector: int) -> list[Shape]:
-    """Sizes along the spatial axes of the register tiles that fit the registers."""
-    extents = [model.extents[axis] for axis in model.spatial]
-    most = model.device.register_limit
-
-    def choices(place: int) -> list[int]:
-        if place == vector:
-            return sorted({min(count * model.lanes, extents[place]) for count in range(1, MOST_PIECES + 1)})
-        return list(range(1, min(extents[place], most) + 1))
-
-    found: list[tuple[int, Shape]] = []
-    lanes = [model.lanes if place == vector else 1 for place in range(len(extents))]
-    for sizes in _products([choices(place) for place in range(len(extents))], lanes, most):
-        shape = _over_axes(model, sizes)
-        if model.core.registers(shape) <= most:
-            found.append((model.core.accumulators(shape), sizes))
-    enough = FEWEST_ACCUMULATORS * (model.device.fma_latency_cycles or 1) * model.device.fma_rate
-    wanted = min(enough, max((count for count, _ in found), default=0))
-    kept = [sizes for count, sizes in found if count >= wanted]
-    return sorted(kept, key=lambda sizes: _register_rank(model, sizes))[:MOST_REGISTER_TILES]
-
-
-def _register_rank(model: PerfModel, sizes: Shape) -> tuple[float, Shape]:
-    return model.core.total_cycles(_over_axes(model, sizes)), sizes
-
-
-def _products(choices: Sequence[Sequence[int]], lanes: Sequence[int], most: int) -> Iterator[Shape]:
-    """Combinations of choices of at most ``most`` registers."""
-    if not choices:
-        yield ()
-        return
-    for size in choices[0]:
-        used = ceil_div(size, lanes[0])
-        if used > most:
-            break
-        for rest in _products(choices[1:], lanes[1:], most // used):
-            yield (size, *rest)
-
-
-def _over_axes(model: PerfModel, sizes: Shape) -> Shape:
-    """A register tile over all axes: one step of the reduction."""
-    shape = [1] * len(model.extents)
-    for axis, size in zip(model.spatial, sizes, strict=True):
-        shape[axis] = size
-    return tuple(shape)
+        for shape in register_tiles(model):
+            yield from _blocked(model, vector, tuple(shape[axis] for axis in model.spatial))
 
 
 def _blocked(model: PerfModel, vector: int, register: Shape) -> Iterator[CpuTile]:

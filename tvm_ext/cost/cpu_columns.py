@@ -143,7 +143,7 @@ def _predicted(
     core = scalar.core
     alone = [tuple(row) for row in tiles.tolist()]
     tasks = np.asarray(model.partition_count(shapes))
-    balance = np.asarray(model.balance(tasks))  # type: ignore[arg-type]
+    balance = np.asarray(model.task_balance(shapes, order))
     compute = np.array([scalar.compute_s(tile) for tile in alone])[which] / balance
     ports = PortTimes(scalar)
     arithmetic = np.array([ports.arithmetic_s(tile) for tile in alone])[which] / balance

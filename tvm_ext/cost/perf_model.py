@@ -16,6 +16,7 @@ All bandwidths and peaks are device-wide, so that times of the whole operator fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import ceil, prod
 from typing import Any
 
@@ -26,7 +27,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import OF_ONE_UNIT, Machine
 from tvm_ext.records.rprogram import LayerCost, Prediction
 from tvm_ext.support.arithmetic import ceil_div
-from tvm_ext.support.quantities import anywhere, chosen, most_that, whole_quotient
+from tvm_ext.support.quantities import anywhere, chosen, most_that, smaller, whole_quotient
 
 from .access_table import Shape, access_table, is_columns, loop_order, unmoved_inputs, vector_lanes
 from .register_tiles import RegisterTiles, overlapped
@@ -231,9 +232,13 @@ class PerfModel:
 
     def roofline_s(self) -> float:
         """Time that no program can beat: all arithmetic at peak, or every tensor moved once from the lowest layer."""
+        return max(self.once_s, self.expr.flops / (self.max_compute_gflops() * REPORTED_UNITS_PER_G))
+
+    @cached_property
+    def once_s(self) -> float:
+        """Seconds of moving every tensor once from the lowest layer."""
         moved = sum(prod(size for size, _ in t.dims) * t.itemsize_bytes for t in (*self.inputs, self.output))
-        memory = (moved + self._fused_bytes()) / self.machine.rate(self.device.lowest_layer)
-        return max(memory, self.expr.flops / (self.max_compute_gflops() * REPORTED_UNITS_PER_G))
+        return (moved + self._fused_bytes()) / self.machine.rate(self.device.lowest_layer)
 
     # ---- a whole rProgram --------------------------------------------------------------------------------------
 
@@ -245,6 +250,28 @@ class PerfModel:
         """Share of the units' time that is used: 81 partitions on 80 units take 2 waves and use 81 / 160."""
         units = self.device.unit_count
         return partitions / (units * ceil_div(partitions, units))
+
+    def _balance(self, shapes: Sequence[Shape], order: Sequence[int]) -> float:
+        if self.is_cpu:
+            return float(self.task_balance(shapes, order))
+        return self.balance(self.partition_count(shapes))
+
+    def task_balance(self, shapes: Sequence[Shape], order: Sequence[int] = ()) -> Any:
+        """`balance` of a CPU's tasks, which each core gets one after the other in equal numbers: by their elements.
+
+        Worked example: 33 register tiles in tasks of 8 are five for two cores. The first has three, 24 tiles of 33:
+        33 / 48. Tasks at the end of an inner axis are smaller, and every core has its share of these. Sizes may be
+        arrays under one ``order``.
+        """
+        task, units = shapes[self.partition_level], self.device.unit_count
+        counts = {axis: -(-self.extents[axis] // task[axis]) for axis in self.spatial}
+        first: Any = -(-prod(counts.values()) // units)
+        outermost: Any = True  # no axis with several tasks so far
+        for axis in order or self.loop_order(shapes[0]):
+            even = self.extents[axis] / counts[axis]
+            first = first * chosen(outermost & (counts[axis] > 1), task[axis], even)
+            outermost = outermost & (counts[axis] == 1)
+        return smaller(1.0, prod(self.extents[axis] for axis in self.spatial) / (units * first))
 
     def predict(
         self,
@@ -258,7 +285,7 @@ class PerfModel:
         the launch adds to it. ``order``: axes of a CPU's loops over tiles from the outermost in, where it is not
         `loop_order`'s.
         """
-        balance = self.balance(self.partition_count(shapes))
+        balance = self._balance(shapes, order)
         upper = shapes[1] if not self.is_cpu and len(shapes) > 1 else None
         compute = self.compute_s(shapes[0], upper) / balance
         costs = []

@@ -12,6 +12,10 @@ tiles of 2 registers of filters by 8 pixels, GFLOP/s:
 | 1024, 1024, 128 | 102 | 123 | 145 | 139 |
 | 512, 784, 64 | 141 | | 138 | 153 |
 
+A register tile that reads a longer panel of weights than the core's own cache keeps, 16 columns of 6,144 rows in 512
+KiB, loads it again for every tile of rows, from where all cores' loads meet. In chunks the part that a chunk reads
+stays in L1, and the rows of a run of tiles share it.
+
 The constants below say how the loops of a kernel are cut, by this table, and are no facts of a device: no data sheet
 says how many rows a prefetcher follows, and one processor's measurements are no row of another. What they are compared
 with, pages and cores, is the device's.
@@ -19,12 +23,13 @@ with, pages and cores, is the device's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.analysis.tensor_expr import Access, TensorExpr
 from tvm_ext.devices.hal import DeviceSpec
+from tvm_ext.devices.machine import Machine
 from tvm_ext.records.tuning import CpuTile
 from tvm_ext.support.arithmetic import ceil_div
 
@@ -64,19 +69,30 @@ def reduction_chunks(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> Red
     if not page or not expr.reduction or device.kind != "cpu":
         return None
     vector = expr.spatial[tile.vector].name
-    streamed = [
-        a for a in expr.inputs if all(i is not None for i in a.indices) and not a.is_constant and not a.uses(vector)
-    ]
+    affine = [access for access in expr.inputs if all(index is not None for index in access.indices)]
+    streamed = [access for access in affine if not access.is_constant and not access.uses(vector)]
     whole = dict(zip((axis.name for axis in expr.spatial), tile.register, strict=True))
     whole |= {axis.name: axis.extent for axis in expr.reduction}
     first = expr.reduction[0]
     inner = prod(axis.extent for axis in expr.reduction[1:])
     rows = max((far_rows(access, whole, page) for access in streamed), default=1)
     rows_of_step = max((far_rows(access, {**whole, first.name: 1}, page) for access in streamed), default=1)
-    if rows <= MOST_ROWS or rows_of_step >= rows or first.extent * inner < LEAST_CHUNKS * LEAST_STEPS:
+    if first.extent * inner < LEAST_CHUNKS * LEAST_STEPS:
         return None
-    steps = _even(first.extent, max(1, FOLLOWED_ROWS // rows_of_step, ceil_div(LEAST_STEPS, inner)))
+    followed = FOLLOWED_ROWS // rows_of_step if rows > MOST_ROWS and rows_of_step < rows else None
+    held = _steps_held([access for access in affine if access.uses(vector)], whole, first.name, device)
+    wanted = min((count for count in (followed, held) if count is not None), default=first.extent)
+    steps = _even(first.extent, max(1, wanted, ceil_div(LEAST_STEPS, inner)))
     return ReductionChunks(extent=first.extent, steps=steps) if steps < first.extent else None
+
+
+def _steps_held(panels: Sequence[Access], whole: Mapping[str, int], first: str, device: DeviceSpec) -> int | None:
+    """Steps along the axis ``first`` whose part of the ``panels`` fills half of L1; None where a core keeps all."""
+    panel_bytes = sum(access.itemsize_bytes * prod(access.tile_shape(whole)) for access in panels)
+    l1_bytes = device.layers[1].capacity_bytes
+    if panel_bytes <= Machine(device).own_bytes or not l1_bytes:
+        return None
+    return int(whole[first] * l1_bytes / 2 / panel_bytes)
 
 
 def _even(extent: int, steps: int) -> int:
@@ -94,14 +110,16 @@ def far_rows(access: Access, sizes: Mapping[str, int], page_bytes: int) -> int:
 
 
 def with_longer_runs(tile: CpuTile, expr: TensorExpr, device: DeviceSpec) -> CpuTile:
-    """``tile`` with tasks as long along the innermost loop as sums may wait, and enough of them for all cores."""
+    """``tile`` with tasks as large as sums may wait, the innermost loops first, and enough of them for all cores."""
     counts = [ceil_div(axis.extent, size) for axis, size in zip(expr.spatial, tile.register, strict=True)]
-    last = tile.order[-1]
     most = max(1, int(RUN_BYTES / (prod(tile.register) * max(4.0, expr.output.itemsize_bytes))))
-    others = prod(
-        ceil_div(count, outer) for i, (count, outer) in enumerate(zip(counts, tile.outer, strict=True)) if i != last
-    )
     wanted = TASKS_PER_UNIT * device.unit_count if device.unit_count > 1 else 1
-    parts = max(ceil_div(counts[last], most), min(ceil_div(counts[last], tile.outer[last]), ceil_div(wanted, others)))
-    outer = tuple(ceil_div(counts[last], parts) if i == last else size for i, size in enumerate(tile.outer))
-    return replace(tile, inner=tuple(1 for _ in outer), outer=outer)
+    outer = [1] * len(counts)
+    for place in reversed(tile.order):
+        others = prod(ceil_div(count, size) for count, size in zip(counts, outer, strict=True)) // counts[place]
+        shared = min(ceil_div(counts[place], tile.outer[place]), ceil_div(wanted, others))
+        parts = max(ceil_div(counts[place] * prod(outer), most), shared)
+        outer[place] = ceil_div(counts[place], parts)
+        if outer[place] < counts[place]:
+            break
+    return replace(tile, inner=tuple(1 for _ in outer), outer=tuple(outer))

@@ -35,6 +35,10 @@ Measured on a Zen 5, mean over 1,600 kernels: cut rows 1.04-1.05 times, a last v
 """
 
 
+REGISTERS_WITHOUT_BROADCASTS = 16
+"""x86 before AVX-512 has so many vector registers, and no multiply-add with a broadcast operand; others have 32."""
+
+
 class RegisterTiles:
     """The register tiles of one expression on one CPU core; axes are positions in ``expr.axes``.
 
@@ -183,9 +187,20 @@ class RegisterTiles:
         A last tile can be that large though smaller: 57 of 64 columns are 16 + 16 + 16 + 8 + 1, five registers for
         four. Measured: 7 x 64 (33 registers) takes 38 cycles a step instead of 14; stored once each, 14 + 28.
         """
-        if self.registers(shape) <= self.device.register_limit:
+        if self.registers(shape) + self._overwritten(shape) <= self.device.register_limit:
             return 0.0
         return self.accumulators(shape) / self.device.store_rate
+
+    def _overwritten(self, shape: Shape) -> int:
+        """Registers of broadcasts that each meet one other operand, where a multiply-add cannot read them from memory.
+
+        LLVM lets the sum take the register of its broadcast, and has those of two steps in flight: 11 rows of one
+        register spill six sums a step, and take 14 cycles on a Zen 3 (AVX2) instead of 6.
+        """
+        if self.device.register_limit > REGISTERS_WITHOUT_BROADCASTS:
+            return 0
+        sums, counts = self.accumulators(shape), zip(self.operand_loads(shape), self.inputs, strict=True)
+        return sum(count for count, table in counts if table.vector_use == "broadcast" and count == sums)
 
     def _instructions_per_multiply_add(self) -> float:
         """1 with fused multiply-add; 2 where the type's peak is half of float32's at as many lanes (int32)."""

@@ -71,7 +71,8 @@ def with_port_times(program: RProgram, expr: TensorExpr, device: DeviceSpec) -> 
     """What a search predicts of one program: construction's loads of the caches, beside the ports' own times."""
     model = PerfModel(expr, device, program.vector_axis)
     shapes = [tile.shape for _, tile in program.tiles]
-    ports, balance = PortTimes(model), model.balance(model.partition_count(shapes))
+    order = [model.names.index(name) for name in program.order] or model.loop_order(shapes[0])
+    ports, balance = PortTimes(model), model.task_balance(shapes, order)
     again = model.layer_s(1, ports.evicted_bytes(shapes[0]))
     first, *rest = (cost.time_s for cost in program.prediction.layers[1:])
     times = [ports.arithmetic_s(shapes[0]) / balance, (ports.issue_s(shapes[0]) + again) / balance + first, *rest]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.tensor_exprs import matmul
 from tvm_ext.analysis.tensor_expr import Access, Axis, LinearIndex, TensorExpr
 from tvm_ext.cost.reduction_chunks import (
     FOLLOWED_ROWS,
@@ -19,6 +20,7 @@ from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.records.tuning import CpuTile
 
+NARROW = with_unit_count(lookup("cpu-zen3"), 2)
 DEVICE = with_unit_count(lookup("cpu-epyc-zen5"), 2)
 PAGE = 4096
 
@@ -86,6 +88,30 @@ def test_runs_are_as_long_as_their_sums_may_be() -> None:
     expr = _pointwise(1024, 4096, 256)
     tile = with_longer_runs(_tile(expr), expr, DEVICE)
     assert tile.outer == (1, RUN_BYTES // (2 * 8 * 16 * 4), 1)
+
+
+def test_runs_go_over_further_loops_where_sums_may_wait() -> None:
+    expr = _pointwise(1024, 256, 512)  # 32 tiles of pixels, 64 of which may wait: two tiles of filters at a time
+    assert with_longer_runs(_tile(expr), expr, DEVICE).outer == (2, 32, 1)
+
+
+def _product(rows: int, depth: int, columns: int) -> tuple[TensorExpr, CpuTile]:
+    return matmul(rows, columns, depth, constant=True), CpuTile(
+        vector=1, register=(6, 16), inner=(1, 1), outer=(1, 1), order=(1, 0)
+    )
+
+
+def test_a_panel_that_a_core_keeps_stays_whole() -> None:
+    expr, tile = _product(64, 6000, 1024)
+    assert reduction_chunks(tile, expr, NARROW) is None
+
+
+def test_a_longer_panel_goes_in_parts_of_half_of_l1() -> None:
+    expr, tile = _product(64, 30522, 1024)
+    chunks = reduction_chunks(tile, expr, NARROW)
+    assert chunks is not None
+    assert chunks.steps * 16 * 4 == pytest.approx(16 * 1024, rel=0.05)
+    assert with_longer_runs(tile, expr, NARROW).outer == (11, 8)
 
 
 def test_runs_leave_every_core_tasks() -> None:

@@ -24,15 +24,13 @@ from tvm_ext.support.limits import limits
 
 from .align import ALL_RULES, MEMORY, SHAPE, TENSOR_CORE, UNIT, tensor_core_steps
 from .canonical import CanonicalForm, canonicalise
+from .cpu_loops import CpuLoops, best_loops, has_register_tiles
 from .rtile import storage_padding
 from .scale_out import shrink
 from .search import Budget, Found, Move, Outcome, TileSearch
 
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Padding bounds tried in turn until enough programs are there (§3.2; Figure 17 evaluates 0.4 and 1.0)."""
-
-CPU_EPSILON = 0.2
-"""A CPU tries bounds up to this one in any case: its last tiles are cut, not padded, so ε wastes nothing there."""
 
 MIN_POOL = 8
 """Register tiles that compete under the model even where a single program is wanted."""
@@ -90,13 +88,18 @@ class _Candidate:
     epsilon: float
     shrunk: bool
     moves: tuple[Move, ...]
+    order: tuple[int, ...] = ()  # of a CPU's loops over tiles, where it is not the usual
+    ranked_s: float | None = None  # what decides, where it is not the predicted time
 
     @property
     def rank(self) -> tuple[float, float]:
         """Predicted time, longer where too few threads hide latency or stores are scattered; then that of all loads."""
+        loads_s = sum(cost.time_s for cost in self.prediction.layers)
+        if self.ranked_s is not None:
+            return self.ranked_s, loads_s
         busy = resident_share(self.model, self.shapes, self.padding)
         time_s = self.prediction.time_s / busy + scattered_store_s(self.model, self.shapes)
-        return time_s, sum(cost.time_s for cost in self.prediction.layers)
+        return time_s, loads_s
 
 
 def construct(
@@ -141,16 +144,9 @@ class Constructor:
         expr, device, k = self.expr, self.device, self.k
         canonical = canonicalise(expr, fuse=False)
         models = [self._model(canonical.expr, axis) for axis in legal_vector_axes(canonical.expr, device)]
-        candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
-        for bound, allowed in self.relaxations():
-            for model in models:
-                for candidate in self._candidates(model, allowed, bound):
-                    candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
-            enough = len(candidates) >= max(k, MIN_POOL) and _close_to_roofline(models, candidates.values())
-            enough = enough and (device.kind != "cpu" or bound >= CPU_EPSILON)
-            if enough or self.budget.steps < 0 or (candidates and bound >= EPSILONS[-1]):
-                break
-        ranked = sorted(candidates.values(), key=lambda candidate: candidate.rank)
+        tiled = [model for model in models if has_register_tiles(model)]
+        found = [_ranked(loops) for loops in best_loops(tiled)] or self._grown(models)
+        ranked = sorted(found, key=lambda candidate: candidate.rank)
         digest = expr.digest
         programs = [_program(candidate, expr, canonical, digest) for candidate in ranked[: k + 10]]
         return Construction(
@@ -164,6 +160,18 @@ class Constructor:
                 for place in narrower_places([state.model.partition_count(state.shapes) for state in ranked])
             ),
         )
+
+    def _grown(self, models: Sequence[PerfModel]) -> list[_Candidate]:
+        """What grows step by step, under bounds on padding that grow until there are enough."""
+        candidates: dict[tuple[str | None, tuple[Shape, ...]], _Candidate] = {}
+        for bound, allowed in self.relaxations():
+            for model in models:
+                for candidate in self._candidates(model, allowed, bound):
+                    candidates.setdefault((model.vector_axis, candidate.shapes), candidate)
+            enough = len(candidates) >= max(self.k, MIN_POOL) and _close_to_roofline(models, candidates.values())
+            if enough or self.budget.steps < 0 or (candidates and bound >= EPSILONS[-1]):
+                break
+        return list(candidates.values())
 
     def _model(self, expr: TensorExpr, axis: str | None) -> PerfModel:
         model = PerfModel(expr, self.device, axis)
@@ -188,6 +196,21 @@ class Constructor:
         padding, prediction = self.predicted(model, shapes)
         moves = found.trail.moves() if found.trail is not None else ()
         return _Candidate(model, shapes, padding, prediction, epsilon, shrunk, moves)
+
+
+def _ranked(loops: CpuLoops) -> _Candidate:
+    """The candidate of ``loops``, explained by a step for each layer."""
+    return _Candidate(
+        model=loops.model,
+        shapes=loops.shapes,
+        padding=(),
+        prediction=loops.prediction,
+        epsilon=0.0,
+        shrunk=False,
+        moves=tuple(Move(level, tile, None, tile, 0.0, "ranked") for level, tile in enumerate(loops.shapes)),
+        order=loops.order if loops.order != loops.model.loop_order(loops.shapes[0]) else (),
+        ranked_s=loops.ranked_s,
+    )
 
 
 def narrower_places(counts: Sequence[int]) -> list[int]:
@@ -226,7 +249,16 @@ def _program(candidate: _Candidate, expr: TensorExpr, canonical: CanonicalForm, 
         epsilon=candidate.epsilon,
         shrunk=candidate.shrunk,
         prediction=candidate.prediction,
+        order=_order(candidate, expr, canonical),
     )
+
+
+def _order(candidate: _Candidate, expr: TensorExpr, canonical: CanonicalForm) -> tuple[str, ...]:
+    """Names of the loops' axes; those that the canonical form drops have one tile, and come first."""
+    if not candidate.order:
+        return ()
+    dropped = [axis.name for axis in expr.spatial if axis.name in canonical.dropped]
+    return (*dropped, *(candidate.model.names[axis] for axis in candidate.order))
 
 
 def _rtile(

@@ -15,13 +15,21 @@ from .align import BANK, Aligner
 from .rtile import reuse_score, storage_padding
 
 Outcome = Literal[
-    "enlarged", "memory keeps up", "over capacity", "over thread limit", "nothing larger", "bypassed", "streamed"
+    "enlarged",
+    "memory keeps up",
+    "over capacity",
+    "over thread limit",
+    "nothing larger",
+    "bypassed",
+    "streamed",
+    "ranked",
 ]
 """Why a step ended as it did.
 
 "memory keeps up": MemPerf > MaxComputePerf, the layer is done (line 17). "over capacity": the larger tile does not fit,
 the present one is kept (line 13). "bypassed": one reduction does not fit this cache, so tiles stream through it.
-"streamed": no axis saves traffic (constant reuse score), so the layer is loaded through directly.
+"streamed": no axis saves traffic (constant reuse score), so the layer is loaded through directly. "ranked": the tile
+is the best of all, by the model (`cpu_loops.py`).
 """
 
 

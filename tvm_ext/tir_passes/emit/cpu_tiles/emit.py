@@ -10,7 +10,7 @@ The shape of every kernel is that of the paper's Figure 6, with the CPU's layers
             acc[r, v] = combine(acc[r, v], value)   # unrolled over rows, one SIMD register per (row, piece)
           out[...] = epilogue(acc)
 
-Where a reduction goes over more rows of an input than the processor can load ahead, `_chunked_task` divides it.
+Where a reduction goes over more than the processor loads ahead or keeps, `_chunked_task` divides it.
 
 No tile is guarded and none reads past a tensor: where a tile does not divide its axis, the last tile is emitted again
 at its own smaller size (x = 83 in tiles of 14 is five tiles of 14 and one of 13). docs/architecture.md says why these
@@ -32,6 +32,7 @@ from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.ir.build_ir import (
     SERIAL,
     allocate,
+    flat,
     index,
     load,
     loop,
@@ -119,12 +120,12 @@ def _blocked(layout: TileLayout, starts: tuple[Expr, ...], body: Callable[[tuple
 
 # --- chunks of a reduction -------------------------------------------------------------------------------------------
 def _chunked_task(layout: TileLayout, chunks: ReductionChunks, starts: tuple[Expr, ...]) -> Stmt:
-    """One L2 tile that begins at tile coordinates ``starts``, a run along the innermost loop after the other, for a
-    reduction over more rows of an input than the processor can load ahead.
+    """One L2 tile that begins at tile coordinates ``starts``, a run of register tiles: for a reduction over more rows
+    of an input than the processor can load ahead, or over a longer panel of weights than a core keeps.
 
     A register tile of a 1x1 convolution of 1,024 channels reads a few pixels of each, from 64 pages in turn where
-    channels lie in blocks of 16; the hardware follows a few tens of streams at once. In chunks all tiles of a run along
-    the innermost loop go over the same few pages before the next ones come, and the chunk of the packed constant that
+    channels lie in blocks of 16; the hardware follows a few tens of streams at once. In chunks all tiles of a run
+    go over the same few pages before the next ones come, and the chunk of the packed constant that
     they share stays in L1. The sums of the run wait in memory meanwhile:
 
         for chunk in reduction / chunk:
@@ -137,23 +138,20 @@ def _chunked_task(layout: TileLayout, chunks: ReductionChunks, starts: tuple[Exp
     Every sum is added up in the order in which it would be without chunks, so that results are the same to the last
     bit. `cost/reduction_chunks.py` says when, and how long.
     """
+    longest = [layout.blocks[p][0] for p in layout.order]
 
-    def within(done: tuple[Expr, ...]) -> Stmt:
-        p, base = layout.order[len(done)], starts[len(done)]
-        steps = tile_size(layout.counts[p], layout.blocks[p][0], base)
+    def run(body: Callable[[Expr, RegisterTile], Stmt]) -> Stmt:
+        def within(done: tuple[Expr, ...]) -> Stmt:
+            if len(done) == len(layout.order):
+                tiles = tuple(start + at for start, at in zip(starts, done, strict=True))
+                return choose_tile(layout, tiles, lambda tile: body(flat(done, longest), tile))
+            p, start = layout.order[len(done)], starts[len(done)]
+            steps = tile_size(layout.counts[p], layout.blocks[p][0], start)
+            return loop(steps, SERIAL, f"{layout.computation.variables[p].name}_tile", lambda v: within((*done, v)))
 
-        def tiles(body: Callable[[Expr], Stmt]) -> Stmt:
-            return loop(steps, SERIAL, f"{layout.computation.variables[p].name}_tile", body)
+        return within(())
 
-        if len(done) < len(layout.order) - 1:
-            return tiles(lambda v: within((*done, base + v)))
-
-        def run(body: Callable[[Expr, RegisterTile], Stmt]) -> Stmt:
-            return tiles(lambda v: choose_tile(layout, (*done, base + v), lambda tile: body(v, tile)))
-
-        return _chunked_run(layout, chunks, layout.blocks[p][0], run)
-
-    return within(())
+    return _chunked_run(layout, chunks, prod(longest), run)
 
 
 def _chunked_run(
