@@ -153,9 +153,12 @@ def build(
 def prepare(mod: tvm.IRModule | relax.Function, params: Mapping[str, Any], *, may_loop: bool = False) -> tvm.IRModule:
     """``mod`` with its parameters bound, checked: what the passes start from. Raises InputError as `build` says.
 
+    What is computed twice, as by branches that each begin with the same ReLU, is computed once: before parameters are
+    bound, for constants would be compared element by element.
+
     ``may_loop``: whether the steps of recurrent layers may be counted at run time.
     """
-    mod = bind_params(_as_module(mod), params)
+    mod = bind_params(relax.transform.EliminateCommonSubexpr(call_only=True)(_as_module(mod)), params)
     require_bound_dimensions(mod, may_loop=may_loop)
     return mod
 

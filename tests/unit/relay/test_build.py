@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.support.small_modules import module_of
 from tests.unit.relay.dense import B, W, X, assert_right, dense_model
 from tvm_ext import relay
 from tvm_ext.errors import InputError, OptionError, TargetError
@@ -18,6 +19,16 @@ def test_names_of_the_file_are_accepted() -> None:
     module.run(**{"gpu_0/data:0": X})
     assert_right(module.get_output(0).numpy())
     assert module.inputs[0].original_name == "gpu_0/data:0"
+
+
+def test_what_branches_begin_with_alike_is_computed_once() -> None:
+    x = relax.Var("x", relax.TensorType((1, 8, 9, 9), "float32"))
+    halves = [relax.op.nn.max_pool2d(relax.op.nn.relu(x), (3, 3), (stride, stride), (1, 1)) for stride in (1, 1, 2)]
+    mod = module_of([x], relax.op.add(relax.op.add(halves[0], halves[1]), relax.op.mean(halves[2])))
+    found: list[str] = []
+    for block in relay.prepare(mod, {})["main"].body.blocks:
+        found += [str(binding.value.op.name) for binding in block.bindings if isinstance(binding.value, relax.Call)]
+    assert (found.count("relax.nn.relu"), found.count("relax.nn.max_pool2d")) == (1, 2)
 
 
 def test_parameters_may_be_numpy_arrays() -> None:
