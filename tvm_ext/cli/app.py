@@ -18,24 +18,11 @@ import typer
 
 from tvm_ext.errors import TvmExtError
 
+from . import common
 from .advise import advise
 from .cache import cache
-from .common import (
-    INTERRUPTED,
-    Steps,
-    check_model,
-    interrupts,
-    leave_at_once,
-    list_operators,
-    load_model,
-    output_console,
-    parse_shapes,
-    progress_bar,
-    read_inputs,
-)
 from .database import database
 from .profile import profile as profile_templates
-from .switches import Cutlass, Persistent, Rammer, Roller
 from .tune import tune
 from .verify import verify
 
@@ -49,16 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")]
-Target = Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")]
-ShapeOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
-]
-Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")]
-Seed = Annotated[int, typer.Option(help="Seed of random inputs.")]
-
 
 app.command()(advise)
 app.command()(cache)
@@ -78,36 +55,38 @@ def _settings(
 
 @app.command()
 def compile(
-    model: Model,
+    model: common.Model,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The library to write. Default: MODEL.so.")
     ] = None,
-    target: Target = "llvm",
-    shape: ShapeOption = None,
-    batch: Batch = 1,
-    roller: Roller = True,
-    persistent: Persistent = None,
-    cutlass: Cutlass = None,
-    rammer: Rammer = None,
-    report: Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html, else JSON.")] = None,
+    target: common.Target = "llvm",
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
+    roller: common.Roller = True,
+    persistent: common.Persistent = None,
+    cutlass: common.Cutlass = None,
+    rammer: common.Rammer = None,
+    report: common.Reports = None,
     trace: Annotated[Path | None, typer.Option(help="Also write --rammer's schedules as a Perfetto trace.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each operator for the report.")] = False,
     keep_times: Annotated[
         bool, typer.Option("--keep-times", help="Measure rTasks and keep their times for later builds.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Interpret GPU kernels; a wrong one is an error.")] = False,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Compile a model to a shared library."""
+    from tvm_ext.reports.text import show
+
     output = output or Path(f"{Path(model).stem}.so")
-    with progress_bar(4) as steps:
+    with common.progress_bar(4) as steps:
         switches = {
             "enable_roller": roller,
             "enable_persistent_fusion": persistent,
             "enable_cutlass": cutlass,
             "enable_rammer": rammer,
         }
-        library = _build(steps, load_model(model, batch), shape, target, verify=verify, **switches)
+        library = _build(steps, model, shape, target, batch, verify=verify, **switches)
         if profile or keep_times:
             steps.begin("measuring each operator")
             with contextlib.closing(_store()) if keep_times else contextlib.nullcontext() as store:
@@ -119,9 +98,9 @@ def compile(
         if trace is not None:
             library.report.save_trace(trace)
     if as_json:
-        _print_json(library.report.to_json())
+        typer.echo(library.report.to_json())
     else:
-        _show_report(library.report)
+        show(library.report, common.output_console())
         typer.echo(f"wrote {', '.join(map(str, [output, *(report or []), *([trace] if trace else [])]))}")
 
 
@@ -134,24 +113,24 @@ def run(
         list[str] | None, typer.Option(metavar="NAME=FILE.npy", help="An input. Default: seeded random numbers.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz file.")] = None,
-    target: Target = "llvm",
-    shape: ShapeOption = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
+    target: common.Target = "llvm",
+    shape: common.ShapeOption = None,
+    seed: common.Seed = 0,
+    as_json: common.AsJson = False,
 ) -> None:
     """Run a library or a model once and show its outputs."""
     from tvm_ext import relay
     from tvm_ext.runtime.library import random_inputs
 
-    with progress_bar(4) as steps:
+    with common.progress_bar(4) as steps:
         if model.endswith((".so", ".dylib", ".dll")):
             steps.begin(f"loading {model}")
             library = relay.load(model)
         else:
-            library = _build(steps, load_model(model), shape, target)
+            library = _build(steps, model, shape, target)
         steps.begin("running")
         module = library["default"]()
-        module.set_input(**read_inputs(input or []))
+        module.set_input(**common.read_inputs(input or []))
         unset = [spec for spec in library.inputs if not module.has_input(spec.name)]
         module.run(**random_inputs(unset, seed))
     results = [module.get_output(index).numpy() for index in range(module.get_num_outputs())]
@@ -163,29 +142,29 @@ def run(
 
 @app.command()
 def bench(
-    model: Model,
-    target: Target = "llvm",
-    shape: ShapeOption = None,
-    batch: Batch = 1,
+    model: common.Model,
+    target: common.Target = "llvm",
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each contender, taken in turns.")] = 8,
     peer: Annotated[
         list[str] | None, typer.Option(help="onnxruntime or stock_tvm. Default: all that are installed.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON to this file.")] = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
+    seed: common.Seed = 0,
+    as_json: common.AsJson = False,
 ) -> None:
     """Time a model beside ONNX Runtime and stock TVM; contenders take turns."""
     from tvm_ext.bench.compare import bench as measure
     from tvm_ext.records import serialise
     from tvm_ext.support.files import write_atomically
 
-    check_model(model)
-    with progress_bar(4) as steps:
+    common.check_model(model)
+    with common.progress_bar(4) as steps:
         result = measure(
             model,
             batch=batch,
-            shape=parse_shapes(shape or []) or None,
+            shape=common.parse_shapes(shape) or None,
             target=target,
             peers=peer,
             rounds=rounds,
@@ -196,9 +175,9 @@ def bench(
     if output is not None:
         write_atomically(output, (text + "\n").encode())
     if as_json:
-        _print_json(text)
+        typer.echo(text)
         return
-    console = output_console()
+    console = common.output_console()
     console.print(result.table())
     for name, reason in result.skipped:
         console.print(f"{name} took no part: {reason}", markup=False)
@@ -206,13 +185,13 @@ def bench(
 
 @app.command()
 def explain(
-    model: Model,
+    model: common.Model,
     operator: Annotated[str | None, typer.Option(help="The operator's name. Default: list all names.")] = None,
     device: Annotated[str, typer.Option(help="Device to construct for (see `tvm-ext devices`).")] = "cpu",
-    shape: ShapeOption = None,
-    batch: Batch = 1,
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
     alternatives: Annotated[int, typer.Option(min=0, help="How many slower programs to show.")] = 10,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Show how one operator's tiles are constructed, their predicted time, and why the alternatives are slower."""
     from tvm_ext import relay
@@ -221,23 +200,22 @@ def explain(
     from tvm_ext.records import serialise
 
     from .explain import explain as construct_for
-    from .explain import operator_names, operators_of
-    from .explain_text import render
+    from .explain import operator_names, operators_of, render
 
     spec = lookup(device)
-    with progress_bar(2) as steps:
+    with common.progress_bar(2) as steps:
         steps.begin("importing")
-        mod, params = relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape or []) or None)
+        mod, params = common.import_model(model, shape, batch)
         steps.begin("dividing it into operators")
         operators = operators_of(relay.prepare(mod, params), spec, BuildOptions.current())
     if operator is None:
-        list_operators(operator_names(operators), as_json)
+        common.list_operators(operator_names(operators), as_json)
         return
     explanation = construct_for(operators, operator, spec, BuildOptions.current())
     if as_json:
-        _print_json(serialise.to_json(explanation))
+        typer.echo(serialise.to_json(explanation))
         return
-    console = output_console()
+    console = common.output_console()
     for part in render(explanation, spec, alternatives):
         console.print(part)
 
@@ -250,7 +228,7 @@ def devices(
     ] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Forget measurements of this machine's CPU.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the device as a row file.")] = None,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """List the known devices, or show one with the source of every number."""
     from tvm_ext.devices import device_db, microbench, probe, row_files
@@ -263,23 +241,23 @@ def devices(
     if measure:
         name = name or "cpu"
         cli_devices.require_this_machine(name)
-        with progress_bar(microbench.MOST_ROUNDS + 1) as steps:
+        with common.progress_bar(microbench.MOST_ROUNDS + 1) as steps:
             probe.measure_cpu(steps.begin)
     specs = [device_db.lookup(item) for item in ([name or "cpu"] if name or output else device_db.names())]
     if output is not None:
         row_files.write_row(output, specs[0])
     if as_json:
         texts = list(map(serialise.to_json, specs))
-        _print_json(texts[0] if name or output else f"[{','.join(texts)}]")
+        typer.echo(texts[0] if name or output else f"[{','.join(texts)}]")
         return
     for part in cli_devices.describe(specs[0]) if name or output else [cli_devices.overview(specs)]:
-        output_console().print(part)
+        common.output_console().print(part)
 
 
 @app.command()
 def doctor(
     libraries: Annotated[list[Path] | None, typer.Argument(help="Exported libraries to check as well.")] = None,
-    as_json: AsJson = False,
+    as_json: common.AsJson = False,
 ) -> None:
     """Check the installation: versions, compiler, threads, caches, processor. Exit code 1 if something is broken."""
     from dataclasses import asdict
@@ -291,22 +269,24 @@ def doctor(
     for finding in examine(libraries or ()):
         findings.append(finding)
         if not as_json:
-            output_console().print(
+            common.output_console().print(
                 f"[{colours[finding.state]}]{finding.state:8}[/]", finding.name + ":", finding.detail, highlight=False
             )
             if finding.remedy:
                 typer.echo(f"         remedy: {finding.remedy}")
     if as_json:
-        _print_json(json.dumps([asdict(finding) for finding in findings]))
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
     raise typer.Exit(code=int(any(finding.state == "problem" for finding in findings)))
 
 
-def _build(steps: Steps, model: Any, shape: list[str] | None, target: str, **settings: Any) -> Any:
+def _build(
+    steps: common.Steps, model: str, shape: list[str] | None, target: str, batch: int = 1, **settings: Any
+) -> Any:
     """Import and build, in two steps."""
     from tvm_ext import relay
 
     steps.begin("importing")
-    mod, params = relay.frontend.from_onnx(model, shape=parse_shapes(shape or []) or None)
+    mod, params = common.import_model(model, shape, batch)
     steps.begin("building")
     return relay.build(mod, target, params=params, progress=steps.detail, **settings)
 
@@ -316,16 +296,6 @@ def _store() -> Any:
     from tvm_ext.options import BuildOptions
 
     return MeasurementStore.for_build(BuildOptions.current())
-
-
-def _print_json(text: str) -> None:
-    typer.echo(text)
-
-
-def _show_report(report: Any) -> None:
-    from tvm_ext.reports.text import show
-
-    show(report, output_console())
 
 
 def _save_outputs(path: Path, names: Sequence[str], results: Sequence[Any]) -> None:
@@ -346,7 +316,7 @@ def _show_outputs(names: Sequence[str], results: Sequence[Any], random: Sequence
         for name, value in zip(names, results, strict=True)
     ]
     if as_json:
-        _print_json(json.dumps({"random_inputs": list(random), "outputs": rows}))
+        typer.echo(json.dumps({"random_inputs": list(random), "outputs": rows}))
         return
     if random:
         typer.echo(f"random input(s): {', '.join(random)}", err=True)
@@ -371,11 +341,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; always raises SystemExit."""
     settings = _Settings()
     try:
-        with interrupts.watched():
+        with common.interrupts.watched():
             app(args=None if arguments is None else list(arguments), obj=settings, prog_name="tvm-ext")
     except SystemExit as end:
-        if end.code == INTERRUPTED and threading.active_count() > 1:
-            leave_at_once(INTERRUPTED)
+        if end.code == common.INTERRUPTED and threading.active_count() > 1:
+            common.leave_at_once(common.INTERRUPTED)
         raise
     except TvmExtError as error:
         if settings.debug:

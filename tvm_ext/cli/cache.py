@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from .common import AsJson
+
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete all kernels in it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where compiled kernels are kept and how much room they take, or delete them."""
     from tvm_ext.options import kernel_cache_directory

@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -24,12 +24,40 @@ from tvm_ext.errors import InputError, ModelError, OptionError
 from tvm_ext.support.files import remove_temporary
 from tvm_ext.support.limited_process import end_running
 
+# --- options that several commands have -------------------------------------------------------------------------------
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")]
+Target = Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape, e.g. input=1,3,224,224.")
+]
+Batch = Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of random inputs, or of a search.")]
+Reports = Annotated[list[Path] | None, typer.Option(help="Also write the build report: .html, else JSON.")]
+Gpu = Annotated[str, typer.Option(help="A GPU of the tables (see `tvm-ext devices`).")]
+DEFAULT_GPU = "nvidia-a100"
+Precision = Annotated[str, typer.Option(help="float16: convert a float32 model to half precision; keep: leave it.")]
+
+# --- The options of ``tvm-ext compile`` that switch a build's features; left out, a build's defaults hold -------------
+Roller = Annotated[bool, typer.Option("--roller/--no-roller", help="Construct kernels, or leave them to stock TVM.")]
+Persistent = Annotated[
+    bool | None,
+    typer.Option("--persistent/--no-persistent", help="Products in a chain as one kernel. Default: where it pays."),
+]
+Cutlass = Annotated[
+    bool | None, typer.Option("--cutlass/--no-cutlass", help="CUTLASS templates for products (CUDA). Default: off.")
+]
+Rammer = Annotated[
+    bool | None, typer.Option("--rammer/--no-rammer", help="One schedule of many operators (CPUs, CUDA). Default: off.")
+]
+
+# --- reading arguments -----------------------------------------------------------------------------------------------
 InputShapes = dict[str, list[int]]
 
 
-def parse_shapes(texts: Sequence[str]) -> InputShapes:
+def parse_shapes(texts: Sequence[str] | None) -> InputShapes:
     """``["input=1,3,224,224"]`` as a dict; raises OptionError for anything else. ``input=`` is a scalar."""
-    return dict(_parse_shape(text) for text in texts)
+    return dict(_parse_shape(text) for text in texts or ())
 
 
 def _parse_shape(text: str) -> tuple[str, list[int]]:
@@ -51,6 +79,26 @@ def load_model(model: str, batch: int = 1) -> Any:
     from tvm_ext.bench import models
 
     return models.build_model(model, batch)
+
+
+def import_model(model: str, shape: list[str] | None, batch: int = 1) -> Any:
+    """Module and parameters of a model file or a built-in name, its inputs in the shapes that ``--shape`` gives."""
+    from tvm_ext import relay
+
+    return relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape) or None)
+
+
+def require_precision(dtype: str) -> bool:
+    """Whether ``--dtype`` asks for half precision; raises OptionError for another word."""
+    if dtype not in ("float16", "keep"):
+        raise OptionError(f"--dtype {dtype!r} is not known.", "write float16 or keep")
+    return dtype == "float16"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What an error says of a ``name`` that is none of ``known``: those that resemble it, else all."""
+    names = list(known)
+    return f"did you mean {', '.join(difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names)}?"
 
 
 def check_model(model: str) -> None:

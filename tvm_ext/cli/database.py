@@ -11,6 +11,8 @@ import typer
 
 from tvm_ext.errors import InputError, OptionError
 
+from .common import AsJson
+
 if TYPE_CHECKING:
     from tvm_ext.autotune.database import MeasurementDatabase
     from tvm_ext.autotune.database_files import Merged
@@ -20,7 +22,6 @@ database = typer.Typer(help="Show, merge, export and import measurements.", no_a
 
 File = Annotated[Path | None, typer.Option("--database", help="The database. Default: the one that builds use.")]
 Summary = dict[str, str | int | float | None]
-JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")]
 Sources = Annotated[
     list[Path],
     typer.Argument(metavar="FILE...", help="Databases, JSON lines, or folders of MetaSchedule or of jobs."),
@@ -31,7 +32,7 @@ Sources = Annotated[
 def show(
     file: File = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every page and every row.")] = False,
-    as_json: JsonOutput = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the workloads that were measured, with their best times, and the time that tuning took.
 
@@ -62,7 +63,7 @@ def show(
 
 
 @database.command("import")
-def import_(sources: Sources, file: File = None, as_json: JsonOutput = False) -> None:
+def import_(sources: Sources, file: File = None, as_json: AsJson = False) -> None:
     """Add the measurements of files to the database. Exit code 1: some were refused."""
     _merge(_path(file), sources, as_json)
 
@@ -71,7 +72,7 @@ def import_(sources: Sources, file: File = None, as_json: JsonOutput = False) ->
 def merge(
     target: Annotated[Path, typer.Argument(help="The database to add to; it is made if it does not exist.")],
     sources: Sources,
-    as_json: JsonOutput = False,
+    as_json: AsJson = False,
 ) -> None:
     """Add the measurements of many machines to one database. Exit code 1: some were refused."""
     _merge(target, sources, as_json)

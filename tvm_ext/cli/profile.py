@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_ext.errors import OptionError
-
-from .advise import DEFAULT_DEVICE, imported
+from . import common
+from .advise import imported
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import IRModule
@@ -23,17 +22,15 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")],
-    device: Annotated[str, typer.Option(help="GPU to profile for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
+    model: common.Model,
+    device: common.Gpu = common.DEFAULT_GPU,
     plan: Annotated[bool, typer.Option("--plan", help="Predict the effort, and measure nothing.")] = False,
     templates: Annotated[int, typer.Option(min=1, help="Templates to run for each different product.")] = 12,
-    dtype: Annotated[
-        str, typer.Option(help="float16: convert a float32 model to half precision; keep: leave it.")
-    ] = "float16",
+    dtype: common.Precision = "float16",
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, auto or off.")] = "auto",
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
+    as_json: common.AsJson = False,
 ) -> None:
     """Measure CUTLASS templates for a model's products (Bolt §3.2.2). Exit code 1: nothing could be measured."""
     from tvm_ext.autotune.store import MeasurementStore
@@ -44,17 +41,14 @@ def profile(
     from tvm_ext.support.kernel_cache import KernelCache
     from tvm_ext.toolchains.cutlass_samples import profile_on_gpu
 
-    from .common import load_model, parse_shapes, progress_bar
-
-    if dtype not in ("float16", "keep"):
-        raise OptionError(f"--dtype {dtype!r} is not known.", "write float16 or keep")
+    half = common.require_precision(dtype)
     spec, limits = lookup(device), ScreeningLimits(templates=templates)
     check_device(spec)
     options = BuildOptions(database=database, enable_cutlass=True)
     store, cache = MeasurementStore.for_build(options), KernelCache.for_build(options)
-    with progress_bar(3) as steps:
+    with common.progress_bar(3) as steps:
         steps.begin("importing")
-        mod = imported(load_model(model, batch), parse_shapes(shape or []), half=dtype == "float16")
+        mod = imported(common.load_model(model, batch), common.parse_shapes(shape), half=half)
         steps.begin("ranking templates")
         plans = plans_of(mod, spec, store)
         expected = estimated(plans, spec, limits, cache)

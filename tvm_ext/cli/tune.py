@@ -11,7 +11,7 @@ import typer
 
 from tvm_ext.errors import OptionError
 
-from .common import load_model, output_console, parse_shapes, progress_bar
+from . import common
 
 if TYPE_CHECKING:
     from tvm_ext.records.tuned import TuningStatus
@@ -20,7 +20,7 @@ DEFAULT_TRIALS = 200  # a choice: a search of minutes
 
 
 def tune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or the name of a built-in model.")],
+    model: common.Model,
     trials: Annotated[
         int | None, typer.Option(min=1, help=f"Candidates to try. Default: {DEFAULT_TRIALS}, or as --seconds allows.")
     ] = None,
@@ -30,14 +30,14 @@ def tune(
         typer.Option(metavar="HOST:PORT", help="Measure on servers of a TVM RPC tracker, which checks no passwords."),
     ] = None,
     key: Annotated[str, typer.Option(help="Key of those servers at the tracker.")] = "cpu",
-    target: Annotated[str, typer.Option(help="TVM target or device name; 'llvm' is this machine's CPU.")] = "llvm",
+    target: common.Target = "llvm",
     database: Annotated[str, typer.Option(help="Where measurements are kept: a file, or auto.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+    seed: common.Seed = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the tuned library.")] = None,
-    report: Annotated[list[Path] | None, typer.Option(help="Write the build report: .html, else JSON.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="An input's shape.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of text.")] = False,
+    report: common.Reports = None,
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
+    as_json: common.AsJson = False,
 ) -> None:
     """Measure other tiles of a model's kernels. Later builds use the faster ones.
 
@@ -51,10 +51,9 @@ def tune(
     if trials is None and seconds is None:
         trials = DEFAULT_TRIALS
     budget = TuningBudget(trials=trials, seconds=seconds)
-    with progress_bar(2) as steps:
+    with common.progress_bar(2) as steps:
         steps.begin("importing")
-        source = load_model(model, batch)
-        mod, params = relay.frontend.from_onnx(source, shape=parse_shapes(shape or []) or None)
+        mod, params = common.import_model(model, shape, batch)
     with _live(file) as (watch, said):
         request = TuningRequest(budget=budget, seed=seed, progress=watch, tracker=tracker, key=key)
         library = relay.build(mod, target, params=params, tune=request, database=database)
@@ -68,7 +67,7 @@ def tune(
     if as_json:
         typer.echo(to_json(record))
         return
-    console = output_console()
+    console = common.output_console()
     for task in record.adopted:
         console.print(f"{task.calls} x {task.name}: {task.reason}", markup=False, highlight=False)
     console.print(f"{record}", markup=False, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ import typer
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError, ModelError
 
+from . import common
+
 if TYPE_CHECKING:
     from tvm_ext._tvm import IRModule, PrimFunc
-
-DEFAULT_DEVICE = "nvidia-a100"
 
 
 def verify(
@@ -24,13 +23,13 @@ def verify(
         str,
         typer.Argument(metavar="MODULE.py:FUNC|MODEL", help="A PrimFunc in a Python file, or a model with --operator."),
     ],
-    device: Annotated[str, typer.Option(help="Device to lower for (see `tvm-ext devices`).")] = DEFAULT_DEVICE,
+    device: common.Gpu = common.DEFAULT_GPU,
     operator: Annotated[str | None, typer.Option(help="The operator of the model. Default: list all names.")] = None,
     block: Annotated[list[int] | None, typer.Option(help="Run this block only; may be repeated.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZES", help="A model input's shape.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch of a built-in model.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts instead of a table.")] = False,
+    shape: common.ShapeOption = None,
+    batch: common.Batch = 1,
+    seed: common.Seed = 0,
+    as_json: common.AsJson = False,
 ) -> None:
     """Check a GPU kernel without a GPU: races, bounds, barriers, values, bank conflicts. Exit code 1: it is wrong."""
     from tvm_ext.devices.device_db import lookup
@@ -42,7 +41,7 @@ def verify(
     if ":" in kernel and kernel.rpartition(":")[0].endswith(".py"):
         function, reference = load_function(kernel), None
     else:
-        found = _of_model(kernel, operator, spec, shape or [], batch, as_json)
+        found = _of_model(kernel, operator, spec, shape, batch, as_json)
         if found is None:
             return
         function, reference = found
@@ -50,9 +49,7 @@ def verify(
     if as_json:
         typer.echo(to_json(result))
     else:
-        from .common import output_console
-
-        output_console().print(result)
+        common.output_console().print(result)
     raise typer.Exit(code=0 if result.ok else 1)
 
 
@@ -76,8 +73,7 @@ def load_function(text: str) -> PrimFunc | IRModule:
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         known = [key for key in vars(module) if not key.startswith("_")]
-        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
-        raise InputError(f"{path} has no {name!r}", f"did you mean {', '.join(nearest)}?")
+        raise InputError(f"{path} has no {name!r}", common.nearest(name, known))
     found = getattr(module, name)
     if callable(found) and not _is_function(found):
         found = found()
@@ -96,7 +92,7 @@ def _is_function(value: object) -> bool:
 
 
 def _of_model(
-    model: str, operator: str | None, device: DeviceSpec, shape: list[str], batch: int, as_json: bool
+    model: str, operator: str | None, device: DeviceSpec, shape: list[str] | None, batch: int, as_json: bool
 ) -> tuple[PrimFunc, PrimFunc] | None:
     """(the operator's kernels for ``device``, its reference on the CPU); None where the operators were listed."""
     from tvm_ext import relay
@@ -104,19 +100,17 @@ def _of_model(
     from tvm_ext.tir_passes.construct_kernels import construct_kernel
     from tvm_ext.verify.verification import cpu_reference
 
-    from .common import list_operators, load_model, parse_shapes
     from .explain import operator_names, operators_of
 
     if model.endswith(".py"):
         raise ModelError(f"{model} does not say which function.", f"write {model}:FUNC")
-    mod, params = relay.frontend.from_onnx(load_model(model, batch), shape=parse_shapes(shape) or None)
+    mod, params = common.import_model(model, shape, batch)
     operators = operators_of(relay.prepare(mod, params))
     names = operator_names(operators)
     if operator is None:
-        list_operators(names, as_json)
+        common.list_operators(names, as_json)
         return None
     if operator not in dict(names):
-        nearest = difflib.get_close_matches(operator, dict(names), n=5, cutoff=0.3) or list(dict(names))
-        raise InputError(f"the model has no operator {operator!r}.", f"did you mean {', '.join(nearest)}?")
+        raise InputError(f"the model has no operator {operator!r}.", common.nearest(operator, dict(names)))
     function = operators[operator]
     return construct_kernel(function, operator, device, BuildOptions.current()), cpu_reference(function)

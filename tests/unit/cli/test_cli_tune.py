@@ -73,7 +73,7 @@ def test_ctrl_c_keeps_what_was_measured(command: Command, monkeypatch: pytest.Mo
         yield from simulated(task, configurations[:3])
 
     monkeypatch.setattr(tuning_model, "KernelMeasure", lambda *_: interrupted)
-    monkeypatch.setattr(app, "leave_at_once", sys.exit)  # beside other threads it ends the process, here all tests'
+    monkeypatch.setattr(app.common, "leave_at_once", sys.exit)  # which ends the process, and all tests
     code, _, error = command("tune", "model.onnx", "--trials", 9, "--database", "own.db")
     assert code == 130
     assert "stopped after 2 candidates, which are kept in" in error
