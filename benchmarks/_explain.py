@@ -25,8 +25,7 @@ from rich.table import Table
 
 from tvm_ext import relay
 from tvm_ext.bench import contenders, models
-from tvm_ext.bench.environment import thread_count
-from tvm_ext.bench.placement import on_main_core, place_threads
+from tvm_ext.bench.environment import on_main_core, place_threads, thread_count
 from tvm_ext.bench.timing import settle
 from tvm_ext.cli.explain import operators_of
 from tvm_ext.devices.device_db import device_for_target

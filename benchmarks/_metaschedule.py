@@ -25,7 +25,7 @@ from tvm.runtime.vm import VirtualMachine
 from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext._tvm import import_onnx
 from tvm_ext.bench.contenders import OURS, Contender
-from tvm_ext.bench.placement import place_threads
+from tvm_ext.bench.environment import place_threads
 from tvm_ext.errors import InputError, UnsupportedEnvironmentError
 from tvm_ext.runtime.graph_module import flatten_outputs
 from tvm_ext.support.arrays import Array

@@ -11,7 +11,7 @@ import onnx
 import tvm
 
 from tvm_ext.bench.contenders import INSTALL_PEERS, Contender
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement
 from tvm_ext.devices import microbench_kernels
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import UnsupportedEnvironmentError

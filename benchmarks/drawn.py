@@ -29,7 +29,7 @@ from rich.table import Table
 from tvm_ext.bench import timing
 from tvm_ext.bench.compare import relative_error
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender, prepare_onnx_runtime, prepare_ours
-from tvm_ext.bench.placement import Placement, on_main_core, place_threads
+from tvm_ext.bench.environment import Placement, on_main_core, place_threads
 from tvm_ext.errors import TvmExtError
 
 AT_A_TIME = 50

@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.networks.graph import GraphWriter, he_normal
 from tvm_ext.bench.compare import BenchResult, OtherPeer, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement
 from tvm_ext.devices import microbench_kernels
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.errors import InputError

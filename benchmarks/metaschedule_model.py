@@ -28,9 +28,8 @@ from _metaschedule import with_records as tuned_by
 from rich.table import Table
 
 from benchmarks.trace_model.learner import TraceLearner, cost_model_for_metaschedule
-from tvm_ext.bench.environment import thread_count
+from tvm_ext.bench.environment import on_main_core, place_threads, thread_count
 from tvm_ext.bench.models import random_inputs
-from tvm_ext.bench.placement import on_main_core, place_threads
 from tvm_ext.bench.timing import Runner, interleave, median
 from tvm_ext.devices.device_db import device_for_target
 

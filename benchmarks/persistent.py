@@ -39,8 +39,7 @@ from tvm_ext.bench.contenders import (
     Contender,
     prepare_ours,
 )
-from tvm_ext.bench.environment import thread_count
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement, thread_count
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import InputError

@@ -32,8 +32,7 @@ from tvm_ext.bench.contenders import (
     prepare_onnx_runtime,
     prepare_ours,
 )
-from tvm_ext.bench.environment import thread_count
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement, thread_count
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array
 

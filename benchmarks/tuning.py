@@ -26,7 +26,7 @@ from benchmarks.networks import models
 from tvm_ext import relay
 from tvm_ext.bench.compare import BenchResult, bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, OURS, Contender, prepare_ours
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.tuned import TuningRecord
 from tvm_ext.support.arrays import Array

@@ -41,7 +41,7 @@ from rich.table import Table
 from tvm_ext import relay
 from tvm_ext.bench.compare import bench
 from tvm_ext.bench.contenders import ONNX_RUNTIME, Contender
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement
 from tvm_ext.devices.device_db import device_for_target
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array

@@ -26,7 +26,7 @@ from rich.table import Table
 from tests.support.small_models import onnx_model
 from tvm_ext.bench.compare import bench
 from tvm_ext.bench.contenders import Contender, prepare_ours
-from tvm_ext.bench.placement import Placement
+from tvm_ext.bench.environment import Placement
 from tvm_ext.options import BuildOptions
 from tvm_ext.support.arrays import Array
 

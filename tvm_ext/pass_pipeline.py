@@ -25,9 +25,8 @@ from tvm_ext._tvm import (
     gpu_library_dispatch_passes,
     module_pass,
 )
-from tvm_ext.autotune.choose import why_own_kernel
-from tvm_ext.autotune.rtask_times import known_rtask_times
-from tvm_ext.autotune.tuned_tiles import TunedTiles, tiles_for_build
+from tvm_ext.autotune.choose import TunedTiles, tiles_for_build, why_own_kernel
+from tvm_ext.autotune.store import known_rtask_times
 from tvm_ext.byoc_cutlass.elements import TEMPLATES_SINCE
 from tvm_ext.devices.capabilities import has
 from tvm_ext.devices.device_db import chosen_device, device_for_target, is_bare
@@ -80,7 +79,7 @@ from tvm_ext.tir_passes.split_launches import SplitLaunches
 from tvm_ext.tir_passes.split_rtasks import SplitRTasks
 from tvm_ext.toolchains.cuda_check import compiled_use, refuse_bad_machine_code
 from tvm_ext.toolchains.cutlass_codegen import CutlassBackend
-from tvm_ext.toolchains.opencl_math import enable_opencl_math
+from tvm_ext.toolchains.tir_pipelines import enable_opencl_math
 
 
 def graph_passes(bounds: Bounds = "wrap") -> list[tvm.transform.Pass]:

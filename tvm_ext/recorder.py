@@ -19,7 +19,7 @@ from tvm_ext.pass_pipeline import BuildPlan
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CONSTRUCTING, GENERATING, CacheUse, CodeTimes, DeviceCode, Phase, Stopwatch
 from tvm_ext.records.choice import CHOICE, KernelChoice
-from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.padding import LAYOUT, LayoutRecord
 from tvm_ext.records.partition import CUTLASS, CutlassBuild
 from tvm_ext.records.persistent import PERSISTENT, PersistentRecord
 from tvm_ext.records.rammer import RAMMER, RammerRecord

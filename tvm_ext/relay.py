@@ -20,8 +20,8 @@ from tvm import relax
 
 from tvm_ext import frontend, recorder
 from tvm_ext._tvm import Expr
+from tvm_ext.autotune.choose import tuned_tiles
 from tvm_ext.autotune.store import MeasurementStore
-from tvm_ext.autotune.tuned_tiles import tuned_tiles
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs
 from tvm_ext.errors import InputError

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_ext.bench.weights import IR_VERSION, FloatArray, generator, he_normal, near_one, small_normal
+from tvm_ext.bench.light import IR_VERSION, FloatArray, generator, he_normal, near_one, small_normal
 
 __all__ = ["IR_VERSION", "FloatArray", "GraphWriter", "generator", "he_normal", "near_one", "small_normal"]
 

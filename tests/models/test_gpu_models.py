@@ -15,7 +15,7 @@ from tvm_ext import pass_pipeline, recorder, relay
 from tvm_ext.bench.compare import relative_error
 from tvm_ext.options import BuildOptions
 from tvm_ext.records.choice import CHOICE, OWN_PATHS, KernelChoice
-from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.padding import LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.onnx.half import to_half
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from tvm_ext._tvm import RKERNEL_PIPELINE, IRModule, PrimFunc, Target, tvm
 from tvm_ext.records.rammer import RTASK_PLANS, SchedulePlan
-from tvm_ext.records.rtask_plan import ARENA, DataPlace
-from tvm_ext.records.rtask_split import RKERNEL
+from tvm_ext.records.rtask_split import ARENA, RKERNEL, DataPlace
 from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.arrays import Array

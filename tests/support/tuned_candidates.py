@@ -21,8 +21,7 @@ from tvm_ext.runtime.guarded_memory import call_guarded
 from tvm_ext.support.arrays import Array, pack
 from tvm_ext.support.roundoff import allowed_error, relative_error
 from tvm_ext.tir_passes.plan.form import unscheduled
-from tvm_ext.tuning.kernels import TunableKernel, job_of
-from tvm_ext.tuning.parts import tunable_part
+from tvm_ext.tuning.kernels import TunableKernel, job_of, tunable_part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_ext.devices.banks import CHUNKS_OF_ALL_BANKS as CHUNKS_OF_ALL_BANKS
-from tvm_ext.devices.banks import EVEN_PITCHES as EVEN_PITCHES
-from tvm_ext.devices.banks import ODD_PITCHES as ODD_PITCHES
-from tvm_ext.devices.banks import padded_chunks as padded_chunks
 from tvm_ext.devices.capabilities import LDMATRIX_SINCE, MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
+from tvm_ext.devices.gpu import CHUNKS_OF_ALL_BANKS as CHUNKS_OF_ALL_BANKS
+from tvm_ext.devices.gpu import EVEN_PITCHES as EVEN_PITCHES
 from tvm_ext.devices.gpu import FRAGMENT as FRAGMENT
+from tvm_ext.devices.gpu import ODD_PITCHES as ODD_PITCHES
+from tvm_ext.devices.gpu import padded_chunks as padded_chunks
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rprogram import RProgram
 from tvm_ext.support.arithmetic import ceil_div

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from tvm_ext.errors import MeasurementError
 from tvm_ext.records.kernel_job import Failure, KernelJob, TimingPlan
-from tvm_ext.records.measurement import MOST_REASON, MOST_SAMPLES, Measurement, Trial
+from tvm_ext.records.measurement import MOST_REASON, MOST_SAMPLES, Measurement, RefusedRecord, Trial
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.support.files import write_atomically
 
-from .refused import RefusedRecord
 from .turns import BatchEntry
 
 BATCH, RESULTS, REFUSED = "batch.json", "results.json", "refused.txt"

@@ -29,8 +29,7 @@ from tvm_ext.records.measurement import (
 )
 from tvm_ext.records.serialise import from_json
 
-from .database_schema import check_schema, open_schema, transaction
-from .sqlite_errors import translated
+from .database_schema import check_schema, open_schema, transaction, translated
 
 PATIENCE_S = 30.0
 """How long a writer waits for others; each of them is at it for milliseconds."""

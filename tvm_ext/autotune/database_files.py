@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tvm_ext.errors import DatabaseError, InputError
-from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
+from tvm_ext.records.measurement import MeasuredWorkload, Measurement, RefusedRecord, Trial
 from tvm_ext.records.serialise import from_json
 from tvm_ext.support.files import write_atomically
 
 from .batch_files import is_job_folder, measurements_in
 from .database import MeasurementDatabase, connect, whole_trial, whole_workload
+from .database_schema import translated
 from .metaschedule_files import is_metaschedule, read_metaschedule
-from .refused import RefusedRecord
-from .sqlite_errors import translated
 
 LINES_SCHEMA = 1
 """Of a line; a newer one is refused line by line."""

@@ -80,7 +80,7 @@ class KernelWorker:
         return device.name
 
     def _connected(self, request: Mapping[str, Any]) -> KernelDevice:
-        from .rpc_device import connect  # by TVM's compiler, which is not there where only kernels run
+        from .tracker import connect  # by TVM's compiler, which is not there where only kernels run
 
         return connect(request["tracker"], request["key"], request["kind"], request["wait_s"], request["session_s"])
 

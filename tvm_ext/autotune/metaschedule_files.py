@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from tvm_ext.errors import ExportError, InputError
-from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial
+from tvm_ext.records.measurement import MeasuredWorkload, Measurement, RefusedRecord, Trial
 from tvm_ext.support.files import write_atomically
-
-from .refused import RefusedRecord
 
 KIND = "tir"
 """`MeasuredWorkload.kind` of these; ``structure`` is a line of `WORKLOADS`, ``instructions`` the target as JSON."""

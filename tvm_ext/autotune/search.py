@@ -14,8 +14,7 @@ import numpy as np
 from tvm_ext.records.measurement import Trial, Verdict
 from tvm_ext.support.quantities import Floats, Integers
 
-from .batches import spread
-from .cost_model import TileCostModel
+from .cost_model import TileCostModel, spread
 from .spaces import CandidateType, KernelSpace, SpaceCandidate
 
 CHAINS = 128  # AutoTVM's ``parallel_size`` of simulated annealing, the searcher that ALCOP takes over (§4.3)
@@ -61,7 +60,7 @@ class Annealed:
     def chosen(
         self, space: AnySpace, met: Integers, known: TimesByPlace, count: int, rng: np.random.Generator
     ) -> Sequence[int]:
-        """The most promising of those that were met and of all, as far as they do not say the same (`batches.py`)."""
+        """The most promising of those that were met and of all, as far as they do not say the same (`spread`)."""
         scores = self.model.scores
         first = np.argsort(-scores, kind="stable")[: self.chains]
         pool = np.setdiff1d(np.union1d(met, first), np.array(list(known), dtype=np.int64))

@@ -25,8 +25,8 @@ from tvm_ext.records.tuned import CurvePoint, TunedTask, TuningBudget, TuningRec
 from .choose import CONFIRMATIONS, TunedChoice, choose_tuned
 from .cost_model import TileCostModel
 from .search import Annealed, SpaceSearch
+from .spaces import TuningTask
 from .standings import Standings, in_batches, standings_of
-from .tasks import TuningTask
 
 BATCH = 8
 """Candidates that are measured beside the constructed kernel at a time."""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tvm_ext import options
 from tvm_ext.errors import DatabaseError, InputError, OptionError
-from tvm_ext.records.measurement import MeasuredWorkload, Measurement, Trial, Verdict, verdicts_of
+from tvm_ext.options import BuildOptions
+from tvm_ext.records.measurement import MeasuredWorkload, Measurement, RefusedRecord, Trial, Verdict, verdicts_of
+from tvm_ext.records.rtask_times import RTaskTimes, times_of
 
 from .database import MeasurementDatabase
 from .database_files import read_any
-from .refused import RefusedRecord
 
 SUFFIXES = (".jsonl", ".db", ".base")
 SHIPPED = Path(__file__).with_name("base")
@@ -131,3 +132,13 @@ class MeasurementStore:
         if kind not in self.notes:
             self.notes[kind] = text
             warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+# --- What the store of measurements knows of rTasks, for the schedules of a build -------------------------------------
+def known_rtask_times(options: BuildOptions, workloads: Mapping[str, MeasuredWorkload]) -> RTaskTimes:
+    """Times of the rKernels that ``workloads`` names, of the database and the bases that ``options`` name."""
+    store = MeasurementStore.for_build(options)
+    try:
+        return times_of(store, workloads)
+    finally:
+        store.close()

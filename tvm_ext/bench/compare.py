@@ -20,8 +20,7 @@ from tvm_ext.support.arrays import Array
 
 from . import contenders, models, timing
 from .contenders import ONNX_RUNTIME, OURS, PEERS, STOCK_TVM, Contender
-from .environment import Environment, current_environment
-from .placement import Placement, on_main_core, place_threads
+from .environment import Environment, Placement, current_environment, on_main_core, place_threads
 
 STOCK_BUDGET_S = 15.0
 """Stock TVM leaves CPU kernels unscheduled and takes seconds per run; a handful of samples says enough."""

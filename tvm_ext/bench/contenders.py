@@ -19,7 +19,7 @@ from tvm_ext.options import BuildOptions
 from tvm_ext.runtime.graph_module import flatten_outputs
 from tvm_ext.support.arrays import Array
 
-from .placement import AFFINITY_KEY, Placement
+from .environment import AFFINITY_KEY, Placement
 
 OURS, ONNX_RUNTIME, STOCK_TVM = "tvm_ext", "onnxruntime", "stock_tvm"
 PEERS = (ONNX_RUNTIME, STOCK_TVM)

@@ -1,11 +1,21 @@
-"""What a measurement must state to be worth keeping: machine, versions, date and commit, as one record."""
+"""What a measurement must state to be worth keeping: machine, versions, date and commit, as one record.
+
+One core for each thread of a contender, so that two threads never share a core while another one idles.
+
+TVM binds the workers of its pool to cores of their own and leaves the calling thread, which works too, unbound; ONNX
+Runtime and OpenBLAS leave every thread unbound. A kernel that packs threads on few cores then runs either contender on
+one core for many milliseconds: a convolution took 250 or 490 us. Here the calling thread keeps to one core while times
+are taken, and each contender's workers to the cores that TVM's pool uses.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +23,91 @@ from pathlib import Path
 from tvm_ext import options
 from tvm_ext._tvm import tvm_ffi
 
-from .placement import place_threads
+AFFINITY_KEY = "session.intra_op_thread_affinities"
+"""ONNX Runtime's session option that binds the workers of a session."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where threads belong: the calling thread on ``main_core``, each further thread on its own of ``worker_cores``."""
+
+    main_core: int
+    worker_cores: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        cores = (self.main_core, *self.worker_cores)
+        assert len(set(cores)) == len(cores), f"a core has two threads: {self}"
+        assert min(cores) >= 0, f"no such core: {self}"
+
+    def __str__(self) -> str:
+        workers = ", ".join(map(str, self.worker_cores))
+        return f"main thread on core {self.main_core}" + (f", workers on {workers}" if workers else "")
+
+    @property
+    def onnx_runtime_affinities(self) -> str:
+        """The value of `AFFINITY_KEY`: a core per worker, counted from 1. Workers on cores 1 and 3: "2;4"."""
+        return ";".join(str(core + 1) for core in self.worker_cores)
+
+
+def place_threads(threads: int) -> Placement | None:
+    """Cores for ``threads`` threads, the caller's included; None where each cannot have one, or where the system knows
+    no affinity.
+
+    The workers get the cores to which threads of this process are bound already (TVM's pool, once started), the caller
+    the first one that is left. Worked example: cores 0 to 3, a pool of two threads whose worker is bound to core 1, two
+    threads: caller on 0, worker on 1.
+    """
+    allowed = _affinity(0)
+    if not 1 < len(allowed) >= threads:
+        return None
+    bound = _bound_cores() & allowed
+    main = min(allowed - bound or allowed)
+    workers = sorted(allowed - {main}, key=lambda core: (core not in bound, core))
+    return Placement(main_core=main, worker_cores=tuple(workers[: threads - 1]))
+
+
+@contextlib.contextmanager
+def on_main_core(placement: Placement | None) -> Iterator[None]:
+    """Keep the calling thread to its core; afterwards, also after an error, it may run where it could before.
+
+    A thread inherits the cores of the one that starts it, so start sessions and pools before. Does nothing for None, or
+    where the system refuses.
+    """
+    before = _affinity(0)
+    pinned = placement is not None and _bind(0, {placement.main_core})
+    try:
+        yield
+    finally:
+        if pinned:
+            _bind(0, before)
+
+
+def _affinity(thread: int) -> set[int]:
+    """Cores that a thread may run on; 0 is the calling one. Empty where the system cannot tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    try:
+        return os.sched_getaffinity(thread)
+    except OSError:  # the thread has ended meanwhile
+        return set()
+
+
+def _bind(thread: int, cores: set[int]) -> bool:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:  # forbidden here, or a core has gone
+        return False
+    return True
+
+
+def _bound_cores() -> set[int]:
+    """Cores to which some thread of this process is bound alone."""
+    try:
+        threads = [int(name) for name in os.listdir("/proc/self/task")]
+    except FileNotFoundError:
+        return set()
+    return {min(cores) for cores in map(_affinity, threads) if len(cores) == 1}
+
 
 _PACKAGES = ("tvm-ext", "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxruntime", "openvino")
 _GIT_TIMEOUT_S = 10.0  # a choice: git answers in milliseconds; a folder on a slow network in seconds

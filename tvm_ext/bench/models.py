@@ -18,7 +18,7 @@ from tvm_ext.errors import InputError, ModelError
 from tvm_ext.support.arrays import Array
 
 from . import light
-from .weights import IR_VERSION, generator, he_normal, small_normal
+from .light import IR_VERSION, generator, he_normal, small_normal
 
 NAMES = (*light.NAMES, "mlp")
 _MLP_WIDTHS = (784, 1024, 1024, 10)  # a choice: MNIST's 28 x 28 pixels and ten digits, two hidden layers

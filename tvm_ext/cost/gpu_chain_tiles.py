@@ -11,9 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tvm_ext.devices.banks import CHUNKS_OF_ALL_BANKS, EVEN_PITCHES, ODD_PITCHES, padded_chunks
 from tvm_ext.devices.capabilities import MATRIX_UNITS_SINCE, MMA_SYNC_SINCE, has
-from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, VECTOR_BYTES, WARP
+from tvm_ext.devices.gpu import (
+    CHUNKS_OF_ALL_BANKS,
+    EVEN_PITCHES,
+    FRAGMENT,
+    ODD_PITCHES,
+    REGISTER_BYTES,
+    VECTOR_BYTES,
+    WARP,
+    padded_chunks,
+)
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.occupancy import (
     blocks_per_unit,

@@ -20,8 +20,7 @@ from tvm_ext.cost.product_counts import (
     grid_group,
     panel_lines,
 )
-from tvm_ext.devices.banks import EVEN_PITCHES, ODD_PITCHES, padded_chunks
-from tvm_ext.devices.gpu import FRAGMENT, REGISTER_BYTES, VECTOR_BYTES, WARP
+from tvm_ext.devices.gpu import EVEN_PITCHES, FRAGMENT, ODD_PITCHES, REGISTER_BYTES, VECTOR_BYTES, WARP, padded_chunks
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
 from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit

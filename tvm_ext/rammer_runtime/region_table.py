@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tvm_ext.records.rammer import SchedulePlan
-from tvm_ext.records.rtask_plan import ARENA, DataPlace, KernelCode
+from tvm_ext.records.rtask_split import ARENA, DataPlace, KernelCode
 from tvm_ext.records.rtasks import RTaskProgram, RTaskSchedule, ScheduleEntry
 
 from .native import make_module

@@ -192,3 +192,14 @@ class TrialStore(Protocol):
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Keep ``measurements``; how many were new."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedRecord:
+    """A record that is no measurement: where it stands, and why it was left out."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .measurement import MeasuredWorkload
 from .merged import MergedLaunch
-from .rtask_plan import OperatorData
+from .rtask_split import OperatorData
 from .rtasks import RTaskSchedule, ScheduleEntry
 
 RAMMER = "tvm_ext.rammer"

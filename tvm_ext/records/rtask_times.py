@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .measurement import MOST_SAMPLES, MeasuredWorkload, Measurement, Trial, TrialStore
 from .rammer import RammerRecord, RegionRecord, joined_entries
-from .rtask_plan import KernelCode
+from .rtask_split import KernelCode
 from .rtasks import RTaskGraph, RTaskSchedule
 
 _MOST_SAMPLES = min(100, MOST_SAMPLES)  # a choice: enough for a quantile of the fastest half

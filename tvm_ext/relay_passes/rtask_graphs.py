@@ -11,8 +11,7 @@ from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.cost.schedule_simulator import simulate
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.records.rammer import STEP
-from tvm_ext.records.rtask_plan import ARENA, DataPlace, OperatorData
-from tvm_ext.records.rtask_split import CopiedPiece, RTaskSplit
+from tvm_ext.records.rtask_split import ARENA, CopiedPiece, DataPlace, OperatorData, RTaskSplit
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import (
     ROperator,

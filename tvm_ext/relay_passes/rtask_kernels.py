@@ -9,8 +9,7 @@ from math import ceil
 from tvm_ext.cost.gpu_rtasks import gpu_rkernel
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
-from tvm_ext.records.rtask_plan import KernelCode
-from tvm_ext.records.rtask_split import RTaskSplit, RTaskStep
+from tvm_ext.records.rtask_split import KernelCode, RTaskSplit, RTaskStep
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import LEAST_TASK_S, RKernel
 

@@ -6,8 +6,8 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from .gantt import section
 from .record import BuildRecord, OperatorReport
-from .schedules import section
 from .svg import points, roofline
 from .text import by_time, code_summary, cutlass_lines, format_time
 from .tuning import tuning_section

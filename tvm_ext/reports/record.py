@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tvm_ext.devices.hal import DeviceSpec, MemoryLayer
-from tvm_ext.records import layout as layout_records
 from tvm_ext.records import serialise
 from tvm_ext.records.build_profile import CacheUse, CodeTimes, DeviceCode, Phase
 from tvm_ext.records.choice import KernelChoice
-from tvm_ext.records.layout import LayoutRecord
+from tvm_ext.records.padding import CHANNELS_LAST, LayoutRecord
 from tvm_ext.records.partition import CutlassBuild
 from tvm_ext.records.persistent import PersistentRecord
 from tvm_ext.records.rammer import MeasuredRun, RammerRecord
@@ -117,7 +116,7 @@ class BuildRecord:
             return ""
         candidates = sum(len(chain.operators) for chain in self.layout.chains)
         transforms = self.layout.transform_count
-        name = "NHWC" if self.layout.block == layout_records.CHANNELS_LAST else f"NCHW{self.layout.block}c"
+        name = "NHWC" if self.layout.block == CHANNELS_LAST else f"NCHW{self.layout.block}c"
         return (
             f"{self.layout.blocked_count} of {candidates} operators in {name} "
             f"with {transforms} transform{'' if transforms == 1 else 's'}"

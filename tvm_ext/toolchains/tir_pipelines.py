@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
 
-from tvm_ext._tvm import IRModule, module_pass
+from tvm_ext._tvm import Call, Expr, IRModule, call_pure_extern, module_pass, register_intrin_lowering
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
@@ -64,3 +65,25 @@ def rkernel_pipeline() -> Any:
         return tvm.transform.Sequential([finalize_device(), OutlineRTasks()], name="tvm_ext.rkernels_device")
 
     return module_pass(run, opt_level=0, name="tvm_ext.rkernels"), finalize_host, finalize
+
+
+# --- Mathematical functions that stock TVM spells as C does when it writes OpenCL C: ``tanf`` where that is ``tan`` ---
+FUNCTIONS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p", "nextafter",
+    "tan",
+)  # fmt: skip
+"""Those for which TVM 0.27 has no rule of OpenCL's own, so that its rule for C applies. All take half, float and
+double there, and vectors of them (OpenCL 1.2, section 6.12.2)."""
+
+_LEVEL = 99  # wins over the default rules of C++, which have level 10
+
+
+@cache
+def enable_opencl_math() -> None:
+    """Make TVM write `FUNCTIONS` in OpenCL's spelling, from now on; once per process."""
+    for name in FUNCTIONS:
+        register_intrin_lowering(f"tirx.{name}", "opencl", _as_opencl, _LEVEL)
+
+
+def _as_opencl(call: Call) -> Expr:
+    return call_pure_extern(call.ty, str(call.op.name).removeprefix("tirx."), *call.args)

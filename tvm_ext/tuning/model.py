@@ -12,7 +12,7 @@ from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import TrackerFleet
 from tvm_ext.autotune.session import TrialHistory, TuningSession
-from tvm_ext.autotune.tasks import TuningTask
+from tvm_ext.autotune.spaces import TuningTask
 from tvm_ext.autotune.tracker import Tracker
 from tvm_ext.devices.cpu_info import read_cpu_info
 from tvm_ext.devices.device_db import cpu_needs

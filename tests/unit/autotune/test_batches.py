@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_ext.autotune.batches import LENGTH, NUGGET, Unknown, spread, standardised
+from tvm_ext.autotune.cost_model import LENGTH, NUGGET, Unknown, spread, standardised
 
 
 def test_what_was_tried_and_its_neighbours_are_known() -> None:

@@ -18,7 +18,7 @@ def compile_or_die(job: KernelJob) -> bytes:
     """The compiler of a worker that one of the jobs takes down."""
     import os
 
-    from tvm_ext.autotune.build_kernels import compile_job
+    from tvm_ext.autotune.builders import compile_job
 
     if job.configuration == "deadly":
         os._exit(3)

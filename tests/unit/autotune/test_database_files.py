@@ -18,9 +18,8 @@ from tvm_ext.autotune import database_files
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.database_files import from_line, merge, read_any, salvage, to_line, write_lines
 from tvm_ext.autotune.metaschedule_files import RECORDS, WORKLOADS, write_metaschedule
-from tvm_ext.autotune.refused import RefusedRecord
 from tvm_ext.errors import DatabaseError, ExportError, InputError
-from tvm_ext.records.measurement import Measurement
+from tvm_ext.records.measurement import Measurement, RefusedRecord
 
 SOME = [measured(name, value, of=workload(of)) for name, value, of in (("a", 5, "x"), ("b", 6.5, "x"), ("a", 7, "y"))]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tvm_ext.autotune.cost_model import TileCostModel
-from tvm_ext.autotune.listed_space import ListedSpace
 from tvm_ext.autotune.search import Annealed, SpaceSearch
+from tvm_ext.autotune.spaces import ListedSpace
 from tvm_ext.errors import IllegalRewrite
 from tvm_ext.records.measurement import Trial
 from tvm_ext.records.serialise import to_json

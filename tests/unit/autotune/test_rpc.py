@@ -22,10 +22,9 @@ from tests.unit.autotune.test_runners import outcomes, processes_of
 from tvm_ext.autotune.builders import ExecutorBuilder
 from tvm_ext.autotune.kernel_host import KernelError
 from tvm_ext.autotune.measure import Measurer
-from tvm_ext.autotune.rpc_device import RemoteDevice
 from tvm_ext.autotune.rpc_servers import main
 from tvm_ext.autotune.runners import RpcRunner, TrackerFleet
-from tvm_ext.autotune.tracker import Tracker
+from tvm_ext.autotune.tracker import RemoteDevice, Tracker
 from tvm_ext.autotune.turns import DeviceLost
 from tvm_ext.errors import MeasurementError, OptionError
 from tvm_ext.records.kernel_job import TimingPlan

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.autotune import jobs
-from tvm_ext.autotune.build_kernels import compile_job, reference_results
-from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder
+from tvm_ext.autotune.builders import ExecutorBuilder, LocalBuilder, compile_job, reference_results
 from tvm_ext.autotune.kernel_host import KernelError, KernelHost, LocalDevice, draw_inputs
 from tvm_ext.autotune.measure import Measurer
 from tvm_ext.autotune.runners import InProcessRunner, IsolatedRunner

@@ -15,8 +15,8 @@ from benchmarks.alcop.tile_space import TileSpace
 from tvm_ext.autotune.choose import CONFIRMATIONS, choose_tuned
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.session import BATCH, TaskSearch, TuningSession, session_workload
+from tvm_ext.autotune.spaces import TuningTask, distinct
 from tvm_ext.autotune.standings import standings_of
-from tvm_ext.autotune.tasks import TuningTask, distinct
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.errors import MeasurementError
 from tvm_ext.records.measurement import Trial

@@ -9,10 +9,9 @@ import pytest
 
 from tvm_ext.analysis.tile_workload import tile_machine
 from tvm_ext.autotune.base import make_base
-from tvm_ext.autotune.choose import CONFIRMATIONS
+from tvm_ext.autotune.choose import CONFIRMATIONS, tiles_for_build, tuned_tiles
 from tvm_ext.autotune.database import MeasurementDatabase
 from tvm_ext.autotune.store import MeasurementStore
-from tvm_ext.autotune.tuned_tiles import tiles_for_build, tuned_tiles
 from tvm_ext.devices.device_db import lookup
 from tvm_ext.devices.device_facts import with_unit_count
 from tvm_ext.errors import DatabaseError, OptionError

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import _peers
 from tvm_ext.bench import compare as bench_module
-from tvm_ext.bench import contenders, models, placement
+from tvm_ext.bench import contenders, environment, models
 from tvm_ext.bench.compare import bench
-from tvm_ext.bench.placement import Placement, on_main_core, place_threads
+from tvm_ext.bench.environment import Placement, on_main_core, place_threads
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -30,8 +30,8 @@ def _nobody_stays_pinned() -> Iterator[None]:
 
 def _machine(monkeypatch: pytest.MonkeyPatch, allowed: set[int], bound: set[int]) -> None:
     """The caller may use ``allowed``; a thread is bound to each core of ``bound``."""
-    monkeypatch.setattr(placement, "_affinity", lambda _thread: set(allowed))
-    monkeypatch.setattr(placement, "_bound_cores", lambda: set(bound))
+    monkeypatch.setattr(environment, "_affinity", lambda _thread: set(allowed))
+    monkeypatch.setattr(environment, "_bound_cores", lambda: set(bound))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_what_serves_jobs_needs_no_compiler(scripts: SimpleNamespace) -> None:
     package = Path(tvm_ext.__file__).parent
     needed = scripts.bundle_runtime._needed(package, scripts.bundle_runtime.JOB_MODULES)
     assert {"autotune/job_folder.py", "autotune/kernel_worker.py", "autotune/turns.py", "support/arrays.py"} <= needed
-    assert "_tvm.py" not in needed and "autotune/build_kernels.py" not in needed
+    assert "_tvm.py" not in needed and "autotune/builders.py" not in needed
     assert all((package / name).is_file() for name in needed)
     assert {name.partition("/")[0] for name in needed} <= {
         "autotune", "records", "support", "errors.py", "options.py", "core_count.py",

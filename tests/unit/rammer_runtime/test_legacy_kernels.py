@@ -16,8 +16,7 @@ from tvm_ext._tvm import Expr, Stmt, Target, tirx, tvm
 from tvm_ext.errors import InputError
 from tvm_ext.ir.build_ir import allocate, index, sequence
 from tvm_ext.ir.simt_ir import gpu_buffer, launch
-from tvm_ext.rammer_runtime.legacy.call import call_task
-from tvm_ext.rammer_runtime.legacy.convert import LegacyKernel, convert_kernel
+from tvm_ext.rammer_runtime.legacy.convert import LegacyKernel, call_task, convert_kernel
 from tvm_ext.rammer_runtime.legacy.tokens import functions_of, text_of, tokens_of
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 

@@ -15,7 +15,7 @@ from tests.support.small_modules import inputs_of
 from tvm_ext import relay
 from tvm_ext._tvm import CALL_TIR, structural_equal, structural_walk
 from tvm_ext.devices.device_db import lookup
-from tvm_ext.records.layout import LAYOUT, LayoutRecord
+from tvm_ext.records.padding import LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
 from tvm_ext.relay_passes.layout.block_channels import BlockChannels
 

@@ -12,10 +12,9 @@ from tvm import relax
 from tests.support.quick_target import UNOPTIMISED
 from tvm_ext._tvm import assert_structural_equal
 from tvm_ext.devices import device_db
-from tvm_ext.records.layout import CHANNELS_LAST, LAYOUT, LayoutRecord
+from tvm_ext.records.padding import CHANNELS_LAST, LAYOUT, LayoutRecord
 from tvm_ext.records.serialise import from_json
-from tvm_ext.relay_passes.layout.channels_last import ChannelsLast, _calls
-from tvm_ext.relay_passes.layout.transposes import CONVOLUTION, TRANSPOSE
+from tvm_ext.relay_passes.layout.channels_last import CONVOLUTION, TRANSPOSE, ChannelsLast, _calls
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 
 A100, MI50 = device_db.lookup("nvidia-a100"), device_db.lookup("amd-mi50")

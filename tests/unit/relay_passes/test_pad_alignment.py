@@ -23,8 +23,7 @@ from tvm_ext.records.padding import PADDING, PaddingRecord, ProductPadding
 from tvm_ext.records.serialise import from_json, to_json
 from tvm_ext.relay_passes.onnx.half import to_half
 from tvm_ext.relay_passes.padding.graph import PaddableBlock
-from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment
-from tvm_ext.relay_passes.padding.rewrite import with_runs
+from tvm_ext.relay_passes.padding.pad_alignment import PadAlignment, with_runs
 from tvm_ext.relay_passes.partition_cutlass import PartitionCutlass
 
 WORKLOADS = Path(__file__).resolve().parents[3] / "benchmarks" / "workloads" / "bolt_ops.csv"

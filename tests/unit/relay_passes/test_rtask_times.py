@@ -13,7 +13,7 @@ from tvm_ext._tvm import IRModule, relax
 from tvm_ext.autotune.store import MeasurementStore
 from tvm_ext.options import BuildOptions
 from tvm_ext.rammer_runtime import native
-from tvm_ext.records.rtask_plan import KernelCode
+from tvm_ext.records.rtask_split import KernelCode
 from tvm_ext.records.rtask_times import RTaskTimes
 from tvm_ext.records.rtasks import RTaskGraph
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import opencl_cpu
 from tvm_ext._tvm import Schedule, te, tirx
-from tvm_ext.toolchains.opencl_math import FUNCTIONS, enable_opencl_math
+from tvm_ext.toolchains.tir_pipelines import FUNCTIONS, enable_opencl_math
 
 OF_TWO = {"atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot, "nextafter": np.nextafter}
 OF_ONE = {

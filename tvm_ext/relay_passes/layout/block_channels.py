@@ -27,7 +27,7 @@ from tvm_ext._tvm import (
     relax,
 )
 from tvm_ext.devices.hal import DeviceSpec
-from tvm_ext.records.layout import LAYOUT, LayoutChain, LayoutRecord
+from tvm_ext.records.padding import LAYOUT, LayoutChain, LayoutRecord
 from tvm_ext.records.serialise import from_json, to_json
 
 from ..rewriting import CallRewriter

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_ext.records.layout import LayoutChain
+from tvm_ext.records.padding import LayoutChain
 
 from .blocked import ConvWindow, shape_of
 from .graph import Operator, elements

@@ -18,10 +18,9 @@ from tvm_ext.errors import InputError
 from tvm_ext.ir.device_sync import CALL as CALL_WITH_TEXT
 from tvm_ext.support.arrays import DType
 
-from .arithmetic import BINARY, BinaryRow, linear_closure, linear_form
+from .arithmetic import BINARY, CALLS, EXTERNS, BinaryRow, linear_closure, linear_form
 from .local_memory import View
 from .machine import Closure, Engine
-from .math_calls import CALLS, EXTERNS
 from .number_types import is_float, storage_dtype, to_dtype
 from .scope import BufferBinding, Scope
 from .values import Tainted, Value, aligned, apply, choose, is_uniform, strip

@@ -12,15 +12,19 @@ from tvm_ext.support.arrays import Array
 
 from .compile_expr import compile_expression
 from .fragments import (
+    FragmentRole,
     LdmatrixSources,
+    fragment_shape,
     ldmatrix_sources,
     mma,
     mma_poison,
     mma_shape,
     store_offsets,
     transposed_byte_offsets,
+    wmma,
+    wmma_offsets,
+    wmma_poison,
 )
-from .fragments_wmma import FragmentRole, fragment_shape, wmma, wmma_offsets, wmma_poison
 from .lanes import Mask
 from .local_memory import View
 from .machine import Closure, Engine, Run, Site

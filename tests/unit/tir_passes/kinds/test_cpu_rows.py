@@ -21,7 +21,7 @@ from tvm_ext.tir_passes.kinds.cpu_rows import RowPart
 from tvm_ext.tir_passes.kinds.registry import own_choices, tunable_parts, workloads_of
 from tvm_ext.tir_passes.plan.chosen_tiles import CHOSEN, LEFT_OUT
 from tvm_ext.tir_passes.plan.context import UnscheduledOperator
-from tvm_ext.tuning.parts import tunable_part
+from tvm_ext.tuning.kernels import tunable_part
 
 OPTIONS = BuildOptions(database="off")
 DEVICE = with_unit_count(cpu(), 2)

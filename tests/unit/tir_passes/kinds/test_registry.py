@@ -19,7 +19,7 @@ from tvm_ext.tir_passes.kinds import registry
 from tvm_ext.tir_passes.kinds.kernel_kind import KernelKind, KernelPart
 from tvm_ext.tir_passes.plan.context import KernelContext, UnscheduledOperator
 from tvm_ext.tir_passes.plan.form import Form
-from tvm_ext.tuning.parts import tunable_part
+from tvm_ext.tuning.kernels import tunable_part
 
 OPTIONS = BuildOptions(database="off")
 

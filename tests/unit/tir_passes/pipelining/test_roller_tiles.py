@@ -21,9 +21,9 @@ from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import candidates
 from tvm_ext.tir_passes.pipelining.detect import detect
 from tvm_ext.tir_passes.pipelining.function import Function
+from tvm_ext.tir_passes.pipelining.injection import TOGETHER, group_loads, ungroup_loads
 from tvm_ext.tir_passes.pipelining.loops import accesses_of, enclosing_loops, to_loops
 from tvm_ext.tir_passes.pipelining.plan import make_loader
-from tvm_ext.tir_passes.pipelining.private_registers import TOGETHER, group_loads, ungroup_loads
 
 WORKLOAD = Path(__file__).resolve().parents[4] / "benchmarks" / "workloads" / "roller_ops.csv"
 DEVICES = ("nvidia-v100", "nvidia-a100", "nvidia-h200")

@@ -20,8 +20,7 @@ from tvm_ext.records.pipelines import PipelinePlan
 from tvm_ext.records.serialise import from_json
 from tvm_ext.tir_passes.construct_kernels import construct_kernel
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
-from tvm_ext.tir_passes.pipelining.planned import registers_by_launch
-from tvm_ext.tir_passes.pipelining.route import PIPELINED, plan_pipelines, wishes_of
+from tvm_ext.tir_passes.pipelining.route import PIPELINED, plan_pipelines, registers_by_launch, wishes_of
 
 A100, H200, V100 = DEVICES = ("nvidia-a100", "nvidia-h200", "nvidia-v100")
 PLAIN = BuildOptions(enable_pipelining=False)

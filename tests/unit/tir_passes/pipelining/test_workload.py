@@ -29,9 +29,8 @@ from tvm_ext.tir_passes.pipelining.detect import detect
 from tvm_ext.tir_passes.pipelining.function import Function
 from tvm_ext.tir_passes.pipelining.index_values import index_values
 from tvm_ext.tir_passes.pipelining.loops import to_loops
-from tvm_ext.tir_passes.pipelining.plan import make_loader
-from tvm_ext.tir_passes.pipelining.planned import registers_by_launch
-from tvm_ext.tir_passes.pipelining.workload import workload_of
+from tvm_ext.tir_passes.pipelining.plan import make_loader, workload_of
+from tvm_ext.tir_passes.pipelining.route import registers_by_launch
 
 A100 = lookup("nvidia-a100")
 

@@ -11,15 +11,19 @@ import pytest
 from tvm_ext.errors import InputError
 from tvm_ext.verify.simt.fragments import (
     MMA_SHAPES,
+    WMMA_SHAPES,
     FragmentMap,
+    fragment_shape,
     ldmatrix_sources,
     mma,
     mma_poison,
     mma_shape,
     store_offsets,
     transposed_byte_offsets,
+    wmma,
+    wmma_offsets,
+    wmma_poison,
 )
-from tvm_ext.verify.simt.fragments_wmma import WMMA_SHAPES, fragment_shape, wmma, wmma_offsets, wmma_poison
 
 Formula = Callable[[int, int, int], tuple[int, int]]  # (groupID, threadID_in_group, i) -> (row, column)
 

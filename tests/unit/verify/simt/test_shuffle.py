@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_ext.errors import InputError
-from tvm_ext.verify.simt.shuffle import ShuffleKind, absent, active_mask, shuffle, source_lanes
+from tvm_ext.verify.simt.warp_calls import ShuffleKind, absent, active_mask, shuffle, source_lanes
 
 FULL = 0xFFFFFFFF
 KINDS: tuple[ShuffleKind, ...] = ("idx", "up", "down", "xor")

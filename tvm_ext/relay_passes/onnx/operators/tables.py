@@ -9,7 +9,7 @@ from .context import CONTRIBUTED, CONVERTERS, REPLACED, RULES
 __all__ = ["CONTRIBUTED", "CONVERTERS", "REPLACED", "RULES"]
 
 _FAMILY_NAMES = (
-    "arrangement attention contributed convolution deformable detection elementwise indexing linear_algebra "
+    "arrangement attention contributed convolution deformable elementwise indexing "
     "pools normalization quantized recurrent reduction resize signal"
 )
 """The modules beside this one that have rows. Rules of one operator are asked in this order."""

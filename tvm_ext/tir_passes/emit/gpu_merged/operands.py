@@ -9,7 +9,7 @@ from tvm_ext._tvm import Buffer, PrimFunc, tirx
 from tvm_ext.analysis.computation_exprs import itemsize_bytes
 from tvm_ext.records.merged import UNIT_BYTES
 from tvm_ext.records.rammer import SchedulePlan
-from tvm_ext.records.rtask_plan import ARENA, DataPlace
+from tvm_ext.records.rtask_split import ARENA, DataPlace
 from tvm_ext.support.arithmetic import ceil_div
 
 from .kernel import Body
