@@ -5,7 +5,7 @@
 *Templates.* A `family.TemplateFamily` has the templates for one kind of region; start there. `products` are those of
 matrix products: `gemm` and `epilogue` say what is wanted as data, `legality` what compiles, `ranking` what is fast,
 `evt` makes visitor trees of epilogues, `emit` writes the source. `convolutions` are products that are read through
-windows (`convolution`, `emit_convolution`), with `convolution_kernels` and `epilogue_function`,
+windows (`convolution`, `emit_convolution`), with `implicit.cuh`, `direct.cuh` and `epilogue_function`,
 which are ours; `depthwise` has the direct template. `pairs` are two products in one kernel (`back_to_back`). What is
 particular to the package ``nvidia-cutlass`` is in `_cutlass`, what all texts have in common in `kernel_text`.
 

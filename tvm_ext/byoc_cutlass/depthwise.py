@@ -15,7 +15,6 @@ from tvm_ext.devices.occupancy import BlockUse, blocks_per_unit
 from tvm_ext.support.arithmetic import ceil_div
 
 from .convolution import DepthwiseConfig
-from .convolution_kernels import DIRECT
 from .convolutions import WindowFamily
 from .elements import ELEMENTS
 from .emit_convolution import EPILOGUE_INCLUDES, FITS, PROBLEM, convolution_text
@@ -24,7 +23,7 @@ from .epilogue_function import epilogue_function
 from .evt import OWN_FUNCTIONS
 from .family import PredictedTime
 from .gemm import ACCESS_BITS
-from .host import once
+from .host import own_header
 from .kernel_text import gemm_shape
 from .legality import REGISTERS_BESIDE_SUMS, why_too_large
 from .ranking import BUSY_WARPS, global_gb_per_s, l2_gb_per_s, latency_us
@@ -171,11 +170,12 @@ _INCLUDES = (
     "cutlass/conv/device/direct_convolution.h",
     *EPILOGUE_INCLUDES[2:],
 )
+_STORES = own_header("direct")  # the stores of the depthwise template, which apply an epilogue's function
 
 
 def emit_depthwise(config: DepthwiseConfig, epilogue: Epilogue) -> str:
     """The source of ``config`` with ``epilogue``; raises as `kernel_text`."""
-    functions = OWN_FUNCTIONS + once("DIRECT", DIRECT)
+    functions = OWN_FUNCTIONS + _STORES
     return convolution_text(
         config, epilogue, includes=_INCLUDES, functions=functions, body=_direct(config, epilogue), fits=FITS
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .convolution import ConvolutionConfig, DepthwiseConfig
-from .convolution_kernels import IMPLICIT
 from .elements import ELEMENTS, multiplier
 from .epilogue import Epilogue, fill_result
 from .evt import OWN_FUNCTIONS, visitor_tree
 from .gemm import ACCESS_BITS
-from .host import CallForm, once
+from .host import CallForm, own_header
 from .kernel_text import (
     collective_epilogue,
     gemm_shape,
@@ -69,6 +68,9 @@ _INCLUDES = {
         "cutlass/util/packed_stride.hpp",
     ),
 }
+_JOINED = own_header("implicit")
+"""The kernel that joins what CUTLASS's convolutions are made of (tiles, iterators, the loop) to a visitor tree: CUTLASS
+4.2 has these trees for 2.x matrix products and for collectives alone."""
 _ALGORITHMS = {
     "optimized": "kOptimized",
     "analytic": "kAnalytic",
@@ -83,7 +85,7 @@ def emit_convolution(config: ConvolutionConfig, epilogue: Epilogue) -> str:
     if config.iterator == "bulk":
         body, functions, fits = _bulk(config, epilogue), OWN_FUNCTIONS, _FITS_BULK
     else:
-        body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + once("IMPLICIT", IMPLICIT), FITS
+        body, functions, fits = _implicit(config, epilogue), own_functions(epilogue) + _JOINED, FITS
     tfloat32 = config.arithmetic == "tfloat32" and config.iterator != "bulk"  # matrix products' templates know without
     return convolution_text(
         config, epilogue, includes=_INCLUDES[config.tile.generation], functions=functions, body=body, fits=fits,

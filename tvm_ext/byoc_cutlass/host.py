@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tvm_ext.devices.capabilities import architecture_suffix, capability_of
 
@@ -68,6 +69,12 @@ class HostFunction:
 def once(name: str, text: str) -> str:
     """C++ that several sources begin with, so that they can be compiled as one."""
     return f"#ifndef TVM_EXT_{name}\n#define TVM_EXT_{name}\n{text}#endif\n"
+
+
+def own_header(name: str) -> str:
+    """`once` of the C++ in ``<name>.cuh`` beside this module, as it is when this package is imported."""
+    text = Path(__file__).with_name(f"{name}.cuh").read_text(encoding="utf-8")
+    return once(name.upper(), f"\n{text}")
 
 
 def emit_host(functions: Sequence[HostFunction], architecture: str) -> str:

@@ -257,7 +257,7 @@ def build_context(*parts: str) -> str:
 def source_digest(package: Path) -> str:
     """Digest of the sources that make kernels, so that a changed emitter finds none of the old ones' work."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cuh")]):
         name = path.relative_to(package).as_posix()
         if not name.startswith(_SOURCES_LEFT_OUT):
             digest.update(f"{name}\0".encode() + path.read_bytes())
