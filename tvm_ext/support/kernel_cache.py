@@ -42,6 +42,7 @@ SEALED = "tvm_ext.sealed"
 """PrimFunc attribute of a kernel without a body: its machine code comes from the cache."""
 
 _MAGIC = b"tvm_ext kernel"
+_SOURCES = ("*.py", "*.cuh", "*.h")
 _SOURCES_LEFT_OUT = ("bench/", "cli/", "relay_passes/", "reports/", "verify/")  # folders that no kernel depends on
 
 
@@ -257,7 +258,7 @@ def build_context(*parts: str) -> str:
 def source_digest(package: Path) -> str:
     """Digest of the sources that make kernels, so that a changed emitter finds none of the old ones' work."""
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cuh")]):
+    for path in sorted(path for kind in _SOURCES for path in package.rglob(kind)):
         name = path.relative_to(package).as_posix()
         if not name.startswith(_SOURCES_LEFT_OUT):
             digest.update(f"{name}\0".encode() + path.read_bytes())
