@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tvm_ext.toolchains.ptxas_report import HEADER, IMAGE, MAGIC
+from tvm_ext.toolchains.cuda_fatbin import HEADER, IMAGE, MAGIC
 
 _KINDS: dict[int, Literal["ptx", "elf"]] = {1: "ptx", 2: "elf"}
 

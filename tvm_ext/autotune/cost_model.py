@@ -8,12 +8,11 @@ measurement has the analytical model's order.
 Scores are logarithms of throughput, higher is better; only differences mean anything. One thread and fixed seeds: the
 same measurements give the same scores.
 
-Which candidates to try together: the most promising ones, as far as they do not say the same.
-
-A model is off by about as much for candidates that resemble each other, so that a batch of the highest scores is one
-guess five times over. Each candidate is therefore worth its score and a share of what is still unknown of it: the
-posterior deviation of a Gaussian process over standardised features (batched upper confidence bounds; Desautels et al.,
-JMLR 2014). What a batch takes counts as known for the rest of it, before anything is measured.
+`spread` chooses what to try together: the most promising candidates, as far as they do not say the same. A model is off
+by about as much for candidates that resemble each other, so that a batch of the highest scores is one guess five times
+over. Each candidate is therefore worth its score and a share of what is still unknown of it: the posterior deviation of
+a Gaussian process over standardised features (batched upper confidence bounds; Desautels et al., JMLR 2014). What a
+batch takes counts as known for the rest of it, before anything is measured.
 """
 
 from __future__ import annotations

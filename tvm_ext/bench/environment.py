@@ -1,11 +1,10 @@
 """What a measurement must state to be worth keeping: machine, versions, date and commit, as one record.
 
-One core for each thread of a contender, so that two threads never share a core while another one idles.
-
-TVM binds the workers of its pool to cores of their own and leaves the calling thread, which works too, unbound; ONNX
-Runtime and OpenBLAS leave every thread unbound. A kernel that packs threads on few cores then runs either contender on
-one core for many milliseconds: a convolution took 250 or 490 us. Here the calling thread keeps to one core while times
-are taken, and each contender's workers to the cores that TVM's pool uses.
+Its `Placement` gives each thread of a contender one core, so that two never share one while another idles. TVM binds
+the workers of its pool to cores of their own and leaves the calling thread, which works too, unbound; ONNX Runtime and
+OpenBLAS leave every thread unbound. A kernel that packs threads on few cores then runs either contender on one core for
+many milliseconds: a convolution took 250 or 490 us. Here the calling thread keeps to one core while times are taken,
+and each contender's workers to the cores that TVM's pool uses.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ output is 0.001 in every class whatever a compiler does. Here each weight is see
 convolutions and matrices, BatchNormalization statistics near 1), the batch size is set, and the closing Softmax can be
 cut off, because a saturated Softmax hides errors.
 
-Seeded values of a network's weights, scaled so that wrong answers are visible.
+Weights of the other built-in networks are seeded, too (`small_normal`).
 """
 
 from __future__ import annotations

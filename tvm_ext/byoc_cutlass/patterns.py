@@ -11,13 +11,7 @@ from tvm_ext.analysis.relax_values import described, dtype_of, is_tensor, operat
 from tvm_ext.cost.epilogue_traffic import OPERATIONS, EpilogueStage, best_prefix
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.errors import IllegalRewrite
-from tvm_ext.records.partition import (
-    REDUCTION_STEPS,
-    CutlassProblem,
-    CutlassRefusal,
-    CutlassRegion,
-    EpilogueStep,
-)
+from tvm_ext.records.partition import REDUCTION_STEPS, CutlassProblem, CutlassRefusal, CutlassRegion, EpilogueStep
 
 from .epilogues import FUNCTORS, REDUCTIONS, Cut, EpilogueGrowth
 from .graph_values import GraphValues

@@ -3,7 +3,7 @@
 Worked example: a product that packs an input on entry has a workspace, 1 MiB, and two steps. The first, 11264 loops of
 96 elements, reads parameter 0 and writes buffer 3, the workspace; the second, 704 tiles, reads 1 and 3 and writes 2.
 
-The code of a schedule's operators, and where their data lies.
+`OperatorData` and its parts are the code of a schedule's operators, and where their data lies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A run of a schedule of rTasks as a picture: a row for each vEU, a bar for what it ran, nothing where it waited.
 
-`gantt` is inline SVG with the page's style sheet. Bars have the colour of the
-constants that they read, else of their kernel, so that an operator which runs again and again is seen to.
-
-The page's section on schedules of rTasks: what each is predicted to do, and what it did.
+`gantt` is inline SVG with the page's style sheet; `section` is the page's part on schedules. Bars have the colour of
+the constants that they read, else of their kernel, so that an operator which runs again and again is seen to.
 """
 
 from __future__ import annotations

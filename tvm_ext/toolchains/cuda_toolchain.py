@@ -29,7 +29,8 @@ from tvm_ext.support.kernel_cache import CachedKernel, KernelCache, KernelRecord
 from tvm_ext.support.limited_process import run_limited
 
 from . import cuda_nvrtc
-from .ptxas_report import KernelUse, parse_report, write_fatbin
+from .cuda_fatbin import write_fatbin
+from .ptxas_report import KernelUse, parse_report
 from .remedies import INSTALL_CUDA, NVCC, NVRTC
 
 SCHEMA = 1  # of what the cache keeps

@@ -1,6 +1,6 @@
 """The kernels of a model that have a choice of tiles: as tasks of a search, and as jobs to be measured.
 
-What can be searched of an operator's kernel: its parts with a choice of tiles, and the space of these.
+`tunable_part` says what can be searched of an operator's kernel: the part with a choice of tiles, and its space.
 """
 
 from __future__ import annotations

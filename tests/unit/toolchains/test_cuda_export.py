@@ -26,6 +26,7 @@ from tvm_ext.ir.simt_ir import launch
 from tvm_ext.runtime import cuda_runtime, library
 from tvm_ext.runtime.export import METADATA_FUNCTION, export_executable
 from tvm_ext.toolchains.cuda_export import architecture_of, embed_machine_code
+from tvm_ext.toolchains.cuda_fatbin import MAGIC, write_fatbin
 from tvm_ext.toolchains.cuda_toolchain import compile_cuda
 from tvm_ext.toolchains.device_modules import (
     OWN_CODE,
@@ -39,7 +40,6 @@ from tvm_ext.toolchains.device_modules import (
     write_cuda,
     write_library,
 )
-from tvm_ext.toolchains.ptxas_report import MAGIC, write_fatbin
 
 pytestmark = pytest.mark.optimised  # without it, TVM exports every module as a system library
 

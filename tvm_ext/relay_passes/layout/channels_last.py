@@ -6,7 +6,8 @@ elements. Stock ConvertLayout carries the layout through what lies between the c
 transposes, so the conversion is kept only where few transposes of activations remain; those of weights are done here,
 once, at compile time.
 
-What stock ConvertLayout leaves to do: operators it has no rules for, filters of groups, transposes.
+Before and behind stock ConvertLayout comes what it leaves to do: operators it has no rules for, filters of groups,
+transposes.
 """
 
 from __future__ import annotations

@@ -12,15 +12,7 @@ import onnx
 from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array
 
-from .graph import (
-    STANDARD_DOMAINS,
-    OnnxGraph,
-    all_nodes,
-    describe_node,
-    read_names,
-    small_model,
-    with_some_shape,
-)
+from .graph import STANDARD_DOMAINS, OnnxGraph, all_nodes, describe_node, read_names, small_model, with_some_shape
 
 # The converters know operators by name alone; this domain's are those that they were written for, besides ONNX's own.
 CONTRIBUTED_DOMAIN = "com.microsoft"

@@ -14,15 +14,7 @@ import onnx
 from tvm_ext.errors import ModelError
 from tvm_ext.support.arrays import Array
 
-from .graph import (
-    STANDARD_DOMAINS,
-    OnnxGraph,
-    array_from_tensor,
-    attribute,
-    describe_node,
-    is_empty,
-    static_shape,
-)
+from .graph import STANDARD_DOMAINS, OnnxGraph, array_from_tensor, attribute, describe_node, is_empty, static_shape
 from .import_limits import raise_limit
 from .infer import infer_types
 from .limit import check_operands, check_results

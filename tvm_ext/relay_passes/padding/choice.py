@@ -19,13 +19,7 @@ from tvm_ext.analysis.relax_values import dtype_of, static_shape
 from tvm_ext.byoc_cutlass.activations import is_spelling
 from tvm_ext.byoc_cutlass.graph_values import RESULT
 from tvm_ext.byoc_cutlass.matmul_problems import transposed_source
-from tvm_ext.cost.alignment_model import (
-    AlignedProduct,
-    copied_us,
-    has_matrix_units,
-    product_us,
-    slowdown,
-)
+from tvm_ext.cost.alignment_model import AlignedProduct, copied_us, has_matrix_units, product_us, slowdown
 from tvm_ext.cost.epilogue_traffic import moved_us
 from tvm_ext.devices.gpu import VECTOR_BYTES
 from tvm_ext.devices.hal import DeviceSpec

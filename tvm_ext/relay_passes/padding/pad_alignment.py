@@ -1,9 +1,8 @@
 """Pads channels, K and N to copies of 16 bytes where the model says that it pays (Bolt §3.2.3).
 
-Writes a block with the padding that was decided: prepared weights, wider values, copies where both forms are needed.
-
-A value keeps its variable in the form without padding, so that whatever reads it stays as it is; the padded form has
-a variable of its own. Either is made where it is first asked for.
+Decided padding is written block by block: prepared weights, wider values, copies where both forms are needed. A value
+keeps its variable in the form without padding, so that whatever reads it stays as it is; the padded form has a variable
+of its own. Either is made where it is first asked for.
 """
 
 from __future__ import annotations

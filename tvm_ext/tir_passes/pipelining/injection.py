@@ -1,6 +1,6 @@
 """A plan carried out: the function's loops with their loads moved ahead, then lowered for the device (ALCOP §3).
 
-The primitives as instructions of a target.
+What the primitives become as instructions of a target:
 
 ====================  ================================  ====================
 primitive             cp.async (sm_80 and later)        through registers
@@ -11,8 +11,7 @@ consumer_wait n       cp.async.wait_group n; barrier    barrier
 consumer_release      nothing: the barrier of the next wait says it
 ====================  ================================  ====================
 
-Statements that load by way of a thread's own registers, made one: what fills these belongs to the load.
-
+Loads by way of a thread's own registers are made one statement (`group_loads`): what fills these belongs to the load.
 ``AllocBuffer(r); for v: r[v] = A[..]; for e: S[..] = r[e]`` are three statements of a loop's body where a copy takes
 one round, and one (a loop over the rounds) where it takes several. Detection asks which statement loads S; here that is
 one statement in both cases, held together by an attribute until the function is lowered.

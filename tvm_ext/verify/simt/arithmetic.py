@@ -1,8 +1,7 @@
-"""What binary operators compute, and sums of multiples of variables as one closure each.
+"""What binary operators and mathematical functions compute, and sums of multiples of variables as one closure each.
 
-Mathematical functions that lowered kernels call, by TVM's name and by the name of CUDA's or C's library.
-
-Exact functions, not CUDA's fast approximations (``__expf``, ``tanh.approx``): those are for tolerances to allow.
+Functions go by TVM's name and by the name of CUDA's or C's library. They are exact functions, not CUDA's fast
+approximations (``__expf``, ``tanh.approx``): those are for tolerances to allow.
 """
 
 from __future__ import annotations

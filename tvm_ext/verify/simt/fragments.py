@@ -1,14 +1,13 @@
-"""Which lane's register holds which matrix element, for ldmatrix and mma.sync, and what these compute.
+"""Which lane's register holds which matrix element, for ldmatrix and mma.sync, and what these and wmma compute.
 
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k8", "... m16n8k16", "... m16n8k32", and "ldmatrix". Lane arrays are
 ``(..., 32, registers)``: any batch of warps first.
 
 Everything is an index table, made once: the interpreter moves its marks for unwritten data through the same tables.
 
-wmma (``nvcuda::wmma``): a fragment is a whole matrix that a warp owns.
-
-The ISA leaves open which lane holds which element ("wmma.load": the layout is unspecified), so a kernel can only load,
-multiply, fill and store fragments, and modelling one as a matrix loses nothing.
+A fragment of wmma (``nvcuda::wmma``) is a whole matrix that a warp owns. The ISA leaves open which lane holds which
+element ("wmma.load": the layout is unspecified), so a kernel can only load, multiply, fill and store fragments, and
+modelling one as a matrix loses nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Calls that a block's or a warp's lanes make together: barriers, shuffles, asynchronous copies.
 
-Warp shuffles over lane arrays (..., 32), as ``__shfl_sync`` and its kin exchange registers.
-
-Source: PTX ISA "shfl.sync" (the pseudo-code there) and the CUDA guide's "Warp Shuffle Functions".
+Shuffles are over lane arrays (..., 32), as ``__shfl_sync`` and its kin exchange registers. Source: PTX ISA "shfl.sync"
+(the pseudo-code there) and the CUDA guide's "Warp Shuffle Functions".
 """
 
 from __future__ import annotations

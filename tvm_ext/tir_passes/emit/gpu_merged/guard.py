@@ -11,17 +11,7 @@ and loops that hold barriers are run by all. Worked example:
 
 from __future__ import annotations
 
-from tvm_ext._tvm import (
-    AllocBuffer,
-    Call,
-    DeclBuffer,
-    Expr,
-    For,
-    Stmt,
-    TensorLoad,
-    structural_walk,
-    tirx,
-)
+from tvm_ext._tvm import AllocBuffer, Call, DeclBuffer, Expr, For, Stmt, TensorLoad, structural_walk, tirx
 from tvm_ext.analysis.computations import dtype_of
 from tvm_ext.analysis.device_code import op_name
 from tvm_ext.errors import IllegalRewrite
