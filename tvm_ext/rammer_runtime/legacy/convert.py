@@ -3,7 +3,7 @@
 The function takes the kernel's parameters, the number of an rTask (the kernel's block), the thread's number in its vEU
 and a pool of shared memory. ``blockIdx``, ``threadIdx`` and the like become fields of a record that every function of
 the source that uses them is handed, shared variables places in the pool, ``__syncthreads`` a barrier of the kernel's
-own threads (`task_text`). Threads beyond the kernel's leave at once.
+own threads (`task.cuh`). Threads beyond the kernel's leave at once.
 
 Text is moved, not understood: what would mean something else in a persistent kernel is refused, with the reason.
 """
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from tvm_ext._tvm import Expr, Stmt, tirx
 from tvm_ext.devices.gpu import WARP
@@ -25,13 +26,20 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from .refusals import check_launches, check_source, check_threads
 from .shared_memory import Pool, constants_of, rewrite_declarations
-from .task_text import TASK_TEXT
 from .tokens import CudaFunction, Token, functions_of, next_place, previous, split_at, text_of, tokens_of
 
 Extents = tuple[int, int, int]
 
 _BUILTINS = {"threadIdx": "thread", "blockIdx": "block", "blockDim": "block_dim", "gridDim": "grid_dim"}
 _TASK = "tvm_ext_this"
+_TASK_TEXT = "\n" + Path(__file__).with_name("task.cuh").read_text(encoding="utf-8")
+"""What converted kernels know of their rTask, and how its threads meet, in front of them.
+
+A vEU has at least as many threads as the kernel; only these meet, at a barrier of their own. Where threads may leave a
+kernel that has barriers (Rammer, §4.1.3), each barrier is a vote on whether all have left: who leaves stays in a loop
+of votes, so that every barrier has all threads, and the loop ends with the vote that everybody has left.
+`tvm_ext_plain_load` is for ``__ldg``: what another block of the launch has written is no constant of the launch.
+"""
 _DROPPED = {"__restrict__", "__restrict", "__grid_constant__"}
 """``__restrict__`` would let a compiler take what other blocks write for constants of the launch."""
 
@@ -108,7 +116,7 @@ def convert_kernel(
     meeting = ceil_div(threads, WARP) * WARP
     entry = _entry(kernel.name, symbol, parameters, grid, block, votes)
     text = "\n".join([
-        TASK_TEXT, *writer.includes(), f"namespace {space} {{", f"constexpr unsigned tvm_ext_pool_bytes = {size};",
+        _TASK_TEXT, *writer.includes(), f"namespace {space} {{", f"constexpr unsigned tvm_ext_pool_bytes = {size};",
         body, entry, "}", *(f"#undef {macro}" for macro in writer.macros()), f"using {space}::{symbol};\n",
     ])  # fmt: skip
     return LegacyKernel(

@@ -170,7 +170,7 @@ def _logical(scope: Scope, expr: Expr) -> Closure:
     """``a && b``, ``a || b``: b only in the lanes that a does not decide."""
     a, b = compile_expression(scope, expr.a), compile_expression(scope, expr.b)
     conjunction = type(expr).__name__ == "And"
-    site = scope.expression_site(expr)
+    site = scope.site()
     plain = not _touches_memory(expr.b)
 
     def run(m: Engine) -> Value:
@@ -225,7 +225,7 @@ def conditional(scope: Scope, condition: Expr, yes: Expr, no: Expr) -> Closure:
     Between registers it is an instruction like any other, through which uninitialised values travel: stock TVM's
     allreduce of a maximum compares what lanes beyond the last partner hold, and throws the result away.
     """
-    test, site = compile_expression(scope, condition), scope.expression_site(condition)
+    test, site = compile_expression(scope, condition), scope.site()
     a, b = compile_expression(scope, yes), compile_expression(scope, no)
     in_registers = not any(_leaves_registers(scope, part) for part in (condition, yes, no))
 

@@ -96,7 +96,7 @@ def _evaluate(scope: Scope, statement: Stmt) -> Run:
 
 def _if(scope: Scope, statement: Stmt) -> Run:
     scope.flops = 0
-    test, site = compile_expression(scope, statement.condition), scope.expression_site(statement.condition)
+    test, site = compile_expression(scope, statement.condition), scope.site()
     then = compile_statement(scope, statement.then_case)
     other = compile_statement(scope, statement.else_case) if statement.else_case is not None else None
 

@@ -97,14 +97,10 @@ class Scope:
         return min(views) if views else -min(self._granules[slot])
 
     def site(self, buffer: str = "") -> Site:
-        """A new access of ``buffer`` in the statement at hand."""
+        """A new access of ``buffer`` in the statement at hand, or an expression there that decides something."""
         self._sites += 1
         statement = self.statement
         return Site(number=self._sites, buffer=buffer, text=lambda: statement_text(statement))
-
-    def expression_site(self, expr: Expr) -> Site:
-        """The place of an expression that decides something, in the statement at hand."""
-        return self.site()
 
 
 _TEXT_OF_FUNCTION = re.compile(r', source_code="(?:[^"\\]|\\.)*"')

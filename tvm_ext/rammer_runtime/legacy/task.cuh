@@ -1,13 +1,3 @@
-"""What converted kernels know of their rTask, and how its threads meet: text in front of them.
-
-A vEU has at least as many threads as the kernel; only these meet, at a barrier of their own. Where threads may leave a
-kernel that has barriers (Rammer, §4.1.3), each barrier is a vote on whether all have left: who leaves stays in a loop
-of votes, so that every barrier has all threads, and the loop ends with the vote that everybody has left.
-"""
-
-from __future__ import annotations
-
-TASK_TEXT = """
 #ifndef TVM_EXT_LEGACY_TASK
 #define TVM_EXT_LEGACY_TASK
 struct tvm_ext_task {
@@ -37,5 +27,3 @@ static __device__ __forceinline__ void tvm_ext_leave(const tvm_ext_task& task) {
 }
 template <typename T> static __device__ __forceinline__ T tvm_ext_plain_load(const T* from) { return *from; }
 #endif
-"""
-"""`tvm_ext_plain_load` is for ``__ldg``: what another block of the launch has written is no constant of the launch."""
