@@ -1,4 +1,4 @@
-"""Sampling between pixels on CPUs: where each sample lies is computed once for all channels.
+"""Sampling between pixels on CPUs: where each sample lies is computed once for all channels, for Resize by the build.
 
 GridSample and RoiAlign weigh the four pixels around a place. Stock TVM's expression computes the place for each channel
 again. Here one function writes tables of pixels and weights, which are 0 outside of the image, and another one adds
@@ -12,15 +12,20 @@ from functools import reduce
 from itertools import product
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from tvm_ext._tvm import BlockBuilder, Call, Expr, Target, TeTensor, ir, relax, te, tirx
 from tvm_ext.analysis.computations import dtype_of
-from tvm_ext.analysis.relax_values import static_shape
+from tvm_ext.analysis.relax_values import is_tensor, static_shape
 from tvm_ext.ir.float_ir import is_number
+from tvm_ext.support.arrays import Array
 
 Tap: TypeAlias = tuple[Expr, Expr]
 """A pixel's number along an axis (int32), and its weight (float32)."""
 
 _WAYS = (("bilinear", "NCHW", "zeros"), ("bilinear", "NCHW", "border"))
+
+_COORDINATES = ("half_pixel", "align_corners", "asymmetric")
 
 MOST_SAMPLES = 4
 """Of RoiAlign along an axis of a bin: more of them, each with four pixels, would be a kernel of thousands of lines."""
@@ -158,12 +163,57 @@ def roi_align(builder: BlockBuilder, call: Call) -> Expr:
     return builder.call_te(samples, planes, *parts, primfunc_name_hint="roi_align")
 
 
+def resize(builder: BlockBuilder, call: Call) -> Expr:
+    """Linear interpolation of float32 images (N, C, H, W): of two lines, then within the line that this makes.
+
+    Stock TVM's expression finds four pixels and their weights for each element. Here they are constants of each axis.
+    """
+    data, attrs, shape, wanted = call.args[0], call.attrs, static_shape(call.args[0]), static_shape(call)
+    ways = (str(attrs.method), str(attrs.layout), dtype_of(call))
+    mode = str(attrs.coordinate_transformation_mode)
+    known = _is_known(call) and shape is not None and wanted is not None
+    if not known or ways != ("linear", "NCHW", "float32") or mode not in _COORDINATES:
+        return _stock(builder, call)
+    assert shape is not None and wanted is not None
+    tables = [table for axis in (2, 3) for table in _line_table(shape[axis], wanted[axis], mode)]
+
+    def interpolated(data: TeTensor, *tables: TeTensor) -> TeTensor:
+        (top, bottom, low), (left, right, near) = tables[:3], tables[3:]
+
+        def line(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
+            return data[n, c, top[y], x] * (_float(1.0) - low[y]) + data[n, c, bottom[y], x] * low[y]
+
+        lines = te.compute((*wanted[:3], shape[3]), line, name="line")
+
+        def pixel(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
+            return lines[n, c, y, left[x]] * (_float(1.0) - near[x]) + lines[n, c, y, right[x]] * near[x]
+
+        return te.compute(wanted, pixel, name="resized")
+
+    return builder.call_te(interpolated, data, *map(relax.const, tables), primfunc_name_hint="resize")
+
+
+def _line_table(extent: int, size: int, mode: str) -> list[Array]:
+    """Of each of ``size`` places the two elements of ``extent`` around it (int32), and the second one's weight."""
+    places = np.arange(size, dtype="float64")
+    if mode == "align_corners":
+        places *= (extent - 1) / max(size - 1, 1)
+    elif mode == "asymmetric":
+        places *= extent / size
+    else:
+        places = (places + 0.5) * (extent / size) - 0.5
+    first = np.floor(places)
+    both = [np.clip(first + step, 0, extent - 1).astype("int32") for step in (0, 1)]
+    return [*both, (places - first).astype("float32")]
+
+
 def _is_known(call: Call) -> bool:
     """Whether it samples float32 tensors of known shapes on a CPU."""
     target = Target.current(allow_none=True)
     if target is not None and "gpu" in target.keys:
         return False
-    return all(dtype_of(item) == "float32" and static_shape(item) is not None for item in call.args)
+    tensors = [item for item in call.args if is_tensor(item)]
+    return all(dtype_of(item) == "float32" and static_shape(item) is not None for item in tensors)
 
 
 def _stock(builder: BlockBuilder, call: Call) -> Any:
@@ -172,5 +222,6 @@ def _stock(builder: BlockBuilder, call: Call) -> Any:
 
 SAMPLING: dict[str, Callable[[Any, Any], Any]] = {
     "relax.image.grid_sample": grid_sample,
+    "relax.image.resize2d": resize,
     "relax.vision.roi_align": roi_align,
 }

@@ -111,3 +111,28 @@ def test_other_ways_are_stock_tvms() -> None:
     x, grid = np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 2, 1, 2), "float32")
     _, names = built(lambda x, g: relax.op.image.grid_sample(x, g, "bilinear", "NCHW", "reflection", True), x, grid)
     assert names == ["grid_sample"]
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("size", [(10, 27), (3, 5), (5, 40), (2, 2)])
+def test_resized_images(mode: str, size: tuple[int, int]) -> None:
+    x = np.random.default_rng(size[0]).standard_normal((2, 3, 5, 9)).astype("float32")
+    param = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    call = relax.op.image.resize2d(
+        param, relax.ShapeExpr(size), method="linear", coordinate_transformation_mode=mode, layout="NCHW"
+    )
+    library = relay.build(module_of([param], call), "llvm", enable_rammer=False)
+    module = relay.GraphModule(library)
+    module.run(x=x)
+    assert [item.name for item in library.report.operators] == ["resize"]
+    found = module.get_output(0).numpy()
+    for n, c, h, w in np.ndindex(found.shape):
+        places = []
+        for number, wanted, extent in zip((h, w), size, x.shape[2:], strict=True):
+            place = {
+                "half_pixel": (number + 0.5) * extent / wanted - 0.5,
+                "align_corners": number * (extent - 1) / (wanted - 1),
+                "asymmetric": number * extent / wanted,
+            }[mode]
+            places.append(min(max(place, 0.0), extent - 1.0))
+        assert found[n, c, h, w] == pytest.approx(pixel_sum(x[n, c], *places), abs=2e-5)

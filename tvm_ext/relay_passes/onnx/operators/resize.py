@@ -1,8 +1,8 @@
 """Resize and Upsample, written as gathers and weighted sums along one axis after the other.
 
 The stock importer passes the operator to a kernel that computes coordinates from the rounded output size, in float32,
-without antialiasing, aspect-ratio policies or axes. Only nearest elements by whole factors are left to it. For linear
-samples it computes four places and weights an element, which takes 1.2 to 4 times as long as the tables.
+without antialiasing, aspect-ratio policies or axes. Only the forms in which that is the same are left to it: nearest
+elements by whole factors, and linear samples, for which CPUs have a kernel of our own (`legalize_sampling.resize`).
 """
 
 from __future__ import annotations
@@ -192,6 +192,10 @@ def _is_right_in_stock(pen: Pen, sampling: Sampling, axes: list[ResizedAxis]) ->
         return False
     if any(abs(axis.scale * axis.extent - axis.resized) > 1e-6 * axis.resized for axis in axes):
         return False
+    if sampling.mode == "linear":
+        return sampling.coordinates in ("half_pixel", "align_corners", "asymmetric") and all(
+            axis.resized > 1 for axis in axes
+        )
     return sampling.mode == "nearest" and all(_divides(axis, sampling) for axis in axes) and _is_left(sampling)
 
 
