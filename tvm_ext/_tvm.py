@@ -14,6 +14,7 @@ Where these names were before (0.20 or so, still the majority of what is written
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache as _cache
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -117,6 +118,9 @@ ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
 
 # --- structural functors (tvm-ffi; they work on TensorIR and on Relax) --------------------------------------------
+# They resolve the types of their callbacks, by annotations, at each call. That took a tenth of our own passes' time.
+_functors = tvm_ffi.structural
+_functors._callback_type_to_type_index = _cache(_functors._callback_type_to_type_index)
 structural_walk = tvm_ffi.structural_walk
 structural_map = tvm_ffi.structural_map
 structural_mutate = tvm_ffi.structural_mutate
