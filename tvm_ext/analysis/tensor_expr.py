@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -171,9 +172,14 @@ class TensorExpr:
     @property
     def digest(self) -> str:
         """Content hash of the structure: equal for equal computations whatever the operator is called."""
-        record = asdict(self)
-        del record["name"]
-        for access in (*record["inputs"], record["output"]):
-            if not access["gathers"]:
-                del access["gathers"]
-        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+        return _digest(self)
+
+
+@lru_cache(maxsize=512)
+def _digest(expr: TensorExpr) -> str:
+    record = asdict(expr)
+    del record["name"]
+    for access in (*record["inputs"], record["output"]):
+        if not access["gathers"]:
+            del access["gathers"]
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]

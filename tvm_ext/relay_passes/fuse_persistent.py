@@ -96,19 +96,23 @@ class _Considered:
 
     def __init__(self, mod: IRModule, judge: Judge) -> None:
         self.mod, self.judge = mod, judge
-        self._known: dict[tuple[object, ...], ChainVerdict | str] = {}
+        self._known: dict[tuple[object, ...], tuple[PrimFunc, tuple[int, ...], ChainVerdict | str]] = {}
 
     def look(self, members: Sequence[VarBinding]) -> Segment | str:
         """``members`` as one operator, or why that cannot be one kernel."""
-        func, arguments = merge_calls(self.mod, members)
-        constants = tuple(i for i, argument in enumerate(arguments) if isinstance(argument, Constant))
-        key = (*_callees(members), constants, tuple(arguments.index(argument) for argument in arguments))
+        fields = [field for member in members for field in member.value.args[1].fields]
+        places = {value: place for place, value in enumerate(dict.fromkeys([*_vars(members), *fields]))}
+        values = tuple(places)
+        constants = tuple(place for value, place in places.items() if isinstance(value, Constant))
+        key = (*_callees(members), constants, *(places[field] for field in fields))
         if key not in self._known:
-            self._known[key] = self._judged(func, constants)
-        verdict = self._known[key]
+            func, arguments = merge_calls(self.mod, members)
+            verdict = self._judged(func, [i for i, value in enumerate(arguments) if isinstance(value, Constant)])
+            self._known[key] = func, tuple(places[argument] for argument in arguments), verdict
+        func, order, verdict = self._known[key]
         if isinstance(verdict, str):
             return verdict
-        return Segment(members=tuple(members), func=func, arguments=arguments, verdict=verdict)
+        return Segment(members=tuple(members), func=func, arguments=tuple(values[i] for i in order), verdict=verdict)
 
     def _judged(self, func: PrimFunc, constants: Sequence[int]) -> ChainVerdict | str:
         try:
