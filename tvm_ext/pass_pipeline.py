@@ -65,6 +65,7 @@ from tvm_ext.relay_passes.schedule_wavefronts import ScheduleWavefronts
 from tvm_ext.relay_passes.settle_empty_tensors import SettleEmptyTensors
 from tvm_ext.relay_passes.split_concatenations import SplitConcatenations
 from tvm_ext.relay_passes.trim_taps import TrimTaps
+from tvm_ext.relay_passes.trust_arguments import TrustArguments
 from tvm_ext.support.kernel_cache import KernelCache
 from tvm_ext.tir_passes.construct_kernels import ConstructKernels
 from tvm_ext.tir_passes.guard_workspaces import GuardWorkspaces
@@ -238,6 +239,8 @@ def kernel_passes(
     return [
         # Construction may repack what is constant at every call, so it has to know before it chooses.
         AnnotateConstants(),
+        # The kernel cache's keys hold it, and a kernel that looks at its arguments is another one.
+        TrustArguments(),
         *_cpu_construction(device, options, cache, tiles),
         # The choices ask for packed constants: rewrite them at the call sites, once, at compile time.
         PackConstants(),

@@ -17,7 +17,7 @@ from tests.unit.chain_modules import Conv, conv_chain, gemm_chain
 from tvm_ext._tvm import IRModule, PrimFunc
 from tvm_ext.options import BuildOptions
 from tvm_ext.pass_pipeline import plan_build
-from tvm_ext.records.choice import CHOICE
+from tvm_ext.records.choice import CHOICE, TRUSTED_ARGUMENTS
 
 op, nn = relax.op, relax.op.nn
 WIDE, NARROW, ARM = "cpu-epyc-zen5", "cpu-cascade-lake-avx2", "cpu-neoverse-v1"
@@ -38,9 +38,13 @@ class HashedKernels:
 
 
 def text_of(module: IRModule) -> str:
-    """TVMScript of all kernels, in the order of their names, without the records of their choices."""
+    """TVMScript of all kernels, in the order of their names, without what is recorded of their choice and callers."""
     kernels = {var.name_hint: func for var, func in module.functions_items() if isinstance(func, PrimFunc)}
-    return "\n".join(renumbered(str(kernels[name].without_attr(CHOICE).script())) for name in sorted(kernels))
+    return "\n".join(renumbered(str(_bare(kernels[name]).script())) for name in sorted(kernels))
+
+
+def _bare(kernel: PrimFunc) -> PrimFunc:
+    return kernel.without_attr(CHOICE).without_attr(TRUSTED_ARGUMENTS)
 
 
 def renumbered(text: str) -> str:

@@ -19,6 +19,9 @@ ALTERNATIVES = "tvm_ext.alternatives"
 CONSTANT_PARAMS = "tvm_ext.constant_params"
 """PrimFunc attribute: indices of the parameters that are compile-time constants at every call of the function."""
 
+TRUSTED_ARGUMENTS = "tvm_ext.trusted_arguments"
+"""PrimFunc attribute: the function is called with tensors of its graph alone, so that it need not look at them."""
+
 
 Path = Literal["rtile", "rows", "fallback", "stock", "check"]
 """How an operator's kernel was made: in tiles of an rProgram, row by row, by the stated fallback, or by stock TVM.

@@ -10,6 +10,7 @@ import tvm
 from tvm_ext._tvm import Call, Expr, IRModule, call_pure_extern, module_pass, register_intrin_lowering
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
+from tvm_ext.tir_passes.drop_argument_checks import DropArgumentChecks
 from tvm_ext.tir_passes.keep_on_stack import KeepOnStack
 from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
@@ -39,7 +40,8 @@ def tir_pipeline() -> Any:
 def cpu_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    return tvm.transform.Sequential([stock, KeepOnStack()], name="tvm_ext.cpu"), finalize_host, finalize_device
+    passes = [stock, KeepOnStack(), DropArgumentChecks()]
+    return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
 
 
 def rkernel_pipeline() -> Any:
