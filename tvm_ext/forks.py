@@ -16,7 +16,10 @@ What is done from the first instance of a library (or the first build) on, which
   runs kernels in a thread of their own, whose pool is new. Its end would wait for ever: SIGALRM ends it instead,
   `_END_WITHIN_S` seconds after Python begins to end.
 
-A lock that another thread holds stays locked in the child for good. `ForkAwareLock` is one that says so.
+A lock that another thread holds stays locked in the child for good. `ForkAwareLock` is one that says so. TVM has such a
+lock, too: one allocator, whose lock is held for less than a microsecond, serves all VirtualMachines of a process. A
+child of a fork in such a moment waited in its first run for ever. So a fork waits until no instance runs, for
+`_SETTLE_S` at most.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ import ctypes
 import os
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +48,8 @@ _SHORTEST_YIELD_S = 1e-7
 """A `sched_yield` takes no less: 0.27 us on a Zen 5 at 4.5 GHz, most of it the way into the kernel and back."""
 
 _END_WITHIN_S = 5.0  # a choice: a child that Python's end does not end within it is ended by a signal
+_SETTLE_S = 1.0  # a choice: what a fork may wait for runs of other threads
+_SETTLE_POLL_S = 1e-3  # a choice: how late a run begins after a fork
 _POLL_S = 0.1  # a choice: how late a thread notices that its process was forked meanwhile
 _BUSY_STATES = "RD"  # of proc(5): running, and waiting for a page
 _BIG_CORES = 1  # ThreadGroup::AffinityMode::kBig, what a pool starts with
@@ -87,6 +94,41 @@ class ForkAwareLock:
         self.give()
 
 
+class RunLock(ForkAwareLock):
+    """The lock of an instance's runs. Forks wait for the run that is under way, and new ones for the fork."""
+
+    def __init__(self, error: ForkError) -> None:
+        super().__init__(error)
+        _run_locks.add(self)
+
+    def take(self) -> None:
+        while _settling and threading.get_ident() != _survivor_to_be:
+            time.sleep(_SETTLE_POLL_S)
+        super().take()
+
+
+_run_locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
+_settling = False  # whether a thread is about to fork
+_survivor_to_be = 0  # that thread
+_settled: list[RunLock] = []  # what it holds meanwhile
+
+
+def _settle() -> None:
+    """Before a fork: take the locks of all runs but those that take too long, whose instances refuse in the child."""
+    global _settling, _survivor_to_be
+    _settling, _survivor_to_be = True, threading.get_ident()
+    end = time.monotonic() + _SETTLE_S
+    _settled.extend(lock for lock in list(_run_locks) if lock._take(timeout=max(0.0, end - time.monotonic())))
+
+
+def _resume() -> None:
+    """After a fork, in the parent and in the child."""
+    global _settling
+    while _settled:
+        _settled.pop().give()
+    _settling = False
+
+
 def note_threads() -> None:
     """Remember who is there at the end of `import tvm`, before which no thread has a pool."""
     global _older_threads
@@ -114,7 +156,7 @@ def watch() -> None:
     global _watching
     if not _watching and hasattr(os, "register_at_fork"):
         _watching = True
-        os.register_at_fork(before=_wake_workers, after_in_child=_note_child)
+        os.register_at_fork(before=_before, after_in_parent=_resume, after_in_child=_note_child)
 
 
 def call(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -141,6 +183,11 @@ def _has_lost_workers() -> bool:
     return left_behind and threading.get_ident() == _survivor
 
 
+def _before() -> None:
+    _settle()
+    _wake_workers()
+
+
 def _wake_workers() -> None:
     """Before a fork: have the workers of this thread's pool awake for a while."""
     global _parent, _activity_then, _had_pool
@@ -154,6 +201,7 @@ def _note_child() -> None:
     """In the child of a fork: make the pool anew, or remember that its workers are lost."""
     global left_behind, _survivor, _generation, _older_threads
     _generation += 1
+    _resume()
     if _has_lost_workers():
         return
     left_behind, _survivor = not _workers_were_awake(), threading.get_ident()

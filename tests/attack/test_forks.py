@@ -229,6 +229,30 @@ def test_a_fork_amid_a_run_of_another_thread(library: relay.Library, meanwhile: 
     assert in_child(lambda: runs(library))
 
 
+def test_a_fork_waits_for_the_run_of_another_thread(library: relay.Library) -> None:
+    """TVM's allocator has a lock, which that run may hold: the child's first run would wait for it for ever."""
+    machine, inside, done = library.vm(), threading.Event(), threading.Event()
+
+    def stay(*_: Any) -> int:
+        inside.set()
+        time.sleep(0.005)
+        return 0
+
+    def keep_running() -> None:
+        while not done.is_set():
+            machine["main"](value(0))
+
+    machine.set_instrument(stay)
+    thread = threading.Thread(target=keep_running)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        assert in_child(lambda: is_right(machine["main"](value(1)), 1)), "nobody was inside the instance"
+    finally:
+        done.set()
+        thread.join()
+
+
 # --- the end of the process -----------------------------------------------------------------------------------------
 EXIT = """
     import os, sys, time

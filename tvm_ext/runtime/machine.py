@@ -15,7 +15,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from tvm_ext import forks
 from tvm_ext.errors import ConcurrentUseError, ForkError
-from tvm_ext.forks import ForkAwareLock
+from tvm_ext.forks import RunLock
 
 if TYPE_CHECKING:
     from tvm_ext._tvm import Executable
@@ -39,7 +39,7 @@ class ThreadSafeMachine(VirtualMachine):  # type: ignore[misc]
 
     def __init__(self, executable: Executable, device: tvm.runtime.Device) -> None:
         forks.watch()
-        self._lock = ForkAwareLock(
+        self._lock = RunLock(
             ForkError(
                 "this instance was running in another thread when the process was forked.",
                 'make one in this process: lib.vm(device) or lib["default"](device)',
