@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext._tvm import Call, Expr, IRModule, call_pure_extern, module_pass, register_intrin_lowering
+from tvm_ext._tvm import Call, Expr, IRModule, PassContext, call_pure_extern, module_pass, register_intrin_lowering
 from tvm_ext.analysis.launches import is_merged, lower_merged
 from tvm_ext.options import BuildOptions
 from tvm_ext.tir_passes.drop_argument_checks import DropArgumentChecks
@@ -16,6 +16,9 @@ from tvm_ext.tir_passes.name_device import NameDevice
 from tvm_ext.tir_passes.outline_rtasks import OutlineRTasks
 from tvm_ext.tir_passes.pipelining.passes import AutoPipeline, InjectPipelines
 from tvm_ext.tir_passes.pipelining.route import wishes_of
+
+_USED_BEFORE = "has been used before definition"  # of stock TVM's VarUseDefAnalyzer
+_WITHOUT_SHARING = "tirx.disable_cse_tir"
 
 
 def tir_pipeline() -> Any:
@@ -40,8 +43,28 @@ def tir_pipeline() -> Any:
 def cpu_pipeline() -> Any:
     """The registered TIR pipeline ``"tvm_ext.cpu"``: stock TVM's, with tiles' sums on the stack; a triple as above."""
     stock, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
-    passes = [stock, KeepOnStack(), DropArgumentChecks()]
+    passes = [_sharing_soundly(stock), KeepOnStack(), DropArgumentChecks()]
     return tvm.transform.Sequential(passes, name="tvm_ext.cpu"), finalize_host, finalize_device
+
+
+def _sharing_soundly(stock: Any) -> Any:
+    """``stock``, but for its CommonSubexprElim where that binds a variable behind its first use.
+
+    It counts no use inside of a Let, and replaces it there all the same. Worked example, of three stores in a row:
+    ``a[i] = let t = f(x[i]) in t + c[i * 6]``, then two that read ``c[i * 6]`` alone: what they share is bound before
+    the second. Stock TVM sees that itself, a pass later. LLVM finds the shared values of such kernels.
+    """
+
+    def run(mod: IRModule, context: PassContext) -> IRModule:
+        try:
+            return stock(mod)
+        except tvm.error.InternalError as error:
+            if _USED_BEFORE not in str(error):
+                raise
+        with PassContext(opt_level=context.opt_level, config={**context.config, _WITHOUT_SHARING: True}):
+            return stock(mod)
+
+    return module_pass(run, opt_level=0, name="tvm_ext.stock")
 
 
 def rkernel_pipeline() -> Any:

@@ -23,6 +23,20 @@ def test_concatenations(widths: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(module.get_output(0).numpy(), np.concatenate(values, axis=-1))
 
 
+def test_a_section_that_binds_a_variable_beside_others_that_do_not() -> None:
+    """Stock TVM's CommonSubexprElim binds an index behind its use inside of a Let: see `tir_pipelines`."""
+    draw = np.random.default_rng(3)
+    shapes = {"x": (12, 16, 1), "y": (12, 16, 5), "z": (12, 1, 6)}
+    values = {name: draw.random(shape).astype("float32") for name, shape in shapes.items()}
+    x, y, z = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items())
+    joined = relax.op.concat([relax.op.sqrt(x), y], axis=-1)
+    library = relay.build(module_of([x, y, z], relax.op.minimum(z, joined)), "llvm", enable_rammer=False)
+    module = relay.GraphModule(library)
+    module.run(**values)
+    wanted = np.minimum(values["z"], np.concatenate([np.sqrt(values["x"]), values["y"]], axis=-1))
+    np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-6)
+
+
 def test_comparisons_are_decided() -> None:
     v, w = Var("v", "int64"), Var("w", "int64")
     a, b = (tirx.decl_buffer([tirx.IntImm("int64", 20)], "float32", name) for name in "ab")
