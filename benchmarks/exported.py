@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 from _common import current_environment, result_path, show, write_results
+from _models import ModelResult, measure, summary
 from _peers import OPENVINO
-from models import ModelResult, measure, summary
 
 from tests.support.exported_models import runs
 from tests.support.exported_models.networks import network, require_packages
@@ -64,12 +64,12 @@ def main(
     folder = keep or options.cache_directory() / "exported"
     chosen = {name: network(PREFIX + name) for name in names or TIMED}  # raises for a name that is not there
     for size in batch or [1, 8]:
-        files = {name: exported(name, size, exporter, folder) for name in chosen}
-        if only_export:
-            continue
         environment = current_environment()
         what = f"exported-batch{size}"
-        path = result_path(what, environment, output)
+        path = None if only_export else result_path(what, environment, output)
+        files = {name: exported(name, size, exporter, folder) for name in chosen}
+        if path is None:
+            continue
         results: list[ModelResult] = []
         for name, file in files.items():
             result = measure(name, partial(load_onnx, file), PEERS, BEHIND, rounds=rounds) if file is not None else None

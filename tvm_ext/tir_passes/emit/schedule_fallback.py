@@ -6,7 +6,7 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
-from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, Var, tirx
+from tvm_ext._tvm import For, PrimFunc, SBlock, SBlockRealize, Schedule, ScheduleError, Var, ir, tirx
 from tvm_ext.analysis.computations import SPATIAL_ITERATION, static_shape
 from tvm_ext.devices.hal import DeviceSpec
 from tvm_ext.devices.machine import Machine
@@ -68,6 +68,9 @@ def _is_little(func: PrimFunc, device: DeviceSpec) -> bool:
 
 
 def _elements(param: Var) -> int | None:
+    """None of a tensor whose shape is not known, and of a number."""
+    if isinstance(param.ty, ir.PrimType):
+        return None
     try:
         return prod(static_shape(param))
     except IllegalRewrite:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_ext.cost.access_table import Shape
@@ -73,9 +73,11 @@ def best_loops(models: Sequence[PerfModel]) -> list[CpuLoops]:
     found = [loops for loops, _ in singles]
     for single, ranking in singles[:BLOCKED_TILES]:
         register = single.shapes[0]
-        blocked = ranking.fastest_order(register, _task(single.model, register))
+        blocked = ranking.fastest_order(register, _task(single.model, register, single.model.device.unit_count))
         if blocked.ranked_s < LEAST_GAIN * single.ranked_s:
             found.append(blocked)
+    for single, ranking in singles[:1]:
+        found += ranking.fewer_tasks(single)
     return sorted(found, key=lambda loops: loops.ranked_s)
 
 
@@ -113,20 +115,33 @@ class _Ranking:
     def fastest_order(self, register: Shape, task: Shape) -> CpuLoops:
         """The loops with the order that takes the least time: the usual one, unless another gains."""
         shapes = _shapes(self.model, register, task)
-        arithmetic_s, issue_s = self.ports.arithmetic_s(register), self.ports.issue_s(register)
-        issue_s += self.model.layer_s(1, self.ports.evicted_bytes(register))
-
-        def loops(order: tuple[int, ...]) -> CpuLoops:
-            prediction = self.model.predict(shapes, order=order)
-            balance = float(self.model.task_balance(shapes, order))
-            first, *caches, lowest = [cost.time_s for cost in prediction.layers[1:]]
-            times = [arithmetic_s / balance, issue_s / balance + first, *caches, max(0.0, lowest - self.model.once_s)]
-            ranked_s = overlapped(times, PORTS_OVERLAP)
-            return CpuLoops(model=self.model, shapes=shapes, order=order, prediction=prediction, ranked_s=ranked_s)
-
-        usual, *others = map(loops, _orders(self.model, register))
+        usual, *others = (self.under(shapes, order) for order in _orders(self.model, register))
         other = min(others, key=lambda own: own.ranked_s, default=usual)
         return other if other.ranked_s < LEAST_GAIN * usual.ranked_s else usual
+
+    def fewer_tasks(self, single: CpuLoops) -> list[CpuLoops]:
+        """The register tile of ``single`` in tasks for half of the cores and for one, behind it in the ranking.
+
+        Where cores have other work, such tasks may be the better ones (Rammer, 3.3).
+        """
+        register, units = single.shapes[0], self.model.device.unit_count
+        tasks = [_task(self.model, register, least) for least in (max(1, units // 2), 1)]
+        shapes = dict.fromkeys(_shapes(self.model, register, task) for task in tasks)
+        fewer = [self.under(larger, single.order) for larger in shapes if larger != single.shapes]
+        behind = single.ranked_s / LEAST_GAIN
+        return [replace(loops, ranked_s=max(loops.ranked_s, behind)) for loops in fewer]
+
+    def under(self, shapes: tuple[Shape, ...], order: tuple[int, ...]) -> CpuLoops:
+        """What the model says of ``shapes`` whose loops over tiles have this ``order``."""
+        register = shapes[0]
+        arithmetic_s, issue_s = self.ports.arithmetic_s(register), self.ports.issue_s(register)
+        issue_s += self.model.layer_s(1, self.ports.evicted_bytes(register))
+        prediction = self.model.predict(shapes, order=order)
+        balance = float(self.model.task_balance(shapes, order))
+        first, *caches, lowest = [cost.time_s for cost in prediction.layers[1:]]
+        times = [arithmetic_s / balance, issue_s / balance + first, *caches, max(0.0, lowest - self.model.once_s)]
+        ranked_s = overlapped(times, PORTS_OVERLAP)
+        return CpuLoops(model=self.model, shapes=shapes, order=order, prediction=prediction, ranked_s=ranked_s)
 
 
 def _orders(model: PerfModel, register: Shape) -> list[tuple[int, ...]]:
@@ -153,8 +168,11 @@ def _along_rows(model: PerfModel, order: tuple[int, ...]) -> bool:
     return True
 
 
-def _task(model: PerfModel, register: Shape) -> Shape:
-    """The task that loads least into L2 and fits it: axes are doubled while that saves, then cut to even sizes."""
+def _task(model: PerfModel, register: Shape, least_tasks: int) -> Shape:
+    """The task that loads least into L2 and fits it: axes are doubled while that saves, then cut to even sizes.
+
+    There are ``least_tasks`` of them at least.
+    """
     task = _shapes(model, register, register)[TASK_LEVEL]
     loaded = model.traffic_bytes(TASK_LEVEL, task)
     while True:
@@ -167,7 +185,7 @@ def _task(model: PerfModel, register: Shape) -> Shape:
             (model.traffic_bytes(TASK_LEVEL, shape), shape)
             for shape in larger
             if model.footprint_bytes(TASK_LEVEL, shape) <= model.capacity_bytes(TASK_LEVEL)
-            and prod(ceil_div(model.extents[i], shape[i]) for i in model.spatial) >= model.device.unit_count
+            and prod(ceil_div(model.extents[i], shape[i]) for i in model.spatial) >= least_tasks
         ]
         if not held or min(held)[0] >= loaded:
             return tuple(

@@ -154,7 +154,7 @@ def test_weights_that_a_run_brings_keep_direct_sums(always):
 
 
 def test_taken_where_the_model_expects_a_gain():
-    large, small = convolution(1, 128, 128, 28, 28), convolution(1, 16, 16, 2, 2)
+    large, small = convolution(1, 128, 128, 28, 28), convolution(1, 16, 16, 3, 3)
     assert isinstance(part_of(large), cpu_winograd.WinogradPart)
     assert not isinstance(part_of(small), cpu_winograd.WinogradPart)
     assert not isinstance(part_of(large, winograd="off"), cpu_winograd.WinogradPart)
