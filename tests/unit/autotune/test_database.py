@@ -225,9 +225,9 @@ def test_an_empty_file_becomes_a_database(path: Path) -> None:
 
 
 def test_a_changed_row_is_left_out_and_counted(path: Path) -> None:
-    MeasurementDatabase(path).add([measured("a", 5.0), measured("b", 6.0)])
+    MeasurementDatabase(path).add([measured("a", 5.03125), measured("b", 6.0)])
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE measurement SET record = replace(record, '5.0', '4.0')")
+        other.execute("UPDATE measurement SET record = replace(record, '5.03125', '4.03125')")
     database = MeasurementDatabase(path)
     assert set(database.verdicts(WORKLOAD)) == {"b"} and database.damaged == 1
     assert any("1 of 2 rows" in text for text in database.problems())
