@@ -49,6 +49,18 @@ def sections(value: Expr, variable: Var, extent: int) -> list[Section]:
     return parts if sum(_reads(part.value) for part in parts) > 1 else [Section(first=0, size=extent, value=value)]
 
 
+def is_conditional(value: Expr) -> bool:
+    """Whether ``value`` compares or chooses anything."""
+    found: list[Expr] = []
+
+    def visit(call: Call) -> None:
+        if call.op.same_as(IF_THEN_ELSE):
+            found.append(call)
+
+    structural_walk(value, [*((kind, found.append) for kind in (*_ORDERINGS, tirx.Select)), (Call, visit)])
+    return bool(found)
+
+
 def _reads(value: Expr) -> bool:
     found: list[Expr] = []
     structural_walk(value, (TensorLoad, found.append))
