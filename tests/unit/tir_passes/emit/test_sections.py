@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from tests.support.small_modules import module_of
@@ -47,6 +50,38 @@ def test_comparisons_are_decided() -> None:
     assert [(part.first, part.size) for part in parts] == [(0, 2), (2, 4), (6, 2), (8, 2)]
     wanted = [zero, tirx.if_then_else(w < v, a[v], zero), zero, b[v]]
     assert [str(part.value) for part in parts] == [str(item) for item in wanted]
+
+
+def test_a_choice_that_leaves_a_comparison_is_cut_again() -> None:
+    """A reflection of a concatenation compares an index that is the variable in some sections only."""
+    v = Var("v", "int64")
+    a, b = (tirx.decl_buffer([tirx.IntImm("int64", 20)], "float32", name) for name in "ab")
+    number = partial(tirx.IntImm, "int64")
+    mirrored = tirx.if_then_else(number(7) <= v, number(12) - v, v)
+    parts = sections(tirx.if_then_else(number(2) <= mirrored, b[mirrored - number(2)], a[mirrored]), v, 9)
+    assert [(part.first, part.size) for part in parts] == [(0, 2), (2, 5), (7, 2)]
+    assert [str(part.value) for part in parts[:2]] == [str(a[v]), str(b[v - number(2)])]
+    assert "12" in str(parts[2].value)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize(("widths", "ends"), [((2, 5), (0, 2)), ((3, 4, 9), (2, 8)), ((6, 1), (5, 6))])
+def test_padded_concatenations(mode: str, widths: tuple[int, ...], ends: tuple[int, int]) -> None:
+    draw = np.random.default_rng(sum(ends))
+    values = {f"x{n}": draw.standard_normal((4, width)).astype("float32") for n, width in enumerate(widths)}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in values.items()]
+    nodes = [
+        helper.make_node("Concat", list(values), ["joined"], axis=-1),
+        helper.make_node("Pad", ["joined", "pads"], ["y"], mode=mode),
+    ]
+    pads = numpy_helper.from_array(np.array([0, ends[0], 0, ends[1]]), "pads")
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, sum(widths) + sum(ends)])
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, [output], [pads]))
+    mod, params = relay.frontend.from_onnx(model)
+    module = relay.GraphModule(relay.build(mod, "llvm", params=params, enable_rammer=False))
+    module.run(**values)
+    wanted = np.pad(np.concatenate(list(values.values()), axis=-1), ((0, 0), ends), mode)
+    np.testing.assert_array_equal(module.get_output(0).numpy(), wanted)
 
 
 def test_one_loop_stays_one() -> None:

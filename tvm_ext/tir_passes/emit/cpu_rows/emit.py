@@ -49,7 +49,7 @@ from tvm_ext.support.arithmetic import ceil_div
 
 from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
-from .sections import Section, is_conditional, sections
+from .sections import Section, sections
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
@@ -203,8 +203,7 @@ def _by_sections(
 ) -> Stmt:
     """`_spatial`, or for each section of the last axis a loop of its own, vector by vector where it is short."""
     parts = sections(computation.value, inner[-1], computation.extent(inner[-1])) if inner else []
-    # Where conditions are left, as of a reflected concatenation, a section was wrong: it stays one loop.
-    if len(parts) < 2 or any(is_conditional(part.value) for part in parts):
+    if len(parts) < 2:
         return _spatial(computation, table, inner)
     *outer, last = inner
 

@@ -6,11 +6,22 @@ makes vectors of both, and none of the one loop. A padding, of which one section
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm_ext._tvm import IF_THEN_ELSE, Call, Expr, TensorLoad, Var, structural_map, structural_walk, tirx
+from tvm_ext._tvm import (
+    IF_THEN_ELSE,
+    Call,
+    Expr,
+    TensorLoad,
+    Var,
+    structural_equal,
+    structural_map,
+    structural_walk,
+    tirx,
+)
 
 MOST_SECTIONS = 16
 """A choice: each is a loop of its own in the kernel's code."""
@@ -32,33 +43,42 @@ def sections(value: Expr, variable: Var, extent: int) -> list[Section]:
 
     The whole where they are many, or where only one of them reads a tensor.
     """
-    cuts: set[int] = set()
+    whole = Section(first=0, size=extent, value=value)
+    parts = _cut(whole, variable)
+    return parts if len(parts) <= MOST_SECTIONS and sum(_reads(part.value) for part in parts) > 1 else [whole]
+
+
+def _cut(part: Section, variable: Var) -> list[Section]:
+    """``part`` in sections. Too many are not looked into.
+
+    A decided choice can leave a comparison that was none of the variable, and is cut at in its turn: ``2 <=
+    if_then_else(7 <= v, 12 - v, v)`` is ``2 <= v`` below 7.
+    """
+    end = part.first + part.size
+    starts = [part.first, *(place for place in _changes(part.value, variable) if part.first < place < end)]
+    ranges = zip(starts, [*starts[1:], end], strict=True)
+    parts = [Section(first=first, size=stop - first, value=part.value) for first, stop in ranges]
+    if len(parts) > MOST_SECTIONS:
+        return parts
+    decided = [dataclasses.replace(own, value=_decided(own, variable)) for own in parts]
+    return [
+        cut
+        for before, own in zip(parts, decided, strict=True)
+        for cut in ([own] if structural_equal(before.value, own.value) else _cut(own, variable))
+    ]
+
+
+def _changes(value: Expr, variable: Var) -> list[int]:
+    """The places from which on a comparison of ``variable`` holds, or no longer holds; in order."""
+    places: set[int] = set()
 
     def visit(node: Expr) -> None:
         compared = _compared(node, variable)
         if compared is not None:
-            cuts.update(place for place in range(compared.bound - 1, compared.bound + 2) if compared.changes(place))
+            places.update(place for place in range(compared.bound - 1, compared.bound + 2) if compared.changes(place))
 
     structural_walk(value, [(kind, visit) for kind in _ORDERINGS])
-    starts = sorted({0, *(place for place in cuts if 0 < place < extent)})
-    parts = [
-        Section(first=first, size=end - first, value=_decided(value, variable, first))
-        for first, end in zip(starts, [*starts[1:], extent], strict=True)
-        if len(starts) <= MOST_SECTIONS
-    ]
-    return parts if sum(_reads(part.value) for part in parts) > 1 else [Section(first=0, size=extent, value=value)]
-
-
-def is_conditional(value: Expr) -> bool:
-    """Whether ``value`` compares or chooses anything."""
-    found: list[Expr] = []
-
-    def visit(call: Call) -> None:
-        if call.op.same_as(IF_THEN_ELSE):
-            found.append(call)
-
-    structural_walk(value, [*((kind, found.append) for kind in (*_ORDERINGS, tirx.Select)), (Call, visit)])
-    return bool(found)
+    return sorted(places)
 
 
 def _reads(value: Expr) -> bool:
@@ -89,12 +109,13 @@ def _compared(node: Expr, variable: Var) -> _Compared | None:
     return None
 
 
-def _decided(value: Expr, variable: Var, place: int) -> Expr:
-    """``value`` with the comparisons of ``variable`` as they are at ``place``, and without what then never happens."""
+def _decided(part: Section, variable: Var) -> Expr:
+    """The value, with the comparisons of ``variable`` decided that are the same all over ``part``."""
 
     def comparison(node: Expr) -> Expr:
         compared = _compared(node, variable)
-        return node if compared is None else tirx.const(compared.holds(place), "bool")
+        holds = {compared.holds(place) for place in (part.first, part.first + part.size - 1)} if compared else set()
+        return tirx.const(holds.pop(), "bool") if len(holds) == 1 else node
 
     def both(node: Expr) -> Expr:
         return _joined(node, absorbing=False)
@@ -118,7 +139,7 @@ def _decided(value: Expr, variable: Var, place: int) -> Expr:
         *((kind, comparison) for kind in _ORDERINGS),
         (tirx.And, both), (tirx.Or, either), (tirx.Not, negation), (tirx.Select, selection), (Call, choice),
     ]  # fmt: skip
-    return structural_map(value, list(rules))
+    return structural_map(part.value, list(rules))
 
 
 def _joined(node: Expr, absorbing: bool) -> Expr:
