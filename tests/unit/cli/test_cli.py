@@ -93,7 +93,7 @@ def test_explain_lists_the_operators(command: Command) -> None:
     assert sum(item["calls"] for item in operators) == 3
 
 
-@pytest.mark.parametrize("device", ["cpu", "nvidia-v100"])
+@pytest.mark.parametrize("device", ["cpu-zen3", "nvidia-v100"])
 def test_explain_shows_the_construction(command: Command, device: str) -> None:
     name = json.loads(command("explain", "mlp", "--json")[1])[0]["operator"]
     code, out, _ = command("explain", "mlp", "--operator", name, "--device", device)
@@ -104,7 +104,8 @@ def test_explain_shows_the_construction(command: Command, device: str) -> None:
     programs = record["anchors"][0]["construction"]["programs"]
     times = [program["prediction"]["time_s"] for program in programs]
     assert record["device"] == device
-    assert times == sorted(times)
+    # On a CPU other terms rank the programs as well, and break near ties.
+    assert times == (sorted(times) if device == "nvidia-v100" else sorted(times, key=lambda time_s: round(time_s, 6)))
 
 
 def test_explain_names_the_nearest_operators(command: Command) -> None:
