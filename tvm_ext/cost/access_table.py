@@ -132,18 +132,22 @@ class AccessTable:
         A row runs on over the next dimension where the tile spans a whole one: in a [64, 48] tensor of 4-byte items
         the tile [3, 48] is one row of 576 bytes, the tile [3, 5] is 3 rows of 20 bytes, each one 32-byte transaction.
         """
+        spans = self.spans(shape)
         row: Any = 1
         rows: Any = 1
         open_row: Any = True  # of many candidates: an array
-        for (size, _), span in zip(reversed(self.dims), reversed(self.spans(shape)), strict=True):
-            if open_row is True or self.packed:
-                row = row * span
-                open_row = span == size
-            elif open_row is False:
-                rows = rows * span
-            else:
-                row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
-                open_row = open_row & (span == size)
+        if self.packed:
+            row = prod(spans)
+        else:
+            for (size, _), span in zip(reversed(self.dims), reversed(spans), strict=True):
+                if open_row is True:
+                    row = row * span
+                    open_row = span == size
+                elif open_row is False:
+                    rows = rows * span
+                else:
+                    row, rows = row * np.where(open_row, span, 1), rows * np.where(open_row, 1, span)
+                    open_row = open_row & (span == size)
         transactions: Any = row * self.itemsize_bytes / transaction_bytes
         whole: Any = np.ceil(transactions) if isinstance(transactions, _COLUMN) else ceil(transactions)
         loaded: float = rows * whole * transaction_bytes

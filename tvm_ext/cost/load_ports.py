@@ -75,7 +75,7 @@ class PortTimes:
         )
 
     def _broadcasts(self, table: AccessTable, tile: Shape) -> float:
-        units = self.core.one_step(tile)
+        units = self.core.one_step(tile).units
         taps = self.core.reduction[-1] if self.core.reduction else None
         if taps not in self.model.windows:
             return float(table.elements(units))
@@ -90,7 +90,7 @@ class PortTimes:
         return float(lines * self.device.layers[1].transaction_bytes)
 
     def _crowded_lines(self, tile: Shape) -> int:
-        units = self.core.one_step(tile)
+        units = self.core.one_step(tile).units
         return sum(self._beyond_sets(table, units) for table in self.core.inputs if table.vector_use == "broadcast")
 
     def _beyond_sets(self, table: AccessTable, units: Shape) -> int:

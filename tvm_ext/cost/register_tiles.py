@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,18 @@ REGISTERS_WITHOUT_BROADCASTS = 16
 """x86 before AVX-512 has so many vector registers, and no multiply-add with a broadcast operand; others have 32."""
 
 
+class Step(NamedTuple):
+    """One step of the reduction of a register tile: its sizes in registers, and instructions and registers of each kind.
+
+    ``loads`` are instructions per input: registers, broadcasts, or one per lane for a gather.
+    """
+
+    units: Shape
+    loads: tuple[int, ...]
+    accumulators: int
+    registers: int
+
+
 class RegisterTiles:
     """The register tiles of one expression on one CPU core; axes are positions in ``expr.axes``.
 
@@ -66,6 +79,7 @@ class RegisterTiles:
         )
         self.rounds_lanes = all(table.padded for table in inputs if table.vector_use != "broadcast")
         self._total: dict[Shape, float] = {}
+        self._steps: dict[Shape, Step] = {}
         self.latency = float(device.fma_latency_cycles or 0) if expr.combiner is not None else 0.0
         self._operations = max(1.0, expr.flops_per_point / 2) * self._instructions_per_multiply_add()
         self.contiguous = next((i for i in self.spatial if i != vector and output.moves_by_one(i)), None)
@@ -80,35 +94,38 @@ class RegisterTiles:
         size = min(size, self.extents[self.vector]) if self.vector is not None else size
         return ceil_div(size, self.lanes) if self.rounds_lanes else size // self.lanes + (size % self.lanes).bit_count()
 
-    def in_registers(self, shape: Shape) -> Shape:
-        """The tile's shape with the vector axis counted in registers."""
-        if self.vector is None:
-            return shape
-        return (*shape[: self.vector], self.pieces(shape[self.vector]), *shape[self.vector + 1 :])
+    def one_step(self, shape: Shape) -> Step:
+        """One step of the reduction; it is remembered, since every question about a tile comes back to it."""
+        known = self._steps.get(shape)
+        if known is None:
+            known = self._steps[shape] = self._one_step(shape)
+        return known
 
-    def one_step(self, shape: Shape) -> Shape:
-        """One step of the reduction, in registers."""
-        return self.in_registers(
-            tuple(1 if i in self.reduction and i != self.vector else size for i, size in enumerate(shape))
+    def _one_step(self, shape: Shape) -> Step:
+        units = tuple(
+            self.pieces(size) if i == self.vector else 1 if i in self.reduction else size
+            for i, size in enumerate(shape)
         )
+        operands = [table.elements(units) for table in self.inputs]
+        accumulators = prod([units[i] for i in self.spatial])
+        used = accumulators + min(operands, default=0) + max(0, len(operands) - 1) + self._carried(units)
+        loads = [
+            count * self.lanes if table.vector_use == "gather" else count
+            for count, table in zip(operands, self.inputs, strict=True)
+        ]
+        return Step(units=units, loads=tuple(loads), accumulators=accumulators, registers=used)
 
     def accumulators(self, shape: Shape) -> int:
         """Registers that hold the output tile; along a vectorised reduction axis each lane sums its share."""
-        units = self.in_registers(shape)
-        return prod(units[i] for i in self.spatial)
+        return self.one_step(shape).accumulators
 
-    def operand_loads(self, shape: Shape) -> list[int]:
-        """Load instructions of one reduction step per input: registers, broadcasts, or one per lane for a gather."""
-        units = self.one_step(shape)
-        counts = [table.elements(units) for table in self.inputs]
-        return [n * self.lanes if t.vector_use == "gather" else n for n, t in zip(counts, self.inputs, strict=True)]
+    def operand_loads(self, shape: Shape) -> tuple[int, ...]:
+        """Load instructions of one reduction step per input."""
+        return self.one_step(shape).loads
 
     def registers(self, shape: Shape) -> int:
         """Accumulators, the smallest operand of a step kept whole, one register to stream each other, carried taps."""
-        units = self.one_step(shape)
-        operands = [table.elements(units) for table in self.inputs]
-        kept = min(operands, default=0)
-        return self.accumulators(shape) + kept + max(0, len(operands) - 1) + self._carried(units)
+        return self.one_step(shape).registers
 
     def _carried(self, units: Shape) -> int:
         """Broadcasts that stay in registers from tap to tap: LLVM unrolls a short window's innermost loop.

@@ -34,7 +34,7 @@ def test_register_count_of_a_cpu_tile_is_accumulators_plus_one_operand_plus_a_st
     model = PerfModel(matmul(1024, 1024, 1024), AVX512, "j")
     assert model.core.accumulators((14, 32, 1)) == 28
     assert model.core.registers((14, 32, 1)) == 31
-    assert model.core.operand_loads((14, 32, 1)) == [14, 2]
+    assert model.core.operand_loads((14, 32, 1)) == (14, 2)
     assert model.footprint_bytes(0, (14, 32, 1)) <= model.capacity_bytes(0)
     assert model.footprint_bytes(0, (15, 32, 1)) > model.capacity_bytes(0)  # 33 of 32
 

@@ -111,6 +111,7 @@ class _Ranking:
 
     def __init__(self, model: PerfModel) -> None:
         self.model, self.ports = model, PortTimes(model)
+        self._busy_s: dict[Shape, tuple[float, float]] = {}
 
     def fastest_order(self, register: Shape, task: Shape) -> CpuLoops:
         """The loops with the order that takes the least time: the usual one, unless another gains."""
@@ -133,15 +134,20 @@ class _Ranking:
 
     def under(self, shapes: tuple[Shape, ...], order: tuple[int, ...]) -> CpuLoops:
         """What the model says of ``shapes`` whose loops over tiles have this ``order``."""
-        register = shapes[0]
-        arithmetic_s, issue_s = self.ports.arithmetic_s(register), self.ports.issue_s(register)
-        issue_s += self.model.layer_s(1, self.ports.evicted_bytes(register))
+        arithmetic_s, issue_s = self._busy(shapes[0])
         prediction = self.model.predict(shapes, order=order)
         balance = float(self.model.task_balance(shapes, order))
         first, *caches, lowest = [cost.time_s for cost in prediction.layers[1:]]
         times = [arithmetic_s / balance, issue_s / balance + first, *caches, max(0.0, lowest - self.model.once_s)]
         ranked_s = overlapped(times, PORTS_OVERLAP)
         return CpuLoops(model=self.model, shapes=shapes, order=order, prediction=prediction, ranked_s=ranked_s)
+
+    def _busy(self, register: Shape) -> tuple[float, float]:
+        """Seconds of the arithmetic, and in which L1 starts loads and takes in lines again: under any order."""
+        if register not in self._busy_s:
+            issue_s = self.ports.issue_s(register) + self.model.layer_s(1, self.ports.evicted_bytes(register))
+            self._busy_s[register] = self.ports.arithmetic_s(register), issue_s
+        return self._busy_s[register]
 
 
 def _orders(model: PerfModel, register: Shape) -> list[tuple[int, ...]]:
