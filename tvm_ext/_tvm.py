@@ -118,8 +118,11 @@ ALREADY_SCHEDULED = "tirx.is_scheduled"
 """Attribute of a PrimFunc which stock schedulers (dlight, MetaSchedule) leave alone."""
 
 # --- structural functors (tvm-ffi; they work on TensorIR and on Relax) --------------------------------------------
-# They resolve the types of their callbacks, by annotations, at each call. That took a tenth of our own passes' time.
+# They resolve the types of their callbacks, by annotations, at each call, and look for those of a second kind, which
+# hardly anyone has. That took an eighth of our own passes' time.
 _functors = tvm_ffi.structural
+_normalized = _functors._normalize_callbacks
+_functors._normalize_callbacks = lambda given, api_name: _normalized(given, api_name=api_name) if given else []
 _functors._callback_type_to_type_index = _cache(_functors._callback_type_to_type_index)
 structural_walk = tvm_ffi.structural_walk
 structural_map = tvm_ffi.structural_map

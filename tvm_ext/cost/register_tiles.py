@@ -41,7 +41,7 @@ REGISTERS_WITHOUT_BROADCASTS = 16
 
 
 class Step(NamedTuple):
-    """One step of the reduction of a register tile: its sizes in registers, and instructions and registers of each kind.
+    """One step of a register tile's reduction: its sizes in registers, its instructions, the registers that it fills.
 
     ``loads`` are instructions per input: registers, broadcasts, or one per lane for a gather.
     """
