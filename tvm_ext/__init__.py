@@ -5,7 +5,8 @@
 >>> lib = relay.build(mod, "llvm", params=params)  # doctest: +SKIP
 
 Importing this package checks the environment (`errors.UnsupportedEnvironmentError`), sets TVM's thread count unless
-the user has, imports TVM and registers the plugin with it. `relay` and the passes are imported when first used.
+the user has, imports TVM and registers the plugin with it. `relay`, the passes and
+`InferenceSession` are imported when first used.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from tvm_ext.options import BuildOptions
 
 if TYPE_CHECKING:
     from tvm_ext import relay
+    from tvm_ext.session import InferenceSession, SessionOptions
 
 __version__ = "0.1.0"
-__all__ = ["BuildOptions", "TvmExtError", "__version__", "relay"]
+__all__ = ["BuildOptions", "InferenceSession", "SessionOptions", "TvmExtError", "__version__", "relay"]
 
 _LAZY_MODULES = ("relay",)
+_OF_SESSIONS = ("InferenceSession", "SessionOptions")
 
 
 def _start() -> None:
@@ -40,6 +43,8 @@ def _start() -> None:
 def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"tvm_ext.{name}")
+    if name in _OF_SESSIONS:
+        return getattr(importlib.import_module("tvm_ext.session"), name)
     raise AttributeError(f"module 'tvm_ext' has no attribute {name!r}")
 
 

@@ -37,7 +37,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "runtime",
         "verify tuning",
         "frontend pass_pipeline recorder relay",  # the way of a model
-        "bench",
+        "bench session",
         "cli",
         "_autoload",  # what TVM calls: registers what is imported by name when it is first used
         "__init__",  # the door

@@ -131,12 +131,23 @@ def checked_graph(proto: onnx.ModelProto, limits: ImportLimits | None = None) ->
 
 
 def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
-    """Expands functions, and operators which the importer lacks but ONNX defines by simpler ones.
+    """`expanded`, where no operator stays unsupported.
 
     Raises
     ------
     ModelError
-        Listing every operator that stays unsupported.
+        Listing every operator that does.
+    """
+    graph, unsupported = expanded(graph, proto)
+    if unsupported:
+        raise unsupported_error(graph, unsupported)
+    return graph
+
+
+def expanded(graph: OnnxGraph, proto: onnx.ModelProto) -> tuple[OnnxGraph, list[onnx.NodeProto]]:
+    """Expands functions, and operators which the importer lacks but ONNX defines by simpler ones.
+
+    Also the nodes, those of nested graphs included, whose operator stays unsupported.
     """
     supported = _supported_operators()
     if proto.functions:
@@ -157,9 +168,7 @@ def expand_unsupported(graph: OnnxGraph, proto: onnx.ModelProto) -> OnnxGraph:
     if unsupported:
         # Some of them may be known at import, or lead to no output.
         unsupported = find_unsupported(drop_dead_nodes(fold_constants(graph)), supported)
-    if unsupported:
-        raise unsupported_error(graph, unsupported)
-    return graph
+    return graph, unsupported
 
 
 def _supported_operators() -> frozenset[str]:

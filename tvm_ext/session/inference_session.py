@@ -1,0 +1,334 @@
+"""`InferenceSession`: ONNX Runtime's class of that name, with kernels that this plugin constructs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tvm_ext import relay
+from tvm_ext.errors import InputError, ModelError, OptionError
+from tvm_ext.options import BuildOptions
+from tvm_ext.relay_passes.onnx.bind_inputs import declared_dims
+from tvm_ext.relay_passes.onnx.load import load_onnx
+from tvm_ext.runtime.graph_module import TensorSpec
+from tvm_ext.runtime.library import Library
+
+from .io_binding import IOBinding
+from .partition import Piece, partition
+from .pieces import CompiledPiece, CompiledVariant, PieceReport, RuntimePiece, SessionReport, onnx_runtime
+
+PROVIDER = "TvmExtExecutionProvider"
+TARGETS = {PROVIDER: "llvm", "CPUExecutionProvider": "llvm", "CUDAExecutionProvider": "cuda"}
+"""Names of execution providers, and the targets that they mean here."""
+
+_ELEMENT_NAMES = {"float32": "float", "float64": "double"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output: ``type`` as ``tensor(float)``; in ``shape`` an open dimension is its name or None."""
+
+    name: str
+    type: str
+    shape: list[int | str | None] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelMetadata:
+    """What the model file says of itself; empty for a library."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SessionOptions:
+    """Those of ONNX Runtime's options that have a meaning here; its own `SessionOptions` serve as well.
+
+    ``intra_op_num_threads``: cores that kernels are divided among; 0 for all that the process may use.
+    ``build``: every other option of a build.
+    """
+
+    intra_op_num_threads: int = 0
+    build: BuildOptions | None = None
+    free_dimension_overrides: dict[str, int] = field(default_factory=dict)
+
+    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
+        """Give the open dimension ``dim_name`` a value, so that the model is compiled when the session is made."""
+        self.free_dimension_overrides[dim_name] = dim_value
+
+
+class InferenceSession:
+    """Runs a model as ``onnxruntime.InferenceSession`` does.
+
+    A model of static shapes is compiled at once, one with open dimensions for each combination of shapes when it first
+    comes (up to `pieces.MOST_VARIANTS`); the kernel cache makes later sessions start faster. What the import refuses
+    runs in ONNX Runtime, if that is installed; `report` says what, and why. Several threads may call `run` at once.
+
+    Parameters
+    ----------
+    path_or_bytes
+        The path of an ONNX file, its bytes, an ``onnx.ModelProto``, or the path of a library (``.so``) that
+        `Library.export_library` or ``tvm-ext compile`` wrote.
+    sess_options
+        `SessionOptions`, ONNX Runtime's or ours.
+    providers
+        In order of preference, names as in `TARGETS`, or pairs of a name and its options, which are not looked at.
+        The first one counts. None: the CPU.
+    enable_fallback
+        False: a model that cannot be compiled whole is an error.
+
+    Raises
+    ------
+    ModelError
+        for a damaged model, and for one with unsupported operators where ONNX Runtime may not run them.
+    OptionError
+        for a provider that is not known here.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        sess_options: Any = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        enable_fallback: bool = True,
+        **_other: Any,
+    ) -> None:
+        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._target = _target_of(providers)
+        self._falls_back = enable_fallback
+        self._meta = ModelMetadata()
+        if isinstance(path_or_bytes, str | os.PathLike) and Path(path_or_bytes).suffix == ".so":
+            self._open_library(relay.load(Path(path_or_bytes)))
+        else:
+            self._open_model(load_onnx(path_or_bytes))
+
+    def _open_library(self, library: Library) -> None:
+        self._inputs, self._outputs = (list(map(_argument, specs)) for specs in (library.inputs, library.outputs))
+        self._pieces: list[CompiledPiece | RuntimePiece] = []
+        self._variant: CompiledVariant | None = CompiledVariant(library)
+
+    def _open_model(self, model: onnx.ModelProto) -> None:
+        self._variant = None
+        self._meta = _metadata(model)
+        constants = {tensor.name for tensor in model.graph.initializer}
+        self._inputs = [_node_arg(value) for value in model.graph.input if value.name not in constants]
+        self._outputs = [_node_arg(value) for value in model.graph.output]
+        self._pieces = [self._runner(piece) for piece in self._partition(model)]
+        shapes = {argument.name: self._static_shape(argument) for argument in self._inputs}
+        known = {name: shape for name, shape in shapes.items() if shape is not None}
+        first = self._pieces[0]
+        if len(known) == len(shapes) and len(self._pieces) == 1 and isinstance(first, CompiledPiece):
+            first.prepare(known)
+
+    def _partition(self, model: onnx.ModelProto) -> list[Piece]:
+        try:
+            pieces = partition(model)
+        except ModelError:
+            if not self._falls_back or onnx_runtime() is None:
+                raise
+            operators = tuple(dict.fromkeys(node.op_type for node in model.graph.node))
+            names = [tuple(argument.name for argument in own) for own in (self._inputs, self._outputs)]
+            return [Piece(model=model, inputs=names[0], outputs=names[1], refused=operators)]
+        if any(piece.refused for piece in pieces) and (not self._falls_back or onnx_runtime() is None):
+            relay.frontend.from_onnx(model)  # raises, naming every operator and its nodes
+        return pieces
+
+    def _runner(self, piece: Piece) -> CompiledPiece | RuntimePiece:
+        threads = int(self._options.intra_op_num_threads)
+        if piece.refused:
+            return RuntimePiece(piece, f"cannot be compiled: {', '.join(piece.refused)}", threads)
+        return CompiledPiece(piece, self._build, may_fall_back=lambda: self._falls_back, threads=threads)
+
+    def _build(self, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Library:
+        mod, params = relay.frontend.from_onnx(model, shape=shapes)
+        options = getattr(self._options, "build", None) or BuildOptions.current()
+        threads = int(self._options.intra_op_num_threads)
+        options = options.updated(num_threads=threads) if threads else options
+        return relay.build(mod, self._target, params=params, options=options)
+
+    def _static_shape(self, argument: NodeArg) -> tuple[int, ...] | None:
+        overrides = getattr(self._options, "free_dimension_overrides", {})
+        sizes = [overrides.get(size, size) for size in argument.shape or ()]
+        if argument.shape is None or not all(isinstance(size, int) for size in sizes):
+            return None
+        return tuple(map(int, sizes))  # type: ignore[arg-type]
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """The outputs called ``output_names`` (None or empty: all) as NumPy arrays, which are the caller's.
+
+        Raises InputError for an unknown, a missing or an ill-fitting input, and for an unknown output.
+        """
+        wanted = self._places(output_names)
+        values = {argument.name: self._checked(argument, input_feed) for argument in self._inputs}
+        self._refuse_unknown(input_feed)
+        results = self._run(values)
+        return [results[place] for place in wanted]
+
+    def _run(self, values: dict[str, Any]) -> list[Any]:
+        if self._variant is not None:
+            return self._variant.run(values)
+        for piece in self._pieces:
+            feed = {name: values[name] for name in piece.piece.inputs}
+            values.update(zip(piece.piece.outputs, piece.run(feed), strict=True))
+        return [values[argument.name] for argument in self._outputs]
+
+    def _places(self, names: Sequence[str] | None) -> list[int]:
+        known = [argument.name for argument in self._outputs]
+        unknown = [name for name in names or () if name not in known]
+        if unknown:
+            raise InputError(f"there is no output called {unknown[0]!r}.", f"the outputs are: {', '.join(known)}")
+        return [known.index(name) for name in names] if names else list(range(len(known)))
+
+    def _refuse_unknown(self, feed: Mapping[str, Any]) -> None:
+        known = [argument.name for argument in self._inputs]
+        for name in feed:
+            if name not in known:
+                raise InputError(f"there is no input called {name!r}.", f"the inputs are: {', '.join(known)}")
+
+    def _checked(self, argument: NodeArg, feed: Mapping[str, Any]) -> Any:
+        """The value for ``argument``: arrays as they are, others as arrays of its type."""
+        if argument.name not in feed:
+            raise InputError(f"input {argument.name!r} is missing.", "give every input of get_inputs() a value")
+        value = _plain(feed[argument.name])
+        if not argument.type.startswith("tensor(") or argument.type == "tensor(string)":
+            return value
+        array = np.asarray(value)
+        if not isinstance(value, np.ndarray):
+            array = array.astype(_dtype(argument.type))
+        given = f"{'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
+        fits = argument.shape is None or (
+            len(argument.shape) == array.ndim
+            and all(not isinstance(n, int) or n == m for n, m in zip(argument.shape, array.shape, strict=True))
+        )
+        if array.dtype != _dtype(argument.type) or not fits:
+            raise InputError(
+                f"input {argument.name!r} is {argument.type} of shape {argument.shape}, but was given {given}.",
+                "convert or reshape it",
+            )
+        return array
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """`run` on ONNX Runtime's OrtValues, giving OrtValues."""
+        import onnxruntime
+
+        results = self.run(output_names, {name: value.numpy() for name, value in input_dict_ort_values.items()})
+        return [onnxruntime.OrtValue.ortvalue_from_numpy(result) for result in results]
+
+    def io_binding(self) -> IOBinding:
+        """An empty `IOBinding` for `run_with_iobinding`."""
+        return IOBinding([argument.name for argument in self._outputs])
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """`run` on what ``iobinding`` has bound."""
+        iobinding.take(self.run(iobinding.output_names(), iobinding.feed))
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs, in the model's order."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, in the model's order."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Empty: initializers are constants of the kernels."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model file says of itself."""
+        return self._meta
+
+    def get_session_options(self) -> Any:
+        """The options that the session was made with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Ours, and ``CPUExecutionProvider`` where ONNX Runtime runs a piece."""
+        beside = any(piece.uses_onnx_runtime for piece in self._pieces)
+        return [PROVIDER, *(["CPUExecutionProvider"] if beside else [])]
+
+    def disable_fallback(self) -> None:
+        """From now on what cannot be compiled is an error."""
+        self._falls_back = False
+
+    def enable_fallback(self) -> None:
+        """From now on ONNX Runtime runs what cannot be compiled."""
+        self._falls_back = True
+
+    @property
+    def report(self) -> SessionReport:
+        """Which pieces of the model are compiled, for which shapes, with their build reports; what is not, and why."""
+        if self._variant is None:
+            return SessionReport(pieces=tuple(piece.report() for piece in self._pieces))
+        library = self._variant.library
+        shapes = tuple(tuple(int(n) for n in spec.shape or () if isinstance(n, int)) for spec in library.inputs)
+        count = sum(own.calls for own in library.report.operators)
+        piece = PieceReport(engine="tvm_ext", reason="", operators=count, builds=((shapes, library.report),))
+        return SessionReport(pieces=(piece,))
+
+
+def _target_of(providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None) -> str:
+    names = [name if isinstance(name, str) else name[0] for name in providers or [PROVIDER]]
+    if names[0] not in TARGETS:
+        raise OptionError(f"execution provider {names[0]!r} is not known here.", f"one of {', '.join(TARGETS)}")
+    return TARGETS[names[0]]
+
+
+def _plain(value: Any) -> Any:
+    """An OrtValue as an array; other values as they are."""
+    return value.numpy() if type(value).__name__ == "OrtValue" else value
+
+
+def _metadata(model: onnx.ModelProto) -> ModelMetadata:
+    return ModelMetadata(
+        producer_name=model.producer_name,
+        graph_name=model.graph.name,
+        domain=model.domain,
+        description=model.doc_string,
+        graph_description=model.graph.doc_string,
+        version=model.model_version,
+        custom_metadata_map={item.key: item.value for item in model.metadata_props},
+    )
+
+
+def _node_arg(value: onnx.ValueInfoProto) -> NodeArg:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return NodeArg(value.name, str(kind).removesuffix("_type"), None)
+    element = value.type.tensor_type.elem_type
+    name = "string" if element == onnx.TensorProto.STRING else onnx.helper.tensor_dtype_to_np_dtype(element).name
+    return NodeArg(value.name, f"tensor({_ELEMENT_NAMES.get(name, name)})", declared_dims(value))
+
+
+def _argument(spec: TensorSpec) -> NodeArg:
+    shape: list[int | str | None] | None = None if spec.shape is None else list(spec.shape)
+    return NodeArg(spec.original_name or spec.name, f"tensor({_ELEMENT_NAMES.get(spec.dtype, spec.dtype)})", shape)
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    """The NumPy type of ``tensor(float)`` and its like."""
+    name = kind.removeprefix("tensor(").removesuffix(")")  # those of ONNX's own types
+    dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
+    return dtype

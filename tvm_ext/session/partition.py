@@ -1,0 +1,115 @@
+"""A model in pieces, by turns: what is compiled, and what the import refuses and ONNX Runtime runs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+
+import onnx
+
+from tvm_ext.errors import ModelError
+from tvm_ext.relay_passes.onnx.check import sort_nodes
+from tvm_ext.relay_passes.onnx.clean import drop_dead_nodes
+from tvm_ext.relay_passes.onnx.fold_constants import fold_constants
+from tvm_ext.relay_passes.onnx.graph import OnnxGraph, all_nodes, is_standard, model_from_graph, read_names
+from tvm_ext.relay_passes.onnx.import_model import checked_graph, expanded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of a model as a model of its own, whose inputs declare element types and leave shapes open.
+
+    ``refused`` are the operators for which it is not compiled; empty where it is.
+    """
+
+    model: onnx.ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+
+def partition(model: onnx.ModelProto) -> list[Piece]:
+    """``model`` in pieces, in the order in which they run; the whole model where nothing, or no part, is refused.
+
+    A piece holds all operators with as many changes between compiled and refused before them. Raises ModelError where
+    the model is damaged, or a tensor that passes from piece to piece has no known element type.
+    """
+    graph, unsupported = expanded(checked_graph(model), model)
+    graph = sort_nodes(drop_dead_nodes(fold_constants(graph)))
+    names = {name for node in unsupported for name in node.output if name}
+    refused = [_is_refused(node, names, graph) for node in graph.nodes]
+    if not any(refused):
+        body = model.graph
+        constants = {tensor.name for tensor in body.initializer}
+        inputs = tuple(value.name for value in body.input if value.name not in constants)
+        return [Piece(model=model, inputs=inputs, outputs=tuple(value.name for value in body.output))]
+    return _pieces(graph, _turns(graph, refused), model)
+
+
+def _is_refused(node: onnx.NodeProto, unsupported: Set[str], graph: OnnxGraph) -> bool:
+    """Whether the import refuses ``node`` or something in its bodies; If is taken where its condition is constant."""
+    if any(not unsupported.isdisjoint(inner.output) for inner in all_nodes([node])):
+        return True
+    return is_standard(node, "If") and node.input[0] not in graph.constants
+
+
+def _turns(graph: OnnxGraph, refused: Iterable[bool]) -> list[int]:
+    """For each node how often compiled (even) and refused (odd) operators change on the way to it, at most."""
+    turn_of: dict[str, int] = {}
+    turns = []
+    for node, is_refused in zip(graph.nodes, refused, strict=True):
+        before = [turn_of[name] for name in read_names(node) if name in turn_of]
+        turn = max((turn + (turn % 2 != is_refused) for turn in before), default=int(is_refused))
+        turns.append(turn)
+        turn_of.update(dict.fromkeys(node.output, turn))
+    return turns
+
+
+def _pieces(graph: OnnxGraph, turns: list[int], model: onnx.ModelProto) -> list[Piece]:
+    types = _types(model, graph)
+    pieces = []
+    for turn in sorted(set(turns)):
+        nodes = [node for node, own in zip(graph.nodes, turns, strict=True) if own == turn]
+        made = {name for node in nodes for name in node.output if name}
+        read = set().union(*map(read_names, nodes))
+        later = set(graph.output_names).union(
+            *(read_names(node) for node, own in zip(graph.nodes, turns, strict=True) if own > turn)
+        )
+        inputs = sorted(read - made - graph.constants.keys())
+        outputs = sorted(made & later)
+        part = replace(
+            graph,
+            nodes=tuple(nodes),
+            inputs=tuple(_declared(name, types) for name in inputs),
+            outputs=tuple(_declared(name, types) for name in outputs),
+            constants={name: value for name, value in graph.constants.items() if name in read},
+        )
+        proto = model_from_graph(part, lambda _name: True)
+        proto.ir_version = model.ir_version
+        operators = tuple(dict.fromkeys(node.op_type for node in nodes)) if turn % 2 else ()
+        pieces.append(Piece(model=proto, inputs=tuple(inputs), outputs=tuple(outputs), refused=operators))
+    return pieces
+
+
+def _types(model: onnx.ModelProto, graph: OnnxGraph) -> dict[str, onnx.TypeProto]:
+    """The inferred type of each tensor by name."""
+    proto = model_from_graph(graph, lambda _name: True)
+    proto.ir_version = model.ir_version
+    body = onnx.shape_inference.infer_shapes(proto).graph
+    return {value.name: value.type for value in (*body.value_info, *body.input, *body.output)}
+
+
+def _declared(name: str, types: Mapping[str, onnx.TypeProto]) -> onnx.ValueInfoProto:
+    """The declaration of tensor ``name`` of any shape."""
+    kind = types.get(name)
+    if kind is None or kind.WhichOneof("value") is None:
+        raise ModelError(
+            f"the element type of tensor '{name}' is not known, at which the model would be cut",
+            "run the whole model in ONNX Runtime, or declare the tensor in the model's value_info",
+        )
+    open_type = onnx.TypeProto()
+    open_type.CopyFrom(kind)
+    if open_type.HasField("tensor_type"):
+        for dim in open_type.tensor_type.shape.dim:
+            dim.Clear()
+    return onnx.helper.make_value_info(name, open_type)
