@@ -23,7 +23,7 @@ from tvm_ext.support.arrays import Array
 from .partition import Piece
 
 MOST_VARIANTS = 16
-"""Combinations of shapes that a piece is compiled for. Further ones run in ONNX Runtime, or replace the one not used for longest."""
+"""Combinations of shapes that a piece is compiled for. Others run in ONNX Runtime, or replace the oldest in use."""
 
 BUILD_ERRORS = (ModelError, InputError, IllegalRewrite, CompileError)
 """What compiling a piece may raise for the model's sake."""
