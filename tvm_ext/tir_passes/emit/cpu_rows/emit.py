@@ -50,6 +50,7 @@ from tvm_ext.support.arithmetic import ceil_div
 from ...expressions.reciprocals import with_reciprocals
 from .reduce_row import PARTIAL_REGISTERS, reduce_row, runs_inside
 from .sections import Section, sections
+from .turned import turned_squares
 
 SHORT_AXES = (4, 8, 16)  # elements of a last axis that is one SIMD register, as in the layout NCHW16c
 LOCAL_ROW_BYTES = 16 * 1024  # a row buffer up to this size lives on the thread's stack, a larger one in its workspace
@@ -72,6 +73,9 @@ def emit_rows(
     is_injective = not others and not first.is_reduction
     if is_injective and len(first.variables) == 1:
         return [_chunked(first, first.extents[0], device, kind)]
+    squares = turned_squares(first, device) if is_injective else None
+    if squares is not None:
+        return [squares.emit(kind)]
     count = _task_axes(first, device) if is_injective else shared_axes(computations)
     # Scalar computations agree on an extent of 1 as well: any computation's extents serve.
     extents = [first.extent(v) for v in first.spatial[:count]]
